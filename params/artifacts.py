@@ -1,0 +1,157 @@
+"""Every path of a run in one place, and the two ways in which an artifact comes to be: whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from params.errors import StorageError
+
+SPLITS = ("train", "validation", "test")
+STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The paths of one recipe's run, below the project's root.
+
+    A stage reads the artifacts of the stages before it and writes its own folder, which DVC owns. `scratch` is outside
+    of DVC: what must outlive an interrupted stage stands there.
+    """
+
+    recipe: str
+    """Name of the recipe: its file's name without the suffix."""
+    root: Path = Path()
+    """The project's root."""
+
+    @property
+    def run(self) -> Path:
+        """Everything that DVC tracks for this recipe."""
+        return self.root / "runs" / self.recipe
+
+    @property
+    def scratch(self) -> Path:
+        """Checkpoints of runs that are not finished, locks and logs."""
+        return self.root / ".scratch" / self.recipe
+
+    @property
+    def raw(self) -> Path:
+        """ingest: rows as they came, `<split>.parquet` with a `row_id`."""
+        return self.run / "raw"
+
+    @property
+    def validated(self) -> Path:
+        """validate: `rows/<split>.parquet`, quarantine.parquet and report.html."""
+        return self.run / "validated"
+
+    @property
+    def rows(self) -> Path:
+        """validate: the rows that passed, `<split>.parquet`."""
+        return self.validated / "rows"
+
+    @property
+    def tokens(self) -> Path:
+        """tokenize: `<split>.arrow`, tokenizer/ and objective.json."""
+        return self.run / "tokens"
+
+    @property
+    def tokenizer(self) -> Path:
+        """tokenize: the tokenizer, as transformers saves it."""
+        return self.tokens / "tokenizer"
+
+    @property
+    def model(self) -> Path:
+        """train: the best weights, with configuration and tokenizer."""
+        return self.run / "model"
+
+    @property
+    def checkpoint(self) -> Path:
+        """train: the last full state, from which training can go on."""
+        return self.run / "checkpoint"
+
+    @property
+    def history(self) -> Path:
+        """train: training.json and the logged curves."""
+        return self.run / "history"
+
+    @property
+    def evaluation(self) -> Path:
+        """evaluate: metrics.json, scores.parquet and plots/."""
+        return self.run / "evaluation"
+
+    @property
+    def receipt(self) -> Path:
+        """publish: what was published where."""
+        return self.run / "release" / "receipt.json"
+
+    def report(self, stage: str) -> Path:
+        """The JSON report that `stage` leaves for people and for the flow."""
+        return {
+            "ingest": self.raw / "source.json",
+            "validate": self.validated / "validation.json",
+            "tokenize": self.tokens / "statistics.json",
+            "train": self.history / "training.json",
+            "evaluate": self.evaluation / "metrics.json",
+            "publish": self.receipt,
+        }[stage]
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Give a folder to write into, which takes the place of `target` only if the block ends without an error.
+
+    Raises:
+        StorageError: the disk is full or read-only; `target` is as it was.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    with storage_errors(target):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            old = target.with_name(f".{target.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            if target.exists():
+                target.rename(old)
+            partial.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_whole(target: Path, text: str) -> None:
+    """Write `text` to `target` in one step: a reader sees the old content or the new, never a part.
+
+    Raises:
+        StorageError: the disk is full or read-only; `target` is as it was.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def storage_errors(target: Path) -> Iterator[None]:
+    """Turn a full or read-only disk into a `StorageError` that says how much room there is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG):
+            raise
+        place = next(p for p in (target, *target.parents, Path()) if p.exists())
+        free = shutil.disk_usage(place).free
+        what = f"cannot be written: {error.strerror} ({free / 2**20:.0f} MiB free on that disk)"
+        raise StorageError(str(target), what, "free space or permissions there, then run the stage again") from error

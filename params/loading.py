@@ -1,0 +1,181 @@
+"""Read a recipe: YAML in, a `Recipe` or every problem at once out.
+
+A problem knows its line, its key, what is wrong and what to write instead. What only the upper layers can judge
+(an objective's options, a transformers argument) they report as `Problem`s too, through the same `Document`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import pydantic
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from params.errors import RecipeError
+from params.schema import Recipe
+
+Key = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a recipe."""
+
+    key: Key
+    """Path to the offending key, for example `("training", "learning_rate")`."""
+    what: str
+    """What is wrong, with the value that was found."""
+    fix: str
+    """What to write instead."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A recipe file as it was written, with the line of every key."""
+
+    path: Path
+    content: dict[str, Any]
+    tree: CommentedMap
+
+    def line(self, key: Key) -> int:
+        """Line of `key`, or of its nearest parent that is there; the first line is 1."""
+        node, line = self.tree, 0
+        for part in key:
+            if not isinstance(node, CommentedMap | CommentedSeq):
+                break
+            try:
+                line = node.lc.key(part)[0] if isinstance(node, CommentedMap) else node.lc.item(part)[0]
+                node = node[part]
+            except (KeyError, IndexError, TypeError):
+                break
+        return line + 1
+
+    def error(self, problems: Iterable[Problem]) -> RecipeError:
+        """All of `problems` as one error, in the order of the file."""
+        ordered = sorted(problems, key=lambda p: self.line(p.key))
+        lines = [
+            f"{self.path}:{self.line(p.key)}: {'.'.join(map(str, p.key)) or 'recipe'}: {p.what}; {p.fix}"
+            for p in ordered
+        ]
+        count = f"{len(ordered)} problem{'s' if len(ordered) != 1 else ''}"
+        return RecipeError(str(self.path), f"{count} in the recipe\n" + "\n".join(lines), "mend the lines above")
+
+
+def read(path: Path) -> Document:
+    """Parse the YAML file at `path`.
+
+    Raises:
+        RecipeError: there is no such file, or it is not one YAML mapping in UTF-8.
+    """
+    try:
+        tree = YAML().load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = sorted(p.name for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        hint = _did_you_mean(path.name, known) or (f"recipes here: {', '.join(known)}" if known else "check the path")
+        raise RecipeError(str(path), "there is no such recipe", hint) from None
+    except (IsADirectoryError, UnicodeDecodeError) as error:
+        raise RecipeError(str(path), f"cannot be read as text: {error}", "give a YAML file in UTF-8") from None
+    except YAMLError as error:
+        mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        what = (error.problem if isinstance(error, MarkedYAMLError) else None) or str(error)
+        raise RecipeError(where, f"not valid YAML: {what}", "mend the syntax; each key may stand once") from None
+    if not isinstance(tree, CommentedMap):
+        raise RecipeError(str(path), "holds no recipe", "a recipe is a YAML mapping; start from params/default.yaml")
+    content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    return Document(path, content, tree)
+
+
+def parse(document: Document) -> tuple[Recipe | None, list[Problem]]:
+    """The recipe in `document`, or None and what is wrong with it."""
+    try:
+        return Recipe.model_validate(document.content), []
+    except pydantic.ValidationError as error:
+        return None, [_problem(e, document.content) for e in error.errors()]
+
+
+def load(path: Path) -> Recipe:
+    """The recipe at `path`.
+
+    Raises:
+        RecipeError: with every problem that the schema finds, each with file:line, key, what and fix.
+    """
+    document = read(path)
+    recipe, problems = parse(document)
+    if recipe is None:
+        raise document.error(problems)
+    return recipe
+
+
+def suggestion(name: str, known: Sequence[str], what: str = "keys") -> str:
+    """A fix for a name that does not exist: the closest one that does, or all of them."""
+    return _did_you_mean(name, known) or f"{what} here: {', '.join(known)}"
+
+
+def _did_you_mean(name: str, known: Sequence[str]) -> str | None:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean `{close[0]}`?" if close else None
+
+
+def _problem(error: Any, content: object) -> Problem:
+    """A pydantic error in our words. The tags of discriminated unions, which pydantic puts into `loc`, are left out."""
+    key, model = _locate(error["loc"], content)
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        known = [name for name in model.model_fields if name not in key] if model else []
+        return Problem(key, "no such key", suggestion(str(key[-1]), known))
+    if kind == "missing":
+        return Problem(key, "is missing", f"add `{key[-1]}:`{_meaning(model, key)}")
+    if kind == "value_error":
+        return Problem(key, str(context["error"]), "choose one" if "either" in str(context["error"]) else "mend it")
+    if kind == "union_tag_invalid":
+        tags = context["expected_tags"]
+        return Problem((*key, "kind"), f"there is no kind {context['tag']!r}", f"use one of {tags}")
+    if kind == "union_tag_not_found":
+        return Problem(key, "does not say its `kind`", "add `kind:`")
+    message = error["msg"][0].lower() + error["msg"][1:]
+    if kind == "model_type":
+        message = "input should be a mapping of keys"
+    return Problem(key, f"{message}, found {error['input']!r}", f"write a valid value{_meaning(model, key)}")
+
+
+def _meaning(model: type[pydantic.BaseModel] | None, key: Key) -> str:
+    field = model.model_fields.get(str(key[-1])) if model and key else None
+    return f" ({field.description.splitlines()[0]})" if field and field.description else ""
+
+
+def _locate(loc: Sequence[str | int], content: object) -> tuple[Key, type[pydantic.BaseModel] | None]:
+    """The key in the file that pydantic's `loc` means, and the section that holds the last part of it."""
+    key: list[str | int] = []
+    section: type[pydantic.BaseModel] | None = Recipe
+    holder = section
+    node = content
+    for part in loc:
+        holder = section or holder
+        field = section.model_fields.get(str(part)) if section else None
+        if field is None and isinstance(node, dict) and node.get("kind") == part and part not in node:
+            section = next(m for m in _sections(holder_field) if get_args(m.model_fields["kind"].annotation) == (part,))
+            continue
+        key.append(part)
+        node = node.get(part) if isinstance(node, dict) else _item(node, part)
+        if field is not None:
+            holder_field = field.annotation
+            section = next(iter(_sections(holder_field)), None)
+    return tuple(key), holder
+
+
+def _item(node: object, index: str | int) -> object:
+    return node[index] if isinstance(node, list) and isinstance(index, int) and index < len(node) else None
+
+
+def _sections(annotation: object) -> list[type[pydantic.BaseModel]]:
+    """The section classes in a field's type."""
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return [annotation]
+    return [section for argument in get_args(annotation) for section in _sections(argument)]

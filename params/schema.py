@@ -1,0 +1,279 @@
+"""What a recipe may say: one frozen pydantic model per section, one docstring per field.
+
+A recipe names all ten sections, because each DVC stage declares the sections that it reads. `launch` is the one that
+no stage declares: it says where a run happens (processes, micro-batch, workers), never what is learned.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import model_validator as validate_model
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Importable = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+"""A Python object, as `package.module:name`."""
+
+
+class Section(BaseModel):
+    """A part of a recipe: frozen, and strict about unknown keys and types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class Files(Section):
+    """Rows from files on this machine. The format follows from the suffix: .csv, .jsonl, .json (lines), .parquet, .txt."""
+
+    kind: Literal["files"]
+    train: str
+    """Path or glob, relative to the project's root. With neither `validation` nor `test`, `data.split` makes them."""
+    validation: str | None = None
+    """Path or glob of the rows that choose the best checkpoint."""
+    test: str | None = None
+    """Path or glob of the held-out rows that the published figures are computed on."""
+    text_unit: Literal["line", "paragraph", "file"] = "paragraph"
+    """What one row of a .txt file is; paragraphs are separated by blank lines."""
+
+
+class HubDataset(Section):
+    """Rows from a dataset repository on a Hub, at one commit."""
+
+    kind: Literal["hub"]
+    repo_id: str
+    """Repository, as `owner/name`."""
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    """Full commit hash: a branch or tag can move, and the run could not be repeated."""
+    train: str
+    """Path or glob inside the repository, for example `data/train-*.parquet`."""
+    validation: str | None = None
+    """Path or glob inside the repository."""
+    test: str | None = None
+    """Path or glob inside the repository."""
+    endpoint: str | None = None
+    """Hub address; by default the one that huggingface_hub uses."""
+
+
+class Sql(Section):
+    """Rows from a query. The flow asks again at every run, since DVC cannot watch a database."""
+
+    kind: Literal["sql"]
+    url: str
+    """SQLAlchemy URL; `${NAME}` is replaced by that environment variable, so that no password stands in a recipe."""
+    query: str
+    """The statement whose result is the rows. Order it by a key: the order of the rows is the order of training."""
+
+
+class Function(Section):
+    """Rows that a Python function yields."""
+
+    kind: Literal["function"]
+    function: Importable
+    """`package.module:name` of a function that yields one dict per row."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments of the function."""
+    refresh: bool = False
+    """Call the function at every flow run, even when no file that DVC watches has changed."""
+
+
+class Split(Section):
+    """How rows without a split of their own are divided, by a hash of their content: a row keeps its split for ever."""
+
+    validation: Fraction = 0.05
+    """Share of the rows (of the training rows, when there is a test file) that choose the best checkpoint."""
+    test: Fraction = 0.05
+    """Share of the rows held out for evaluation; unused when the source has a test file."""
+    by: list[str] = []
+    """Columns whose values decide the split; rows equal in them stay together. By default the whole row."""
+
+
+class Data(Section):
+    """Where the rows come from, and how they are divided."""
+
+    source: Annotated[Files | HubDataset | Sql | Function, Field(discriminator="kind")]
+    split: Split = Split()
+
+
+class Expectation(BaseModel):
+    """One Great Expectations check. Keys beside these are the expectation's own arguments."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    type: str
+    """Snake-case name, for example `expect_column_value_lengths_to_be_between`."""
+    on_failure: Literal["quarantine", "fail", "report"] = "quarantine"
+    """`quarantine` sets the failing rows aside, `fail` ends the stage at the first one, `report` only shows them."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The expectation's own arguments."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Validation(Section):
+    """Checks beside those that the objective demands."""
+
+    expectations: list[Expectation] = []
+    max_quarantined: Fraction = 0.01
+    """Largest share of rows that may be set aside; beyond it the stage fails."""
+
+
+class TrainTokenizer(Section):
+    """A byte-level BPE tokenizer, trained on the train split."""
+
+    kind: Literal["train"]
+    vocab_size: Annotated[int, Field(ge=260)]
+    """Number of tokens, the 256 bytes and the special tokens included."""
+    min_frequency: PositiveInt = 2
+    """How often a pair must occur to be merged."""
+
+
+class PretrainedTokenizer(Section):
+    """The tokenizer that belongs to a pretrained model."""
+
+    kind: Literal["pretrained"]
+    path: str
+    """Local folder or Hub repository."""
+    revision: str | None = None
+    """Commit, tag or branch of the repository."""
+
+
+class Tokenization(Section):
+    """How text becomes tokens."""
+
+    tokenizer: Annotated[TrainTokenizer | PretrainedTokenizer, Field(discriminator="kind")]
+    max_length: Annotated[int, Field(ge=2)]
+    """Longest sequence, in tokens."""
+
+
+class ObjectiveChoice(BaseModel):
+    """What is learned. Keys beside `name` are the objective's own options, typed in its file."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    """A module of trainer/objectives."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The objective's own options, not yet checked."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Model(Section):
+    """The network: built from a configuration, or loaded."""
+
+    config: dict[str, Any] | None = None
+    """Arguments of a transformers configuration, `model_type` among them: the model starts from random weights."""
+    pretrained: str | None = None
+    """Local folder or Hub repository to start from. Safetensors only; code in the repository is never run."""
+    revision: str | None = None
+    """Commit, tag or branch of the repository."""
+
+    @validate_model(mode="after")
+    def _exactly_one_origin(self) -> Model:
+        if (self.config is None) == (self.pretrained is None):
+            raise ValueError("give either `config` (random weights) or `pretrained` (a folder or repository)")
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise ValueError("`config` needs a `model_type`, for example llama or bert")
+        return self
+
+
+class Training(Section):
+    """How the model learns. Any other field of transformers.TrainingArguments goes under `arguments`."""
+
+    epochs: PositiveFloat | None = None
+    """Passes over the train split. Give this or `max_steps`."""
+    max_steps: PositiveInt | None = None
+    """Optimizer steps. Give this or `epochs`."""
+    global_batch_size: PositiveInt
+    """Sequences per optimizer step, over all processes."""
+    learning_rate: PositiveFloat
+    """Peak learning rate."""
+    lr_scheduler: str = "linear"
+    """Name of a transformers learning-rate schedule."""
+    warmup_steps: NonNegativeFloat = 0
+    """Optimizer steps of warm-up; a number below 1 is a share of all steps."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay; not applied to biases and normalisation weights."""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """Gradient norm above which gradients are scaled down; 0 turns it off."""
+    optimizer: str = "adamw_torch"
+    """Name of a transformers optimizer."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Number format of the forward and backward pass."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    eval_steps: PositiveInt
+    """Optimizer steps between evaluations on the validation split; one more runs before the first step."""
+    save_steps: PositiveInt
+    """Optimizer steps between checkpoints from which an interrupted run goes on."""
+    logging_steps: PositiveInt = 10
+    """Optimizer steps between log lines."""
+    best_metric: str = "loss"
+    """Validation metric whose best evaluation is kept and published; the objective says which there are."""
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    """How many of the newest checkpoints stay on disk."""
+    arguments: dict[str, Any] = {}
+    """Other fields of transformers.TrainingArguments, by their own names."""
+
+    @validate_model(mode="after")
+    def _exactly_one_length(self) -> Training:
+        if (self.epochs is None) == (self.max_steps is None):
+            raise ValueError("give either `epochs` or `max_steps`")
+        return self
+
+
+class Launch(Section):
+    """Where a run happens. Nothing here changes what is learned, so nothing here makes a stage stale."""
+
+    num_processes: PositiveInt = 1
+    """Processes that accelerate starts on this machine."""
+    micro_batch_size: PositiveInt
+    """Most sequences in one forward pass of one process; accumulation steps follow from the global batch."""
+    eval_batch_size: PositiveInt = 32
+    """Sequences in one forward pass of evaluation."""
+    dataloader_workers: NonNegativeInt = 0
+    """Processes that load batches, for each training process."""
+    accelerate_config: str | None = None
+    """Accelerate configuration file, for FSDP, DeepSpeed or several machines."""
+
+
+class Evaluation(Section):
+    """What is computed on the held-out split."""
+
+    split: Literal["test", "validation"] = "test"
+    """The split that figures are computed on."""
+    compare_untrained: bool = True
+    """Also score the model as it was before training, on the same rows."""
+
+
+class Publish(Section):
+    """Where the model goes."""
+
+    repo_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
+    """Repository, as `owner/name`."""
+    endpoint: str = "local"
+    """`local` for the Hub in the folder .hub, or a Hub's address. The variable HF_ENDPOINT, when set, wins over `local`."""
+    private: bool = True
+    """Whether a repository that publishing creates is private."""
+    license: str = "other"
+    """Licence identifier for the model card, as the Hub spells it."""
+    dry_run: bool = False
+    """Do everything but the commit."""
+
+
+class Recipe(Section):
+    """One complete run."""
+
+    seed: NonNegativeInt
+    """Source of all randomness: split, weights, order of the rows, dropout."""
+    data: Data
+    validation: Validation
+    tokenization: Tokenization
+    objective: ObjectiveChoice
+    model: Model
+    training: Training
+    launch: Launch
+    evaluation: Evaluation
+    publish: Publish

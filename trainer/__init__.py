@@ -1,0 +1,1 @@
+"""How a model learns: objectives, Trainer, checkpoints, and the worker that accelerate launches."""

@@ -1,0 +1,177 @@
+"""What is learned. An objective is one module here, named after itself, with one subclass of `Objective` in it.
+
+`find(name)` imports the module; there is no list to keep. All that is particular to an objective stands in its file:
+the columns it needs, how a row becomes tokens and tokens a batch, the model's head, the Trainer, how logits become
+figures. torch and transformers are imported inside functions, so that `check` can ask an objective without them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import pydantic
+
+from params import Problem, RecipeError
+from params.loading import suggestion
+from params.schema import Expectation, ObjectiveChoice, Section
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from trainer.trainer import EvergreenTrainer
+
+Row = Mapping[str, Any]
+"""A row of the validated data, by column."""
+Example = dict[str, Any]
+"""Tokens of one sequence: `input_ids` and `labels` (both T integers or, for a class, one), and its `row_id`."""
+State = Mapping[str, Any]
+"""What an objective learned from the train split before tokenizing, as JSON; for example the label names."""
+
+
+class Meter(Protocol):
+    """Figures over any number of rows in constant memory."""
+
+    def update(self, scores: torch.Tensor) -> None:
+        """Take in per-sequence scores (B, K), in the order of `Objective.score_names`."""
+
+    def compute(self) -> dict[str, float]:
+        """The metrics of all rows so far, by the names in `Objective.metrics`."""
+
+
+class Objective(ABC):
+    """One way to learn from rows."""
+
+    Options: ClassVar[type[Section]]
+    """The keys that the recipe's `objective` section takes beside `name`."""
+    metrics: ClassVar[Mapping[str, Literal["min", "max"]]]
+    """The metrics it computes, and whether the smallest or the largest is best."""
+    score_names: ClassVar[tuple[str, ...]]
+    """The K figures that are kept of each sequence."""
+    examples: ClassVar[tuple[Row, ...]]
+    """Two or three rows as they come in, for readers and for the contract tests; columns as in the default options."""
+
+    def __init__(self, options: Section) -> None:
+        self._options = options
+
+    @abstractmethod
+    def columns(self) -> Mapping[str, Literal["string", "label"]]:
+        """The columns that every row must have, and what they hold."""
+
+    def expectations(self, train: pd.DataFrame) -> list[Expectation]:
+        """Checks that the rows must pass for this objective; `train` is the raw train split."""
+        return [
+            check
+            for column, kind in self.columns().items()
+            for check in (
+                Expectation(type="expect_column_values_to_not_be_null", column=column),  # type: ignore[call-arg]
+                *(
+                    [Expectation(type="expect_column_values_to_match_regex", column=column, regex=r"\S")]  # type: ignore[call-arg]
+                    if kind == "string"
+                    else []
+                ),
+            )
+        ]
+
+    @abstractmethod
+    def text(self, row: Row) -> str:
+        """The text of a row as the tokenizer sees it, without special tokens."""
+
+    def fit(self, rows: Iterable[Row]) -> State:
+        """What must be known of the whole train split before a row can be encoded."""
+        return {}
+
+    @abstractmethod
+    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
+        """The sequences that a row becomes, each of at most `max_length` tokens."""
+
+    def arrange(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
+        """The sequences that training sees, made from the encoded ones; packing happens here."""
+        yield from examples
+
+    @abstractmethod
+    def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+        """A padded batch: `input_ids` and `attention_mask` (B, T), and `labels` as the model takes them."""
+
+    @abstractmethod
+    def model_class(self) -> type[PreTrainedModel]:
+        """The transformers Auto class with the right head."""
+
+    def model_config(self, state: State) -> dict[str, Any]:
+        """Configuration keys that follow from the data, for example the number of labels."""
+        return {}
+
+    def trainer_class(self) -> type[EvergreenTrainer]:
+        """The Trainer that trains it."""
+        from trainer.trainer import EvergreenTrainer
+
+        return EvergreenTrainer
+
+    @abstractmethod
+    def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Reduce a batch of logits to (B, K) float64 figures, one row per sequence; see `score_names`."""
+
+    @abstractmethod
+    def meter(self, state: State) -> Meter:
+        """A fresh accumulator of per-sequence figures."""
+
+
+def names() -> list[str]:
+    """The objectives there are."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def find(name: str) -> type[Objective]:
+    """The objective class in `trainer/objectives/<name>.py`.
+
+    Raises:
+        RecipeError: there is no such module.
+    """
+    if name not in names():
+        raise RecipeError("objective.name", f"there is no objective `{name}`", suggestion(name, names(), "objectives"))
+    module = importlib.import_module(f"{__name__}.{name}")
+    classes = [
+        c
+        for c in vars(module).values()
+        if isinstance(c, type) and issubclass(c, Objective) and c.__module__ == module.__name__
+    ]
+    assert len(classes) == 1, f"{module.__name__} must define exactly one Objective"
+    return classes[0]
+
+
+def problems(choice: ObjectiveChoice) -> list[Problem]:
+    """What is wrong with the recipe's `objective` section."""
+    try:
+        cls = find(choice.name)
+        cls.Options.model_validate(choice.options)
+    except RecipeError as error:
+        return [Problem(("objective", "name"), error.what, error.fix)]
+    except pydantic.ValidationError as error:
+        return [
+            Problem(
+                ("objective", *e["loc"]),
+                f"{e['msg'][0].lower()}{e['msg'][1:]}, found {e['input']!r}",
+                suggestion(str(e["loc"][-1]), list(cls.Options.model_fields), "options"),
+            )
+            for e in error.errors()
+        ]
+    return []
+
+
+def build(choice: ObjectiveChoice) -> Objective:
+    """The objective that a recipe asks for.
+
+    Raises:
+        RecipeError: it does not exist, or its options are wrong.
+    """
+    found = problems(choice)
+    if found:
+        lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in found)
+        raise RecipeError("objective", f"cannot be built\n{lines}", "mend the keys above")
+    cls = find(choice.name)
+    return cls(cls.Options.model_validate(choice.options))

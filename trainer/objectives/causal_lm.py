@@ -1,0 +1,133 @@
+"""Causal language modelling: predict every next token of a text.
+
+    {"text": "abs(x, /)\\n\\nReturn the absolute value of the argument."}
+
+Training packs: texts stand one after another, an end-of-text token between them, cut into full sequences; the model
+may look across that token. Evaluation does not pack: each text is scored by itself, in windows of `max_length`, so
+that figures are per row. The loss is the mean negative log-likelihood per predicted token, in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from params.schema import Section
+from trainer.objectives import Example, Objective, Row, State
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Options(Section):
+    """Keys of the recipe's `objective` section."""
+
+    text_column: str = "text"
+    """The column with the text."""
+    packing: bool = True
+    """Fill training sequences to `max_length` with several texts; otherwise one text each, padded."""
+
+
+class CausalLM(Objective):
+    """Next-token prediction."""
+
+    Options = Options
+    metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {
+        "loss": "min",
+        "perplexity": "min",
+        "token_accuracy": "max",
+    }
+    score_names = ("nll", "tokens", "correct")
+    examples: ClassVar[tuple[Row, ...]] = (
+        {"text": "abs(x, /)\n\nReturn the absolute value of the argument."},
+        {"text": "Return True if the string is a valid identifier, False otherwise."},
+    )
+
+    _options: Options
+
+    def columns(self) -> Mapping[str, Literal["string", "label"]]:
+        return {self._options.text_column: "string"}
+
+    def text(self, row: Row) -> str:
+        return str(row[self._options.text_column])
+
+    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
+        """Windows of the row's tokens; the last one ends with the end-of-text token, which is predicted too."""
+        ids = [*tokenizer(self.text(row), add_special_tokens=False, verbose=False)["input_ids"], tokenizer.eos_token_id]
+        windows = [ids[start : start + max_length] for start in range(0, len(ids), max_length)]
+        return [{"row_id": row["row_id"], "input_ids": w, "labels": list(w)} for w in windows if len(w) > 1]
+
+    def arrange(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
+        """Full sequences only: the tokens left over at the end of the split are not trained on."""
+        if not self._options.packing:
+            yield from examples
+            return
+        buffer: list[int] = []
+        first_row = -1
+        for example in examples:
+            if not buffer:
+                first_row = example["row_id"]
+            buffer.extend(example["input_ids"])
+            while len(buffer) >= max_length:
+                block, buffer = buffer[:max_length], buffer[max_length:]
+                yield {"row_id": first_row, "input_ids": block, "labels": list(block)}
+                first_row = example["row_id"]
+
+    def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+        import torch
+
+        longest = max(len(e["input_ids"]) for e in examples)
+        pad = tokenizer.pad_token_id
+        shape = (len(examples), longest)
+        batch = {
+            "input_ids": torch.full(shape, pad),  # (B, T)
+            "attention_mask": torch.zeros(shape, dtype=torch.long),  # (B, T)
+            "labels": torch.full(shape, -100),  # (B, T)
+        }
+        for i, example in enumerate(examples):
+            n = len(example["input_ids"])
+            batch["input_ids"][i, :n] = torch.as_tensor(example["input_ids"])
+            batch["attention_mask"][i, :n] = 1
+            batch["labels"][i, :n] = torch.as_tensor(example["labels"])
+        return batch
+
+    def model_class(self) -> type[PreTrainedModel]:
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM  # type: ignore[no-any-return]
+
+    def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """(B, T, V) logits and (B, T) labels to summed negative log-likelihood, tokens and correct tokens, (B, 3)."""
+        import torch
+        import torch.nn.functional as F
+
+        rows = []
+        for row_logits, row_labels in zip(logits[:, :-1], labels[:, 1:], strict=True):  # one row at a time: (T-1, V)
+            seen = row_labels != -100
+            nll = F.cross_entropy(row_logits[seen].float(), row_labels[seen], reduction="none").double().sum()
+            correct = (row_logits[seen].argmax(-1) == row_labels[seen]).sum()
+            rows.append(torch.stack([nll, seen.sum().double(), correct.double()]))
+        return torch.stack(rows)
+
+    def meter(self, state: State) -> TokenMeter:
+        return TokenMeter()
+
+
+class TokenMeter:
+    """Token-weighted means over any number of sequences."""
+
+    def __init__(self) -> None:
+        self._sums: Any = 0.0
+
+    def update(self, scores: torch.Tensor) -> None:
+        """Add (B, 3) scores."""
+        self._sums = self._sums + scores.sum(0)
+
+    def compute(self) -> dict[str, float]:
+        """Loss in nats per token, perplexity = exp(loss), and the share of tokens predicted exactly."""
+        import math
+
+        nll, tokens, correct = self._sums.tolist()
+        loss = nll / tokens
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "token_accuracy": correct / tokens}

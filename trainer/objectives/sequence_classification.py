@@ -1,0 +1,140 @@
+"""Sequence classification: one label per text.
+
+    {"text": "I am still waiting on my card?", "label": "card_arrival"}
+
+The labels are those of the train split, in sorted order. The loss is the mean negative log-likelihood per row, in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from params.schema import Expectation, Section
+from trainer.objectives import Example, Objective, Row, State
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Options(Section):
+    """Keys of the recipe's `objective` section."""
+
+    text_column: str = "text"
+    """The column with the text."""
+    label_column: str = "label"
+    """The column with the label, text or integer."""
+
+
+class SequenceClassification(Objective):
+    """One label per text."""
+
+    Options = Options
+    metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {"loss": "min", "accuracy": "max", "macro_f1": "max"}
+    score_names = ("nll", "label", "prediction")
+    examples: ClassVar[tuple[Row, ...]] = (
+        {"text": "I am still waiting on my card?", "label": "card_arrival"},
+        {"text": "How do I reset my passcode?", "label": "passcode_forgotten"},
+        {"text": "Can I track my card while it is in the process of delivery?", "label": "card_arrival"},
+    )
+
+    _options: Options
+
+    def columns(self) -> Mapping[str, Literal["string", "label"]]:
+        return {self._options.text_column: "string", self._options.label_column: "label"}
+
+    def expectations(self, train: pd.DataFrame) -> list[Expectation]:
+        """A label that training never sees cannot be predicted: it ends the stage."""
+        labels = sorted(train[self._options.label_column].dropna().unique().tolist(), key=str)
+        seen = Expectation(  # type: ignore[call-arg]
+            type="expect_column_values_to_be_in_set",
+            column=self._options.label_column,
+            value_set=labels,
+            on_failure="fail",
+        )
+        return [*super().expectations(train), seen]
+
+    def text(self, row: Row) -> str:
+        return str(row[self._options.text_column])
+
+    def fit(self, rows: Iterable[Row]) -> State:
+        return {"labels": sorted({str(row[self._options.label_column]) for row in rows})}
+
+    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
+        ids = tokenizer(self.text(row), truncation=True, max_length=max_length)["input_ids"]
+        label = state["labels"].index(str(row[self._options.label_column]))
+        return [{"row_id": row["row_id"], "input_ids": ids, "labels": label}]
+
+    def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+        import torch
+
+        longest = max(len(e["input_ids"]) for e in examples)
+        shape = (len(examples), longest)
+        batch = {
+            "input_ids": torch.full(shape, tokenizer.pad_token_id),  # (B, T)
+            "attention_mask": torch.zeros(shape, dtype=torch.long),  # (B, T)
+            "labels": torch.tensor([e["labels"] for e in examples]),  # (B,)
+        }
+        for i, example in enumerate(examples):
+            n = len(example["input_ids"])
+            batch["input_ids"][i, :n] = torch.as_tensor(example["input_ids"])
+            batch["attention_mask"][i, :n] = 1
+        return batch
+
+    def model_class(self) -> type[PreTrainedModel]:
+        from transformers import AutoModelForSequenceClassification
+
+        return AutoModelForSequenceClassification  # type: ignore[no-any-return]
+
+    def model_config(self, state: State) -> dict[str, Any]:
+        labels = state["labels"]
+        return {
+            "num_labels": len(labels),
+            "id2label": dict(enumerate(labels)),
+            "label2id": {label: i for i, label in enumerate(labels)},
+        }
+
+    def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """(B, C) logits and (B,) labels to negative log-likelihood, label and prediction, (B, 3)."""
+        import torch
+        import torch.nn.functional as F
+
+        nll = F.cross_entropy(logits.float(), labels, reduction="none").double()
+        return torch.stack([nll, labels.double(), logits.argmax(-1).double()], dim=1)
+
+    def meter(self, state: State) -> ClassMeter:
+        return ClassMeter(len(state["labels"]))
+
+
+class ClassMeter:
+    """Loss, accuracy and macro F1 over any number of rows, from a (C, C) confusion matrix."""
+
+    def __init__(self, num_labels: int) -> None:
+        from torchmetrics import MeanMetric, MetricCollection
+        from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+        self._loss = MeanMetric().set_dtype(_float64())
+        self._classes = MetricCollection(
+            {
+                "accuracy": MulticlassAccuracy(num_labels, average="micro"),
+                "macro_f1": MulticlassF1Score(num_labels, average="macro"),
+            }
+        )
+
+    def update(self, scores: torch.Tensor) -> None:
+        """Add (B, 3) scores."""
+        nll, label, prediction = scores.cpu().unbind(1)
+        self._loss.update(nll)
+        self._classes.update(prediction.long(), label.long())
+
+    def compute(self) -> dict[str, float]:
+        """Loss in nats per row; accuracy over rows; F1 averaged over labels."""
+        return {"loss": float(self._loss.compute()), **{k: float(v) for k, v in self._classes.compute().items()}}
+
+
+def _float64() -> torch.dtype:
+    import torch
+
+    return torch.float64
