@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import pydantic
 
@@ -32,6 +32,7 @@ Example = dict[str, Any]
 """Tokens of one sequence: `input_ids` and `labels` (both T integers or, for a class, one), and its `row_id`."""
 State = Mapping[str, Any]
 """What an objective learned from the train split before tokenizing, as JSON; for example the label names."""
+OptionsT = TypeVar("OptionsT", bound=Section)
 
 
 class Meter(Protocol):
@@ -44,10 +45,10 @@ class Meter(Protocol):
         """The metrics of all rows so far, by the names in `Objective.metrics`."""
 
 
-class Objective(ABC):
+class Objective(ABC, Generic[OptionsT]):
     """One way to learn from rows."""
 
-    Options: ClassVar[type[Section]]
+    options_class: ClassVar[type[Section]]
     """The keys that the recipe's `objective` section takes beside `name`."""
     metrics: ClassVar[Mapping[str, Literal["min", "max"]]]
     """The metrics it computes, and whether the smallest or the largest is best."""
@@ -56,8 +57,8 @@ class Objective(ABC):
     examples: ClassVar[tuple[Row, ...]]
     """Two or three rows as they come in, for readers and for the contract tests; columns as in the default options."""
 
-    def __init__(self, options: Section) -> None:
-        self._options = options
+    def __init__(self, options: OptionsT) -> None:
+        self.options = options
 
     @abstractmethod
     def columns(self) -> Mapping[str, Literal["string", "label"]]:
@@ -65,18 +66,12 @@ class Objective(ABC):
 
     def expectations(self, train: pd.DataFrame) -> list[Expectation]:
         """Checks that the rows must pass for this objective; `train` is the raw train split."""
-        return [
-            check
-            for column, kind in self.columns().items()
-            for check in (
-                Expectation(type="expect_column_values_to_not_be_null", column=column),  # type: ignore[call-arg]
-                *(
-                    [Expectation(type="expect_column_values_to_match_regex", column=column, regex=r"\S")]  # type: ignore[call-arg]
-                    if kind == "string"
-                    else []
-                ),
-            )
-        ]
+        checks = []
+        for column, kind in self.columns().items():
+            checks.append(Expectation(type="expect_column_values_to_not_be_null", column=column))
+            if kind == "string":
+                checks.append(Expectation(type="expect_column_values_to_match_regex", column=column, regex=r"\S"))
+        return checks
 
     @abstractmethod
     def text(self, row: Row) -> str:
@@ -126,7 +121,7 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def find(name: str) -> type[Objective]:
+def find(name: str) -> type[Objective[Any]]:
     """The objective class in `trainer/objectives/<name>.py`.
 
     Raises:
@@ -141,14 +136,15 @@ def find(name: str) -> type[Objective]:
         if isinstance(c, type) and issubclass(c, Objective) and c.__module__ == module.__name__
     ]
     assert len(classes) == 1, f"{module.__name__} must define exactly one Objective"
-    return classes[0]
+    found: type[Objective[Any]] = classes[0]
+    return found
 
 
 def problems(choice: ObjectiveChoice) -> list[Problem]:
     """What is wrong with the recipe's `objective` section."""
     try:
         cls = find(choice.name)
-        cls.Options.model_validate(choice.options)
+        cls.options_class.model_validate(choice.options)
     except RecipeError as error:
         return [Problem(("objective", "name"), error.what, error.fix)]
     except pydantic.ValidationError as error:
@@ -156,14 +152,14 @@ def problems(choice: ObjectiveChoice) -> list[Problem]:
             Problem(
                 ("objective", *e["loc"]),
                 f"{e['msg'][0].lower()}{e['msg'][1:]}, found {e['input']!r}",
-                suggestion(str(e["loc"][-1]), list(cls.Options.model_fields), "options"),
+                suggestion(str(e["loc"][-1]), list(cls.options_class.model_fields), "options"),
             )
             for e in error.errors()
         ]
     return []
 
 
-def build(choice: ObjectiveChoice) -> Objective:
+def build(choice: ObjectiveChoice) -> Objective[Any]:
     """The objective that a recipe asks for.
 
     Raises:
@@ -174,4 +170,4 @@ def build(choice: ObjectiveChoice) -> Objective:
         lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in found)
         raise RecipeError("objective", f"cannot be built\n{lines}", "mend the keys above")
     cls = find(choice.name)
-    return cls(cls.Options.model_validate(choice.options))
+    return cls(cls.options_class.model_validate(choice.options))

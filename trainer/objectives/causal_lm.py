@@ -29,10 +29,10 @@ class Options(Section):
     """Fill training sequences to `max_length` with several texts; otherwise one text each, padded."""
 
 
-class CausalLM(Objective):
+class CausalLM(Objective[Options]):
     """Next-token prediction."""
 
-    Options = Options
+    options_class = Options
     metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {
         "loss": "min",
         "perplexity": "min",
@@ -44,13 +44,11 @@ class CausalLM(Objective):
         {"text": "Return True if the string is a valid identifier, False otherwise."},
     )
 
-    _options: Options
-
     def columns(self) -> Mapping[str, Literal["string", "label"]]:
-        return {self._options.text_column: "string"}
+        return {self.options.text_column: "string"}
 
     def text(self, row: Row) -> str:
-        return str(row[self._options.text_column])
+        return str(row[self.options.text_column])
 
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
         """Windows of the row's tokens; the last one ends with the end-of-text token, which is predicted too."""
@@ -60,7 +58,7 @@ class CausalLM(Objective):
 
     def arrange(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         """Full sequences only: the tokens left over at the end of the split are not trained on."""
-        if not self._options.packing:
+        if not self.options.packing:
             yield from examples
             return
         buffer: list[int] = []

@@ -28,10 +28,10 @@ class Options(Section):
     """The column with the label, text or integer."""
 
 
-class SequenceClassification(Objective):
+class SequenceClassification(Objective[Options]):
     """One label per text."""
 
-    Options = Options
+    options_class = Options
     metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {"loss": "min", "accuracy": "max", "macro_f1": "max"}
     score_names = ("nll", "label", "prediction")
     examples: ClassVar[tuple[Row, ...]] = (
@@ -40,31 +40,29 @@ class SequenceClassification(Objective):
         {"text": "Can I track my card while it is in the process of delivery?", "label": "card_arrival"},
     )
 
-    _options: Options
-
     def columns(self) -> Mapping[str, Literal["string", "label"]]:
-        return {self._options.text_column: "string", self._options.label_column: "label"}
+        return {self.options.text_column: "string", self.options.label_column: "label"}
 
     def expectations(self, train: pd.DataFrame) -> list[Expectation]:
         """A label that training never sees cannot be predicted: it ends the stage."""
-        labels = sorted(train[self._options.label_column].dropna().unique().tolist(), key=str)
-        seen = Expectation(  # type: ignore[call-arg]
+        labels = sorted(train[self.options.label_column].dropna().unique().tolist(), key=str)
+        seen = Expectation(
             type="expect_column_values_to_be_in_set",
-            column=self._options.label_column,
+            column=self.options.label_column,
             value_set=labels,
             on_failure="fail",
         )
         return [*super().expectations(train), seen]
 
     def text(self, row: Row) -> str:
-        return str(row[self._options.text_column])
+        return str(row[self.options.text_column])
 
     def fit(self, rows: Iterable[Row]) -> State:
-        return {"labels": sorted({str(row[self._options.label_column]) for row in rows})}
+        return {"labels": sorted({str(row[self.options.label_column]) for row in rows})}
 
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
         ids = tokenizer(self.text(row), truncation=True, max_length=max_length)["input_ids"]
-        label = state["labels"].index(str(row[self._options.label_column]))
+        label = state["labels"].index(str(row[self.options.label_column]))
         return [{"row_id": row["row_id"], "input_ids": ids, "labels": label}]
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:

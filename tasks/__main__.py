@@ -1,0 +1,84 @@
+"""Run one stage of a recipe, or look at it.
+
+python -m tasks {ingest,validate,tokenize,train,evaluate,publish} params/<recipe>.yaml
+python -m tasks check params/<recipe>.yaml          find what is wrong in seconds, before any download
+python -m tasks trace params/<recipe>.yaml --row 17  what becomes of one row in every stage
+python -m tasks hub                                  serve the Hub in .hub/ on this machine
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from params import EvergreenError
+from tasks.process import die_with_parent
+from tasks.stages import FUNCTIONS
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; the return value is the exit status, see params.errors."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    if "DVC_STAGE" in os.environ:
+        die_with_parent()
+    try:
+        _run(arguments)
+    except EvergreenError as error:
+        sys.stdout.flush()
+        print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return os.EX_OK
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    if arguments.command == "check":
+        from tasks.checking import check
+
+        check(arguments.recipe)
+    elif arguments.command == "trace":
+        from tasks.tracing import trace
+
+        trace(arguments.recipe, row_id=arguments.row)
+    elif arguments.command == "hub":
+        from tasks.hub import serve_forever
+
+        serve_forever(arguments.folder, port=arguments.port)
+    else:
+        from tasks import stages
+
+        start = time.monotonic()
+        print(f"{arguments.command}: {arguments.recipe}", flush=True)
+        report = stages.run(arguments.command, arguments.recipe)
+        for name, value in report.model_dump(mode="json").items():
+            print(f"  {name}: {value}")
+        print(f"{arguments.command}: done in {time.monotonic() - start:.1f} s", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tasks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in {**{stage: f"run the {stage} stage" for stage in FUNCTIONS}, **_OTHERS}.items():
+        command = commands.add_parser(name, help=text, description=text)
+        if name != "hub":
+            command.add_argument("recipe", type=Path, help="params/<recipe>.yaml")
+    commands.choices["trace"].add_argument("--row", type=int, required=True, help="row_id, as in the raw data")
+    commands.choices["hub"].add_argument("--folder", type=Path, default=Path(".hub"), help="where repositories are")
+    commands.choices["hub"].add_argument("--port", type=int, default=7860, help="port on 127.0.0.1")
+    return parser
+
+
+_OTHERS = {
+    "check": "find what is wrong with a recipe in seconds, before any download",
+    "trace": "show what becomes of one row in every stage",
+    "hub": "serve the Hub in .hub/ on this machine, to browse it and to load models from it",
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Process hygiene: no stage outlives the process that started it, and no two write to one place."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from params import TransientError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel to send `how` to this process when its parent ends, however it ends (Linux; elsewhere nothing).
+
+    A killed `dvc` would otherwise leave its command running, and the next one would start a second beside it.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(os.EX_TEMPFAIL)
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, what: str) -> Iterator[None]:
+    """Hold a kernel lock on `path`; the lock goes with the process, however it ends.
+
+    Raises:
+        TransientError: another process holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise TransientError(
+                str(path), f"{what} is already running in process {holder}", "wait for it, or end it"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

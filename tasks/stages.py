@@ -1,0 +1,57 @@
+"""The six stages by name, and how one is run from a recipe file.
+
+A stage's signature says which sections of the recipe it reads; dvc.yaml declares the same ones (but `launch`), and a
+contract test holds the two together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from params import load
+from params.artifacts import Artifacts, write_whole
+
+FUNCTIONS = {
+    "ingest": "tasks.ingestion:ingest",
+    "validate": "tasks.validation:validate",
+    "tokenize": "tasks.tokenization:tokenize",
+    "train": "tasks.training:train",
+    "evaluate": "tasks.evaluation:evaluate",
+    "publish": "tasks.publishing:publish",
+}
+
+
+class Report(pydantic.BaseModel):
+    """What a stage did, in a few figures. It holds no clock: the same work gives the same report."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+def function(stage: str) -> Callable[..., Report]:
+    """The function of `stage`; its module is imported now."""
+    module, name = FUNCTIONS[stage].split(":")
+    found: Callable[..., Report] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def sections(stage: str) -> list[str]:
+    """The recipe's sections that `stage` reads, from its signature."""
+    return [name for name in inspect.signature(function(stage)).parameters if name != "artifacts"]
+
+
+def run(stage: str, recipe_path: Path) -> Report:
+    """Run one stage of the recipe at `recipe_path`, in the project whose root is the working directory."""
+    recipe = load(recipe_path)
+    wanted: dict[str, Any] = {name: getattr(recipe, name) for name in sections(stage)}
+    return function(stage)(Artifacts(recipe_path.stem), **wanted)
+
+
+def save_report(report: Report, path: Path) -> None:
+    """Write a report as JSON that is the same for the same figures."""
+    write_whole(path, report.model_dump_json(indent=2) + "\n")
