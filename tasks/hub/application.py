@@ -1,0 +1,67 @@
+"""The ASGI application of the local Hub: its routes, and how a refusal becomes an answer."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tasks.hub import routes_downloads, routes_repositories, routes_uploads
+from tasks.hub.refusals import RefusedError, repository_not_found
+from tasks.hub.requests import Hub
+
+
+def build_application(hub: Hub) -> ASGIApp:
+    """The application that serves `hub`."""
+    app = FastAPI(openapi_url=None)
+    app.state.hub = hub
+    app.include_router(routes_repositories.router)
+    app.include_router(routes_uploads.router)
+    app.include_router(routes_downloads.router)
+
+    @app.exception_handler(RefusedError)
+    def refuse(_: Request, refusal: RefusedError) -> JSONResponse:
+        headers = {"X-Error-Message": _header_text(refusal.message)} | refusal.headers
+        if refusal.code:
+            headers["X-Error-Code"] = refusal.code
+        return JSONResponse({"error": refusal.message, **refusal.details}, refusal.status, headers)
+
+    @app.exception_handler(HTTPException)
+    def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
+        """A name without a namespace, such as `gpt2`, matches no route; it is a repository that is not here."""
+        path = request.url.path
+        names_repository = path.startswith(("/api/models/", "/api/datasets/")) or "/resolve/" in path
+        if error.status_code == 404 and names_repository:
+            return refuse(request, repository_not_found())
+        return refuse(request, RefusedError(error.status_code, f"The local Hub has no {request.method} {path}"))
+
+    @app.exception_handler(RequestValidationError)
+    def refuse_request(request: Request, error: RequestValidationError) -> JSONResponse:
+        problems = "; ".join(f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors())
+        return refuse(request, RefusedError(400, f"The request is malformed: {problems}"))
+
+    @app.exception_handler(UnicodeEncodeError)
+    def refuse_text(request: Request, _: UnicodeEncodeError) -> JSONResponse:
+        """JSON can spell half of a surrogate pair, which no file name or message can hold."""
+        return refuse(request, RefusedError(400, "The request holds text that is not Unicode"))
+
+    return _QuotedPath(app)
+
+
+class _QuotedPath:
+    """Let the routes see the path as it was sent, so that a quoted slash does not split a revision in two."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "path": scope["raw_path"].decode("ascii")}
+        await self._app(scope, receive, send)
+
+
+def _header_text(text: str) -> str:
+    """`text` as a header can carry it."""
+    return " ".join(text.encode("ascii", "replace").decode().split())

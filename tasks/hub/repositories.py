@@ -1,0 +1,458 @@
+"""The repositories of the local Hub: bare git repositories in a folder, written through dulwich.
+
+    <root>/models/<namespace>/<name>.git      real git: `git log`, `git fsck` and `git clone` work on them
+    <root>/datasets/<namespace>/<name>.git
+
+A commit writes its objects first and moves the branch last, so a process killed in between leaves nothing but
+unreachable objects. Writers of one repository, in any number of processes, take turns by a kernel lock, under which
+the parent is compared before the branch moves. Nothing here knows HTTP, apart from the status of a `RefusedError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from dulwich.file import FileLocked
+from dulwich.index import commit_tree
+from dulwich.lfs import LFSPointer
+from dulwich.objects import Blob, Commit, ObjectID
+from dulwich.refs import Ref, check_ref_format
+from dulwich.repo import Repo
+
+from tasks.hub.large_files import LargeFiles
+from tasks.hub.refusals import RefusedError, repository_not_found
+
+KINDS = ("models", "datasets")
+MAIN = "main"
+RefKind = Literal["heads", "tags"]
+
+_NAME = re.compile(r"(?!.*(?:\.\.|--))(?!.*\.git$)[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_FILE_MODE = stat.S_IFREG | 0o644
+_POINTER_BYTES = 200
+"""A git-lfs pointer is never longer; a larger blob is content."""
+
+_WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".model", ".onnx", ".pt", ".pth", ".safetensors", ".tflite"}
+_TABLES = {".arrow", ".msgpack", ".npy", ".npz", ".parquet", ".pickle", ".pkl"}
+_ARCHIVES = {".7z", ".gz", ".tar", ".xz", ".zip", ".zst"}
+LARGE_SUFFIXES = frozenset(_WEIGHTS | _TABLES | _ARCHIVES)
+"""Large files whatever their size, as on the Hub; `.gitattributes` of a new repository says so to git-lfs."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or a folder at one commit."""
+
+    path: str
+    oid: str
+    """git's SHA-1; for a large file that of its pointer."""
+    size: int
+    """Bytes of the content; 0 for a folder."""
+    is_folder: bool = False
+    sha256: str | None = None
+    """Set for a large file."""
+    pointer_size: int = 0
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """One commit as the Hub's history shows it."""
+
+    sha: str
+    title: str
+    message: str
+    author: str
+    time: int
+    """Seconds since 1970, UTC."""
+
+
+@dataclass(frozen=True)
+class PutFile:
+    """Write a file whose content travels in the commit."""
+
+    path: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class PutLargeFile:
+    """Write a file whose content was uploaded before."""
+
+    path: str
+    sha256: str
+    size: int | None
+
+
+@dataclass(frozen=True)
+class DeleteFile:
+    """Remove a file; it is an error when there is none."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class DeleteFolder:
+    """Remove everything under a folder."""
+
+    path: str
+
+
+Change = PutFile | PutLargeFile | DeleteFile | DeleteFolder
+
+
+def is_valid_name(name: str) -> bool:
+    """Whether `name` may be that of a user, a namespace or a repository."""
+    return bool(_NAME.fullmatch(name))
+
+
+class Store:
+    """All repositories under one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def open(self, kind: str, namespace: str, name: str) -> Repository:
+        """The repository of that name.
+
+        Raises:
+            RefusedError: 404 RepoNotFound.
+        """
+        path = self._path(kind, namespace, name)
+        if path is None or not (path / "HEAD").is_file():
+            raise repository_not_found()
+        return Repository(path)
+
+    def create(self, kind: str, namespace: str, name: str, *, private: bool, user: str) -> None:
+        """Make a repository with one commit on main; it becomes visible whole, by one rename.
+
+        Raises:
+            RefusedError: 400 for a name that the Hub would not take, 409 when there is one of that name.
+        """
+        path = self._path(kind, namespace, name)
+        if path is None:
+            raise RefusedError(400, f"Not a repository that can be made here: {kind}/{namespace}/{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=".new-"))
+        try:
+            Repository.initialize(aside, private=private, user=user)
+            aside.rename(path)
+        except OSError:
+            if not path.exists():
+                raise
+            raise RefusedError(409, f"You already created this repo: {namespace}/{name}") from None
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def list(self, kind: str) -> Iterator[tuple[str, str, Repository]]:
+        """Namespace, name and repository of all of that kind, in order of name.
+
+        Raises:
+            RefusedError: 404 for an unknown kind.
+        """
+        if kind not in KINDS:
+            raise RefusedError(404, f"The local Hub keeps no {kind}")
+        for path in sorted((self._root / kind).glob("[!.]*/[!.]*.git")):
+            yield path.parent.name, path.name.removesuffix(".git"), Repository(path)
+
+    def _path(self, kind: str, namespace: str, name: str) -> Path | None:
+        if kind not in KINDS or not is_valid_name(namespace) or not is_valid_name(name):
+            return None
+        return self._root / kind / namespace / f"{name}.git"
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One bare git repository. It holds no open file: every call opens, reads or writes, and closes."""
+
+    path: Path
+
+    @classmethod
+    def initialize(cls, path: Path, *, private: bool, user: str) -> Repository:
+        """Make a repository in an empty folder, with `.gitattributes` on main."""
+        with Repo.init_bare(path, default_branch=MAIN.encode()) as git:
+            config = git.get_config()
+            config.set((b"hub",), b"private", private)
+            config.write_to_path()
+        attributes = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in sorted(LARGE_SUFFIXES))
+        repository = cls(path)
+        with repository._open() as git:
+            blob = Blob.from_string(attributes.encode())
+            git.object_store.add_object(blob)
+            sha = _write_commit(git, {".gitattributes": blob.id}, [], "initial commit", user)
+            git.refs.set_if_equals(_ref("heads", MAIN), None, sha)
+        return repository
+
+    @property
+    def private(self) -> bool:
+        """Whether only those who may write it may know of it."""
+        with self._open() as git:
+            return git.get_config().get_boolean((b"hub",), b"private", default=False)
+
+    @property
+    def large_files(self) -> LargeFiles:
+        """The large files of this repository."""
+        return LargeFiles(self.path / "lfs")
+
+    def refs(self, kind: RefKind) -> dict[str, str]:
+        """Name and commit of all branches (`heads`) or tags."""
+        with self._open() as git:
+            found = git.refs.as_dict(Ref(f"refs/{kind}".encode()))
+            return {name.decode(): sha.decode() for name, sha in sorted(found.items())}
+
+    def resolve(self, revision: str) -> str:
+        """The commit that a branch, a tag, a full ref or a commit id (7 to 40 digits) stands for.
+
+        Raises:
+            RefusedError: 404 RevisionNotFound.
+        """
+        with self._open() as git:
+            for candidate in (f"refs/heads/{revision}", f"refs/tags/{revision}", revision):
+                name = Ref(candidate.encode())
+                if candidate.startswith("refs/") and check_ref_format(name) and name in git.refs:
+                    return git.refs[name].decode()
+            if _COMMIT.fullmatch(revision):
+                for found in git.object_store.iter_prefix(revision.encode()):
+                    if isinstance(git.object_store[found], Commit):
+                        return found.decode()
+        raise RefusedError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+
+    def history(self, sha: str, *, skip: int, limit: int) -> list[CommitRecord]:
+        """Up to `limit` commits from `sha` backwards, after the first `skip`."""
+        with self._open() as git:
+            walker = git.get_walker(include=[ObjectID(sha.encode())], max_entries=skip + limit)
+            return [_record(entry.commit) for entry in list(walker)[skip:]]
+
+    def entries(self, sha: str, folder: str = "", *, recursive: bool) -> list[Entry]:
+        """The files and folders at a commit, under `folder`, in git's order.
+
+        Raises:
+            RefusedError: 404 EntryNotFound, when `folder` names nothing.
+        """
+        prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
+        with self._open() as git:
+            tree = _commit(git, sha).tree
+            found = [
+                self._entry(git, item.path.decode(), item.mode, item.sha)
+                for item in git.object_store.iter_tree_contents(tree, include_trees=True)
+                if item.path and item.path.startswith(prefix.encode()) and item.mode is not None and item.sha
+                if recursive or b"/" not in item.path[len(prefix) :]
+            ]
+        if prefix and not found:
+            raise RefusedError(404, f"{folder} does not exist at {sha}", "EntryNotFound")
+        return found
+
+    def entry(self, sha: str, path: str) -> Entry:
+        """The file of that path at a commit.
+
+        Raises:
+            RefusedError: 404 EntryNotFound.
+        """
+        missing = RefusedError(404, f"{path} does not exist at {sha}", "EntryNotFound")
+        with self._open() as git:
+            try:
+                tree = git.object_store[_commit(git, sha).tree]
+                mode, oid = tree.lookup_path(git.object_store.__getitem__, path.encode())  # type: ignore[attr-defined]
+            except (KeyError, NotADirectoryError, ValueError, AttributeError):
+                raise missing from None
+            if stat.S_ISDIR(mode):
+                raise missing
+            return self._entry(git, path, mode, oid)
+
+    def read(self, entry: Entry) -> bytes:
+        """The content of a file that is not a large one."""
+        with self._open() as git:
+            return git.object_store.get_raw(ObjectID(entry.oid.encode()))[1]
+
+    def commit(
+        self,
+        branch: str,
+        changes: Sequence[Change],
+        *,
+        title: str,
+        description: str,
+        parent: str | None,
+        user: str,
+    ) -> str:
+        """Put one commit on a branch and return its id.
+
+        Raises:
+            RefusedError: 412 when `parent` is given and is no longer the head; 404 for a branch or a file to delete that
+                is not there; 400 for a path outside the repository or a large file that was not uploaded.
+        """
+
+        def write(git: Repo) -> str:
+            ref = _ref("heads", branch)
+            if ref not in git.refs:
+                raise RefusedError(404, f"Invalid rev id: {branch}", "RevisionNotFound")
+            head = git.refs[ref]
+            if parent and not head.decode().startswith(parent.lower()):
+                raise RefusedError(412, "A commit has happened since. Please refresh and try again.")
+            files = {
+                item.path.decode(): item.sha
+                for item in git.object_store.iter_tree_contents(_commit(git, head.decode()).tree)
+                if item.path is not None and item.sha is not None
+            }
+            for change in changes:
+                self._apply(git, files, change)
+            _refuse_file_as_folder(files)
+            message = f"{title}\n\n{description}" if description else title
+            sha = _write_commit(git, files, [head], message, user)
+            if not git.refs.set_if_equals(ref, head, sha):
+                raise RefusedError(412, "A commit has happened since. Please refresh and try again.")
+            return sha.decode()
+
+        return self._write(write)
+
+    def create_ref(self, kind: RefKind, name: str, sha: str) -> None:
+        """Make a branch or a tag.
+
+        Raises:
+            RefusedError: 409 when there is one of that name, 400 for a name that git does not take.
+        """
+
+        def write(git: Repo) -> None:
+            ref = _ref(kind, name)
+            if ref in git.refs:
+                raise RefusedError(409, f"Reference already exists: {name}")
+            try:
+                git.refs.set_if_equals(ref, None, ObjectID(sha.encode()))
+            except OSError:  # refs/tags/a is a file where refs/tags/a/b needs a folder, or the other way round
+                raise RefusedError(409, f"Another reference stands in the way of {name}") from None
+
+        self._write(write)
+
+    def delete_ref(self, kind: RefKind, name: str) -> None:
+        """Remove a branch or a tag.
+
+        Raises:
+            RefusedError: 404 when there is none, 403 for main.
+        """
+
+        def write(git: Repo) -> None:
+            ref = _ref(kind, name)
+            if kind == "heads" and name == MAIN:
+                raise RefusedError(403, f"The branch {MAIN} cannot be deleted")
+            if ref not in git.refs:
+                raise RefusedError(404, f"Reference does not exist: {name}", "RevisionNotFound")
+            git.refs.remove_if_equals(ref, None)
+
+        self._write(write)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Repo]:
+        with Repo(str(self.path), bare=True) as git:
+            git.object_store.fsync_object_files = True
+            yield git
+
+    def _write(self, write: Callable[[Repo], T]) -> T:
+        """Run `write` on a freshly opened repository, alone among all processes.
+
+        dulwich marks a file under way by `<file>.lock`. Here the kernel lock is held, so a marker that stands in the
+        way was left by a killed process, and can go.
+        """
+        with (self.path / "hub.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            while True:
+                try:
+                    with self._open() as git:
+                        return write(git)
+                except FileLocked as left:
+                    Path(os.fsdecode(left.lockfilename)).unlink(missing_ok=True)
+
+    def _apply(self, git: Repo, files: dict[str, ObjectID], change: Change) -> None:
+        path = _checked_path(change.path)
+        match change:
+            case PutFile(content=content):
+                files[path] = _add_blob(git, content)
+            case PutLargeFile(sha256=sha256, size=size):
+                stored = self.large_files.size(sha256)
+                if stored is None or size not in (None, stored):
+                    raise RefusedError(400, f"The large file {path} was not uploaded: no {sha256} of {size} bytes")
+                files[path] = _add_blob(git, LFSPointer(sha256, stored).to_bytes())
+            case DeleteFile():
+                if files.pop(path, None) is None:
+                    raise RefusedError(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
+            case DeleteFolder():
+                for inside in [file for file in files if file.startswith(f"{path}/")]:
+                    del files[inside]
+
+    def _entry(self, git: Repo, path: str, mode: int, oid: ObjectID) -> Entry:
+        if stat.S_ISDIR(mode):
+            return Entry(path, oid.decode(), 0, is_folder=True)
+        content = git.object_store.get_raw(oid)[1]
+        if len(content) <= _POINTER_BYTES:
+            pointer = LFSPointer.from_bytes(content)
+            # dulwich reads pointers leniently; one that is not written exactly so is a file like any other.
+            if pointer is not None and pointer.is_valid_oid() and pointer.to_bytes() == content:
+                return Entry(path, oid.decode(), pointer.size, sha256=pointer.oid, pointer_size=len(content))
+        return Entry(path, oid.decode(), len(content))
+
+
+def _commit(git: Repo, sha: str) -> Commit:
+    commit = git.object_store[ObjectID(sha.encode())]
+    assert isinstance(commit, Commit), sha
+    return commit
+
+
+def _record(commit: Commit) -> CommitRecord:
+    title, _, message = commit.message.decode().rstrip("\n").partition("\n\n")
+    author = commit.author.decode().partition(" <")[0]
+    return CommitRecord(commit.id.decode(), title, message, author, commit.commit_time)
+
+
+def _add_blob(git: Repo, content: bytes) -> ObjectID:
+    blob = Blob.from_string(content)
+    git.object_store.add_object(blob)
+    return blob.id
+
+
+def _write_commit(git: Repo, files: dict[str, ObjectID], parents: list[ObjectID], message: str, user: str) -> ObjectID:
+    commit = Commit()
+    commit.tree = commit_tree(git.object_store, [(path.encode(), oid, _FILE_MODE) for path, oid in files.items()])
+    commit.parents = parents
+    commit.author = commit.committer = f"{user} <{user}@localhost>".encode()
+    commit.author_time = commit.commit_time = int(time.time())
+    commit.author_timezone = commit.commit_timezone = 0
+    commit.encoding = b"UTF-8"
+    commit.message = f"{message}\n".encode()
+    git.object_store.add_object(commit)
+    return commit.id
+
+
+def _ref(kind: RefKind, name: str) -> Ref:
+    ref = Ref(f"refs/{kind}/{name.removeprefix(f'refs/{kind}/')}".encode())
+    if not check_ref_format(ref) or name.startswith("-") or re.fullmatch(r"[0-9a-f]{40}", name):
+        raise RefusedError(400, f"Invalid reference name: {name!r}")
+    return ref
+
+
+def _checked_path(path: str) -> str:
+    """The path without a trailing slash; refuses whatever git or a file system could read as another place."""
+    parts = path.removesuffix("/").split("/")
+    odd = any(ord(char) < 32 or char == "\\" for char in path)
+    if odd or len(path.encode()) > 1024 or any(part in ("", ".", "..") or part.lower() == ".git" for part in parts):
+        raise RefusedError(400, f"Invalid path in the repository: {path!r}")
+    return "/".join(parts)
+
+
+def _refuse_file_as_folder(files: Iterable[str]) -> None:
+    names = set(files)
+    for path in names:
+        parent = path.rpartition("/")[0]
+        while parent:
+            if parent in names:
+                raise RefusedError(400, f"{parent!r} cannot be a file and the folder of {path!r}")
+            parent = parent.rpartition("/")[0]

@@ -1,0 +1,110 @@
+"""What the routes of the local Hub have in common: how a request names a repository, a revision and a user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import unquote
+
+from fastapi import Depends, Request
+from pydantic import AfterValidator
+
+from tasks.hub.access import Access
+from tasks.hub.refusals import repository_not_found
+from tasks.hub.repositories import Entry, Repository, Store
+
+Quoted = Annotated[str, AfterValidator(unquote)]
+"""A part of the path, which routes see still quoted: a revision such as `refs%2Fheads%2Fmain` is one part."""
+
+
+@dataclass(frozen=True)
+class Hub:
+    """What every request needs; `request.app.state.hub`."""
+
+    store: Store
+    access: Access
+    endpoint: str
+    part_bytes: int
+    """Large files above this size are uploaded in parts of it."""
+
+
+def hub_of(request: Request) -> Hub:
+    """The Hub that this request is addressed to."""
+    hub = request.app.state.hub
+    assert isinstance(hub, Hub)
+    return hub
+
+
+def user_of(request: Request) -> str | None:
+    """The user who asks; None for a request without a token."""
+    return hub_of(request).access.user(request.headers.get("authorization", ""))
+
+
+@dataclass(frozen=True)
+class Target:
+    """The repository that a request names."""
+
+    kind: str
+    namespace: str
+    name: str
+    repository: Repository
+    user: str | None
+
+    @property
+    def id(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def page(self) -> str:
+        """The path of the repository's page, from which the client reads its id."""
+        return self.id if self.kind == "models" else f"{self.kind}/{self.id}"
+
+
+def readable_target(request: Request) -> Target:
+    """The repository of this request, if the user may know of it.
+
+    Raises:
+        RefusedError: 404 RepoNotFound, for a missing repository as for a private one of others.
+    """
+    parts = {name: unquote(value) for name, value in request.path_params.items()}
+    kind = parts.get("kind") or ("datasets" if request.url.path.startswith("/datasets/") else "models")
+    namespace, name = parts["namespace"], parts["name"]
+    hub, user = hub_of(request), user_of(request)
+    repository = hub.store.open(kind, namespace, name)
+    if not hub.access.may_write(user, namespace) and repository.private:
+        raise repository_not_found()
+    return Target(kind, namespace, name, repository, user)
+
+
+def writable_target(request: Request) -> Target:
+    """The repository of this request, if the user may write it.
+
+    Raises:
+        RefusedError: 401 without a token, 404 as for reading, 403 for a user who may only read.
+    """
+    if user_of(request) is None:
+        hub_of(request).access.require_write(None, "")
+    target = readable_target(request)
+    hub_of(request).access.require_write(target.user, target.namespace)
+    return target
+
+
+async def body_of(request: Request) -> bytes:
+    """The whole body of this request."""
+    return await request.body()
+
+
+Readable = Annotated[Target, Depends(readable_target)]
+Writable = Annotated[Target, Depends(writable_target)]
+User = Annotated[str | None, Depends(user_of)]
+Body = Annotated[bytes, Depends(body_of)]
+
+
+def entry_json(entry: Entry) -> dict[str, object]:
+    """A file or folder as the Hub's tree and paths-info answers show it."""
+    kind = "directory" if entry.is_folder else "file"
+    shown: dict[str, object] = {"type": kind, "oid": entry.oid, "size": entry.size, "path": entry.path}
+    if entry.sha256:
+        shown["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
+    return shown

@@ -1,0 +1,312 @@
+"""The routes about repositories: who am I, create, list, look into, tag and branch."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Annotated
+from urllib.parse import parse_qs, urlencode
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, Field
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from tasks.hub.refusals import RefusedError
+from tasks.hub.repositories import MAIN, Entry, RefKind
+from tasks.hub.requests import (
+    Body,
+    Quoted,
+    Readable,
+    Target,
+    User,
+    Writable,
+    entry_json,
+    hub_of,
+    readable_target,
+    writable_target,
+)
+
+TREE_PAGE = 1000
+COMMITS_PAGE = 50
+
+router = APIRouter()
+_REPOSITORY = "/api/{kind}/{namespace}/{name}"
+
+
+@router.get("/api/whoami-v2")
+def whoami(user: User) -> dict[str, object]:
+    """The user whose token this is."""
+    if user is None:
+        raise RefusedError(401, "Invalid username or password.")
+    token = {"displayName": "local", "role": "write"}
+    auth = {"type": "access_token", "accessToken": token}
+    return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": [], "auth": auth}
+
+
+class NewRepository(BaseModel):
+    """The body of repos/create."""
+
+    name: str
+    organization: str | None = None
+    type: str = "model"
+    visibility: str = "public"
+
+
+@router.post("/api/repos/create")
+def create_repository(request: Request, new: NewRepository, user: User) -> dict[str, object]:
+    """Make a repository in the user's own namespace or in `organization`."""
+    hub = hub_of(request)
+    namespace = new.organization or user or ""
+    writer = hub.access.require_write(user, namespace)
+    kind = f"{new.type}s"
+    page = f"{namespace}/{new.name}" if kind == "models" else f"{kind}/{namespace}/{new.name}"
+    url = f"{hub.endpoint}/{page}"
+    try:
+        hub.store.create(kind, namespace, new.name, private=new.visibility == "private", user=writer)
+    except RefusedError as refusal:
+        if refusal.status == 409:
+            refusal.details["url"] = url  # what create_repo(exist_ok=True) returns
+        raise
+    return {"url": url, "name": f"{namespace}/{new.name}", "id": page}
+
+
+@router.get("/api/{kind}")
+def list_repositories(
+    *,
+    request: Request,
+    kind: Quoted,
+    user: User,
+    author: str = "",
+    search: str = "",
+    limit: Annotated[int, Query(ge=1)] = 1000,
+) -> list[dict[str, object]]:
+    """The repositories that the user may see, by name."""
+    hub = hub_of(request)
+    seen = (
+        {"id": f"{namespace}/{name}", "modelId": f"{namespace}/{name}", "author": namespace, "private": private}
+        for namespace, name, repository in hub.store.list(kind)
+        if author in ("", namespace) and search.lower() in f"{namespace}/{name}".lower()
+        if not (private := repository.private) or hub.access.may_write(user, namespace)
+    )
+    return list(islice(seen, limit))
+
+
+@router.get(_REPOSITORY)
+def describe(*, target: Readable, response: Response, blobs: bool = False) -> dict[str, object]:
+    """The repository at main."""
+    return _describe(target, MAIN, response, blobs=blobs)
+
+
+@router.get(_REPOSITORY + "/revision/{revision}")
+def describe_revision(
+    *, target: Readable, revision: Quoted, response: Response, blobs: bool = False
+) -> dict[str, object]:
+    """The repository at a revision."""
+    return _describe(target, revision, response, blobs=blobs)
+
+
+def _describe(target: Target, revision: str, response: Response, *, blobs: bool) -> dict[str, object]:
+    repository = target.repository
+    sha = repository.resolve(revision)
+    response.headers["X-Repo-Commit"] = sha
+    files = [entry for entry in repository.entries(sha, recursive=True) if not entry.is_folder]
+    modified = _date(repository.history(sha, skip=0, limit=1)[0].time)
+    return {
+        "_id": target.page,
+        "id": target.id,
+        "modelId": target.id,
+        "author": target.namespace,
+        "sha": sha,
+        "private": repository.private,
+        "gated": False,
+        "disabled": False,
+        "downloads": 0,
+        "likes": 0,
+        "tags": [],
+        "lastModified": modified,
+        "siblings": [_sibling(entry, blobs=blobs) for entry in files],
+    }
+
+
+def _sibling(entry: Entry, *, blobs: bool) -> dict[str, object]:
+    shown: dict[str, object] = {"rfilename": entry.path}
+    if blobs:
+        shown |= {"size": entry.size, "blobId": entry.oid}
+        if entry.sha256:
+            shown["lfs"] = {"sha256": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
+    return shown
+
+
+@router.get(_REPOSITORY + "/auth-check", dependencies=[Depends(readable_target)])
+def check_read() -> dict[str, object]:
+    """Whether the user may read."""
+    return {}
+
+
+@router.get(_REPOSITORY + "/auth-check/write", dependencies=[Depends(writable_target)])
+def check_write() -> dict[str, object]:
+    """Whether the user may write."""
+    return {}
+
+
+@router.get(_REPOSITORY + "/refs")
+def list_refs(target: Readable) -> dict[str, object]:
+    """All branches and tags."""
+
+    def shown(kind: RefKind) -> list[dict[str, str]]:
+        found = target.repository.refs(kind).items()
+        return [{"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": sha} for name, sha in found]
+
+    return {"branches": shown("heads"), "tags": shown("tags"), "converts": [], "pullRequests": []}
+
+
+@router.get(_REPOSITORY + "/commits/{revision}")
+def list_commits(
+    *,
+    request: Request,
+    target: Readable,
+    revision: Quoted,
+    response: Response,
+    p: Annotated[int, Query(ge=0)] = 0,
+) -> list[dict[str, object]]:
+    """One page of the history, newest first; `Link` names the next page."""
+    sha = target.repository.resolve(revision)
+    found = target.repository.history(sha, skip=p * COMMITS_PAGE, limit=COMMITS_PAGE + 1)
+    if len(found) > COMMITS_PAGE:
+        _link_next(request, response, p=str(p + 1))
+    return [
+        {
+            "id": commit.sha,
+            "title": commit.title,
+            "message": commit.message,
+            "date": _date(commit.time),
+            "authors": [{"user": commit.author}],
+        }
+        for commit in found[:COMMITS_PAGE]
+    ]
+
+
+Cursor = Annotated[int, Query(ge=0)]
+
+
+@router.get(_REPOSITORY + "/tree/{revision}")
+def list_tree(
+    *,
+    request: Request,
+    target: Readable,
+    revision: Quoted,
+    response: Response,
+    recursive: bool = False,
+    cursor: Cursor = 0,
+) -> list[dict[str, object]]:
+    """One page of the files and folders of a commit; `Link` names the next page."""
+    return _tree_page(request, target, (revision, ""), response, recursive=recursive, cursor=cursor)
+
+
+@router.get(_REPOSITORY + "/tree/{revision}/{folder:path}")
+def list_folder(
+    *,
+    request: Request,
+    target: Readable,
+    revision: Quoted,
+    folder: Quoted,
+    response: Response,
+    recursive: bool = False,
+    cursor: Cursor = 0,
+) -> list[dict[str, object]]:
+    """The same for one folder."""
+    return _tree_page(request, target, (revision, folder), response, recursive=recursive, cursor=cursor)
+
+
+def _tree_page(
+    request: Request, target: Target, at: tuple[str, str], response: Response, *, recursive: bool, cursor: int
+) -> list[dict[str, object]]:
+    revision, folder = at
+    sha = target.repository.resolve(revision)
+    found = target.repository.entries(sha, folder, recursive=recursive)
+    response.headers["X-Repo-Commit"] = sha
+    if len(found) > cursor + TREE_PAGE:
+        _link_next(request, response, recursive=str(recursive), cursor=str(cursor + TREE_PAGE))
+    return [entry_json(entry) for entry in found[cursor : cursor + TREE_PAGE]]
+
+
+@router.post(_REPOSITORY + "/paths-info/{revision}")
+def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[dict[str, object]]:
+    """Those of the files and folders in a form's `paths` that exist."""
+    sha = target.repository.resolve(revision)
+    wanted = set(parse_qs(body.decode(errors="replace")).get("paths", []))
+    return [entry_json(entry) for entry in target.repository.entries(sha, recursive=True) if entry.path in wanted]
+
+
+class NewTag(BaseModel):
+    """The body of a tag's creation; git's annotation message is not kept."""
+
+    tag: str
+
+
+@router.post(_REPOSITORY + "/tag/{revision}")
+def create_tag(target: Writable, revision: Quoted, new: NewTag) -> dict[str, object]:
+    """Tag a commit; a tag never moves."""
+    target.repository.create_ref("tags", new.tag, target.repository.resolve(revision))
+    return {}
+
+
+@router.delete(_REPOSITORY + "/tag/{tag}")
+def delete_tag(target: Writable, tag: Quoted) -> dict[str, object]:
+    """Remove a tag."""
+    target.repository.delete_ref("tags", tag)
+    return {}
+
+
+class NewBranch(BaseModel):
+    """The body of a branch's creation."""
+
+    starting_point: str = Field(default=MAIN, alias="startingPoint")
+
+
+@router.post(_REPOSITORY + "/branch/{branch}")
+def create_branch(target: Writable, branch: Quoted, new: NewBranch) -> dict[str, object]:
+    """Make a branch."""
+    target.repository.create_ref("heads", branch, target.repository.resolve(new.starting_point))
+    return {}
+
+
+@router.delete(_REPOSITORY + "/branch/{branch}")
+def delete_branch(target: Writable, branch: Quoted) -> dict[str, object]:
+    """Remove a branch; its commits stay."""
+    target.repository.delete_ref("heads", branch)
+    return {}
+
+
+class Card(BaseModel):
+    """The body of validate-yaml: a README.md."""
+
+    content: str
+
+
+@router.post("/api/validate-yaml")
+def validate_card(card: Card, response: Response) -> dict[str, object]:
+    """Whether the metadata at the top of a model card is YAML."""
+    errors, warnings = [], []
+    head, _, rest = card.content.lstrip().replace("\r\n", "\n").partition("---\n")
+    metadata, closed, _ = f"\n{rest}".partition("\n---")
+    if head or not closed:
+        warnings.append({"message": "empty or missing yaml metadata in repo card"})
+    else:
+        try:
+            if not isinstance(YAML(typ="safe", pure=True).load(metadata) or {}, dict):
+                errors.append({"message": "the metadata is not a mapping of keys to values"})
+        except YAMLError as error:
+            errors.append({"message": f"the metadata is not YAML: {error}"})
+    response.status_code = 400 if errors else 200
+    return {"errors": errors, "warnings": warnings}
+
+
+def _date(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
+
+def _link_next(request: Request, response: Response, **query: str) -> None:
+    url = f"{hub_of(request).endpoint}{request.url.path}?{urlencode(query)}"
+    response.headers["Link"] = f'<{url}>; rel="next"'

@@ -1,0 +1,132 @@
+"""Run the local Hub: in a thread for tests and the pipeline, or until a signal for a shell.
+
+    with LocalHub(Path(".hub"), tokens={"hf_local": "me"}) as hub:
+        HfApi(endpoint=hub.endpoint, token="hf_local").create_repo("me/model")
+
+FastAPI and dulwich are imported when a Hub is made, not before.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+import threading
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
+
+PART_BYTES = 64 << 20
+_START_TIMEOUT_S = 30
+_STOP_TIMEOUT_S = 5
+
+
+class LocalHub:
+    """A Hub over a folder, for this machine only.
+
+    Several of them, in several processes, may serve the same folder at the same time.
+
+    Args:
+        root: the folder of the repositories; made when it is missing.
+        tokens: token -> user. A user writes in the namespace of its own name; others may read what is public.
+        writers: namespace -> users who may write there too.
+        host: a loopback address.
+        port: 0 takes a free one.
+        part_bytes: larger files are uploaded in parts of this size.
+
+    Raises:
+        ValueError: for a host that other machines can reach, or a user name that no namespace can have.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        tokens: Mapping[str, str],
+        writers: Mapping[str, Collection[str]] | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        from tasks.hub.access import Access
+
+        if not ipaddress.ip_address("127.0.0.1" if host == "localhost" else host).is_loopback:
+            raise ValueError(f"the local Hub serves loopback addresses only, not {host}")
+        self._root = root
+        self._access = Access(dict(tokens), dict(writers or {}))
+        self._host = "127.0.0.1" if host == "localhost" else host
+        self._port = port
+        self._part_bytes = part_bytes
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._endpoint = ""
+
+    @property
+    def endpoint(self) -> str:
+        """The URL for HF_ENDPOINT; known as soon as the Hub is entered."""
+        if not self._endpoint:
+            raise RuntimeError("the local Hub is not running: enter it first")
+        return self._endpoint
+
+    def application(self) -> ASGIApp:
+        """The ASGI application that is served."""
+        from tasks.hub.application import build_application
+        from tasks.hub.repositories import Store
+        from tasks.hub.requests import Hub
+
+        return build_application(Hub(Store(self._root), self._access, self.endpoint, self._part_bytes))
+
+    def __enter__(self) -> Self:
+        import uvicorn
+
+        self._root.mkdir(parents=True, exist_ok=True)
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.create_server((self._host, self._port), family=family, backlog=128)
+        shown_host = f"[{self._host}]" if ":" in self._host else self._host
+        self._endpoint = f"http://{shown_host}:{listener.getsockname()[1]}"
+        config = uvicorn.Config(
+            self.application(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), name="local-hub", daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                listener.close()
+                raise RuntimeError("the local Hub did not start")
+            time.sleep(0.005)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._server is not None
+        assert self._thread is not None
+        self._server.should_exit = True
+        self._thread.join(_STOP_TIMEOUT_S)
+        self._endpoint = ""
+
+    def serve_forever(self) -> None:
+        """Wait, inside the `with`, until SIGINT or SIGTERM asks to stop. For the main thread only."""
+        asked = threading.Event()
+
+        def ask(_number: int, _frame: FrameType | None) -> None:
+            asked.set()
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            while self._thread is not None and self._thread.is_alive() and not asked.wait(0.2):
+                pass
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
