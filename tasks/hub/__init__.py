@@ -1,6 +1,7 @@
 """A Hugging Face Hub of our own, over a folder, for this machine: publish and load with the real client, offline.
 
     repositories.py        bare git repositories; commits compare and swap their parent
+    records.py             files, commits, and the changes of a commit
     large_files.py         the git-lfs objects beside them
     access.py              tokens, who may write, signed upload URLs
     routes_*.py            the Hub's HTTP API, as far as huggingface_hub uses it for models and datasets

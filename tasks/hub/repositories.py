@@ -23,14 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from dulwich.file import FileLocked
+from dulwich.errors import NotTreeError
 from dulwich.index import commit_tree
 from dulwich.lfs import LFSPointer
+from dulwich.object_store import tree_lookup_path
 from dulwich.objects import Blob, Commit, ObjectID
 from dulwich.refs import Ref, check_ref_format
 from dulwich.repo import Repo
 
 from tasks.hub.large_files import LargeFiles
+from tasks.hub.records import Change, CommitRecord, DeleteFile, DeleteFolder, Entry, PutFile, PutLargeFile
 from tasks.hub.refusals import RefusedError, repository_not_found
 
 KINDS = ("models", "datasets")
@@ -50,67 +52,6 @@ LARGE_SUFFIXES = frozenset(_WEIGHTS | _TABLES | _ARCHIVES)
 """Large files whatever their size, as on the Hub; `.gitattributes` of a new repository says so to git-lfs."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A file or a folder at one commit."""
-
-    path: str
-    oid: str
-    """git's SHA-1; for a large file that of its pointer."""
-    size: int
-    """Bytes of the content; 0 for a folder."""
-    is_folder: bool = False
-    sha256: str | None = None
-    """Set for a large file."""
-    pointer_size: int = 0
-
-
-@dataclass(frozen=True)
-class CommitRecord:
-    """One commit as the Hub's history shows it."""
-
-    sha: str
-    title: str
-    message: str
-    author: str
-    time: int
-    """Seconds since 1970, UTC."""
-
-
-@dataclass(frozen=True)
-class PutFile:
-    """Write a file whose content travels in the commit."""
-
-    path: str
-    content: bytes
-
-
-@dataclass(frozen=True)
-class PutLargeFile:
-    """Write a file whose content was uploaded before."""
-
-    path: str
-    sha256: str
-    size: int | None
-
-
-@dataclass(frozen=True)
-class DeleteFile:
-    """Remove a file; it is an error when there is none."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class DeleteFolder:
-    """Remove everything under a folder."""
-
-    path: str
-
-
-Change = PutFile | PutLargeFile | DeleteFile | DeleteFolder
 
 
 def is_valid_name(name: str) -> bool:
@@ -263,9 +204,8 @@ class Repository:
         missing = RefusedError(404, f"{path} does not exist at {sha}", "EntryNotFound")
         with self._open() as git:
             try:
-                tree = git.object_store[_commit(git, sha).tree]
-                mode, oid = tree.lookup_path(git.object_store.__getitem__, path.encode())  # type: ignore[attr-defined]
-            except (KeyError, NotADirectoryError, ValueError, AttributeError):
+                mode, oid = tree_lookup_path(git.object_store.__getitem__, _commit(git, sha).tree, path.encode())
+            except (KeyError, ValueError, NotTreeError):
                 raise missing from None
             if stat.S_ISDIR(mode):
                 raise missing
@@ -360,17 +300,22 @@ class Repository:
     def _write(self, write: Callable[[Repo], T]) -> T:
         """Run `write` on a freshly opened repository, alone among all processes.
 
-        dulwich marks a file under way by `<file>.lock`. Here the kernel lock is held, so a marker that stands in the
-        way was left by a killed process, and can go.
+        dulwich writes a file as `<file>.lock` and renames it. Where the writer before us was killed, its mark is still
+        in the lock file, and such files may stand in the way: we hold the kernel lock, so nobody owns them.
         """
-        with (self.path / "hub.lock").open("w") as lock:
+        with (self.path / "hub.lock").open("a+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            while True:
-                try:
-                    with self._open() as git:
-                        return write(git)
-                except FileLocked as left:
-                    Path(os.fsdecode(left.lockfilename)).unlink(missing_ok=True)
+            if os.fstat(lock.fileno()).st_size:
+                for folder in ("objects", "refs"):
+                    for left in (self.path / folder).rglob("*.lock"):
+                        left.unlink()
+            lock.write("writing")
+            lock.flush()
+            try:
+                with self._open() as git:
+                    return write(git)
+            finally:
+                lock.truncate(0)
 
     def _apply(self, git: Repo, files: dict[str, ObjectID], change: Change) -> None:
         path = _checked_path(change.path)

@@ -10,8 +10,9 @@ from fastapi import Depends, Request
 from pydantic import AfterValidator
 
 from tasks.hub.access import Access
+from tasks.hub.records import Entry
 from tasks.hub.refusals import repository_not_found
-from tasks.hub.repositories import Entry, Repository, Store
+from tasks.hub.repositories import Repository, Store
 
 Quoted = Annotated[str, AfterValidator(unquote)]
 """A part of the path, which routes see still quoted: a revision such as `refs%2Fheads%2Fmain` is one part."""

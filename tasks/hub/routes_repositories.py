@@ -12,8 +12,9 @@ from pydantic import BaseModel, Field
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from tasks.hub.records import Entry
 from tasks.hub.refusals import RefusedError
-from tasks.hub.repositories import MAIN, Entry, RefKind
+from tasks.hub.repositories import MAIN, RefKind
 from tasks.hub.requests import (
     Body,
     Quoted,

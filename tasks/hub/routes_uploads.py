@@ -21,15 +21,9 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from tasks.hub.large_files import LargeFiles
+from tasks.hub.records import Change, DeleteFile, DeleteFolder, PutFile, PutLargeFile
 from tasks.hub.refusals import RefusedError
-from tasks.hub.repositories import (
-    LARGE_SUFFIXES,
-    Change,
-    DeleteFile,
-    DeleteFolder,
-    PutFile,
-    PutLargeFile,
-)
+from tasks.hub.repositories import LARGE_SUFFIXES
 from tasks.hub.requests import Body, Quoted, Target, Writable, hub_of
 
 REGULAR_BYTES = 10 << 20

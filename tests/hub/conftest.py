@@ -1,0 +1,66 @@
+"""A local Hub in a temporary folder, and the real client for each kind of user."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.utils import disable_progress_bars
+
+from tasks.hub import LocalHub
+
+PART_BYTES = 1 << 20
+TOKENS = {"token-of-alice": "alice", "token-of-bob": "bob"}
+
+
+@pytest.fixture(autouse=True)
+def client_without_xet(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The client reads the variable when it is imported, which another test may have done before.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    disable_progress_bars()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def hub(root: Path) -> Iterator[LocalHub]:
+    with LocalHub(root, tokens=TOKENS, writers={"team": ["alice"]}, part_bytes=PART_BYTES) as running:
+        yield running
+
+
+@pytest.fixture
+def alice(hub: LocalHub) -> HfApi:
+    return HfApi(endpoint=hub.endpoint, token="token-of-alice")
+
+
+@pytest.fixture
+def bob(hub: LocalHub) -> HfApi:
+    return HfApi(endpoint=hub.endpoint, token="token-of-bob")
+
+
+@pytest.fixture
+def anyone(hub: LocalHub) -> HfApi:
+    return HfApi(endpoint=hub.endpoint, token=False)
+
+
+@pytest.fixture
+def client_environment(hub: LocalHub, tmp_path: Path) -> dict[str, str]:
+    """For a client in a process of its own: nothing of the machine's Hub settings, all of this Hub's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    return kept | {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "hf-home"),
+        "HF_TOKEN": "token-of-alice",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
