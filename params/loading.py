@@ -45,7 +45,8 @@ class Document:
 
     def line(self, key: Key) -> int:
         """Line of `key`, or of its nearest parent that is there; the first line is 1."""
-        node, line = self.tree, 0
+        node: object = self.tree
+        line = 0
         for part in key:
             if not isinstance(node, CommentedMap | CommentedSeq):
                 break
@@ -155,18 +156,19 @@ def _locate(loc: Sequence[str | int], content: object) -> tuple[Key, type[pydant
     key: list[str | int] = []
     section: type[pydantic.BaseModel] | None = Recipe
     holder = section
+    choices: list[type[pydantic.BaseModel]] = []
     node = content
     for part in loc:
         holder = section or holder
         field = section.model_fields.get(str(part)) if section else None
         if field is None and isinstance(node, dict) and node.get("kind") == part and part not in node:
-            section = next(m for m in _sections(holder_field) if get_args(m.model_fields["kind"].annotation) == (part,))
+            section = next(m for m in choices if get_args(m.model_fields["kind"].annotation) == (part,))
             continue
         key.append(part)
         node = node.get(part) if isinstance(node, dict) else _item(node, part)
         if field is not None:
-            holder_field = field.annotation
-            section = next(iter(_sections(holder_field)), None)
+            choices = _sections(field.annotation)
+            section = choices[0] if choices else None
     return tuple(key), holder
 
 

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from params import EvergreenError
-from tasks.process import die_with_parent
 from tasks.stages import FUNCTIONS
+from trainer.process import die_with_parent
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,6 +1,6 @@
-"""Causal language modelling: predict every next token of a text.
+r"""Causal language modelling: predict every next token of a text.
 
-    {"text": "abs(x, /)\\n\\nReturn the absolute value of the argument."}
+    {"text": "abs(x, /)\n\nReturn the absolute value of the argument."}
 
 Training packs: texts stand one after another, an end-of-text token between them, cut into full sequences; the model
 may look across that token. Evaluation does not pack: each text is scored by itself, in windows of `max_length`, so

@@ -1,0 +1,192 @@
+"""From a recipe to transformers.TrainingArguments, and what a recipe may not say to it.
+
+The recipe's own keys are translated here; every other field is passed through by its own name, except those that the
+pipeline owns: they are refused, each with the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from params import ModelError, Problem, RecipeError
+from params.loading import suggestion
+from params.schema import Launch, Training
+
+_FIRST_CLASS = {
+    "num_train_epochs": "training.epochs",
+    "max_steps": "training.max_steps",
+    "learning_rate": "training.learning_rate",
+    "lr_scheduler_type": "training.lr_scheduler",
+    "warmup_steps": "training.warmup_steps",
+    "weight_decay": "training.weight_decay",
+    "max_grad_norm": "training.max_grad_norm",
+    "optim": "training.optimizer",
+    "bf16": "training.precision",
+    "fp16": "training.precision",
+    "gradient_checkpointing": "training.gradient_checkpointing",
+    "activation_checkpointing": "training.gradient_checkpointing",
+    "eval_steps": "training.eval_steps",
+    "save_steps": "training.save_steps",
+    "logging_steps": "training.logging_steps",
+    "metric_for_best_model": "training.best_metric",
+    "save_total_limit": "training.keep_checkpoints",
+    "seed": "seed",
+    "data_seed": "seed",
+    "dataloader_num_workers": "launch.dataloader_workers",
+    "per_device_eval_batch_size": "launch.eval_batch_size",
+}
+_OWNED = {
+    "output_dir": "a run's folder is named after everything that determines it",
+    "resume_from_checkpoint": "the newest verified checkpoint of the same run is taken up by itself",
+    "ignore_data_skip": "a resumed run goes on with the row after the last one",
+    "per_device_train_batch_size": "it follows from training.global_batch_size and launch.micro_batch_size",
+    "gradient_accumulation_steps": "it follows from training.global_batch_size, launch.micro_batch_size and processes",
+    "auto_find_batch_size": "it would change the global batch behind the recipe's back",
+    "dataloader_drop_last": "every epoch is cut to whole global batches",
+    "train_sampling_strategy": "the order of the rows follows from the seed, for any number of processes",
+    "greater_is_better": "each metric of an objective knows its direction",
+    "load_best_model_at_end": "the best weights are kept apart, and are what is published",
+    "eval_strategy": "evaluation runs at start, every training.eval_steps and at the end",
+    "eval_on_start": "evaluation always runs before the first step",
+    "save_strategy": "checkpoints come every training.save_steps and at the end",
+    "save_only_model": "a checkpoint without optimizer state cannot be resumed",
+    "enable_jit_checkpoint": "it is not exact, and ranks do not agree on the step",
+    "batch_eval_metrics": "figures are always streamed, so that memory does not grow with the split",
+    "prediction_loss_only": "figures are computed from logits, weighted by token or row",
+    "eval_do_concat_batches": "figures are always streamed",
+    "eval_use_gather_object": "figures are gathered as tensors",
+    "remove_unused_columns": "an objective's collator takes what it needs",
+    "label_names": "an objective's collator names the labels",
+    "push_to_hub": "the publish stage pushes, exactly once",
+    "do_train": "the train stage trains",
+    "do_eval": "the evaluate stage evaluates",
+    "do_predict": "the evaluate stage evaluates",
+    "use_cpu": "a GPU is used when there is one",
+    "local_rank": "accelerate sets it",
+    "logging_nan_inf_filter": "a loss that is not finite must be seen",
+}
+
+
+def fields() -> dict[str, Any]:
+    """The fields of TrainingArguments by name, with their types."""
+    from transformers import TrainingArguments
+
+    hints = typing.get_type_hints(TrainingArguments)
+    return {field.name: hints[field.name] for field in dataclasses.fields(TrainingArguments) if field.init}
+
+
+def problems(arguments: dict[str, Any]) -> list[Problem]:
+    """What is wrong with the recipe's `training.arguments`: unknown, owned by the pipeline, or of the wrong type."""
+    known = fields()
+    found = []
+    for name, value in arguments.items():
+        key = ("training", "arguments", name)
+        if name in _FIRST_CLASS:
+            found.append(Problem(key, "has a key of its own", f"set `{_FIRST_CLASS[name]}` instead"))
+        elif name in _OWNED or name.startswith("hub_"):
+            reason = _OWNED.get(name, "the publish stage pushes, exactly once")
+            found.append(Problem(key, f"belongs to the pipeline: {reason}", "remove it"))
+        elif name not in known:
+            close = suggestion(name, list(known)).removeprefix("did you mean ").strip("`?")
+            own_key = _FIRST_CLASS.get(close)
+            fix = f"did you mean `{own_key or close}`?" if close in known else "see transformers.TrainingArguments"
+            found.append(Problem(key, "transformers.TrainingArguments has no such field", fix))
+        else:
+            found += _type_problem(key, known[name], value)
+    return found
+
+
+def build(*, folder: Path, seed: int, training: Training, launch: Launch, resuming: bool) -> Any:
+    """The TrainingArguments of a run.
+
+    Raises:
+        RecipeError: the batch cannot be split over the processes, or a field is refused.
+        ModelError: TrainingArguments itself refuses a value.
+    """
+    import torch
+    from transformers import TrainingArguments
+
+    if refused := problems(training.arguments):
+        lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in refused)
+        raise RecipeError("training.arguments", f"refused\n{lines}", "mend the keys above")
+    micro_batch, accumulation = split_batch(training.global_batch_size, launch)
+    own: dict[str, Any] = {
+        "output_dir": str(folder),
+        "seed": seed,
+        "data_seed": seed,
+        "num_train_epochs": training.epochs or 1.0,
+        "max_steps": training.max_steps or -1,
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "per_device_eval_batch_size": launch.eval_batch_size,
+        "learning_rate": training.learning_rate,
+        "lr_scheduler_type": training.lr_scheduler,
+        "warmup_steps": training.warmup_steps,
+        "weight_decay": training.weight_decay,
+        "max_grad_norm": training.max_grad_norm,
+        "optim": training.optimizer,
+        "bf16": training.precision == "bf16",
+        "fp16": training.precision == "fp16",
+        "activation_checkpointing": training.gradient_checkpointing,
+        "eval_strategy": "steps",
+        "eval_steps": training.eval_steps,
+        "eval_on_start": not resuming,
+        "batch_eval_metrics": True,
+        "save_strategy": "steps",
+        "save_steps": training.save_steps,
+        "logging_steps": training.logging_steps,
+        "logging_nan_inf_filter": False,
+        "dataloader_num_workers": launch.dataloader_workers,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "remove_unused_columns": False,
+        "label_names": ["labels"],
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(),
+        "restore_callback_states_from_checkpoint": True,
+    }
+    try:
+        return TrainingArguments(**(own | training.arguments))
+    except (ValueError, TypeError, ImportError) as error:
+        raise ModelError("training", f"refused by transformers: {error}", "mend the training section") from error
+
+
+def split_batch(global_batch_size: int, launch: Launch) -> tuple[int, int]:
+    """Micro-batch and accumulation steps whose product with the number of processes is the global batch.
+
+    The micro-batch is the largest divisor that is not above `launch.micro_batch_size`.
+
+    Raises:
+        RecipeError: the processes cannot share the global batch evenly.
+    """
+    if global_batch_size % launch.num_processes:
+        divisors = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
+        raise RecipeError(
+            "launch.num_processes",
+            f"{launch.num_processes} processes cannot share training.global_batch_size {global_batch_size} evenly",
+            f"use one of {divisors} processes, or another global batch",
+        )
+    share = global_batch_size // launch.num_processes
+    micro_batch = max(n for n in range(1, min(share, launch.micro_batch_size) + 1) if share % n == 0)
+    return micro_batch, share // micro_batch
+
+
+def _type_problem(key: tuple[str, ...], annotation: Any, value: object) -> list[Problem]:
+    try:
+        pydantic.TypeAdapter(annotation, config={"arbitrary_types_allowed": True}).validate_python(value)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        return [Problem(key, f"{first['msg']}, found {value!r}", f"its type is {_spelled(annotation)}")]
+    return []
+
+
+def _spelled(annotation: Any) -> str:
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        return " or ".join(_spelled(a) for a in typing.get_args(annotation))
+    return getattr(annotation, "__name__", str(annotation))

@@ -1,0 +1,91 @@
+"""Checkpoints that exist whole or not at all.
+
+A checkpoint is written into `.staging`, gets a manifest (size and SHA-256 of every file), is flushed to disk and then
+renamed to `checkpoint-<step>`. Resuming takes the newest whose manifest verifies; one that does not is set aside as
+`broken-checkpoint-<step>`, and the log says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+STAGING = ".staging"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def seal(staged: Path, target: Path) -> None:
+    """Give the folder `staged` a manifest, flush it to disk and move it to `target` in one step."""
+    (staged / MANIFEST).write_text(json.dumps(_manifest(staged), indent=1, sort_keys=True), encoding="utf-8")
+    for path in (*staged.rglob("*"), staged):
+        _flush(path)
+    if target.exists():
+        shutil.rmtree(target)
+    staged.rename(target)
+    _flush(target.parent)
+
+
+def verify(checkpoint: Path) -> str | None:
+    """Why `checkpoint` cannot be trusted, or None if every file is as its manifest says."""
+    try:
+        promised = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "it has no manifest"
+    except ValueError:
+        return "its manifest is damaged"
+    found = _manifest(checkpoint)
+    if promised == found:
+        return None
+    odd = sorted(name for name in promised.keys() | found.keys() if promised.get(name) != found.get(name))
+    return f"not as it was written: {', '.join(odd)}"
+
+
+def newest_verified(folder: Path) -> Path | None:
+    """The checkpoint in `folder` with the highest step that verifies; broken ones above it are set aside."""
+    for checkpoint in all_checkpoints(folder):
+        flaw = verify(checkpoint)
+        if flaw is None:
+            return checkpoint
+        aside = folder / f"broken-{checkpoint.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.rename(aside)
+        logger.warning("train: set aside %s: %s", aside, flaw)
+    return None
+
+
+def all_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, verified or not, newest first."""
+    found = [(int(m[1]), p) for p in folder.glob("checkpoint-*") if (m := _NAME.fullmatch(p.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def retain(folder: Path, keep: int) -> None:
+    """Delete all but the `keep` newest checkpoints."""
+    for old in all_checkpoints(folder)[keep:]:
+        shutil.rmtree(old)
+
+
+def _manifest(folder: Path) -> dict[str, list[int | str]]:
+    entries: dict[str, list[int | str]] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != MANIFEST:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            entries[path.relative_to(folder).as_posix()] = [path.stat().st_size, digest]
+    return entries
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,103 @@
+"""The network: built from a configuration, or loaded from safetensors; never from pickle, never with code of others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from params import ModelError, TransientError
+from params.schema import Model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from trainer.objectives import Objective, State
+
+os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
+
+
+def initial_model(
+    model: Model, *, objective: Objective[Any], state: State, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> PreTrainedModel:
+    """The model as it is before training: the same weights for the same arguments.
+
+    Raises:
+        ModelError: the configuration or the folder cannot be used.
+        TransientError: the Hub cannot be reached.
+    """
+    from transformers import set_seed
+
+    set_seed(seed)
+    if model.pretrained is not None:
+        network = _load(model.pretrained, objective, revision=model.revision, **objective.model_config(state))
+        vocabulary = network.get_input_embeddings().num_embeddings
+        if len(tokenizer) > vocabulary:
+            raise ModelError(
+                "tokenization.tokenizer",
+                f"knows {len(tokenizer)} tokens, but {model.pretrained} has embeddings for {vocabulary}",
+                "use the tokenizer that belongs to the model",
+            )
+        return network
+    return _build(dict(model.config or {}), objective, state, tokenizer)
+
+
+def trained_model(folder: Path, objective: Objective[Any]) -> PreTrainedModel:
+    """The model that the train stage left in `folder`."""
+    return _load(str(folder), objective, revision=None)
+
+
+def only_pickle(folder: Path) -> bool:
+    """Whether a local model folder holds weights, but none that are safe to load."""
+    suffixes = {path.suffix for path in folder.iterdir()}
+    return ".safetensors" not in suffixes and bool(suffixes & {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
+
+
+def _build(
+    config: dict[str, Any], objective: Objective[Any], state: State, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    from transformers import AutoConfig
+
+    from_tokenizer = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    try:
+        full = AutoConfig.for_model(
+            config.pop("model_type"), **(from_tokenizer | config | objective.model_config(state))
+        )
+        network: PreTrainedModel = objective.model_class().from_config(full)
+    except Exception as error:
+        raise ModelError("model.config", f"refused by transformers: {error}", "mend the configuration") from error
+    if network.config.model_type == "gpt2":
+        network.loss_type = "ForCausalLM"  # its own loss is scaled by (T-1)/T under accumulation
+    return network
+
+
+def _load(path: str, objective: Objective[Any], *, revision: str | None, **overrides: Any) -> PreTrainedModel:
+    import torch
+
+    if Path(path).is_dir() and only_pickle(Path(path)):
+        raise ModelError(
+            path,
+            "holds weights as pickle only, which can run code when it is loaded",
+            "convert them to safetensors (`save_pretrained` writes them) and point to that folder",
+        )
+    try:
+        network: PreTrainedModel = objective.model_class().from_pretrained(
+            path,
+            revision=revision or "main",
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            **overrides,
+        )
+    except (ConnectionError, TimeoutError) as error:
+        raise TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub can be reached") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(
+            path, f"cannot be loaded: {error}", "check the path, the revision and the model's type"
+        ) from error
+    return network

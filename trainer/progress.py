@@ -1,0 +1,62 @@
+"""Training's progress as lines that a person can follow, in a terminal and in a flow run's log."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+logger = logging.getLogger(__name__)
+
+
+class Progress(TrainerCallback):
+    """Logs every logging step and every evaluation, on the first process only."""
+
+    def __init__(self) -> None:
+        self._start_s = 0.0
+        self._start_step = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        self._start_s = time.monotonic()
+        self._start_step = state.global_step
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float],
+        **_: object,
+    ) -> None:
+        if not state.is_world_process_zero or "loss" not in logs:
+            return
+        done = state.global_step - self._start_step
+        left_s = (time.monotonic() - self._start_s) / done * (state.max_steps - state.global_step)
+        logger.info(
+            "train: step %d of %d, loss %.4f, learning rate %.2e, %.0f s left",
+            state.global_step,
+            state.max_steps,
+            logs["loss"],
+            logs["learning_rate"],
+            left_s,
+        )
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **_: object,
+    ) -> None:
+        if state.is_world_process_zero:
+            silent = ("_runtime", "_per_second", "_preparation_time")
+            shown = {k.removeprefix("eval_"): v for k, v in metrics.items() if not k.endswith(silent) and k != "epoch"}
+            logger.info(
+                "train: validation at step %d: %s",
+                state.global_step,
+                ", ".join(f"{k} {v:.4f}" for k, v in shown.items()),
+            )

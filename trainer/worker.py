@@ -1,0 +1,104 @@
+"""One process of a training, started by accelerate: `accelerate launch -m trainer.worker <job.json>`.
+
+It reads the job, builds model and data, takes up the newest verified checkpoint if there is one, trains, and leaves in
+the job's folder `best/`, `checkpoint-<step>/` and `finished.json`. It knows neither recipes nor stages.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.process import die_with_parent
+
+if TYPE_CHECKING:
+    from trainer.job import Job
+
+logger = logging.getLogger("trainer")
+
+
+def main(job_path: Path) -> int:
+    """Train one job; the return value is the exit status, see params.errors."""
+    die_with_parent()
+    from params import EvergreenError
+    from params.artifacts import storage_errors
+    from trainer.job import Job
+
+    job = Job.load(job_path)
+    leader = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(level=logging.INFO if leader else logging.ERROR, format="%(message)s", stream=sys.stdout)
+    try:
+        with storage_errors(job.folder):
+            _train(job)
+    except EvergreenError as error:
+        note = {"type": type(error).__name__, "where": error.where, "what": error.what, "fix": error.fix}
+        (job.folder / "error.json").write_text(json.dumps(note), encoding="utf-8")
+        return error.exit_code
+    return os.EX_OK
+
+
+def _train(job: Job) -> None:
+    from transformers import PrinterCallback
+    from transformers.utils.logging import disable_progress_bar
+
+    from trainer import arguments, modeling, objectives, tokens
+    from trainer.checkpoints import newest_verified
+    from trainer.progress import Progress
+
+    disable_progress_bar()
+    objective = objectives.build(job.objective)
+    state = tokens.read_state(job.tokens)
+    tokenizer = tokens.read_tokenizer(job.tokens)
+    checkpoint = newest_verified(job.folder)
+    args = arguments.build(
+        folder=job.folder, seed=job.seed, training=job.training, launch=job.launch, resuming=checkpoint is not None
+    )
+    _check_world(args.world_size, job.launch.num_processes)
+    trainer = objective.trainer_class()(
+        objective=objective,
+        state=state,
+        best_metric=job.training.best_metric,
+        keep_checkpoints=job.training.keep_checkpoints,
+        model=modeling.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed),
+        args=args,
+        train_dataset=tokens.read_split(job.tokens, "train"),
+        eval_dataset=tokens.read_split(job.tokens, "validation"),
+        processing_class=tokenizer,
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Progress())
+    if checkpoint:
+        logger.info("train: resuming from %s", checkpoint)
+    else:
+        logger.info("train: no checkpoint of this run, starting at step 0")
+    start = time.monotonic()
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if trainer.is_world_process_zero():
+        note = {
+            "step": trainer.state.global_step,
+            "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            "history": trainer.state.log_history,
+            "seconds": time.monotonic() - start,
+        }
+        (job.folder / "finished.json").write_text(json.dumps(note), encoding="utf-8")
+
+
+def _check_world(found: int, wanted: int) -> None:
+    """A launcher that starts fewer processes than it was told to would change the batch without a word."""
+    from params import ModelError
+
+    if found != wanted:
+        raise ModelError(
+            "launch.num_processes",
+            f"accelerate started {found} of {wanted} processes",
+            "check launch.accelerate_config",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
