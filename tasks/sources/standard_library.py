@@ -1,0 +1,78 @@
+"""Real text that every Python has: the docstrings of its standard library, and the topics of its `help()`.
+
+    {"module": "json", "name": "dumps", "kind": "function", "text": "Serialize ``obj`` to a JSON formatted ``str``..."}
+
+Every module gives a row, so modules without a docstring give an empty text; classes and functions give one only where
+they have a docstring. Copied and inherited docstrings make real duplicates. No module is imported: all is read by `ast`.
+"""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from tasks.progress import progress
+
+_SKIPPED = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
+)
+
+
+def documentation() -> Iterator[dict[str, str]]:
+    """Rows with `module`, `name` (as it is called inside the module), `kind` and `text`.
+
+    `kind` is module, class, function (methods too) or topic.
+    """
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in progress(_modules(library), what="modules of the standard library"):
+        tree = _parse(path)
+        if tree is None:
+            continue
+        module = ".".join(path.relative_to(library).with_suffix("").parts).removesuffix(".__init__")
+        yield {"module": module, "name": module, "kind": "module", "text": ast.get_docstring(tree) or ""}
+        yield from _documented(tree, module, "")
+    yield from _topics(library / "pydoc_data" / "topics.py")
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    """Files of modules below `folder`, in an order that is the same everywhere."""
+    for path in sorted(folder.iterdir(), key=lambda p: p.name):
+        if path.is_dir():
+            if path.name not in _SKIPPED and path.name.isidentifier():
+                yield from _modules(path)
+        elif path.suffix == ".py" and path.stem.isidentifier():
+            yield path
+
+
+def _parse(path: Path) -> ast.Module | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in old modules
+            return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return None
+
+
+def _documented(parent: ast.AST, module: str, prefix: str) -> Iterator[dict[str, str]]:
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{prefix}{node.name}"
+            kind = "class" if isinstance(node, ast.ClassDef) else "function"
+            text = ast.get_docstring(node)
+            if text:
+                yield {"module": module, "name": name, "kind": kind, "text": text}
+            yield from _documented(node, module, f"{name}.")
+        elif not isinstance(node, ast.expr):  # definitions under `if` and `try`
+            yield from _documented(node, module, prefix)
+
+
+def _topics(path: Path) -> Iterator[dict[str, str]]:
+    tree = _parse(path)
+    for node in tree.body if tree else []:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            topics: dict[str, str] = ast.literal_eval(node.value)
+            for name, text in sorted(topics.items()):
+                yield {"module": "pydoc_data.topics", "name": name, "kind": "topic", "text": text}
