@@ -1,0 +1,142 @@
+"""Great Expectations kept honest: what it would drop, hide or tell others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from params import RecipeError, ValidationEngineError
+from params.schema import Expectation
+from tasks.validation import checks
+
+FRAME = pd.DataFrame({"text": ["one", "two", None], "n": [1, 2, 3]})
+
+
+def test_an_unknown_expectation_is_named_with_its_index():
+    known = Expectation(type="expect_column_values_to_not_be_null", column="text")
+    (problem,) = checks.problems([known, Expectation(type="expect_column_values_to_be_uniqe", column="text")])
+    assert problem.key == ("validation", "expectations", 1, "type")
+    assert problem.what == "there is no expectation `expect_column_values_to_be_uniqe`"
+    assert problem.fix == "did you mean `expect_column_values_to_be_unique`?"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "told"),
+    [
+        ({"column": "n", "value_set": [1], "mostyl": 1}, "mostyl", "did you mean `mostly`?"),
+        ({"column": "n", "value_set": 7}, "value_set", "write a valid value"),
+        ({"column": "n", "value_set": [1], "mostly": 3}, "mostly", "write a valid value"),
+        ({"value_set": [1]}, "column", "add `column:`"),
+        ({"column": "n", "value_set": [1], "severity": "info"}, "severity", "leave it out"),
+        ({"column": "n", "value_set": [1], "result_format": "BASIC"}, "result_format", "leave it out"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, key, told):
+    found = checks.problems([Expectation(type="expect_column_values_to_be_in_set", **arguments)])
+    assert [(p.key[-1], p.fix) for p in found] == [(key, told)]
+
+
+def test_wrong_as_a_whole():
+    (problem,) = checks.problems([Expectation(type="expect_column_values_to_be_between", column="n")])
+    assert problem.key == ("validation", "expectations", 0)
+    assert "min_value and max_value cannot both be None" in problem.what
+
+
+def test_all_problems_are_told_together():
+    with pytest.raises(RecipeError) as caught:
+        checks.run([Expectation(type="expect_nothing"), Expectation(type="expect_less", column="n")], FRAME)
+    assert "expect_nothing" in caught.value.what
+    assert "expect_less" in caught.value.what
+
+
+def test_a_dropped_expectation_is_not_a_passed_one(monkeypatch):
+    from great_expectations import ExpectationSuite
+
+    known = Expectation(type="expect_column_values_to_not_be_null", column="n")
+    lost = Expectation(type="expect_column_values_to_be_unique", column="n")
+    original = ExpectationSuite.__init__
+
+    def forgetful(self, name, expectations=()):
+        original(self, name, expectations[:1])
+
+    monkeypatch.setattr(ExpectationSuite, "__init__", forgetful)
+    with pytest.raises(RecipeError, match=f"of 2 checks only 1 were run; without: {lost.type}"):
+        checks.run([known, lost], FRAME)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"type": "expect_column_values_to_match_regex", "column": "text", "regex": "("},  # one record a failed metric
+        {"type": "unexpected_rows_expectation", "unexpected_rows_query": "SELECT * FROM {batch}"},  # a single record
+        {"type": "expect_column_values_to_be_between", "column": "text", "min_value": 3},  # text is not a number
+        {"type": "expect_column_values_to_be_in_set", "column": "n", "value_set": {"$PARAMETER": "x"}},  # raised
+    ],
+)
+def test_an_engine_error_is_not_bad_data(arguments):
+    with pytest.raises(ValidationEngineError):
+        checks.run([Expectation(**arguments)], FRAME)
+
+
+def test_outcomes_come_in_the_order_of_the_expectations():
+    """GX returns aggregates after, and failures before, what it found of rows."""
+    suite = [
+        Expectation(type="expect_table_row_count_to_equal", value=3),
+        Expectation(type="expect_column_values_to_be_in_set", column="n", value_set=[1]),
+        Expectation(type="expect_column_max_to_be_between", column="n", max_value=2),
+        Expectation(type="expect_column_values_to_not_be_null", column="text"),
+        Expectation(type="expect_column_values_to_not_be_null", column="text"),
+    ]
+    found = checks.run(suite, FRAME)
+    assert [(o.success, o.rows, o.observed) for o in found] == [
+        (True, None, 3),
+        (False, [1, 2], None),
+        (False, None, 3),
+        (False, [2], None),
+        (False, [2], None),
+    ]
+
+
+def test_rows_keep_the_labels_of_the_frame():
+    (found,) = checks.run(
+        [Expectation(type="expect_column_values_to_be_in_set", column="n", value_set=[2])], FRAME.drop(index=0)
+    )
+    assert found.rows == [2]
+
+
+def test_columns_named():
+    suite = [
+        Expectation(type="expect_column_to_exist", column="never mind"),
+        Expectation(type="expect_column_values_to_not_be_null", column="a"),
+        Expectation(type="expect_column_pair_values_to_be_equal", column_A="b", column_B="a"),
+        Expectation(type="expect_compound_columns_to_be_unique", column_list=["c", "a"]),
+        Expectation(type="expect_table_row_count_to_equal", value=3),
+    ]
+    assert checks.columns_named(suite) == ["a", "b", "c"]
+
+
+def test_it_is_quiet_and_calls_nobody(tmp_path):
+    """In a process of its own, since GX is imported once: no connection, no log line, no file in the home folder."""
+    script = """
+import logging, socket
+logging.basicConfig(level=logging.INFO)
+def connect(self, address):
+    print("connects to", address)
+    raise OSError
+socket.socket.connect = socket.socket.connect_ex = connect
+import pandas as pd
+from params.schema import Expectation
+from tasks.validation import checks
+frame = pd.DataFrame({"n": [1, 2]})
+checks.run([Expectation(type="expect_column_values_to_be_in_set", column="n", value_set=[1])], frame)
+"""
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GX_")} | {"HOME": str(home)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert list(home.iterdir()) == []
