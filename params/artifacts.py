@@ -30,6 +30,11 @@ class Artifacts:
     """The project's root."""
 
     @property
+    def recipe_path(self) -> Path:
+        """The recipe itself."""
+        return self.root / "params" / f"{self.recipe}.yaml"
+
+    @property
     def run(self) -> Path:
         """Everything that DVC tracks for this recipe."""
         return self.root / "runs" / self.recipe

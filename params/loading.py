@@ -6,6 +6,7 @@ A problem knows its line, its key, what is wrong and what to write instead. What
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,23 @@ def parse(document: Document) -> tuple[Recipe | None, list[Problem]]:
         return None, [_problem(e, document.content) for e in error.errors()]
 
 
+def valid_sections(document: Document) -> dict[str, Any]:
+    """The sections of `document` that are sound by themselves, so that they can be looked into although others are not."""
+    found = {}
+    for name, field in Recipe.model_fields.items():
+        adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(field.annotation)
+        content = copy.deepcopy(document.content.get(name))
+        for _ in range(2):  # the second time without the keys that do not belong there
+            try:
+                found[name] = adapter.validate_python(content, strict=True)
+                break
+            except pydantic.ValidationError as error:
+                for extra in error.errors():
+                    if extra["type"] == "extra_forbidden":
+                        _remove(content, _locate((name, *extra["loc"]), {name: content})[0][1:])
+    return found
+
+
 def load(path: Path) -> Recipe:
     """The recipe at `path`.
 
@@ -170,6 +188,12 @@ def _locate(loc: Sequence[str | int], content: object) -> tuple[Key, type[pydant
             choices = _sections(field.annotation)
             section = choices[0] if choices else None
     return tuple(key), holder
+
+
+def _remove(content: Any, key: Key) -> None:
+    for part in key[:-1]:
+        content = content[part]
+    del content[key[-1]]
 
 
 def _item(node: object, index: str | int) -> object:

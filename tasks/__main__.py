@@ -45,9 +45,9 @@ def _run(arguments: argparse.Namespace) -> None:
 
         trace(arguments.recipe, row_id=arguments.row)
     elif arguments.command == "hub":
-        from tasks.hub import serve_forever
+        from tasks.publishing import serve
 
-        serve_forever(arguments.folder, port=arguments.port)
+        serve(arguments.folder, port=arguments.port)
     else:
         from tasks import stages
 

@@ -22,6 +22,7 @@ import params
 from params import EvergreenError, KilledError, ModelError
 from params.artifacts import Artifacts, whole_folder
 from params.schema import Launch, Model, ObjectiveChoice, Training
+from tasks.provenance import git_commit, versions
 from tasks.stages import Report, save_report
 from trainer.checkpoints import MANIFEST, all_checkpoints
 from trainer.job import Job, run_key
@@ -42,6 +43,10 @@ class TrainingReport(Report):
     best_metric: str
     best_value: float
     final_train_loss: float | None
+    git_commit: str | None
+    """Commit of the code that trained; `+` follows when the code had changes that were not committed."""
+    versions: dict[str, str]
+    """Of Python and of the libraries that decide on the weights."""
 
 
 def train(
@@ -141,6 +146,8 @@ def _collect(artifacts: Artifacts, folder: Path, key: str) -> TrainingReport:
         best_metric=best["metric"],
         best_value=best["value"],
         final_train_loss=losses[-1] if losses else None,
+        git_commit=git_commit(artifacts.root),
+        versions=versions(),
     )
     with whole_folder(artifacts.model) as target:
         shutil.copytree(

@@ -54,6 +54,8 @@ class Objective(ABC, Generic[OptionsT]):
     """The metrics it computes, and whether the smallest or the largest is best."""
     score_names: ClassVar[tuple[str, ...]]
     """The K figures that are kept of each sequence."""
+    pipeline_tag: ClassVar[str]
+    """The Hub's name of the task, for the model card."""
     examples: ClassVar[tuple[Row, ...]]
     """Two or three rows as they come in, for readers and for the contract tests; columns as in the default options."""
 
@@ -106,6 +108,10 @@ class Objective(ABC, Generic[OptionsT]):
         from trainer.trainer import EvergreenTrainer
 
         return EvergreenTrainer
+
+    @abstractmethod
+    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Negative log-likelihood in nats of each label of a batch, in the shape of `labels`; NaN where none counts."""
 
     @abstractmethod
     def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

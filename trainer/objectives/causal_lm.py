@@ -39,6 +39,7 @@ class CausalLM(Objective[Options]):
         "token_accuracy": "max",
     }
     score_names = ("nll", "tokens", "correct")
+    pipeline_tag = "text-generation"
     examples: ClassVar[tuple[Row, ...]] = (
         {"text": "abs(x, /)\n\nReturn the absolute value of the argument."},
         {"text": "Return True if the string is a valid identifier, False otherwise."},
@@ -95,18 +96,25 @@ class CausalLM(Objective[Options]):
 
         return AutoModelForCausalLM  # type: ignore[no-any-return]
 
-    def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, V) logits and (B, T) labels to summed negative log-likelihood, tokens and correct tokens, (B, 3)."""
+    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """(B, T, V) logits and (B, T) labels to (B, T); the first token of a sequence is not predicted."""
         import torch
         import torch.nn.functional as F
 
-        rows = []
-        for row_logits, row_labels in zip(logits[:, :-1], labels[:, 1:], strict=True):  # one row at a time: (T-1, V)
-            seen = row_labels != -100
-            nll = F.cross_entropy(row_logits[seen].float(), row_labels[seen], reduction="none").double().sum()
-            correct = (row_logits[seen].argmax(-1) == row_labels[seen]).sum()
-            rows.append(torch.stack([nll, seen.sum().double(), correct.double()]))
-        return torch.stack(rows)
+        losses = torch.full(labels.shape, torch.nan, device=logits.device)
+        for row, row_logits, row_labels in zip(losses, logits[:, :-1], labels[:, 1:], strict=True):
+            seen = row_labels != -100  # (T-1,), one row at a time: the float copy of logits stays small
+            row[1:][seen] = F.cross_entropy(row_logits[seen].float(), row_labels[seen], reduction="none")
+        return losses
+
+    def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """(B, T, V) logits and (B, T) labels to summed negative log-likelihood, tokens and correct tokens, (B, 3)."""
+        import torch
+
+        seen = labels[:, 1:] != -100  # (B, T-1)
+        nll = self.losses(logits, labels)[:, 1:].double().masked_fill(~seen, 0.0).sum(1)
+        correct = (logits[:, :-1].argmax(-1) == labels[:, 1:]) & seen
+        return torch.stack([nll, seen.sum(1).double(), correct.sum(1).double()], dim=1)
 
     def meter(self, state: State) -> TokenMeter:
         return TokenMeter()

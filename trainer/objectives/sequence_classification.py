@@ -34,6 +34,7 @@ class SequenceClassification(Objective[Options]):
     options_class = Options
     metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {"loss": "min", "accuracy": "max", "macro_f1": "max"}
     score_names = ("nll", "label", "prediction")
+    pipeline_tag = "text-classification"
     examples: ClassVar[tuple[Row, ...]] = (
         {"text": "I am still waiting on my card?", "label": "card_arrival"},
         {"text": "How do I reset my passcode?", "label": "passcode_forgotten"},
@@ -94,13 +95,17 @@ class SequenceClassification(Objective[Options]):
             "label2id": {label: i for i, label in enumerate(labels)},
         }
 
+    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """(B, C) logits and (B,) labels to (B,)."""
+        import torch.nn.functional as F
+
+        return F.cross_entropy(logits.float(), labels, reduction="none")
+
     def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, C) logits and (B,) labels to negative log-likelihood, label and prediction, (B, 3)."""
         import torch
-        import torch.nn.functional as F
 
-        nll = F.cross_entropy(logits.float(), labels, reduction="none").double()
-        return torch.stack([nll, labels.double(), logits.argmax(-1).double()], dim=1)
+        return torch.stack([self.losses(logits, labels).double(), labels.double(), logits.argmax(-1).double()], dim=1)
 
     def meter(self, state: State) -> ClassMeter:
         return ClassMeter(len(state["labels"]))

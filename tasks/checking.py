@@ -1,0 +1,219 @@
+"""check: find what is wrong with a recipe in seconds, before anything is downloaded or trained.
+
+All problems are reported together. A section that is malformed does not hide the problems of the others. What only the
+data can show (labels, row counts, lengths) is left to the stages, except the names of columns, which a file's head tells.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from params import EvergreenError, Problem
+from params.loading import Document, parse, read, suggestion, valid_sections
+from params.schema import Files, Function, Launch, Model, ObjectiveChoice, PretrainedTokenizer, Training
+from tasks.sources import open_source
+from trainer import configurations, objectives
+
+logger = logging.getLogger(__name__)
+
+
+def check(path: Path) -> None:
+    """Look at everything in the recipe at `path` that can be looked at now.
+
+    Raises:
+        RecipeError: with every problem, each with file:line, key, what and fix.
+    """
+    document = read(path)
+    problems = all_problems(document)
+    if problems:
+        raise document.error(problems)
+    logger.info("check: %s is sound", path)
+
+
+def all_problems(document: Document) -> list[Problem]:
+    """What is wrong with a recipe; an empty list if nothing is."""
+    _, problems = parse(document)
+    sections = valid_sections(document)
+    config = sections["model"].config if "model" in sections else None
+    flaws = configurations.start(config) if config else list
+    for look, names in _LOOKS:
+        if all(name in sections for name in names):
+            problems += look(*(sections[name] for name in names))
+    problems += _dvc_problems(document, sections)
+    for name, what, known in flaws():
+        problems.append(Problem(("model", "config", *([name] if name else [])), what, _closest(name, known)))
+    return problems
+
+
+def _objective_problems(objective: ObjectiveChoice) -> list[Problem]:
+    return objectives.problems(objective)
+
+
+def _column_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]:
+    """Columns that the objective needs and the source does not have, as far as a look at its head can tell."""
+    try:
+        source = open_source(data.source)
+        if not isinstance(data.source, Files | Function):
+            return  # its head is a query or a download away
+        head = next(iter(source.batches("train")), None)
+    except EvergreenError as error:
+        key = {"files": "train", "function": "function", "sql": "url"}.get(data.source.kind, "repo_id")
+        yield Problem(("data", "source", key), f"{error.where}: {error.what}", error.fix)
+        return
+    columns = head.rows.schema.names if head else []
+    for column in data.split.by:
+        if column not in columns:
+            yield Problem(
+                ("data", "split", "by"), f"the source has no column `{column}`", suggestion(column, columns, "columns")
+            )
+    if not objectives.problems(objective):
+        for column in objectives.build(objective).columns():
+            if column not in columns:
+                fix = f"{suggestion(column, columns, 'columns')} Name it with the objective's `..._column` options"
+                yield Problem(("objective",), f"it needs a column `{column}`, which the source does not have", fix)
+
+
+def _expectation_problems(validation: Any) -> Iterator[Problem]:
+    """Expectation types that Great Expectations does not have; its names are those of its modules, read unimported."""
+    spec = importlib.util.find_spec("great_expectations")
+    assert spec is not None
+    assert spec.origin is not None
+    core = Path(spec.origin).parent / "expectations" / "core"
+    known = sorted(p.stem for p in core.glob("*expect_*.py"))
+    for i, expectation in enumerate(validation.expectations):
+        if expectation.type not in known:
+            key = ("validation", "expectations", i, "type")
+            yield Problem(key, f"there is no expectation {expectation.type!r}", _closest(expectation.type, known))
+
+
+def _model_problems(model: Model) -> Iterator[Problem]:
+    if model.pretrained is not None:
+        yield from _pretrained_problems(("model", "pretrained"), model.pretrained, weights=True)
+
+
+def _tokenizer_problems(tokenization: Any) -> Iterator[Problem]:
+    if isinstance(tokenization.tokenizer, PretrainedTokenizer):
+        yield from _pretrained_problems(
+            ("tokenization", "tokenizer", "path"), tokenization.tokenizer.path, weights=False
+        )
+
+
+def _pretrained_problems(key: tuple[str, ...], path: str, *, weights: bool) -> Iterator[Problem]:
+    from trainer.modeling import only_pickle
+
+    folder = Path(path)
+    if folder.is_dir():
+        if weights and only_pickle(folder):
+            yield Problem(key, f"{path} holds weights as pickle only", "convert them with `save_pretrained`")
+        elif not (folder / ("config.json" if weights else "tokenizer.json")).exists():
+            yield Problem(key, f"{path} holds no {'config.json' if weights else 'tokenizer.json'}", "check the folder")
+    elif path.startswith((".", "/", "~")) or path.count("/") != 1:
+        yield Problem(key, f"there is no folder {path}", "give a folder of this machine, or owner/name on the Hub")
+
+
+def _length_problems(model: Model, tokenization: Any) -> Iterator[Problem]:
+    positions = (model.config or {}).get("max_position_embeddings", (model.config or {}).get("n_positions"))
+    if isinstance(positions, int) and positions < tokenization.max_length:
+        what = f"{tokenization.max_length} tokens are more than the model's {positions} positions"
+        yield Problem(("tokenization", "max_length"), what, f"use at most {positions}")
+
+
+def _training_problems(training: Training) -> Iterator[Problem]:
+    from transformers import SchedulerType
+    from transformers.training_args import OptimizerNames
+
+    from trainer import arguments
+
+    yield from arguments.problems(training.arguments)
+    for key, value, kind in (
+        ("lr_scheduler", training.lr_scheduler, SchedulerType),
+        ("optimizer", training.optimizer, OptimizerNames),
+    ):
+        known = [str(member.value) for member in kind]
+        if value not in known:
+            yield Problem(("training", key), f"transformers has no {key} {value!r}", _closest(value, known))
+
+
+def _metric_problems(training: Training, objective: ObjectiveChoice) -> Iterator[Problem]:
+    if not objectives.problems(objective):
+        known = list(objectives.find(objective.name).metrics)
+        if training.best_metric not in known:
+            what = f"{objective.name} does not compute {training.best_metric!r}"
+            yield Problem(("training", "best_metric"), what, suggestion(training.best_metric, known, "metrics"))
+
+
+def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
+    from trainer.arguments import split_batch
+
+    try:
+        split_batch(training.global_batch_size, launch)
+    except EvergreenError as error:
+        yield Problem(("launch", "num_processes"), error.what, error.fix)
+    if launch.accelerate_config and not Path(launch.accelerate_config).is_file():
+        what = f"there is no file {launch.accelerate_config}"
+        yield Problem(("launch", "accelerate_config"), what, "make one with `accelerate config --config_file`")
+
+
+def _publish_problems(publish: Any) -> Iterator[Problem]:
+    from tasks.publishing import LOCAL, chosen_endpoint
+
+    endpoint = chosen_endpoint(publish)
+    if endpoint == LOCAL or publish.dry_run:
+        return
+    from huggingface_hub import get_token
+
+    if not get_token():
+        yield Problem(
+            ("publish", "endpoint"), f"no token for {endpoint}", "set HF_TOKEN, or log in with `hf auth login`"
+        )
+
+
+def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Problem]:
+    """A recipe in params/ that DVC does not know, or knows with another objective or other data."""
+    root = document.path.resolve().parent.parent
+    if document.path.resolve().parent.name != "params" or not (root / "dvc.yaml").is_file():
+        return
+    listed: dict[str, Any] = read(root / "dvc.yaml").content["vars"][0]["recipes"]
+    entry = listed.get(document.path.stem)
+    if entry is None:
+        what, fix = (
+            "dvc.yaml does not list this recipe",
+            f"add `{document.path.stem}: {{data: ..., objective: ...}}` there",
+        )
+        yield Problem((), what, fix)
+        return
+    if "objective" in sections and entry["objective"] != sections["objective"].name:
+        what = f"dvc.yaml lists this recipe with objective {entry['objective']}"
+        yield Problem(("objective", "name"), what, f"write `objective: {sections['objective'].name}` there")
+    source = sections["data"].source if "data" in sections else None
+    if isinstance(source, Files):
+        watched = (root / entry["data"]).resolve()
+        for split in ("train", "validation", "test"):
+            pattern = getattr(source, split)
+            if pattern and watched not in ((root / pattern).resolve(), *(root / pattern).resolve().parents):
+                what = f"dvc.yaml watches {entry['data']} for this recipe, and {pattern} is not in it"
+                yield Problem(("data", "source", split), what, "write the file or folder there, as `data:`")
+
+
+def _closest(name: str, known: list[str]) -> str:
+    fix = suggestion(name, known)
+    return fix if fix.startswith("did") else "check the spelling"
+
+
+_LOOKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
+    (_objective_problems, ("objective",)),
+    (_column_problems, ("objective", "data")),
+    (_expectation_problems, ("validation",)),
+    (_model_problems, ("model",)),
+    (_tokenizer_problems, ("tokenization",)),
+    (_length_problems, ("model", "tokenization")),
+    (_training_problems, ("training",)),
+    (_metric_problems, ("training", "objective")),
+    (_launch_problems, ("training", "launch")),
+    (_publish_problems, ("publish",)),
+]
+"""Looks, and the sections that each of them needs to be sound."""
