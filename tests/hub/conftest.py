@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,15 +25,24 @@ def client_without_xet(monkeypatch: pytest.MonkeyPatch) -> None:
     disable_progress_bars()
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "hub"
-
-
-@pytest.fixture
-def hub(root: Path) -> Iterator[LocalHub]:
+@pytest.fixture(scope="module")
+def running_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalHub, Path]]:
+    root = tmp_path_factory.mktemp("hub")
     with LocalHub(root, tokens=TOKENS, writers={"team": ["alice"]}, part_bytes=PART_BYTES) as running:
-        yield running
+        yield running, root
+
+
+@pytest.fixture
+def root(running_hub: tuple[LocalHub, Path]) -> Iterator[Path]:
+    """The folder of the Hub, empty: the Hub keeps nothing elsewhere."""
+    yield running_hub[1]
+    for left in running_hub[1].iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+@pytest.fixture
+def hub(running_hub: tuple[LocalHub, Path], root: Path) -> LocalHub:
+    return running_hub[0]
 
 
 @pytest.fixture

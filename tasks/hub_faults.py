@@ -1,0 +1,179 @@
+"""What an error of the Hub client means: refused for good, or worth another look; and for how long to wait.
+
+The client alone neither says so nor ends in bounded time: it has no timeout, and sleeps for as long as a Retry-After
+says. No message made here holds the token or the signature of an upload URL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+
+import httpx2
+from huggingface_hub import HfApi, get_token, set_client_factory
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils._http import default_client_factory
+
+from params.errors import EvergreenError, HubRefusedError
+
+_UNCLEAR_STATUSES = frozenset({408, 409, 412, 425, 429})
+"""And all from 500 on: another look may find the release landed, or the way free."""
+_CONNECT_TIMEOUT_S = 10.0
+_ANSWER_TIMEOUT_S = 120.0
+_LONGEST_BACKOFF_S = 30.0
+
+
+class LookAgainError(Exception):
+    """The Hub's state is not what its answers say it should be."""
+
+
+class BusyError(Exception):
+    """The Hub asks to wait."""
+
+    def __init__(self, status: int, wait_s: float) -> None:
+        super().__init__(f"the Hub answered {status} and asks to wait {wait_s:.0f} s")
+        self.wait_s = wait_s
+
+
+# HfHubHTTPError is an httpx2 error. KeyError and ValueError: the answer is not the JSON that it should be.
+_NETWORK_ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, OSError, RuntimeError)
+CLIENT_ERRORS = (*_NETWORK_ERRORS, LookAgainError, BusyError, ValueError, KeyError)
+"""What a call of the client may raise for the Hub's or the network's sake."""
+
+
+def refusal(error: BaseException, api: HfApi, repo_id: str) -> EvergreenError | None:
+    """What the Hub would say again, however often it is asked; None when asking again may help."""
+    where = f"{api.endpoint}/{repo_id}"
+    cause, uploading = _root_cause(error)
+    fix = None
+    if isinstance(cause, EvergreenError):
+        return cause
+    if isinstance(cause, HfHubHTTPError):
+        status = cause.response.status_code
+        expired = uploading and status == 403  # an upload URL is signed for a while; the next attempt gets a new one
+        if status not in _UNCLEAR_STATUSES and status < 500 and not expired:
+            fix = _fix(status, repo_id)
+    elif isinstance(cause, OfflineModeIsEnabled):
+        fix = "unset HF_HUB_OFFLINE to publish"
+    elif isinstance(cause, (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol, httpx2.InvalidURL)):
+        fix = "correct the endpoint (HF_ENDPOINT) or the token (HF_TOKEN)"
+    elif isinstance(cause, ValueError) and not isinstance(cause, json.JSONDecodeError):
+        fix = "correct what the message names"
+    return HubRefusedError(where, explain(error, api), fix) if fix else None
+
+
+def _root_cause(error: BaseException) -> tuple[BaseException, bool]:
+    """The error behind that of an upload, and whether it is one of an upload."""
+    if isinstance(error, RuntimeError) and error.__cause__ is not None:
+        return error.__cause__, True
+    return error, False
+
+
+def _fix(status: int, repo_id: str) -> str:
+    namespace = repo_id.partition("/")[0]
+    if status == 401:
+        return "set HF_TOKEN to a valid token with write access, or run `hf auth login`"
+    if status == 403:
+        return f"give the token write access to {namespace}, or publish to a namespace that it may write"
+    if status == 404:
+        return f"check that {namespace} exists and that the token may see {repo_id}"
+    return "correct what the message names"
+
+
+def wait_before_retry(error: BaseException, attempt: int) -> float:
+    """Seconds to wait after attempt number `attempt`, counted from 0: what the Hub asks for, or a backoff."""
+    cause, _ = _root_cause(error)
+    backoff_s = float(min(_LONGEST_BACKOFF_S, 0.5 * 2**attempt))
+    return max(backoff_s, cause.wait_s) if isinstance(cause, BusyError) else backoff_s
+
+
+def explain(error: BaseException, api: HfApi) -> str:
+    """What happened, without the token and without the signature of an upload URL."""
+    cause, uploading = _root_cause(error)
+    if isinstance(cause, HfHubHTTPError):
+        request = cause.response.request
+        said = cause.server_message or cause.response.reason_phrase
+        text = f"{cause.response.status_code} {said} ({request.method} {request.url.path})"
+    else:
+        text = f"{type(cause).__name__}: {cause}"
+    if uploading:
+        text = f"{error} {text}"
+    if isinstance(token := api.token or get_token(), str) and token.strip():
+        text = text.replace(token, "***").replace(token.strip(), "***")
+    text = re.sub(r"hf_[A-Za-z0-9]{8,}", "hf_***", text)
+    text = re.sub(r"(?i)(bearer\s+)[^\s'\"]+", r"\1***", text)
+    return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]+", r"\1?***", text)
+
+
+def refuse_malformed_token(api: HfApi, repo_id: str) -> None:
+    """Let no token pass that cannot be sent: the HTTP library would quote it in full.
+
+    Raises:
+        HubRefusedError: the token holds white space, such as a line end.
+    """
+    if isinstance(api.token, str) and not re.fullmatch(r"[\x21-\x7e]+", api.token):
+        what = "the token holds white space or characters that no token has"
+        raise HubRefusedError(f"{api.endpoint}/{repo_id}", what, "copy it again, without the line end")
+
+
+@dataclass
+class _Client:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_bounded: bool = False
+    callers: int = 0
+
+
+_CLIENT = _Client()
+
+
+@contextlib.contextmanager
+def bounded_client() -> Iterator[None]:
+    """While inside, every request of the client ends in bounded time, and waits that the Hub asks for raise BusyError.
+
+    The client has one factory in a process: it is set once, and its timeouts stay in place afterwards.
+    """
+    with _CLIENT.lock:
+        if not _CLIENT.is_bounded:
+            set_client_factory(_make_client)
+            _CLIENT.is_bounded = True
+        _CLIENT.callers += 1
+    try:
+        yield
+    finally:
+        with _CLIENT.lock:
+            _CLIENT.callers -= 1
+
+
+def _make_client() -> httpx2.Client:
+    client = default_client_factory()
+    client.timeout = httpx2.Timeout(_ANSWER_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+    hooks = client.event_hooks
+    client.event_hooks = {**hooks, "response": [*hooks["response"], _hand_over_waits]}
+    return client
+
+
+def _hand_over_waits(response: httpx2.Response) -> None:
+    if _CLIENT.callers and response.status_code in (429, 503):
+        wait_s = _asked_wait(response.headers)
+        if wait_s is not None:
+            raise BusyError(response.status_code, wait_s)
+
+
+def _asked_wait(headers: httpx2.Headers) -> float | None:
+    """Seconds from `Retry-After` (a number or a date) or from the Hub's `ratelimit: "api";r=0;t=55`."""
+    after = headers.get("retry-after", "")
+    if after.isdigit():
+        return float(after)
+    if after:
+        try:
+            return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
+        except ValueError:
+            return None
+    limit = re.search(r"\br=0;t=(\d+)", headers.get("ratelimit", ""))
+    return float(limit[1]) if limit else None

@@ -1,0 +1,579 @@
+"""Publishing through the real client to the local Hub, with faults in between: one commit, one tag, or a clear no."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub.constants
+import huggingface_hub.utils._http
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.utils import disable_progress_bars
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from params.errors import HubRefusedError, ModelError, RecipeError, TransientError
+from tasks import exactly_once, hub_faults
+from tasks.exactly_once import RECEIPT, Published, Release, plan_release, publish_release, remote_holds
+from tasks.hub import LocalHub
+
+# huggingface_hub uploads by `data=`, which httpx2 deprecates:
+# https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+
+REPO = "alice/model"
+TOKEN = "token-of-alice"
+
+
+# -- a Hub with faults -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Fault:
+    """What happens to the next `times` requests whose "METHOD /path" matches."""
+
+    match: str
+    kind: str
+    """`before`: `status` instead of the work; `after`: the work, then `status`; `lost`: the work, then half an answer."""
+    status: int = 503
+    headers: dict[str, str] = field(default_factory=dict)
+    times: int = 1
+
+
+class Faults:
+    """ASGI middleware that answers as `faults` say, and counts the requests that did their work."""
+
+    def __init__(self, app: ASGIApp, faults: list[Fault], done: list[str]) -> None:
+        self.app, self.faults, self.done = app, faults, done
+        self.lock = threading.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        line = f"{scope['method']} {scope['path']}"
+        fault = self.take(line)
+        if fault is None:
+            self.done.append(line)
+            return await self.app(scope, receive, send)
+        if fault.kind == "before":
+            while (await receive()).get("more_body"):
+                pass
+        else:
+            self.done.append(line)
+            await self.app(scope, receive, self.swallow)
+        headers = [(name.encode(), value.encode()) for name, value in fault.headers.items()]
+        if fault.kind == "lost":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
+            await send({"type": "http.response.body", "body": b"{", "more_body": True})
+            return None  # uvicorn closes the connection in the middle of the answer
+        headers.append((b"content-length", b"0"))
+        await send({"type": "http.response.start", "status": fault.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+        return None
+
+    async def swallow(self, message: Message) -> None:
+        """Let the answer of the application go nowhere."""
+
+    def take(self, line: str) -> Fault | None:
+        with self.lock:
+            for fault in self.faults:
+                if fault.times and re.search(fault.match, line):
+                    fault.times -= 1
+                    return fault
+        return None
+
+
+class FaultyHub(LocalHub):
+    """A local Hub whose faults a test can set."""
+
+    faults: list[Fault]
+    done: list[str]
+
+    def application(self) -> ASGIApp:
+        self.faults, self.done = [], []
+        return Faults(super().application(), self.faults, self.done)
+
+
+class Clock:
+    """Time that passes only in sleep."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def client_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    disable_progress_bars()
+    # The client's own backoff between its own retries; ours is given to publish_release.
+    patient = SimpleNamespace(sleep=lambda _: None, time=time.time)
+    monkeypatch.setattr(huggingface_hub.utils._http, "time", patient)
+
+
+@pytest.fixture(scope="module")
+def running_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FaultyHub, Path]]:
+    root = tmp_path_factory.mktemp("hub")
+    with FaultyHub(root, tokens={TOKEN: "alice", "token-of-bob": "bob"}) as running:
+        yield running, root
+
+
+@pytest.fixture
+def hub(running_hub: tuple[FaultyHub, Path]) -> Iterator[FaultyHub]:
+    """The Hub, empty and without faults: it keeps nothing outside of its folder."""
+    hub, root = running_hub
+    yield hub
+    hub.faults.clear()
+    hub.done.clear()
+    shutil.rmtree(root / "models", ignore_errors=True)
+
+
+@pytest.fixture
+def api(hub: FaultyHub) -> HfApi:
+    return HfApi(endpoint=hub.endpoint, token=TOKEN)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# A model\n")
+    (folder / "model.safetensors").write_bytes(random.Random(0).randbytes(5000))
+    (folder / "sub/empty.txt").write_bytes(b"")
+    return folder
+
+
+def plan(folder: Path, **changes: object) -> Release:
+    settings: dict[str, object] = {"repo_id": REPO, "tag": None, "private": False, "provenance": {"data": "abc"}}
+    return plan_release(folder, **(settings | changes))
+
+
+def publish(api: HfApi, release: Release, clock: Clock | None = None, **more: object) -> Published:
+    clock = clock or Clock()
+    return publish_release(api, release, sleep=clock.sleep, clock=clock, **more)
+
+
+def assert_published_once(api: HfApi, release: Release, published: Published) -> None:
+    history = api.list_repo_commits(release.repo_id)
+    ours = [commit.commit_id for commit in history if f"Publish-Id: {release.publish_id}" in commit.message]
+    assert ours == [published.commit]
+    tags = {tag.name: tag.target_commit for tag in api.list_repo_refs(release.repo_id).tags}
+    assert tags[release.tag] == published.commit
+    found = {
+        entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id
+        for entry in api.list_repo_tree(release.repo_id, recursive=True, revision=release.tag)
+        if hasattr(entry, "blob_id") and entry.path != ".gitattributes"
+    }
+    wanted = {file.path: (file.sha256, file.git_sha1) for file in release.files}
+    assert found.keys() == wanted.keys()
+    assert all(found[path] in wanted[path] for path in wanted)
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_id_is_that_of_the_content(folder: Path, tmp_path: Path) -> None:
+    first = plan(folder)
+    copy = tmp_path / "elsewhere"
+    copy.mkdir()
+    for file in sorted(folder.rglob("*"), reverse=True):
+        if file.is_file():
+            (copy / file.relative_to(folder)).parent.mkdir(exist_ok=True)
+            (copy / file.relative_to(folder)).write_bytes(file.read_bytes())
+    assert plan(copy).publish_id == first.publish_id
+    assert plan(copy, tag="v1").publish_id == first.publish_id
+    assert first.tag == f"release-{first.publish_id[:12]}"
+    assert plan(folder, repo_id="alice/other").publish_id != first.publish_id
+    assert plan(folder, provenance={"data": "abd"}).publish_id != first.publish_id
+    (folder / "sub/empty.txt").write_bytes(b"x")
+    assert plan(folder).publish_id != first.publish_id
+    receipt = next(file for file in first.files if file.path == RECEIPT)
+    told = json.loads(receipt.source)
+    assert (told["publish_id"], told["repo"], told["provenance"]) == (first.publish_id, REPO, {"data": "abc"})
+    assert [file["path"] for file in told["files"]] == sorted(
+        ["README.md", "config.json", "model.safetensors", "sub/empty.txt"]
+    )
+
+
+SECRET = "hf_" + "a1B2" * 10
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        (".env", b"A=1", "is hidden"),
+        (".cache/x.txt", b"x", "is hidden"),
+        ("training_args.bin", b"x", "can hold pickles"),
+        ("sub/a.PT", b"x", "can hold pickles"),
+        ("optimizer.safetensors", b"\x80\x04\x95rest", "holds a pickle"),
+        ("weights.txt", b"PK\x03\x04rest", "holds a pickle or an archive"),
+        ("modeling.py", b"import os", "is code"),
+        ("notes.txt", b"one\ntwo " + SECRET.encode(), "notes.txt:2: holds something like a Hugging Face token"),
+        ("key.txt", b"-----BEGIN RSA PRIVATE KEY-----", "something like a private key"),
+        ("config.json", b'{"auto_map": {"AutoModel": "m.M"}}', "has auto_map"),
+        ("config.json", b"{", "is not JSON"),
+        (RECEIPT, b"{}", "is written by the publication itself"),
+    ],
+)
+def test_what_may_not_be_published(folder: Path, name: str, content: bytes, problem: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    with pytest.raises(ModelError, match=re.escape(problem)) as raised:
+        plan(folder)
+    assert name.partition("/")[0] in str(raised.value)
+    assert SECRET not in str(raised.value)
+
+
+def test_all_problems_are_told_at_once(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (folder / "link.txt").symlink_to(folder / "README.md")
+    (folder / "linked").symlink_to(tmp_path / "outside")
+    (folder / "dangling").symlink_to(tmp_path / "nothing")
+    (folder / "a.pkl").write_bytes(b"x")
+    with pytest.raises(ModelError) as raised:
+        plan(folder)
+    told = str(raised.value)
+    assert [told.count(f"{name}: is a symbolic link") for name in ("link.txt", "linked", "dangling")] == [1, 1, 1]
+    assert "a.pkl" in told
+    assert raised.value.where == str(folder)
+
+
+def test_a_secret_in_the_provenance_is_refused(folder: Path) -> None:
+    with pytest.raises(ModelError, match="something like a Hugging Face token"):
+        plan(folder, provenance={"command": f"--token {SECRET}"})
+
+
+def test_an_empty_folder_and_a_wrong_name_are_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="no file"):
+        plan(tmp_path / "empty")
+    for name in ("model", "a/b/c", "alice/..", "alice/a b"):
+        with pytest.raises(RecipeError, match="namespace/name"):
+            plan(folder, repo_id=name)
+
+
+# -- without faults ----------------------------------------------------------------------------------------------------
+
+
+def test_first_release_then_the_same_again(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+    release, lines = plan(folder), []
+    published = publish(api, release, log=lines.append)
+    assert published.how == "committed"
+    assert_published_once(api, release, published)
+    assert published.commit in lines[-1]
+    assert len(api.list_repo_commits(REPO)) == 2  # and the Hub's initial one
+
+    hub.done.clear()
+    again = publish(api, plan(folder))
+    assert (again.commit, again.tag, again.how) == (published.commit, published.tag, "found by its tag")
+    assert not [line for line in hub.done if not line.startswith("GET")], "a second publication wrote something"
+
+
+def test_a_changed_file_makes_exactly_one_more_commit(api: HfApi, folder: Path) -> None:
+    first = publish(api, plan(folder))
+    (folder / "sub/empty.txt").unlink()
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    second_release = plan(folder)
+    second = publish(api, second_release)
+    assert_published_once(api, second_release, second)
+    assert [commit.commit_id for commit in api.list_repo_commits(REPO)][:2] == [second.commit, first.commit]
+
+
+def test_a_release_is_found_under_foreign_commits(api: HfApi, folder: Path) -> None:
+    release = plan(folder)
+    published = publish(api, release)
+    api.create_commit(REPO, [CommitOperationAdd("LICENSE", b"mit")], commit_message="by hand")
+    api.delete_tag(REPO, tag=release.tag)
+    again = publish(api, plan(folder))
+    assert (again.commit, again.how) == (published.commit, "found by its id")
+    assert_published_once(api, release, again)
+    assert len(api.list_repo_commits(REPO)) == 3
+
+
+def test_a_foreign_commit_between_look_and_act(api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.create_repo(REPO)
+    commit, foreign = exactly_once._commit, iter(range(2))
+
+    def commit_after_another(*args: object) -> str:
+        for number in foreign:
+            content = f"from elsewhere {number}".encode()
+            api.create_commit(REPO, [CommitOperationAdd("OTHER", content)], commit_message="by hand")
+            break
+        return commit(*args)
+
+    monkeypatch.setattr(exactly_once, "_commit", commit_after_another)
+    release = plan(folder)
+    clock = Clock()
+    assert_published_once(api, release, publish(api, release, clock))
+    assert clock.slept == [0.5, 1.0]  # two stale parents
+    assert len(api.list_repo_commits(REPO)) == 4
+
+
+def test_a_tag_with_other_files_is_refused_and_left_alone(api: HfApi, folder: Path) -> None:
+    api.create_repo(REPO)
+    head = api.list_repo_commits(REPO)[0].commit_id
+    api.create_tag(REPO, tag="v1")
+    with pytest.raises(HubRefusedError, match="tag v1 holds other files"):
+        publish(api, plan(folder, tag="v1"))
+    assert api.list_repo_refs(REPO).tags[0].target_commit == head
+    assert len(api.list_repo_commits(REPO)) == 1
+
+
+def test_two_publishers_of_one_release(hub: FaultyHub, folder: Path) -> None:
+    apis = [HfApi(endpoint=hub.endpoint, token=TOKEN) for _ in range(4)]
+    release, start = plan(folder), threading.Barrier(len(apis))
+
+    def run(api: HfApi) -> Published:
+        start.wait()
+        return publish(api, plan(folder), attempts=20)
+
+    with ThreadPoolExecutor(len(apis)) as threads:
+        results = list(threads.map(run, apis))
+    assert len({published.commit for published in results}) == 1
+    assert_published_once(apis[0], release, results[0])
+    assert len(apis[0].list_repo_commits(REPO)) == 2
+
+
+def test_a_private_release_never_goes_to_a_public_repository(api: HfApi, folder: Path) -> None:
+    publish(api, plan(folder, repo_id="alice/secret", private=True))
+    assert api.model_info("alice/secret").private is True
+    api.create_repo(REPO, private=False)
+    with pytest.raises(HubRefusedError, match="the repository is public"):
+        publish(api, plan(folder, private=True))
+    assert len(api.list_repo_commits(REPO)) == 1
+
+
+def test_a_file_that_changes_after_the_plan_is_never_published(api: HfApi, folder: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        release, before = plan(folder), (folder / name).read_bytes()
+        (folder / name).write_bytes(before + b" ")
+        with pytest.raises(ModelError, match=name):
+            publish(api, release)
+        (folder / name).write_bytes(before)
+    assert len(api.list_repo_commits(REPO)) == 1
+
+
+def test_remote_holds(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+    assert not remote_holds(api, REPO, "0" * 40)
+    first = publish(api, plan(folder))
+    (folder / "config.json").write_text("{}")
+    publish(api, plan(folder))
+    assert remote_holds(api, REPO, first.commit)
+    assert not remote_holds(api, REPO, "0" * 40)
+    api.create_branch(REPO, branch="side", revision=first.commit)
+    side = api.create_commit(REPO, [CommitOperationAdd("x", b"x")], commit_message="side", revision="side")
+    assert not remote_holds(api, REPO, side.oid)
+    hub.faults.append(Fault("commits", "before", 500, times=99))
+    with pytest.raises(TransientError, match="500"):
+        remote_holds(api, REPO, first.commit)
+
+
+# -- with faults -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["before", "after", "lost"])
+@pytest.mark.parametrize("request_line", ["POST .*/commit/", "POST .*/tag/", "POST .*/repos/create", "GET .*/refs"])
+def test_an_unclear_answer_is_looked_at(api: HfApi, hub: FaultyHub, folder: Path, kind: str, request_line: str) -> None:
+    release = plan(folder)
+    fault = Fault(request_line, kind, 503)
+    hub.faults.append(fault)
+    published = publish(api, release, attempts=2)
+    assert fault.times == 0, "the fault was never met"
+    assert_published_once(api, release, published)
+    assert len(api.list_repo_commits(REPO)) == 2
+    worked = [line for line in hub.done if "/commit/main" in line]
+    assert len(worked) == 1, "the commit was sent again after it had landed"
+
+
+@pytest.mark.parametrize(
+    "request_line", ["preupload", "objects/batch", "PUT /uploads", "GET .*/tree/", "GET .*/commits/"]
+)
+@pytest.mark.parametrize("status", [403, 502])
+def test_faults_of_the_other_requests(api: HfApi, hub: FaultyHub, folder: Path, request_line: str, status: int) -> None:
+    release = plan(folder)
+    hub.faults.append(Fault(request_line, "before", status))
+    if status == 403 and "uploads" not in request_line:
+        with pytest.raises(HubRefusedError, match="403"):
+            publish(api, release)
+        return
+    assert_published_once(api, release, publish(api, release, attempts=2))
+
+
+@pytest.mark.parametrize("request_line", ["POST .*/commit/", "PUT /uploads", "GET .*/tree/", "preupload"])
+def test_retry_after_is_honoured(api: HfApi, hub: FaultyHub, folder: Path, clock: Clock, request_line: str) -> None:
+    release = plan(folder)
+    hub.faults.append(Fault(request_line, "before", 429, {"retry-after": "37"}))
+    hub.faults.append(Fault(request_line, "before", 503, {"retry-after": "11"}))
+    published = publish(api, release, clock, deadline_s=60)
+    assert clock.slept == [37.0, 11.0]
+    assert_published_once(api, release, published)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"retry-after": "3600"},
+        {"retry-after": formatdate(time.time() + 3600, usegmt=True)},
+        {"ratelimit": '"api";r=0;t=3600'},
+    ],
+)
+def test_a_wait_beyond_the_deadline_is_not_begun(
+    api: HfApi, hub: FaultyHub, folder: Path, clock: Clock, headers: dict[str, str]
+) -> None:
+    hub.faults.append(Fault("preupload", "before", 429, headers, times=99))
+    with pytest.raises(TransientError, match=r"60 s do not allow another wait of 3[56]") as raised:
+        publish(api, plan(folder), clock, deadline_s=60)
+    assert clock.slept == []
+    assert hub.endpoint in str(raised.value)
+
+
+def test_a_commit_that_the_client_only_claims_is_not_believed(
+    api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.create_repo(REPO)
+    initial = api.list_repo_commits(REPO)[0].commit_id
+    commit, lies = exactly_once._commit, iter([initial])
+    monkeypatch.setattr(exactly_once, "_commit", lambda *args: next(lies, None) or commit(*args))
+    release = plan(folder)
+    published = publish(api, release, attempts=2)
+    assert published.commit != initial
+    assert_published_once(api, release, published)
+
+
+def test_any_schedule_of_faults_with_twins_and_a_stranger(hub: FaultyHub, api: HfApi, folder: Path) -> None:
+    """Faults at random requests, two publishers of one release and a foreign writer: never two, never none."""
+    for seed in range(12):
+        rng, repo = random.Random(seed), f"alice/model-{seed}"
+        release = plan(folder, repo_id=repo)
+        api.create_repo(repo)
+        matches = ["/commit/", "/tag/", "/refs", "/tree/", "/preupload/", "/uploads/", "/batch", "/commits/", ""]
+        hub.faults[:] = [
+            Fault(rng.choice(matches), rng.choice(["before", "after", "lost"]), rng.choice([429, 500, 502, 503, 504]))
+            for _ in range(rng.randrange(1, 7))
+        ]
+
+        def run(writer: int, release: Release = release, repo: str = repo) -> Published | None:
+            if writer < 2:
+                return publish(HfApi(endpoint=hub.endpoint, token=TOKEN), release, attempts=30)
+            for number in range(3):
+                try:
+                    api.create_commit(repo, [CommitOperationAdd(f"o{number}", b"x")], commit_message="by hand")
+                except Exception:  # noqa: BLE001  the stranger does not care
+                    continue
+            return None
+
+        with ThreadPoolExecutor(3) as threads:
+            first, second, _ = threads.map(run, range(3))
+        hub.faults.clear()
+        assert first is not None
+        assert second is not None
+        assert first.commit == second.commit, f"seed {seed}"
+        assert_published_once(api, release, first)
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_no_write_access(api: HfApi, hub: FaultyHub, folder: Path, clock: Clock, *, exists: bool) -> None:
+    if exists:
+        api.create_repo(REPO)
+    bob = HfApi(endpoint=hub.endpoint, token="token-of-bob")
+    with pytest.raises(HubRefusedError, match="403") as raised:
+        publish(bob, plan(folder), clock)
+    assert "write access to alice" in raised.value.fix
+    assert clock.slept == []
+
+
+@pytest.mark.parametrize("token", ["wrong-token-x", False])
+def test_no_valid_token(hub: FaultyHub, folder: Path, token: str | bool) -> None:
+    with pytest.raises(HubRefusedError, match="401") as raised:
+        publish(HfApi(endpoint=hub.endpoint, token=token), plan(folder))
+    assert "HF_TOKEN" in raised.value.fix
+    assert "wrong-token-x" not in str(raised.value)
+
+
+@pytest.mark.parametrize("token", ["token-of-alice\n", "token of alice", "tokén"])
+def test_a_malformed_token_is_never_shown(hub: FaultyHub, folder: Path, token: str) -> None:
+    with pytest.raises(HubRefusedError, match="the token holds white space") as raised:
+        publish(HfApi(endpoint=hub.endpoint, token=token), plan(folder))
+    assert token.strip() not in str(raised.value)
+    assert hub.done == []
+
+
+def test_the_token_and_signatures_are_in_no_message(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+    release, lines = plan(folder), []
+    hub.faults.append(Fault("PUT /uploads", "before", 500, times=99))
+    with pytest.raises(TransientError, match=r"500 .*PUT /uploads/.*/whole\)") as unclear:
+        publish(api, release, attempts=2, log=lines.append)
+    hub.faults.clear()
+    talkative = {
+        "x-error-message": f"no {TOKEN}, not Bearer {TOKEN}x, at {hub.endpoint}/x?signature=abc, hf_abcdefghij"
+    }
+    hub.faults.append(Fault("POST .*/commit/", "before", 400, talkative))
+    with pytest.raises(HubRefusedError, match=r"400 no \*\*\*") as refused:
+        publish(api, release, attempts=2, log=lines.append)
+    for told in (str(unclear.value), str(refused.value), *lines):
+        assert TOKEN not in told
+        assert not re.search(r"signature|abcdefghij", told), told
+
+
+def test_a_broken_model_card_is_refused_at_once(api: HfApi, folder: Path, clock: Clock) -> None:
+    (folder / "README.md").write_text("---\nlicense: [unclosed\n---\n")
+    with pytest.raises(HubRefusedError, match="not YAML"):
+        publish(api, plan(folder), clock)
+    assert clock.slept == []
+
+
+def test_a_hub_that_is_down(hub: FaultyHub, folder: Path, clock: Clock) -> None:
+    api = HfApi(endpoint="http://127.0.0.1:9", token=TOKEN)  # the discard port: nobody listens
+    with pytest.raises(TransientError, match=r"after 3 attempts") as raised:
+        publish(api, plan(folder), clock, attempts=3)
+    assert raised.value.where == f"http://127.0.0.1:9/{REPO}"
+    assert clock.slept == [0.5, 1.0]
+    assert TOKEN not in str(raised.value)
+
+
+def test_a_hub_that_only_fails(api: HfApi, hub: FaultyHub, folder: Path, clock: Clock) -> None:
+    hub.faults.append(Fault("", "before", 500, times=999))
+    with pytest.raises(TransientError, match="500"):
+        publish(api, plan(folder), clock, attempts=4)
+    hub.faults.clear()
+    assert not api.repo_exists(REPO)
+
+
+def test_a_hub_that_never_answers(hub: FaultyHub, folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_faults, "_ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(hub_faults._CLIENT, "is_bounded", False)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        api = HfApi(endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}", token=TOKEN)
+        before = time.monotonic()
+        with pytest.raises(TransientError, match="ReadTimeout"):
+            publish(api, plan(folder), clock, attempts=2)
+        assert time.monotonic() - before < 5
+    monkeypatch.undo()
+    hub_faults._CLIENT.is_bounded = False  # the next use sets the ordinary timeout again
