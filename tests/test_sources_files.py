@@ -64,6 +64,11 @@ def test_json_lines_keep_their_types_and_lack_keys(tmp_path: Path) -> None:
     assert addresses(tmp_path, "a.jsonl") == ["a.jsonl:1", "a.jsonl:3", "a.jsonl:5"]
 
 
+def test_only_line_feeds_end_a_line_of_json(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text":\r"x"}\r\n{"text": "y"}')
+    assert addresses(tmp_path, "a.jsonl") == ["a.jsonl:1", "a.jsonl:2"]
+
+
 def test_parquet_keeps_its_types_and_gives_up_its_categories(tmp_path: Path) -> None:
     table = pa.table({"n": pa.array([1, 2], pa.int8()), "kind": pa.array(["a", "b"]).dictionary_encode()})
     pq.write_table(table, tmp_path / "a.parquet")
@@ -143,6 +148,11 @@ def test_bytes_that_are_not_utf8(tmp_path: Path, suffix: str, before: bytes) -> 
     size = len(before if suffix != "csv" else before.replace(b'"', b""))
     line = before.count(b"\n") + 1
     refused(tmp_path, "a.*", f"a.{suffix}:{line}: not UTF-8: the byte at offset {size + 10} (line {line})")
+
+
+def test_the_offset_is_right_where_a_character_straddles_blocks(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x\n" * (2**19 - 1) + b"x\xc3\xa4\n\xff")
+    refused(tmp_path, "a.txt", f"not UTF-8: the byte at offset {2**20 + 2} (line {2**19 + 1})")
 
 
 def test_a_file_that_ends_inside_a_character(tmp_path: Path) -> None:

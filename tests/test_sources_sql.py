@@ -41,6 +41,21 @@ def test_a_query_gives_its_rows_in_batches(database: Path) -> None:
     assert source.splits == ("train",)
 
 
+def test_a_statement_goes_to_the_driver_as_it_is(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drivers of the %s kind trip over a bare % as soon as they are given parameters, even none."""
+    seen: list[str] = []
+    execute = SQLiteDialect_pysqlite.do_execute_no_params
+
+    def spy(self: Any, cursor: Any, statement: str, context: Any = None) -> None:
+        seen.append(statement)
+        execute(self, cursor, statement, context)
+
+    monkeypatch.setattr(SQLiteDialect_pysqlite, "do_execute_no_params", spy)
+    statement = "select id from notes where text like '100% of :x 7'"
+    assert query(database.parent, statement) == [{"id": 7}]
+    assert seen == [statement]
+
+
 def test_the_url_takes_variables(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOLDER", str(database.parent))
     monkeypatch.setenv("WHOLE", f"sqlite:///{database}")

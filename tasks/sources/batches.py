@@ -77,6 +77,9 @@ def _column(name: str, values: Sequence[Any], addresses: Sequence[str]) -> pa.Ar
         raise _first_misfit(name, values, addresses) or DataError(
             f"{addresses[0]} to {addresses[-1]}", f"column `{name}`: {error}", "give all of its rows one type"
         ) from error
+    mixed = pa.types.is_binary(column.type) and any(isinstance(value, str) for value in values)  # all would be bytes
+    if mixed and (error_of_row := _first_misfit(name, values, addresses)):
+        raise error_of_row
     if column.type.equals(pa.struct([])):  # only {}, which Parquet cannot hold
         return pa.nulls(len(column))
     return column

@@ -105,7 +105,6 @@ class _File:
         if self._writer is not None:
             with contextlib.suppress(OSError):
                 self._writer.close()
-            self._writer.is_open = False  # or it would try once more when it is collected
             self._writer = None
 
     def _write_group(self, schema: pa.Schema) -> None:
