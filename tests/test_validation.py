@@ -136,6 +136,8 @@ def test_large_integers_beside_nulls_stay_apart(tmp_path):
     artifacts = ingest(tmp_path, train=column, validation={"text": ["v"], "key": [1]}, test={"text": ["t"], "key": [2]})
     check(artifacts, Expectation(type="expect_column_values_to_be_unique", column="key"))
     assert kept(artifacts) == [0, 1, 2]
+    check(artifacts, Expectation(type="expect_column_values_to_be_in_set", column="key", value_set=[1, 2, 2**60]))
+    assert kept(artifacts) == [0, 2]
 
 
 def test_every_failing_row_is_found_past_the_limits_of_gx(tmp_path):
@@ -175,7 +177,7 @@ def test_a_check_may_look_at_one_split(tmp_path):
 def test_a_source_column_called_split_survives(tmp_path):
     rows = {"text": ["good", "no"], "split": ["x", "y"]}
     artifacts = ingest(tmp_path, train=rows, validation={"text": ["vvv"], "split": ["x"]}, test=rows)
-    check(artifacts, LONG)
+    check(artifacts, LONG, Expectation(type="expect_column_values_to_be_in_set", column="split", value_set=["x", "y"]))
     assert kept(artifacts, column="split") == ["x"]
     bad = pq.read_table(artifacts.validated / "quarantine.parquet")
     assert bad.column_names == ["row_id", "split", "reasons", "text", "source_split"]
@@ -248,6 +250,7 @@ def test_too_many_bad_rows(tmp_path):
     ("splits", "told"),
     [
         ({"train": {"text": ["good"] * 8}, "test": {"text": ["no"]}}, "no row is left in test"),
+        ({"train": {"text": ["good"] * 8}, "test": {"text": pa.nulls(2)}}, "no row is left in test"),  # of type null
         ({"train": {"text": ["no"] * 2}}, "no row is left in train"),
         ({s: {"text": ["no"]} for s in SPLITS}, "no row is left in any split: 3 came in"),
     ],
