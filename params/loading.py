@@ -106,7 +106,8 @@ def valid_sections(document: Document) -> dict[str, Any]:
     """The sections of `document` that are sound by themselves, so that they can be looked into although others are not."""
     found = {}
     for name, field in Recipe.model_fields.items():
-        adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(field.annotation)
+        section: Any = field.annotation
+        adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(section)
         content = copy.deepcopy(document.content.get(name))
         for _ in range(2):  # the second time without the keys that do not belong there
             try:

@@ -204,6 +204,8 @@ class Training(Section):
     """Number format of the forward and backward pass."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+    group_by_length: bool = False
+    """Train on batches of like length: less padding where sequences are not packed. The order stays exact."""
     eval_steps: PositiveInt
     """Optimizer steps between evaluations on the validation split; one more runs before the first step."""
     save_steps: PositiveInt

@@ -23,7 +23,11 @@ from trainer.process import die_with_parent
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; the return value is the exit status, see params.errors."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
+    for ours in ("params", "trainer", "tasks"):
+        logging.getLogger(ours).setLevel(logging.INFO)
+    if not sys.stdout.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if "DVC_STAGE" in os.environ:
         die_with_parent()
     try:
@@ -54,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> None:
         start = time.monotonic()
         print(f"{arguments.command}: {arguments.recipe}", flush=True)
         report = stages.run(arguments.command, arguments.recipe)
-        for name, value in report.model_dump(mode="json").items():
+        for name, value in stages.figures(report.model_dump(mode="json")):
             print(f"  {name}: {value}")
         print(f"{arguments.command}: done in {time.monotonic() - start:.1f} s", flush=True)
 

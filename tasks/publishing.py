@@ -121,14 +121,17 @@ def _hub(artifacts: Artifacts, publish: Publish) -> Iterator[tuple[HfApi, str]]:
             raise HubRefusedError(endpoint, "there is no token", "set HF_TOKEN, or log in with `hf auth login`")
         yield HfApi(endpoint=endpoint, token=token), endpoint
         return
-    os.environ["HF_HUB_DISABLE_XET"] = "1"
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, constants
 
     from tasks.hub import LocalHub
 
     owner = publish.repo_id.split("/")[0]
-    with LocalHub(artifacts.root / LOCAL_FOLDER, tokens={LOCAL_TOKEN: owner}) as hub:
-        yield HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN), LOCAL
+    xet_off, constants.HF_HUB_DISABLE_XET = constants.HF_HUB_DISABLE_XET, True  # the local Hub has no such storage
+    try:
+        with LocalHub(artifacts.root / LOCAL_FOLDER, tokens={LOCAL_TOKEN: owner}) as hub:
+            yield HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN), LOCAL
+    finally:
+        constants.HF_HUB_DISABLE_XET = xet_off
 
 
 def _assemble(artifacts: Artifacts, publish: Publish, objective: objectives.Objective[Any], folder: Path) -> None:

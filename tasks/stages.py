@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,17 @@ def run(stage: str, recipe_path: Path) -> Report:
     recipe = load(recipe_path)
     wanted: dict[str, Any] = {name: getattr(recipe, name) for name in sections(stage)}
     return function(stage)(Artifacts(recipe_path.stem), **wanted)
+
+
+def figures(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """The single figures of a report, nested names joined by dots, for people to read; lists by their length."""
+    for name, value in report.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{inner}", figure) for inner, figure in figures(value))
+        elif isinstance(value, list):
+            yield name, f"{len(value)}"
+        else:
+            yield name, f"{value:.6g}" if isinstance(value, float) else value
 
 
 def save_report(report: Report, path: Path) -> None:

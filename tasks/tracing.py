@@ -5,6 +5,7 @@ Stages that have not run yet are named, not guessed at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,7 +124,7 @@ def _loss_lines(encoder: Encoder, example: Example, losses: Any) -> list[str]:
     pairs = [
         (value, token_id)
         for value, token_id in zip(losses.tolist(), example["input_ids"], strict=False)
-        if value == value
+        if not math.isnan(value)
     ]
     lines = [f"{value:9.4f} {encoder.tokenizer.decode([token_id])!r}" for value, token_id in pairs[:_SHOWN_TOKENS]]
     if len(pairs) > _SHOWN_TOKENS:

@@ -22,6 +22,14 @@ def read_split(tokens: Path, split: str) -> Dataset:
     return Dataset.from_file(str(tokens / f"{split}.arrow"))
 
 
+def read_lengths(tokens: Path, split: str) -> list[int]:
+    """Tokens of each sequence of a split."""
+    import pyarrow.compute as pc
+
+    lengths: list[int] = pc.list_value_length(read_split(tokens, split).data.column("input_ids")).to_pylist()
+    return lengths
+
+
 def read_tokenizer(tokens: Path) -> PreTrainedTokenizerBase:
     """The tokenizer that the sequences were made with."""
     from transformers import AutoTokenizer

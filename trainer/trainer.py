@@ -17,7 +17,7 @@ import json
 import math
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class EvergreenTrainer(Trainer):
         state: what the objective learned from the train split.
         best_metric: name of the metric that `best` follows.
         keep_checkpoints: how many checkpoints stay.
+        lengths: tokens of each training sequence, to train on batches of like length.
         model, args, train_dataset, eval_dataset, processing_class: as in Trainer.
     """
 
@@ -55,6 +56,7 @@ class EvergreenTrainer(Trainer):
         state: State,
         best_metric: str,
         keep_checkpoints: int,
+        lengths: Sequence[int] | None,
         model: PreTrainedModel,
         args: TrainingArguments,
         train_dataset: Any,
@@ -68,6 +70,7 @@ class EvergreenTrainer(Trainer):
             len(train_dataset),
             seed=args.seed,
             global_batch_size=args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            lengths=lengths,
         )
         super().__init__(
             model=model,

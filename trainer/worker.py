@@ -59,14 +59,17 @@ def _train(job: Job) -> None:
         folder=job.folder, seed=job.seed, training=job.training, launch=job.launch, resuming=checkpoint is not None
     )
     _check_world(args.world_size, job.launch.num_processes)
+    train_dataset = tokens.read_split(job.tokens, "train")
+    _check_rows(len(train_dataset), job.training.global_batch_size)
     trainer = objective.trainer_class()(
         objective=objective,
         state=state,
         best_metric=job.training.best_metric,
         keep_checkpoints=job.training.keep_checkpoints,
+        lengths=tokens.read_lengths(job.tokens, "train") if job.training.group_by_length else None,
         model=modeling.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed),
         args=args,
-        train_dataset=tokens.read_split(job.tokens, "train"),
+        train_dataset=train_dataset,
         eval_dataset=tokens.read_split(job.tokens, "validation"),
         processing_class=tokenizer,
     )
@@ -98,6 +101,15 @@ def _check_world(found: int, wanted: int) -> None:
             f"accelerate started {found} of {wanted} processes",
             "check launch.accelerate_config",
         )
+
+
+def _check_rows(found: int, global_batch_size: int) -> None:
+    """Every epoch is cut to whole global batches: with fewer sequences there would be nothing to train on."""
+    from params import DataError
+
+    if found < global_batch_size:
+        what = f"the train split has {found} sequences, fewer than one global batch of {global_batch_size}"
+        raise DataError("training.global_batch_size", what, "lower it, or give more rows")
 
 
 if __name__ == "__main__":
