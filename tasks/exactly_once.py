@@ -46,6 +46,7 @@ class Published:
     """Where a release is."""
 
     commit: str
+    """In main's history. After main was rolled back by hand, the tag stays at an earlier commit of the same files."""
     tag: str
     how: str
     """`committed`, or how it was found to have landed before."""

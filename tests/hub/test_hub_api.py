@@ -327,14 +327,16 @@ def test_downloads_stay_inside_the_repository(alice: HfApi, hub: LocalHub, root:
     assert httpx2.get(f"{hub.endpoint}/api/models/alice/model/revision/..%2F..%2FHEAD").status_code == 404
 
 
-def test_malformed_commits_change_nothing(alice: HfApi, hub: LocalHub) -> None:
+def test_malformed_commits_change_nothing(alice: HfApi, hub: LocalHub, root: Path) -> None:
     alice.create_repo(REPO)
+    (root / "outside.txt").write_text("outside")
     good = {"key": "file", "value": {"path": "good.txt", "content": "x"}}
     for bad in (
         {"key": "file", "value": {"path": "a.txt", "content": "not base64!", "encoding": "base64"}},
         {"key": "file", "value": {"path": "a.txt"}},
         {"key": "lfsFile", "value": {"path": "a.bin", "oid": "0" * 64, "size": 3}},
         {"key": "lfsFile", "value": {"path": "a.bin", "oid": "../../../HEAD", "size": 3}},
+        {"key": "lfsFile", "value": {"path": "a.bin", "oid": str(root / "outside.txt")}},
         {"key": "rename", "value": {"path": "a.txt"}},
         {"key": "file"},
     ):
