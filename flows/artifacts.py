@@ -1,0 +1,66 @@
+"""What each stage leaves in Prefect's UI: its report as a table, and for a release a link to it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+
+from params.artifacts import Artifacts
+
+
+def show(stage: str, artifacts: Artifacts, outcome: str) -> None:
+    """Leave the report of `stage` as an artifact of the current task run."""
+    path = artifacts.report(stage)
+    if not path.exists():
+        return
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    key = re.sub(r"[^a-z0-9]+", "-", f"{stage}-{artifacts.recipe}".lower()).strip("-")
+    description = f"{stage}@{artifacts.recipe}: {outcome} ({path})"
+    if stage == "evaluate":
+        create_markdown_artifact(figures(report), key=key, description=description)
+    else:
+        create_table_artifact(_rows(report), key=key, description=description)
+    if stage == "publish" and str(report.get("endpoint", "")).startswith("http") and report.get("commit"):
+        create_link_artifact(address(report), link_text=report["repo_id"], key=f"{key}-link", description=description)
+
+
+def address(receipt: dict[str, Any]) -> str:
+    """Where a release can be looked at."""
+    return f"{receipt['endpoint']}/{receipt['repo_id']}/tree/{receipt['commit']}"
+
+
+def figures(metrics: dict[str, Any]) -> str:
+    """The model's metrics beside the untrained model's, as a Markdown table."""
+    untrained = metrics.get("untrained") or {}
+    lines = ["| metric | model | untrained |", "| --- | ---: | ---: |"]
+    for name, value in metrics["model"].items():
+        before = f"{untrained[name]:.4g}" if name in untrained else ""
+        lines.append(f"| {name} | {value:.4g} | {before} |")
+    return "\n".join([*lines, "", f"on the {metrics['split']} split"])
+
+
+def summary(artifacts: Artifacts, outcomes: dict[str, str]) -> str:
+    """What a run of the flow ends with: the figures, the release, and where to read more."""
+    lines = ["", "  ".join(f"{stage}: {outcome}" for stage, outcome in outcomes.items()), ""]
+    metrics = json.loads(artifacts.report("evaluate").read_text(encoding="utf-8"))
+    lines += [figures(metrics), ""]
+    if "publish" in outcomes:
+        receipt = json.loads(artifacts.receipt.read_text(encoding="utf-8"))
+        lines.append(f"{receipt['verdict']}: {receipt['repo_id']} at {receipt['endpoint']}")
+        lines.append(f"revision: {receipt['commit']} ({receipt['tag']})")
+        lines.append(f"receipt: {artifacts.receipt}")
+    lines.append(f"report: {artifacts.validated / 'report.html'}")
+    lines.append(f"figures: {artifacts.report('evaluate')}")
+    return "\n".join(lines)
+
+
+def _rows(report: object, prefix: str = "") -> list[dict[str, Any]]:
+    """A nested report as rows of name and value."""
+    if isinstance(report, dict):
+        return [row for name, value in report.items() for row in _rows(value, f"{prefix}.{name}" if prefix else name)]
+    if isinstance(report, list):
+        report = ", ".join(map(str, report))
+    return [{"figure": prefix, "value": report}]

@@ -1,0 +1,56 @@
+"""A Prefect server for one run, when none is configured; it ends with the run, even a killed one.
+
+Prefect's own temporary server outlives a killed flow, for it is only told to stop by a flow that ends in order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+
+from flows import bound
+from params import TransientError
+
+_STARTUP_S = 90.0
+
+
+@contextlib.contextmanager
+def at_hand(log_file: Path) -> Iterator[None]:
+    """Have a Prefect server: the one that is configured, or else one of our own until this process ends.
+
+    Raises:
+        TransientError: our own did not start.
+    """
+    if get_current_settings().api.url:
+        yield
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("wb") as log:
+        arguments = ["server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-services", "--no-ui"]
+        server = bound.start("prefect", arguments, log)
+    atexit.register(bound.stop, server)  # not at the end of the block: Prefect sends its last events when Python ends
+    url = f"http://127.0.0.1:{port}/api"
+    give_up = time.monotonic() + _STARTUP_S
+    while not _answers(url):
+        if server.poll() is not None or time.monotonic() > give_up:
+            raise TransientError("Prefect's server", "did not start", f"see {log_file}")
+        time.sleep(0.1)
+    with temporary_settings({PREFECT_API_URL: url}):
+        yield
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
