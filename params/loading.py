@@ -76,21 +76,25 @@ def read(path: Path) -> Document:
         RecipeError: there is no such file, or it is not one YAML mapping in UTF-8.
     """
     try:
-        tree = YAML().load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        tree = YAML().load(text)
+        content = YAML(typ="safe").load(text)  # stricter: it knows no tags
     except FileNotFoundError:
         known = sorted(p.name for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         hint = _did_you_mean(path.name, known) or (f"recipes here: {', '.join(known)}" if known else "check the path")
         raise RecipeError(str(path), "there is no such recipe", hint) from None
-    except (IsADirectoryError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(str(path), f"cannot be read as text: {error}", "give a YAML file in UTF-8") from None
     except YAMLError as error:
         mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         what = (error.problem if isinstance(error, MarkedYAMLError) else None) or str(error)
         raise RecipeError(where, f"not valid YAML: {what}", "mend the syntax; each key may stand once") from None
+    except (RecursionError, TypeError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else f"a key is no text: {error}"
+        raise RecipeError(str(path), f"not valid YAML: {what}", "mend the syntax") from None
     if not isinstance(tree, CommentedMap):
         raise RecipeError(str(path), "holds no recipe", "a recipe is a YAML mapping; start from params/default.yaml")
-    content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     return Document(path, content, tree)
 
 
@@ -99,7 +103,7 @@ def parse(document: Document) -> tuple[Recipe | None, list[Problem]]:
     try:
         return Recipe.model_validate(document.content), []
     except pydantic.ValidationError as error:
-        return None, [_problem(e, document.content) for e in error.errors()]
+        return None, [_problem(e) for e in error.errors()]
 
 
 def valid_sections(document: Document) -> dict[str, Any]:
@@ -116,7 +120,7 @@ def valid_sections(document: Document) -> dict[str, Any]:
             except pydantic.ValidationError as error:
                 for extra in error.errors():
                     if extra["type"] == "extra_forbidden":
-                        _remove(content, _locate((name, *extra["loc"]), {name: content})[0][1:])
+                        _remove(content, _locate((name, *extra["loc"]))[0][1:])
     return found
 
 
@@ -143,9 +147,9 @@ def _did_you_mean(name: str, known: Sequence[str]) -> str | None:
     return f"did you mean `{close[0]}`?" if close else None
 
 
-def _problem(error: Any, content: object) -> Problem:
+def _problem(error: Any) -> Problem:
     """A pydantic error in our words. The tags of discriminated unions, which pydantic puts into `loc`, are left out."""
-    key, model = _locate(error["loc"], content)
+    key, model = _locate(error["loc"])
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         known = [name for name in model.model_fields if name not in key] if model else []
@@ -170,24 +174,25 @@ def _meaning(model: type[pydantic.BaseModel] | None, key: Key) -> str:
     return f" ({field.description.splitlines()[0]})" if field and field.description else ""
 
 
-def _locate(loc: Sequence[str | int], content: object) -> tuple[Key, type[pydantic.BaseModel] | None]:
+def _locate(loc: Sequence[str | int]) -> tuple[Key, type[pydantic.BaseModel] | None]:
     """The key in the file that pydantic's `loc` means, and the section that holds the last part of it."""
     key: list[str | int] = []
     section: type[pydantic.BaseModel] | None = Recipe
     holder = section
     choices: list[type[pydantic.BaseModel]] = []
-    node = content
+    tagged = False
     for part in loc:
         holder = section or holder
-        field = section.model_fields.get(str(part)) if section else None
-        if field is None and isinstance(node, dict) and node.get("kind") == part and part not in node:
+        if tagged:
             section = next(m for m in choices if get_args(m.model_fields["kind"].annotation) == (part,))
+            tagged = False
             continue
+        field = section.model_fields.get(str(part)) if section else None
         key.append(part)
-        node = node.get(part) if isinstance(node, dict) else _item(node, part)
         if field is not None:
             choices = _sections(field.annotation)
             section = choices[0] if choices else None
+            tagged = field.discriminator is not None
     return tuple(key), holder
 
 
@@ -195,10 +200,6 @@ def _remove(content: Any, key: Key) -> None:
     for part in key[:-1]:
         content = content[part]
     del content[key[-1]]
-
-
-def _item(node: object, index: str | int) -> object:
-    return node[index] if isinstance(node, list) and isinstance(index, int) and index < len(node) else None
 
 
 def _sections(annotation: object) -> list[type[pydantic.BaseModel]]:
