@@ -49,8 +49,13 @@ def summary(artifacts: Artifacts, outcomes: dict[str, str]) -> str:
     lines += [figures(metrics), ""]
     if "publish" in outcomes:
         receipt = json.loads(artifacts.receipt.read_text(encoding="utf-8"))
-        lines.append(f"{receipt['verdict']}: {receipt['repo_id']} at {receipt['endpoint']}")
+        local = receipt["endpoint"] == "local"
+        lines.append(
+            f"{receipt['verdict']}: {receipt['repo_id']} on {'the Hub in .hub' if local else address(receipt)}"
+        )
         lines.append(f"revision: {receipt['commit']} ({receipt['tag']})")
+        if local:
+            lines.append("served by: python -m tasks hub")
         lines.append(f"receipt: {artifacts.receipt}")
     lines.append(f"report: {artifacts.validated / 'report.html'}")
     lines.append(f"figures: {artifacts.report('evaluate')}")

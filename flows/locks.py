@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from flows.bound import Logger
 from params.artifacts import Artifacts
 from trainer.process import exclusive
 
@@ -31,17 +32,18 @@ def sole_run(artifacts: Artifacts) -> contextlib.AbstractContextManager[None]:
     return exclusive(artifacts.scratch / "flow.lock", f"a flow of the recipe `{artifacts.recipe}`")
 
 
-def heal(root: Path = Path()) -> list[str]:
-    """Take dead owners out of DVC's lock file; the return value says what was taken out."""
+def heal(log: Logger, root: Path = Path()) -> None:
+    """Take dead owners out of DVC's lock file, and log what was taken out."""
     path = root / ".dvc" / "tmp" / "rwlock"
     if not path.exists():
-        return []
+        return
     with _guard(path):
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError:
+            log.warning("%s was cut short by a kill: removed", path)
             path.unlink()
-            return ["a lock file that was cut short"]
+            return
         writers: dict[str, dict[str, Any]] = content.get("write", {})
         readers: dict[str, list[dict[str, Any]]] = content.get("read", {})
         dead = [f"writer {w['pid']} of {p}" for p, w in writers.items() if not _lives(w)]
@@ -53,7 +55,7 @@ def heal(root: Path = Path()) -> list[str]:
                 "read": {p: rs for p, rs in living.items() if rs},
             }
             path.write_text(json.dumps(content), encoding="utf-8")
-    return dead
+            log.info("%s named %d dead owners: removed", path, len(dead))
 
 
 def _lives(owner: dict[str, Any]) -> bool:

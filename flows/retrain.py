@@ -39,8 +39,7 @@ def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
 )
 def run_stage(stage: str, recipe: str, *, force: bool) -> stages.Outcome:
     """Bring one stage up to date, and show its report."""
-    for owner in heal():
-        get_run_logger().warning("DVC's lock file named a dead owner: %s", owner)
+    heal(get_run_logger())
     outcome = stages.run(stage, recipe, get_run_logger(), force=force)
     show(stage, Artifacts(recipe), outcome)
     return outcome
@@ -60,6 +59,7 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
     wanted = STAGES if publish else STAGES[:-1]
     outcomes: dict[str, str] = {}
     with sole_run(Artifacts(recipe)):
+        heal(get_run_logger())
         if force or any(stages.changed(stage, recipe) for stage in wanted):
             stages.check(recipe, get_run_logger())
         for stage in wanted:

@@ -58,6 +58,7 @@ def changed(stage: str, recipe: str) -> bool:
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo
+    from dvc.stage.exceptions import StageNotFound
 
     name = f"{stage}@{recipe}"
     logging.getLogger("dvc").setLevel(logging.ERROR)

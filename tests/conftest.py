@@ -135,9 +135,9 @@ class Project:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 line = " ".join(process.cmdline())
-                if process.status() != psutil.STATUS_ZOMBIE and all(w in line for w in words):
-                    if Path(process.cwd()) == self.root:
-                        found.append(process)
+                alive = process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == self.root
+                if alive and all(word in line for word in words):
+                    found.append(process)
         return found
 
     def end(self) -> None:

@@ -1,0 +1,45 @@
+# make run: from real text to a published model, offline. make help: the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+RECIPE ?= default
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-slow check format clean
+
+help:  ## show these lines
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+
+setup: $(INSTALLED)  ## make .venv and install everything, as pinned in constraints.txt
+
+# torch first and by itself: pinned like this it is the build for this machine's index, an open range takes far larger ones.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: $(INSTALLED)  ## retrain what is stale of RECIPE (default), and publish it
+	$(BIN)/python -m flows.retrain $(RECIPE)
+
+test: $(INSTALLED)  ## all tests but the slow ones
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(INSTALLED)  ## the slow tests
+	$(BIN)/python -m pytest -m slow
+
+check: $(INSTALLED)  ## lint, format, types, law of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)  ## put code into the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove caches and unfinished work; keep .venv, results and releases
+	rm -rf .scratch .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
