@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from params.errors import StorageError
+from params.errors import EvergreenError, StorageError
 
 SPLITS = ("train", "validation", "test")
+_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
 
 
@@ -153,10 +155,22 @@ def storage_errors(target: Path) -> Iterator[None]:
     """Turn a full or read-only disk into a `StorageError` that says how much room there is."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG):
+    except EvergreenError:
+        raise
+    except Exception as error:
+        reason = _storage_reason(error)
+        if reason is None:
             raise
         place = next(p for p in (target, *target.parents, Path()) if p.exists())
-        free = shutil.disk_usage(place).free
-        what = f"cannot be written: {error.strerror} ({free / 2**20:.0f} MiB free on that disk)"
-        raise StorageError(str(target), what, "free space or permissions there, then run the stage again") from error
+        what = f"cannot be written: {reason} ({shutil.disk_usage(place).free / 2**20:.0f} MiB free on that disk)"
+        fix = "free space or permissions there, then run the stage again"
+        raise StorageError(str(getattr(error, "filename", None) or target), what, fix) from error
+
+
+def _storage_reason(error: Exception) -> str | None:
+    """Why the disk refused, if that is what `error` is about; libraries in Rust and C++ say it in words only."""
+    if isinstance(error, OSError):
+        return error.strerror if error.errno in _STORAGE else None
+    if (said := re.search(r"\(os error (\d+)\)", str(error))) and int(said[1]) in _STORAGE:
+        return os.strerror(int(said[1]))
+    return "the write failed" if "PytorchStreamWriter failed" in str(error) else None

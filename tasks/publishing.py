@@ -75,7 +75,10 @@ def publish(artifacts: Artifacts, *, publish: Publish, objective: ObjectiveChoic
             )
         else:
             logger.info("publish: %s to %s on %s", release.tag, publish.repo_id, endpoint)
-            commit = publish_release(api, release, log=lambda line: logger.info("publish: %s", line)).commit
+            published = publish_release(
+                api, release, deadline_s=publish.timeout_s, log=lambda line: logger.info("publish: %s", line)
+            )
+            commit = published.commit
     shutil.rmtree(folder)
     receipt = Receipt(
         verdict="dry-run" if publish.dry_run else "published",

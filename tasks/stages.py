@@ -14,8 +14,8 @@ from typing import Any
 
 import pydantic
 
-from params import load
-from params.artifacts import Artifacts, write_whole
+from params import DataError, load
+from params.artifacts import STAGES, Artifacts, storage_errors, write_whole
 
 FUNCTIONS = {
     "ingest": "tasks.ingestion:ingest",
@@ -46,10 +46,20 @@ def sections(stage: str) -> list[str]:
 
 
 def run(stage: str, recipe_path: Path) -> Report:
-    """Run one stage of the recipe at `recipe_path`, in the project whose root is the working directory."""
+    """Run one stage of the recipe at `recipe_path`, in the project whose root is the working directory.
+
+    Raises:
+        DataError: the stage before it has not run.
+    """
     recipe = load(recipe_path)
     wanted: dict[str, Any] = {name: getattr(recipe, name) for name in sections(stage)}
-    return function(stage)(Artifacts(recipe_path.stem), **wanted)
+    artifacts = Artifacts(recipe_path.stem)
+    for before in STAGES[: STAGES.index(stage)]:
+        if not artifacts.report(before).exists():
+            fix = f"run `python -m tasks {before} {recipe_path}` first"
+            raise DataError(str(artifacts.report(before)), f"{before} has not run", fix)
+    with storage_errors(artifacts.run):
+        return function(stage)(artifacts, **wanted)
 
 
 def figures(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

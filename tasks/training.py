@@ -87,7 +87,7 @@ def launch_command(launch: Launch, job_path: Path) -> list[str]:
     `--multi_gpu` is accelerate's name for starting more than one process; without it, and without a GPU, accelerate
     starts one whatever `--num_processes` says.
     """
-    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
     if launch.accelerate_config:
         command += ["--config_file", launch.accelerate_config]
     elif launch.num_processes > 1:
