@@ -45,7 +45,8 @@ def all_problems(document: Document) -> list[Problem]:
             problems += look(*(sections[name] for name in names))
     problems += _dvc_problems(document, sections)
     for name, what, known in flaws():
-        problems.append(Problem(("model", "config", *([name] if name else [])), what, _closest(name, known)))
+        written = str(config["model_type"]) if config and name == "model_type" else name
+        problems.append(Problem(("model", "config", *([name] if name else [])), what, _closest(written, known)))
     return problems
 
 
@@ -61,8 +62,10 @@ def _column_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]
             return  # its head is a query or a download away
         head = next(iter(source.batches("train")), None)
     except EvergreenError as error:
-        key = {"files": "train", "function": "function", "sql": "url"}.get(data.source.kind, "repo_id")
-        yield Problem(("data", "source", key), f"{error.where}: {error.what}", error.fix)
+        default = {"files": "train", "function": "function", "sql": "url"}.get(data.source.kind, "repo_id")
+        named, _, rest = error.where.removeprefix("data.source.").partition(": ")
+        key, where = (named, rest) if named in type(data.source).model_fields else (default, error.where)
+        yield Problem(("data", "source", key), f"{where}: {error.what}" if where else error.what, error.fix)
         return
     columns = head.rows.schema.names if head else []
     for column in data.split.by:
@@ -73,7 +76,7 @@ def _column_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]
     if not objectives.problems(objective):
         for column in objectives.build(objective).columns():
             if column not in columns:
-                fix = f"{suggestion(column, columns, 'columns')} Name it with the objective's `..._column` options"
+                fix = f"{suggestion(column, columns, 'columns')}; name it with the objective's `..._column` options"
                 yield Problem(("objective",), f"it needs a column `{column}`, which the source does not have", fix)
 
 
@@ -139,7 +142,7 @@ def _training_problems(training: Training) -> Iterator[Problem]:
 
 
 def _metric_problems(training: Training, objective: ObjectiveChoice) -> Iterator[Problem]:
-    if not objectives.problems(objective):
+    if objective.name in objectives.names():
         known = list(objectives.find(objective.name).metrics)
         if training.best_metric not in known:
             what = f"{objective.name} does not compute {training.best_metric!r}"
@@ -177,21 +180,18 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
     root = document.path.resolve().parent.parent
     if document.path.resolve().parent.name != "params" or not (root / "dvc.yaml").is_file():
         return
-    listed: dict[str, Any] = read(root / "dvc.yaml").content["vars"][0]["recipes"]
-    entry = listed.get(document.path.stem)
-    if entry is None:
-        what, fix = (
-            "dvc.yaml does not list this recipe",
-            f"add `{document.path.stem}: {{data: ..., objective: ...}}` there",
-        )
-        yield Problem((), what, fix)
+    try:
+        entry = read(root / "dvc.yaml").content["vars"][0]["recipes"][document.path.stem]
+        watched, objective = (root / entry["data"]).resolve(), entry["objective"]
+    except (KeyError, IndexError, TypeError):
+        fix = f"add `{document.path.stem}: {{data: ..., objective: ...}}` under `recipes:` there"
+        yield Problem((), "dvc.yaml does not list this recipe with its data and its objective", fix)
         return
-    if "objective" in sections and entry["objective"] != sections["objective"].name:
-        what = f"dvc.yaml lists this recipe with objective {entry['objective']}"
+    if "objective" in sections and objective != sections["objective"].name:
+        what = f"dvc.yaml lists this recipe with objective {objective}"
         yield Problem(("objective", "name"), what, f"write `objective: {sections['objective'].name}` there")
     source = sections["data"].source if "data" in sections else None
     if isinstance(source, Files):
-        watched = (root / entry["data"]).resolve()
         for split in ("train", "validation", "test"):
             pattern = getattr(source, split)
             if pattern and watched not in ((root / pattern).resolve(), *(root / pattern).resolve().parents):

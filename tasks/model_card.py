@@ -28,9 +28,7 @@ def write_card(artifacts: Artifacts, publish: Publish, *, pipeline_tag: str, aut
     import jinja2
     from huggingface_hub import EvalResult, ModelCardData
 
-    reports = {
-        stage: _read(artifacts.report(stage)) for stage in ("ingest", "validate", "tokenize", "train", "evaluate")
-    }
+    reports = {stage: _read(artifacts.report(stage)) for stage in ("ingest", "tokenize", "train", "evaluate")}
     evaluation = reports["evaluate"]
     name = f"{artifacts.recipe} ({reports['ingest']['source']})"
     results = [

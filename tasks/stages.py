@@ -15,7 +15,7 @@ from typing import Any
 import pydantic
 
 from params import DataError, load
-from params.artifacts import STAGES, Artifacts, storage_errors, write_whole
+from params.artifacts import Artifacts, storage_errors, write_whole
 
 FUNCTIONS = {
     "ingest": "tasks.ingestion:ingest",
@@ -25,6 +25,14 @@ FUNCTIONS = {
     "evaluate": "tasks.evaluation:evaluate",
     "publish": "tasks.publishing:publish",
 }
+_NEEDED = {
+    "validate": {"raw": "ingest"},
+    "tokenize": {"rows": "validate"},
+    "train": {"tokens": "tokenize"},
+    "evaluate": {"tokens": "tokenize", "model": "train"},
+    "publish": {"raw": "ingest", "tokens": "tokenize", "model": "train", "evaluation": "evaluate"},
+}
+"""The artifacts that a stage starts from, and the stages that make them."""
 
 
 class Report(pydantic.BaseModel):
@@ -54,10 +62,11 @@ def run(stage: str, recipe_path: Path) -> Report:
     recipe = load(recipe_path)
     wanted: dict[str, Any] = {name: getattr(recipe, name) for name in sections(stage)}
     artifacts = Artifacts(recipe_path.stem)
-    for before in STAGES[: STAGES.index(stage)]:
-        if not artifacts.report(before).exists():
-            fix = f"run `python -m tasks {before} {recipe_path}` first"
-            raise DataError(str(artifacts.report(before)), f"{before} has not run", fix)
+    for name, maker in _NEEDED.get(stage, {}).items():
+        folder: Path = getattr(artifacts, name)
+        if not folder.exists():
+            fix = f"run `python -m tasks {maker} {recipe_path}` first"
+            raise DataError(str(folder), f"{stage} needs what {maker} makes, which is not there", fix)
     with storage_errors(artifacts.run):
         return function(stage)(artifacts, **wanted)
 

@@ -179,7 +179,8 @@ def split_batch(global_batch_size: int, launch: Launch) -> tuple[int, int]:
 
 def _type_problem(key: tuple[str, ...], annotation: Any, value: object) -> list[Problem]:
     try:
-        pydantic.TypeAdapter(annotation, config={"arbitrary_types_allowed": True}).validate_python(value)
+        # strict: transformers takes the value as it is, and would hold the text "no" for true
+        pydantic.TypeAdapter(annotation, config={"arbitrary_types_allowed": True}).validate_python(value, strict=True)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         return [Problem(key, f"{first['msg']}, found {value!r}", f"its type is {_spelled(annotation)}")]

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -23,6 +24,7 @@ def start(config: dict[str, Any]) -> Callable[[], list[tuple[str, str, list[str]
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=Path(__file__).parents[1],
         env={**os.environ, "TRANSFORMERS_VERBOSITY": "error"},
     )
     assert process.stdin is not None
