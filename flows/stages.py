@@ -68,11 +68,11 @@ def changed(stage: str, recipe: str) -> bool:
             return bool(found.changed())
     except LockError as error:
         raise _busy(name, str(error)) from None
+    except StageNotFound:
+        fix = "add the recipe to `recipes` at the top of dvc.yaml"
+        raise RecipeError("dvc.yaml", f"there is no stage {name}", fix) from None
     except DvcException as error:
-        fix = (
-            "add the recipe to `recipes` at the top of dvc.yaml" if "Could not find" in str(error) else "mend dvc.yaml"
-        )
-        raise RecipeError("dvc.yaml", f"{name}: {error}", fix) from None
+        raise RecipeError("dvc.yaml", f"{name}: {error}", "mend dvc.yaml") from None
 
 
 def check(recipe: str, log: bound.Logger) -> None:

@@ -1,0 +1,65 @@
+"""Have the server notice runs whose process and worker are both gone: `python -m flows.watch [seconds of silence]`.
+
+A worker reports a flow that was killed; nobody reports both dying at once, with their machine for example, and the run
+would be RUNNING for ever. Flows send heartbeats (prefect.toml says how often); this makes, or replaces, the automation
+on a self-hosted server that marks a run as crashed when they stop. Prefect Cloud has one of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from datetime import timedelta
+
+from prefect.automations import Automation
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+
+NAME = "crash-silent-runs"
+_HEARTBEAT = "prefect.flow-run.heartbeat"
+_ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
+
+
+def automation(silence_s: int) -> Automation:
+    """Marks a run as crashed when it has been silent for `silence_s` after a heartbeat, and has not ended."""
+    return Automation(
+        name=NAME,
+        trigger=EventTrigger(
+            after={_HEARTBEAT},
+            expect={_HEARTBEAT, *(f"prefect.flow-run.{end}" for end in _ENDS)},
+            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=silence_s),
+        ),
+        actions=[
+            ChangeFlowRunState(state=StateType.CRASHED, message="no heartbeat: its process or its machine is gone")
+        ],
+    )
+
+
+async def replace(made: Automation) -> None:
+    """Create an automation, in place of an earlier one of its name."""
+    try:
+        earlier = await Automation.aread(name=made.name)
+    except ValueError:
+        pass
+    else:
+        await earlier.adelete()
+    await made.acreate()
+
+
+def main() -> None:
+    """Create the automation."""
+    parser = argparse.ArgumentParser(prog="python -m flows.watch", description=__doc__)
+    parser.add_argument("silence", nargs="?", type=int, default=180, help="seconds of silence; 180 by default")
+    silence_s = parser.parse_args().silence
+    asyncio.run(replace(automation(silence_s)))
+    print(f"runs that are silent for {silence_s} s are marked as crashed")
+
+
+if __name__ == "__main__":
+    main()

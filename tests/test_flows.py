@@ -1,0 +1,163 @@
+"""What the flow is made of: commands bound to their starter, DVC's lock file, errors read from a stage's output."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT, wait_for
+
+from flows import bound, stages
+from flows.artifacts import _rows, figures
+from flows.locks import heal
+from flows.retrain import is_transient
+from params import DataError, EvergreenError, KilledError, RecipeError, StorageError, TransientError
+
+log = logging.getLogger("test")
+
+
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> str:
+    (tmp_path / "acting.py").write_text(code, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    return "acting"
+
+
+class TestBound:
+    def test_lines_arrive_while_the_command_runs(self, tmp_path, monkeypatch, caplog) -> None:
+        name = module(tmp_path, monkeypatch, "import time\nprint('one')\ntime.sleep(5)\nprint('two')")
+        with caplog.at_level(logging.INFO, logger="test"):
+            done = threading.Thread(target=bound.run, args=(name, [], log))
+            done.start()
+            wait_for(lambda: "one" in caplog.text, "the first line", 4)
+            assert "two" not in caplog.text
+            done.join()
+        assert "two" in caplog.text
+
+    def test_a_grandchild_that_holds_the_pipe_is_neither_waited_for_nor_left(self, tmp_path, monkeypatch) -> None:
+        code = "import subprocess, sys\np = subprocess.Popen(['sleep', '60'])\nprint(p.pid)\nsys.exit(3)"
+        start = time.monotonic()
+        outcome = bound.run(module(tmp_path, monkeypatch, code), [], log)
+        assert outcome.status == 3
+        assert time.monotonic() - start < 10
+        wait_for(lambda: not alive(int(outcome.lines[0])), "the end of the grandchild", 5)
+
+    def test_a_stop_lets_the_stage_end_in_order_and_then_kills(self, tmp_path, monkeypatch) -> None:
+        child = "import signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(0)));"
+        child += "print('ready', flush=True); time.sleep(60)"
+        code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\nprint('orderly')"
+        process = bound.start(module(tmp_path, monkeypatch, code), [], subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        bound.stop(process)
+        assert process.stdout.read() == b"saved\norderly\n"
+        process.stdout.close()
+
+    def test_the_command_dies_with_its_starter(self, tmp_path, monkeypatch) -> None:
+        name = module(tmp_path, monkeypatch, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+        starter = f"from flows import bound; import time; bound.start({name!r}, [], None); time.sleep(60)"
+        process = subprocess.Popen([sys.executable, "-c", starter], cwd=ROOT, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert alive(pid)
+        process.kill()
+        process.wait()
+        wait_for(lambda: not alive(pid), "the end of the command", 5)
+        process.stdout.close()
+
+
+class TestHeal:
+    def put(self, root: Path, content: str) -> Path:
+        lock = root / ".dvc/tmp/rwlock"
+        lock.parent.mkdir(parents=True)
+        lock.write_text(content, encoding="utf-8")
+        return lock
+
+    def test_an_owner_whose_id_another_process_has_now_is_taken_out(self, tmp_path) -> None:
+        stranger = {"pid": os.getpid(), "cmd": "dvc repro train@default"}
+        lock = self.put(tmp_path, json.dumps({"write": {"a": stranger}, "read": {"b": [stranger]}}))
+        heal(log, tmp_path)
+        assert json.loads(lock.read_text()) == {"write": {}, "read": {}}
+
+    def test_a_living_owner_stays(self, tmp_path) -> None:
+        me = {"pid": os.getpid(), "cmd": " ".join(["x", *psutil.Process().cmdline()[1:]])}
+        gone = {"pid": 2**22 + 1, "cmd": "dvc repro"}
+        lock = self.put(tmp_path, json.dumps({"write": {"a": me}, "read": {"b": [me, gone], "c": [gone]}}))
+        heal(log, tmp_path)
+        assert json.loads(lock.read_text()) == {"write": {"a": me}, "read": {"b": [me]}}
+
+    def test_a_file_cut_short_is_removed(self, tmp_path) -> None:
+        lock = self.put(tmp_path, '{"write": {"')
+        heal(log, tmp_path)
+        assert not lock.exists()
+
+
+class TestErrors:
+    def test_the_error_that_a_stage_printed_comes_back(self) -> None:
+        text = "validate: x\n\nDataError: rows: 3 are bad\nfirst: 17\n  fix: mend them\nERROR: failed, exited with 65"
+        error = stages._error("validate@x", 255, text)
+        assert type(error) is DataError
+        assert (error.what, error.fix) == ("rows: 3 are bad\nfirst: 17", "mend them")
+
+    @pytest.mark.parametrize(
+        ("status", "text", "expected"),
+        [
+            (255, "ERROR: exited with -9", KilledError),
+            (255, "ERROR: exited with 137", KilledError),
+            (-9, "", KilledError),
+            (255, "ERROR: exited with 75", TransientError),
+            (255, "ERROR: exited with 74", StorageError),
+            (255, "ERROR: exited with 78", RecipeError),
+            (255, "ERROR: exited with 1", EvergreenError),
+            (255, "'a' is busy, it is being blocked by:\n  (PID 4): dvc repro", TransientError),
+            (255, "TransientError: Hub: no answer\n  fix: wait\nexited with 75", TransientError),
+        ],
+    )
+    def test_an_exit_status_becomes_its_error(self, status, text, expected) -> None:
+        assert type(stages._error("train@x", status, text)) is expected
+
+    @pytest.mark.parametrize(
+        ("error", "again"),
+        [(KilledError("a", "b", "c"), True), (TransientError("a", "b", "c"), True), (DataError("a", "b", "c"), False)],
+    )
+    def test_only_what_may_pass_is_tried_again(self, error, again) -> None:
+        from prefect.states import Failed
+
+        assert is_transient(None, None, Failed(data=error)) is again
+
+
+def test_a_report_becomes_a_table() -> None:
+    assert _rows({"a": {"b": 1}, "c": [1, 2]}) == [{"figure": "a.b", "value": 1}, {"figure": "c", "value": "1, 2"}]
+
+
+def test_figures_stand_beside_the_untrained_models() -> None:
+    both = figures({"model": {"loss": 1.5}, "untrained": {"loss": 5.0}, "split": "test"})
+    assert "| loss | 1.5 | 5 |" in both
+    assert "| loss | 1.5 |  |" in figures({"model": {"loss": 1.5}, "untrained": None, "split": "test"})
+
+
+@pytest.mark.parametrize("name", ["DO_NOT_TRACK", "DVC_NO_ANALYTICS", "PREFECT_SERVER_ANALYTICS_ENABLED"])
+def test_nothing_is_reported_unless_the_user_says_so(name: str) -> None:
+    def value(**given: str) -> str:
+        environment = {k: v for k, v in os.environ.items() if k != name} | given
+        code = f"import os, flows; print(os.environ[{name!r}])"
+        return subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    assert value() in {"1", "false"}
+    assert value(**{name: "mine"}) == "mine"
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
