@@ -10,8 +10,10 @@ that figures are per row. The loss is the mean negative log-likelihood per predi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from params import ModelError
 from params.schema import Section
 from trainer.objectives import Example, Objective, Row, State
 
@@ -53,9 +55,16 @@ class CausalLM(Objective[Options]):
 
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
         """Windows of the row's tokens; the last one ends with the end-of-text token, which is predicted too."""
+        if tokenizer.eos_token_id is None:
+            raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a causal language model")
         ids = [*tokenizer(self.text(row), add_special_tokens=False, verbose=False)["input_ids"], tokenizer.eos_token_id]
-        windows = [ids[start : start + max_length] for start in range(0, len(ids), max_length)]
-        return [{"row_id": row["row_id"], "input_ids": w, "labels": list(w)} for w in windows if len(w) > 1]
+        if len(ids) == 1:
+            return []
+        starts = list(range(0, len(ids), max_length))
+        if len(ids) - starts[-1] == 1:
+            starts[-1] -= 1  # a window of one token would predict nothing, and leave the end of the text unlearned
+        windows = [ids[start:end] for start, end in pairwise([*starts, len(ids)])]
+        return [{"row_id": row["row_id"], "input_ids": w, "labels": list(w)} for w in windows]
 
     def arrange(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         """Full sequences only: the tokens left over at the end of the split are not trained on."""

@@ -118,7 +118,8 @@ class ClassMeter:
         from torchmetrics import MeanMetric, MetricCollection
         from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-        self._loss = MeanMetric().set_dtype(_float64())
+        # "disable": a loss that is NaN must be seen, by default it would be left out of the mean
+        self._loss = MeanMetric(nan_strategy="disable").set_dtype(_float64())
         self._classes = MetricCollection(
             {
                 "accuracy": MulticlassAccuracy(num_labels, average="micro"),

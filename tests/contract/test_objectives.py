@@ -1,0 +1,209 @@
+"""What every objective promises, tried on each module of trainer/objectives; a new one is picked up unasked."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig
+
+from params import RecipeError
+from params.schema import ObjectiveChoice, TrainTokenizer
+from tasks.tokenization import train_tokenizer
+from trainer import objectives
+
+ROOT = Path(__file__).parents[2]
+MAX_LENGTH = 24
+SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+class Tried:
+    """An objective with its examples encoded, and a tiny model with its head."""
+
+    def __init__(self, name):
+        self.objective = objectives.build(ObjectiveChoice(name=name))
+        self.rows = [{"row_id": i, **row} for i, row in enumerate(self.objective.examples)]
+        texts = [self.objective.text(row) for row in self.rows]
+        self.tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=280))
+        self.state = self.objective.fit(self.rows)
+        self.examples = [e for row in self.rows for e in self.encode(row)]
+
+    def encode(self, row):
+        return self.objective.encode(row, self.tokenizer, MAX_LENGTH, self.state)
+
+    def model(self):
+        torch.manual_seed(0)
+        model_type = "llama" if self.objective.pipeline_tag == "text-generation" else "bert"
+        config = AutoConfig.for_model(
+            model_type,
+            vocab_size=len(self.tokenizer),
+            pad_token_id=self.tokenizer.pad_token_id,
+            **SMALL,
+            **self.objective.model_config(self.state),
+        )
+        return self.objective.model_class().from_config(config).eval()
+
+
+@pytest.fixture(scope="module", params=objectives.names())
+def tried(request):
+    return Tried(request.param)
+
+
+def test_there_are_examples_with_the_columns_it_asks_for(tried):
+    assert len(tried.objective.examples) >= 2
+    for row in tried.objective.examples:
+        assert set(tried.objective.columns()) <= set(row)
+
+
+def test_sequences_are_within_the_limit_and_know_their_row(tried):
+    assert {e["row_id"] for e in tried.examples} == {row["row_id"] for row in tried.rows}
+    for example in tried.examples:
+        assert 1 < len(example["input_ids"]) <= MAX_LENGTH
+        assert all(0 <= i < len(tried.tokenizer) for i in example["input_ids"])
+        if isinstance(example["labels"], list):
+            assert len(example["labels"]) == len(example["input_ids"])
+
+
+def test_a_batch_is_padded_to_its_longest_sequence_and_padding_is_never_learned(tried):
+    batch = tried.objective.collate(tried.examples, tried.tokenizer)
+    lengths = [len(e["input_ids"]) for e in tried.examples]
+    shape = (len(lengths), max(lengths))
+    assert len(set(lengths)) > 1, "examples of different lengths are needed"
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == shape
+    assert batch["input_ids"].dtype == batch["labels"].dtype == torch.long
+    for i, (example, length) in enumerate(zip(tried.examples, lengths, strict=True)):
+        assert batch["input_ids"][i, :length].tolist() == example["input_ids"]
+        assert batch["input_ids"][i, length:].eq(tried.tokenizer.pad_token_id).all()
+        assert batch["attention_mask"][i].tolist() == [1] * length + [0] * (shape[1] - length)
+        if batch["labels"].dim() == 2:
+            assert batch["labels"][i, :length].tolist() == example["labels"]
+            assert batch["labels"][i, length:].eq(-100).all()
+        else:
+            assert batch["labels"][i] == example["labels"]
+
+
+def scores(tried, batch_size):
+    model = tried.model()
+    for start in range(0, len(tried.examples), batch_size):
+        batch = tried.objective.collate(tried.examples[start : start + batch_size], tried.tokenizer)
+        labels = batch.pop("labels")
+        with torch.inference_mode():
+            logits = model(**batch).logits
+        yield logits, labels, tried.objective.score(logits, labels)
+
+
+def test_scores_are_one_finite_double_per_sequence_and_name(tried):
+    for _, labels, found in scores(tried, 2):
+        assert found.shape == (len(labels), len(tried.objective.score_names))
+        assert found.dtype == torch.float64
+        assert found.isfinite().all()
+
+
+def test_losses_are_those_of_torch_and_sum_to_the_score(tried):
+    at = tried.objective.score_names.index("nll")
+    for logits, labels, found in scores(tried, 3):
+        losses = tried.objective.losses(logits, labels)
+        assert losses.shape == labels.shape
+        if labels.dim() == 2:
+            flat = F.cross_entropy(
+                logits[:, :-1].flatten(0, 1).double(), labels[:, 1:].flatten(), reduction="none", ignore_index=-100
+            )
+            expected = flat.view(len(labels), -1).sum(1)
+            learned = losses.isfinite().sum(1)
+            assert learned.tolist() == (labels[:, 1:] != -100).sum(1).tolist()
+        else:
+            expected = F.cross_entropy(logits.double(), labels, reduction="none")
+        total = losses.double().nan_to_num(0).reshape(len(labels), -1).sum(1)
+        torch.testing.assert_close(total, found[:, at], rtol=1e-12, atol=0)
+        torch.testing.assert_close(total, expected, rtol=1e-5, atol=0)
+
+
+def test_the_models_own_loss_is_the_metric_loss(tried):
+    """So that what is trained and what is reported are the same figure."""
+    batch = tried.objective.collate(tried.examples, tried.tokenizer)
+    with torch.inference_mode():
+        out = tried.model()(**batch)
+    meter = tried.objective.meter(tried.state)
+    meter.update(tried.objective.score(out.logits, batch["labels"]))
+    assert meter.compute()["loss"] == pytest.approx(float(out.loss), rel=1e-5)
+
+
+def test_figures_do_not_depend_on_the_batch_size(tried):
+    rows = torch.cat([found for *_, found in scores(tried, len(tried.examples))])
+    rows = rows.repeat(7, 1)[torch.randperm(7 * len(rows), generator=torch.Generator().manual_seed(1))]
+    figures = {}
+    for size in (1, 2, 7, len(rows)):
+        meter = tried.objective.meter(tried.state)
+        for part in rows.split(size):
+            meter.update(part)
+        figures[size] = meter.compute()
+        assert figures[size].keys() == tried.objective.metrics.keys()
+        for name, value in figures[size].items():
+            assert value == pytest.approx(figures[1][name], rel=1e-9), (size, name)
+
+
+def test_a_loss_that_is_not_finite_is_seen(tried):
+    rows = torch.cat([found for *_, found in scores(tried, 2)])
+    for bad in (math.nan, math.inf):
+        spoilt = rows.clone()
+        spoilt[0, tried.objective.score_names.index("nll")] = bad
+        meter = tried.objective.meter(tried.state)
+        meter.update(spoilt)
+        assert not math.isfinite(meter.compute()["loss"])
+
+
+def test_each_metric_has_a_direction_and_each_option_a_default(tried):
+    assert "loss" in tried.objective.metrics
+    assert set(tried.objective.metrics.values()) <= {"min", "max"}
+    assert type(tried.objective).options_class() == tried.objective.options
+    assert type(tried.objective).__module__ == f"trainer.objectives.{tried.objective.__module__.split('.')[-1]}"
+
+
+@pytest.mark.parametrize("name", ["causal_ml", "Objective", "__init__", "os", "..worker", ""])
+def test_an_unknown_objective_is_refused(name):
+    with pytest.raises(RecipeError, match="no objective"):
+        objectives.find(name)
+
+
+TOY = '''
+"""Count: a toy."""
+from trainer.objectives.sequence_classification import Options
+from trainer.objectives.causal_lm import CausalLM  # an objective of another module is not this one's
+from trainer.objectives import Objective
+
+class Toy(Objective[Options]):
+    """Learns nothing."""
+    options_class = Options
+    metrics = {"loss": "min"}
+    score_names = ("nll",)
+    pipeline_tag = "other"
+    examples = ()
+    def columns(self): return {}
+    def text(self, row): return ""
+    def encode(self, row, tokenizer, max_length, state): return []
+    def collate(self, examples, tokenizer): return {}
+    def model_class(self): return None
+    def losses(self, logits, labels): return labels
+    def score(self, logits, labels): return labels
+    def meter(self, state): return None
+'''
+
+
+def test_a_new_objective_is_a_new_file(tmp_path):
+    for package in ("params", "trainer"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "trainer" / "objectives" / "toy.py").write_text(TOY)
+    code = (
+        "from trainer import objectives; from params.schema import ObjectiveChoice; import sys; "
+        "print(objectives.names(), objectives.find('toy').__name__, "
+        "objectives.problems(ObjectiveChoice(name='toy', label_colum='x'))[0].fix, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    names = sorted([*objectives.names(), "toy"])
+    assert done.stdout == f"{names} Toy did you mean `label_column`? False\n"

@@ -1,0 +1,140 @@
+"""Causal language modelling on literal tokens: windows, packing, losses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from params import ModelError
+from params.schema import ObjectiveChoice
+from trainer import objectives
+
+END = 9
+
+
+class Letters:
+    """A tokenizer that can be read: one token per letter, `a` is 1; 9 ends a text, 0 pads."""
+
+    eos_token_id = END
+    pad_token_id = 0
+
+    def __call__(self, text, *, add_special_tokens, verbose):
+        assert not add_special_tokens
+        return {"input_ids": [ord(letter) - ord("a") + 1 for letter in text]}
+
+
+@pytest.fixture
+def objective():
+    return objectives.build(ObjectiveChoice(name="causal_lm"))
+
+
+def encode(objective, *texts, max_length=4):
+    rows = ({"row_id": 10 + i, "text": text} for i, text in enumerate(texts))
+    return [e for row in rows for e in objective.encode(row, Letters(), max_length, {})]
+
+
+def ids(examples):
+    return [e["input_ids"] for e in examples]
+
+
+def test_a_text_ends_with_the_end_of_text_token(objective):
+    assert encode(objective, "ab") == [{"row_id": 10, "input_ids": [1, 2, 9], "labels": [1, 2, 9]}]
+
+
+def test_a_long_text_becomes_windows_that_lose_nothing(objective):
+    assert ids(encode(objective, "abcdef")) == [[1, 2, 3, 4], [5, 6, 9]]
+    assert ids(encode(objective, "abc")) == [[1, 2, 3, 9]]
+    assert ids(encode(objective, "abcdefg")) == [[1, 2, 3, 4], [5, 6, 7, 9]]
+
+
+@pytest.mark.parametrize("length", range(1, 14))
+@pytest.mark.parametrize("max_length", [2, 3, 4, 5])
+def test_every_token_is_in_one_window_and_the_end_is_predicted(objective, length, max_length):
+    windows = ids(encode(objective, "abcdefghabcdefgh"[:length], max_length=max_length))
+    assert [i for window in windows for i in window] == [*((k % 8) + 1 for k in range(length)), END]
+    assert all(len(window) <= max_length for window in windows)
+    assert windows[-1][-1] == END
+    assert len(windows[-1]) > 1
+
+
+def test_an_empty_text_gives_no_sequence(objective):
+    assert encode(objective, "") == []
+
+
+def test_a_tokenizer_without_an_end_of_text_token_is_refused(objective):
+    tokenizer = Letters()
+    tokenizer.eos_token_id = None
+    with pytest.raises(ModelError, match="no end-of-text token"):
+        objective.encode({"row_id": 0, "text": "ab"}, tokenizer, 4, {})
+
+
+def test_packing_fills_blocks_and_loses_only_the_tail(objective):
+    blocks = list(objective.arrange(encode(objective, "abc", "d", "efg", "h"), 4))
+    #          row 10         row 11 and 12   row 12; row 13's [8, 9] is left over
+    assert ids(blocks) == [[1, 2, 3, 9], [4, 9, 5, 6], [7, 9, 8, 9]]
+    assert [b["row_id"] for b in blocks] == [10, 11, 12]
+    assert all(b["labels"] == b["input_ids"] for b in blocks)
+    assert ids(objective.arrange(encode(objective, "ab", "c", "d"), 4)) == [[1, 2, 9, 3]]
+
+
+@pytest.mark.parametrize("length", range(1, 14))
+def test_packed_texts_are_always_kept_apart(objective, length):
+    """Also a text that fills its windows exactly, whose end would stand alone in one."""
+    texts = ["abcdefghabcdefgh"[:length]] * 8
+    stream = [i for block in ids(objective.arrange(encode(objective, *texts), 4)) for i in block]
+    whole = [*((k % 8) + 1 for k in range(length)), END] * 8
+    assert stream == whole[: len(whole) // 4 * 4]
+
+
+def test_packing_names_the_row_that_a_block_begins_with(objective):
+    blocks = list(objective.arrange(encode(objective, "abcdefgh", "a", "b"), 4))
+    assert ids(blocks) == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 9, 2]]
+    assert [b["row_id"] for b in blocks] == [10, 10, 10]
+
+
+def test_without_packing_sequences_stay_as_they_are():
+    objective = objectives.build(ObjectiveChoice(name="causal_lm", packing=False))
+    examples = encode(objective, "ab", "c")
+    assert list(objective.arrange(examples, 4)) == examples
+
+
+def test_a_batch_is_padded_on_the_right_and_padding_has_no_label(objective):
+    batch = objective.collate(encode(objective, "abc", "d"), Letters())
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 9], [4, 9, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert batch["labels"].tolist() == [[1, 2, 3, 9], [4, 9, -100, -100]]
+
+
+def test_losses_and_scores_of_logits_that_can_be_worked_out_by_hand(objective):
+    # V = 3, T = 3. Row 0 predicts labels 1 and 2; row 1 predicts label 0 and then padding.
+    logits = torch.log(
+        torch.tensor(
+            [
+                [[0.1, 0.8, 0.1], [0.5, 0.25, 0.25], [1.0, 1.0, 1.0]],
+                [[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [1.0, 1.0, 1.0]],
+            ]
+        )
+    )
+    labels = torch.tensor([[0, 1, 2], [2, 0, -100]])
+    losses = objective.losses(logits, labels)
+    assert losses.isnan().tolist() == [[True, False, False], [True, False, True]]
+    assert losses[0, 1:].tolist() == pytest.approx([-math.log(0.8), -math.log(0.25)], rel=1e-6)
+    assert objective.score(logits, labels).tolist() == [
+        pytest.approx([-math.log(0.8 * 0.25), 2, 1], rel=1e-6),
+        pytest.approx([-math.log(0.5), 1, 1], rel=1e-6),
+    ]
+
+
+def test_figures_weigh_every_token_alike(objective):
+    meter = objective.meter({})
+    meter.update(torch.tensor([[6.0, 3.0, 1.0]], dtype=torch.float64))  # nll, tokens, correct
+    meter.update(torch.tensor([[2.0, 1.0, 1.0], [0.0, 4.0, 4.0]], dtype=torch.float64))
+    assert meter.compute() == {"loss": 1.0, "perplexity": pytest.approx(math.e), "token_accuracy": 0.75}
+
+
+def test_a_hopeless_loss_is_no_overflow(objective):
+    meter = objective.meter({})
+    meter.update(torch.tensor([[5000.0, 1.0, 0.0]], dtype=torch.float64))
+    assert math.isfinite(meter.compute()["perplexity"])
