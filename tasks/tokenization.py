@@ -6,8 +6,8 @@
                                       tokens/objective.json  what the objective learned from the train split
                                       tokens/statistics.json
 
-Rows stream through in batches, so memory does not grow with their number; only the lengths of the held-out sequences
-are kept, to order them.
+Rows stream through in batches, so memory does not grow with their number; only the lengths of the sequences are kept,
+to order them.
 """
 
 from __future__ import annotations
@@ -126,6 +126,9 @@ def _tokenizer(artifacts: Artifacts, tokenization: Tokenization, objective: Obje
     else:
         tokenizer = _pretrained_tokenizer(choice.path, choice.revision)
     if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            what = "has neither a padding nor an end-of-text token"
+            raise ModelError("tokenization.tokenizer", what, "use the tokenizer of a trained model")
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.model_max_length = tokenization.max_length
     return tokenizer
@@ -250,8 +253,10 @@ def _sort_longest_first(target: Path, lengths: list[int]) -> None:
         return
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     with pa.memory_map(str(target)) as source:
-        table = pa.ipc.open_stream(source).read_all().take(pa.array(order))
+        batches = pa.ipc.open_stream(source).read_all().to_batches()  # of _BATCH rows each, on disk until they are read
         ordered = target.with_suffix(".sorted")
-        with pa.ipc.new_stream(str(ordered), table.schema) as writer:
-            writer.write_table(table, max_chunksize=_BATCH)
+        with pa.ipc.new_stream(str(ordered), batches[0].schema) as writer:
+            for start in range(0, len(order), _BATCH):
+                rows = [batches[i // _BATCH].slice(i % _BATCH, 1) for i in order[start : start + _BATCH]]
+                writer.write_table(pa.Table.from_batches(rows).combine_chunks())
     ordered.rename(target)
