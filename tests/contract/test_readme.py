@@ -1,0 +1,40 @@
+"""What the README and the docs name is there: commands, make targets, files, keys of the default recipe."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tasks.__main__ import _parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_there(page: Path) -> None:
+    text = page.read_text()
+    commands = next(a for a in _parser()._actions if a.dest == "command").choices
+    for command in re.findall(r"python -m tasks ([a-z]+)", text):
+        assert command in commands, command
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for target in re.findall(r"(?:\$ |`)make ([a-z-]+)", text):
+        assert target in targets, target
+    for module in re.findall(r"python -m (flows[.a-z]*)", text):
+        assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+
+
+def test_every_section_of_a_recipe_is_named() -> None:
+    from params.schema import Recipe
+
+    (sentence,) = re.findall(r"is a whole run: ([^.]+)\.", (ROOT / "README.md").read_text().replace("\n", " "))
+    assert sorted(re.findall(r"\w+", sentence)) == sorted(Recipe.model_fields)
