@@ -37,6 +37,8 @@ def verify(checkpoint: Path) -> str | None:
     """Why `checkpoint` cannot be trusted, or None if every file is as its manifest says."""
     try:
         promised = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        if not isinstance(promised, dict):
+            return "its manifest is damaged"
     except FileNotFoundError:
         return "it has no manifest"
     except ValueError:
