@@ -1,0 +1,50 @@
+"""Kill -9 at whatever runs the training: nothing of it stays behind, and the next start goes on from a checkpoint."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+from conftest import Project, wait_for
+
+
+def test_a_killed_flow_and_a_killed_dvc_leave_nothing_running(project: Project) -> None:
+    project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 200")
+
+    flow = project.start("python", "-m", "flows.retrain", "tiny", log="flow.log")
+    wait_for(lambda: checkpoints(project), "a checkpoint", 120)
+    assert project.processes("trainer.worker")
+    ids = [process.pid for process in project.processes()]
+    flow.kill()
+    wait_for(lambda: not project.processes(), "the end of all processes, the server too", 10)
+    flow.wait()
+    # DVC takes a dead process that the system has not yet forgotten for a living owner of its locks.
+    wait_for(lambda: not any(psutil.pid_exists(i) for i in ids), "the system to forget them", 30)
+
+    known = set(checkpoints(project))
+    dvc = project.start("dvc", "repro", "train@tiny", log="dvc.log")
+    wait_for(lambda: set(checkpoints(project)) - known, "another checkpoint", 120)
+    assert "resuming from" in (project.root / "dvc.log").read_text()
+    dvc.kill()
+    wait_for(lambda: not project.processes("tasks"), "the end of the stage", 10)
+    wait_for(lambda: not project.processes("trainer"), "the end of the trainer", 10)
+
+    out = project.run("python", "-m", "flows.retrain", "tiny")
+    assert "resuming from" in out
+    assert "published: tests/tiny" in out
+    assert project.repro() == []
+
+
+def test_a_flow_that_is_told_to_stop_ends_its_trainer(project: Project) -> None:
+    project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 200")
+    flow = project.start("python", "-m", "flows.retrain", "tiny", log="flow.log")
+    wait_for(lambda: checkpoints(project), "a checkpoint", 120)
+    flow.send_signal(signal.SIGTERM)
+    flow.wait(60)
+    wait_for(lambda: not project.processes(), "the end of all processes", 10)
+    assert flow.returncode != 0
+
+
+def checkpoints(project: Project) -> list[Path]:
+    return list((project.root / ".scratch/tiny/checkpoints").glob("*/checkpoint-*"))
