@@ -173,4 +173,4 @@ def _storage_reason(error: Exception) -> str | None:
         return error.strerror if error.errno in _STORAGE else None
     if (said := re.search(r"\(os error (\d+)\)", str(error))) and int(said[1]) in _STORAGE:
         return os.strerror(int(said[1]))
-    return "the write failed" if "PytorchStreamWriter failed" in str(error) else None
+    return "the write failed" if re.search(r"PytorchStreamWriter failed|unexpected pos \d+ vs", str(error)) else None

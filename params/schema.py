@@ -232,7 +232,8 @@ class Launch(Section):
     num_processes: PositiveInt = 1
     """Processes that accelerate starts on this machine."""
     micro_batch_size: PositiveInt
-    """Most sequences in one forward pass of one process; accumulation steps follow from the global batch."""
+    """Most sequences in one forward pass of one process; accumulation steps follow from the global batch. A model with
+    dropout draws other masks for another micro-batch."""
     eval_batch_size: PositiveInt = 32
     """Sequences in one forward pass of evaluation."""
     dataloader_workers: NonNegativeInt = 0

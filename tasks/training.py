@@ -26,7 +26,7 @@ from tasks.provenance import git_commit, versions
 from tasks.stages import Report, save_report
 from trainer.checkpoints import MANIFEST, all_checkpoints
 from trainer.job import Job, run_key
-from trainer.process import die_with_parent, exclusive
+from trainer.process import SUPERVISOR, die_with_parent, exclusive
 
 logger = logging.getLogger(__name__)
 _SILENT = ("epoch", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
@@ -56,7 +56,7 @@ def train(
 
     Raises:
         ModelError: the model cannot be built or trained as the recipe asks.
-        TransientError: another process trains this run.
+        TransientError: another process trains this recipe.
         KilledError: the trainer was killed; the next start goes on from its last checkpoint.
         StorageError: the disk is full; the last checkpoint is intact.
     """
@@ -72,12 +72,11 @@ def train(
         tokens=artifacts.tokens.absolute(),
         folder=folder.absolute(),
     )
-    with exclusive(artifacts.scratch / f"train-{key}.lock", f"training {key}"):
+    with exclusive(artifacts.scratch / "train.lock", f"a training of {artifacts.recipe}"):
         logger.info("train: run %s, %d process(es)", key, launch.num_processes)
         _launch(job)
         report = _collect(artifacts, folder, key)
         shutil.rmtree(folder)
-    (artifacts.scratch / f"train-{key}.lock").unlink(missing_ok=True)
     return report
 
 
@@ -99,7 +98,7 @@ def launch_command(launch: Launch, job_path: Path) -> list[str]:
 
 def _launch(job: Job) -> None:
     """Run the worker processes to their end, and turn a failure into its error."""
-    for name in ("error.json", "finished.json"):
+    for name in ("started", "error.json", "finished.json"):
         (job.folder / name).unlink(missing_ok=True)
     job_path = job.folder / "job.json"
     job.save(job_path)
@@ -110,6 +109,7 @@ def _launch(job: Job) -> None:
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         **os.environ,
+        SUPERVISOR: str(os.getpid()),
     }
     process = subprocess.Popen(
         launch_command(job.launch, job_path),
@@ -124,9 +124,9 @@ def _launch(job: Job) -> None:
         error = json.loads(note.read_text(encoding="utf-8"))
         kind: type[EvergreenError] = getattr(params, error.pop("type"))
         raise kind(**error)
-    if code < 0 or code in (128 + 9, 128 + 15):
+    if (job.folder / "started").exists():
         raise KilledError("train", f"the trainer was killed (exit status {code})", "start again: it goes on")
-    raise ModelError("train", f"the trainer ended with exit status {code}", "its traceback stands above")
+    raise ModelError("train", f"the trainer did not start (exit status {code})", "the launcher's own words stand above")
 
 
 def _collect(artifacts: Artifacts, folder: Path, key: str) -> TrainingReport:

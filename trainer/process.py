@@ -11,21 +11,30 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from params import TransientError
 
+SUPERVISOR = "EVERGREEN_SUPERVISOR"
+"""Environment variable: the process that supervises a training, for the processes below its launcher."""
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
+def die_with_parent(how: signal.Signals = signal.SIGKILL, *, ancestor: int | None = None) -> None:
     """Ask the kernel to send `how` to this process when its parent ends, however it ends (Linux; elsewhere nothing).
 
     A killed `dvc` would otherwise leave its command running, and the next one would start a second beside it.
+
+    Args:
+        how: the signal.
+        ancestor: a process that must be above this one; a parent that ended before this call shows by its absence.
     """
     if not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0)
-    if os.getppid() != parent:
+    is_orphan = ancestor is not None and ancestor not in (process.pid for process in psutil.Process().parents())
+    if is_orphan or os.getppid() != parent:
         os._exit(os.EX_TEMPFAIL)
 
 

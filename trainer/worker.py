@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.process import die_with_parent
+from params import DataError, EvergreenError, ModelError
+from trainer.process import SUPERVISOR, die_with_parent
 
 if TYPE_CHECKING:
     from trainer.job import Job
@@ -24,26 +25,46 @@ logger = logging.getLogger("trainer")
 
 def main(job_path: Path) -> int:
     """Train one job; the return value is the exit status, see params.errors."""
-    die_with_parent()
-    from params import EvergreenError
+    supervisor = os.environ.get(SUPERVISOR)
+    die_with_parent(ancestor=int(supervisor) if supervisor else None)
     from params.artifacts import storage_errors
     from trainer.job import Job
 
     job = Job.load(job_path)
+    (job.folder / "started").touch()
     leader = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(level=logging.INFO if leader else logging.ERROR, format="%(message)s", stream=sys.stdout)
     try:
         with storage_errors(job.folder):
             _train(job)
     except EvergreenError as error:
-        note = {"type": type(error).__name__, "where": error.where, "what": error.what, "fix": error.fix}
-        (job.folder / "error.json").write_text(json.dumps(note), encoding="utf-8")
+        _leave_note(job.folder, error)
         return error.exit_code
+    except Exception as error:
+        if not _lost_a_peer(error):
+            _leave_note(
+                job.folder, ModelError("train", f"{type(error).__name__}: {error}", "its traceback stands above")
+            )
+        raise
     return os.EX_OK
 
 
+def _leave_note(folder: Path, error: EvergreenError) -> None:
+    """Tell the supervisor what went wrong: a launcher's exit status does not. Without a note, a process was killed."""
+    note = {"type": type(error).__name__, "where": error.where, "what": error.what, "fix": error.fix}
+    (folder / "error.json").write_text(json.dumps(note), encoding="utf-8")
+
+
+def _lost_a_peer(error: Exception) -> bool:
+    """Whether this process failed only because another one did, which is then the cause."""
+    import torch
+
+    said = str(error).lower()
+    return isinstance(error, torch.distributed.DistError) or "gloo" in said or "connection closed by peer" in said
+
+
 def _train(job: Job) -> None:
-    from transformers import PrinterCallback
+    from transformers import PrinterCallback, TrainerState
     from transformers.utils.logging import disable_progress_bar
 
     from trainer import arguments, modeling, objectives, tokens
@@ -80,7 +101,11 @@ def _train(job: Job) -> None:
     else:
         logger.info("train: no checkpoint of this run, starting at step 0")
     start = time.monotonic()
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    reached = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")) if checkpoint else None
+    if reached and reached.global_step >= reached.max_steps:
+        trainer.state = reached  # Trainer would take one step more
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.is_world_process_zero():
         note = {
             "step": trainer.state.global_step,
@@ -93,8 +118,6 @@ def _train(job: Job) -> None:
 
 def _check_world(found: int, wanted: int) -> None:
     """A launcher that starts fewer processes than it was told to would change the batch without a word."""
-    from params import ModelError
-
     if found != wanted:
         raise ModelError(
             "launch.num_processes",
@@ -105,8 +128,6 @@ def _check_world(found: int, wanted: int) -> None:
 
 def _check_rows(found: int, global_batch_size: int) -> None:
     """Every epoch is cut to whole global batches: with fewer sequences there would be nothing to train on."""
-    from params import DataError
-
     if found < global_batch_size:
         what = f"the train split has {found} sequences, fewer than one global batch of {global_batch_size}"
         raise DataError("training.global_batch_size", what, "lower it, or give more rows")
