@@ -47,7 +47,7 @@ def run_stage(stage: str, recipe: str, *, force: bool) -> stages.Outcome:
 
 @flow(name="retrain", flow_run_name="retrain-{recipe}", persist_result=False)
 def retrain(recipe: str = "default", *, publish: bool = True, force: bool = False) -> dict[str, str]:
-    """Retrain what is stale of one recipe, and publish the model if it is better.
+    """Retrain what is stale of one recipe, and publish the model.
 
     Args:
         recipe: name of a file in params/, without its suffix.

@@ -95,7 +95,7 @@ def run(stage: str, recipe: str, log: bound.Logger, *, force: bool = False) -> O
     name = f"{stage}@{recipe}"
     force = force or (stage == "ingest" and _source_is_unwatched(recipe))
     if not force and not changed(stage, recipe):
-        if stage != "publish" or _release_is_there(recipe):
+        if stage != "publish" or _release_is_there(recipe, log):
             log.info("%s: nothing has changed", name)
             return "unchanged"
         log.warning("%s: the Hub no longer holds what the receipt says", name)
@@ -123,11 +123,15 @@ def _source_is_unwatched(recipe: str) -> bool:
     return isinstance(source, Sql) or (isinstance(source, Function) and source.refresh)
 
 
-def _release_is_there(recipe: str) -> bool:
-    """Whether the Hub, which DVC cannot watch either, holds what was published."""
+def _release_is_there(recipe: str, log: bound.Logger) -> bool:
+    """Whether the Hub, which DVC cannot watch either, holds what was published; one that gives no answer is believed."""
     from tasks.publishing import is_there
 
-    return is_there(Artifacts(recipe), load(recipe_path(recipe)).publish)
+    try:
+        return is_there(Artifacts(recipe), load(recipe_path(recipe)).publish)
+    except EvergreenError as error:
+        log.warning("publish@%s: could not ask the Hub for the release: %s", recipe, error)
+        return True
 
 
 def _error(name: str, status: int, text: str) -> EvergreenError:
