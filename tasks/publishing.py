@@ -120,7 +120,7 @@ def _hub(artifacts: Artifacts, publish: Publish) -> Iterator[tuple[HfApi, str]]:
         from huggingface_hub import HfApi, get_token
 
         token = get_token()
-        if not token:
+        if not token and not publish.dry_run:
             raise HubRefusedError(endpoint, "there is no token", "set HF_TOKEN, or log in with `hf auth login`")
         yield HfApi(endpoint=endpoint, token=token), endpoint
         return

@@ -192,5 +192,4 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
         )
         network.save_pretrained(artifacts.model)
         peaks.append(peak_anonymous_mib(root))
-    print(peaks)
     assert peaks[1] < peaks[0] * 1.05, "keeping the logits would take 1 GiB more"

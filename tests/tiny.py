@@ -15,6 +15,7 @@ from params import Recipe, load
 from params.artifacts import Artifacts
 from tasks.tokenization import tokenize
 
+ROOT = Path(__file__).parents[1]
 RECIPE: dict[str, Any] = {
     "seed": 3,
     "data": {"source": {"kind": "files", "train": "data/rows.csv"}},
