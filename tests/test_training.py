@@ -26,7 +26,7 @@ from tasks.evaluation import evaluate
 from trainer.checkpoints import verify
 
 ROOT = Path(__file__).parents[1]
-STEPS = {"training.max_steps": 24, "training.eval_steps": 10, "training.save_steps": 2}
+STEPS = {"training.max_steps": 16, "training.eval_steps": 6, "training.save_steps": 2}
 
 
 def project(root, changes=None):
@@ -112,16 +112,16 @@ def test_a_run_ends_with_model_checkpoint_and_history(uninterrupted):
     assert not [p.name for p in artifacts.model.iterdir() if p.suffix in {".bin", ".pt", ".pth"}]
     assert verify(artifacts.checkpoint) is None
     assert {"optimizer.pt", "scheduler.pt", "trainer_state.json"} < {p.name for p in artifacts.checkpoint.iterdir()}
-    assert (report.steps, report.best_metric) == (24, "loss")
+    assert (report.steps, report.best_metric) == (16, "loss")
     assert report.parameters == sum(t.numel() for t in load_file(artifacts.model / "model.safetensors").values())
     assert json.loads(artifacts.report("train").read_text()) == report.model_dump()
     with (artifacts.history / "validation.csv").open() as file:
         curve = {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
-    assert list(curve) == [0, 10, 20, 24], "at start, every eval_steps, and at the end"
+    assert list(curve) == [0, 6, 12, 16], "at start, every eval_steps, and at the end"
     assert report.best_value == pytest.approx(min(curve.values()), rel=1e-9)
     assert curve[report.best_step] == pytest.approx(report.best_value, rel=1e-9)
     with (artifacts.history / "train.csv").open() as file:
-        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 25))
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 17))
     assert list((artifacts.scratch / "checkpoints").iterdir()) == [], "a finished run leaves nothing to resume"
 
 
@@ -141,7 +141,7 @@ def test_stopped_between_the_last_step_and_the_artifacts(uninterrupted, tmp_path
 def test_a_killed_worker_is_transient_and_the_next_start_ends_with_the_same_bits(uninterrupted, tmp_path):
     artifacts = project(tmp_path)
     first = start(artifacts)
-    wait_for(lambda: list(artifacts.scratch.glob("checkpoints/*/checkpoint-6")))
+    wait_for(lambda: list(artifacts.scratch.glob("checkpoints/*/checkpoint-4")))
     (worker,) = workers(artifacts)
     worker.suspend()
 
