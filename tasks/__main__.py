@@ -26,6 +26,9 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     for ours in ("params", "trainer", "tasks"):
         logging.getLogger(ours).setLevel(logging.INFO)
+    # A thread that waits for the others shall not keep a core busy that another program could use: up to five times
+    # faster beside one, and no slower alone. Read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if not sys.stdout.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if "DVC_STAGE" in os.environ:
