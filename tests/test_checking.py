@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
 
 from params import DataError, RecipeError
 from params.loading import read
@@ -18,6 +17,7 @@ from params.schema import Launch, Recipe, Training
 from tasks.__main__ import main
 from tasks.checking import all_problems, check
 from tasks.stages import run
+from tests import tiny
 from trainer import arguments, configurations
 
 ROOT = Path(__file__).parents[1]

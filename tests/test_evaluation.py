@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import tiny
 import torch
 import torch.nn.functional as F
 
 from params import ModelError
 from tasks.evaluation import evaluate
+from tests import tiny
 from trainer import modeling, objectives, tokens
 
 ROOT = Path(__file__).parents[1]

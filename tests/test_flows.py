@@ -13,13 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT, wait_for
 
 from flows import bound, stages
 from flows.artifacts import _rows, figures
 from flows.locks import heal
 from flows.retrain import is_transient
 from params import DataError, EvergreenError, KilledError, RecipeError, StorageError, TransientError
+from tests.project import ROOT, wait_for
 
 log = logging.getLogger("test")
 

@@ -9,8 +9,6 @@ import subprocess
 import sys
 
 import pytest
-import tiny
-from conftest import free_port
 from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file
 
@@ -23,6 +21,8 @@ from tasks.ingestion import IngestReport
 from tasks.publishing import LOCAL_TOKEN, is_there, publish
 from tasks.stages import save_report
 from tasks.training import TrainingReport
+from tests import tiny
+from tests.project import free_port
 from trainer import modeling, objectives, tokens
 
 # The client's own upload of a large file; the other tests of the Hub let it pass as well.

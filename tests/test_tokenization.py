@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
 from transformers import AutoTokenizer
 
 from params import DataError, ModelError
 from params.artifacts import SPLITS, Artifacts
 from params.schema import ObjectiveChoice, Tokenization
 from tasks.tokenization import tokenize
+from tests import tiny
 from trainer import tokens
 
 LANGUAGE = ObjectiveChoice(name="causal_lm")
@@ -202,7 +202,7 @@ def test_a_label_that_training_never_saw_is_an_error_with_the_row(artifacts):
 MEASURE = """
 import sys, threading, time
 from pathlib import Path
-import tiny
+from tests import tiny
 from params.artifacts import Artifacts
 from params.schema import ObjectiveChoice, Tokenization
 from tasks.tokenization import tokenize

@@ -7,7 +7,6 @@ import os
 import re
 
 import pytest
-import tiny
 import torch
 
 from params import DataError, load
@@ -15,6 +14,7 @@ from params.artifacts import STAGES, Artifacts
 from tasks.__main__ import main
 from tasks.stages import run
 from tasks.tracing import steps
+from tests import tiny
 from trainer import modeling, objectives, tokens
 
 EMPTY = 5

@@ -7,12 +7,12 @@ import logging
 from pathlib import Path
 
 import pytest
-import tiny
 from transformers import Trainer
 
 from params import RecipeError
 from params.schema import Launch, Recipe
 from tasks.training import launch_command
+from tests import tiny
 from trainer import checkpoints
 from trainer.arguments import build, split_batch
 from trainer.job import run_key

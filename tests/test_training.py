@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import tiny
 import torch
 from safetensors.torch import load_file
 
@@ -23,6 +22,7 @@ from params import load
 from params.artifacts import Artifacts
 from tasks import training
 from tasks.evaluation import evaluate
+from tests import tiny
 from trainer.checkpoints import verify
 
 ROOT = Path(__file__).parents[1]

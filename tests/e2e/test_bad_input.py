@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tasks.hub import LocalHub
+from tests.project import STAGES, Project, copy_project, free_port
 
 CONFIG, DATA, MODEL, STORAGE, TRANSIENT, ACCESS = (
     os.EX_CONFIG,
@@ -27,8 +29,6 @@ ROWS = "data/sentences.csv"
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory, prefect_home) -> Iterator:
     """A project whose six stages have run, one after the other, from the shell."""
-    from tests.conftest import STAGES, Project, copy_project
-
     root = tmp_path_factory.mktemp("complete")
     copy_project(root)
     made = Project(root, prefect_home)
@@ -155,8 +155,6 @@ def test_a_hub_without_write_access_is_named(project) -> None:
 
 
 def test_a_hub_that_is_down_can_be_tried_again(project) -> None:
-    from tests.conftest import free_port
-
     endpoint = f"http://127.0.0.1:{free_port()}"
     project.edit(RECIPE, "endpoint: local", "endpoint: local, timeout_s: 2")
     project.environment |= {"HF_ENDPOINT": endpoint, "HF_TOKEN": "hf_someone"}
@@ -175,8 +173,6 @@ def refused(
     project, stage: str, status: int, words: list[str], *, recipe: str = RECIPE, command: tuple[str, ...] = ()
 ) -> str:
     """Run a stage that must fail: its status, one error that says all of `words`, no traceback, nothing changed."""
-    import subprocess
-
     before = contents(project.root)
     done = subprocess.run(
         command or ("python", "-m", "tasks", stage, recipe),

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import STAGES, Project, copy_project, free_port, wait_for, write_sentences
+
+from tests.project import STAGES, Project, copy_project, free_port, wait_for, write_sentences
 
 TINY = """
   - <<: *retrain

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import STAGES, Project
+
+from tests.project import STAGES, Project
 
 ALL = list(STAGES)
 

@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 import psutil
-from conftest import Project, wait_for
+
+from tests.project import Project, wait_for
 
 
 def test_a_killed_flow_and_a_killed_dvc_leave_nothing_running(project: Project) -> None:
