@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -456,15 +456,16 @@ def test_retry_after_is_honoured(api: HfApi, hub: FaultyHub, folder: Path, clock
 @pytest.mark.parametrize(
     "headers",
     [
-        {"retry-after": "3600"},
-        {"retry-after": formatdate(time.time() + 3600, usegmt=True)},
-        {"ratelimit": '"api";r=0;t=3600'},
+        lambda: {"retry-after": "3600"},
+        lambda: {"retry-after": formatdate(time.time() + 3600, usegmt=True)},
+        lambda: {"ratelimit": '"api";r=0;t=3600'},
     ],
+    ids=["seconds", "date", "ratelimit"],
 )
 def test_a_wait_beyond_the_deadline_is_not_begun(
-    api: HfApi, hub: FaultyHub, folder: Path, clock: Clock, headers: dict[str, str]
+    api: HfApi, hub: FaultyHub, folder: Path, clock: Clock, headers: Callable[[], dict[str, str]]
 ) -> None:
-    hub.faults.append(Fault("preupload", "before", 429, headers, times=99))
+    hub.faults.append(Fault("preupload", "before", 429, headers(), times=99))
     with pytest.raises(TransientError, match=r"60 s do not allow another wait of 3[56]") as raised:
         publish(api, plan(folder), clock, deadline_s=60)
     assert clock.slept == []
