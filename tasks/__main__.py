@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -39,6 +40,9 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr, flush=True)
+        return 128 + signal.SIGINT
     return os.EX_OK
 
 
