@@ -24,7 +24,8 @@ from params.artifacts import Artifacts, whole_folder
 from params.schema import Launch, Model, ObjectiveChoice, Training
 from tasks.provenance import git_commit, versions
 from tasks.stages import Report, save_report
-from trainer.checkpoints import MANIFEST, all_checkpoints
+from trainer import objectives
+from trainer.checkpoints import BEST_NOTE, MANIFEST, all_checkpoints, best_weights, newest_verified
 from trainer.job import Job, run_key
 from trainer.process import SUPERVISOR, die_with_parent, exclusive
 
@@ -63,19 +64,20 @@ def train(
     key = run_key(seed=seed, objective=objective, model=model, training=training, tokens=artifacts.tokens)
     folder = artifacts.scratch / "checkpoints" / key
     folder.mkdir(parents=True, exist_ok=True)
-    job = Job(
-        seed=seed,
-        objective=objective,
-        model=model,
-        training=training,
-        launch=launch,
-        tokens=artifacts.tokens.absolute(),
-        folder=folder.absolute(),
-    )
     with exclusive(artifacts.scratch / "train.lock", f"a training of {artifacts.recipe}"):
         logger.info("train: run %s, %d process(es)", key, launch.num_processes)
+        job = Job(
+            seed=seed,
+            objective=objective,
+            model=model,
+            training=training,
+            launch=launch,
+            tokens=artifacts.tokens.absolute(),
+            folder=folder.absolute(),
+            checkpoint=newest_verified(folder.absolute()),
+        )
         _launch(job)
-        report = _collect(artifacts, folder, key)
+        report = _collect(artifacts, job, key)
         shutil.rmtree(folder)
     return report
 
@@ -129,30 +131,29 @@ def _launch(job: Job) -> None:
     raise ModelError("train", f"the trainer did not start (exit status {code})", "the launcher's own words stand above")
 
 
-def _collect(artifacts: Artifacts, folder: Path, key: str) -> TrainingReport:
+def _collect(artifacts: Artifacts, job: Job, key: str) -> TrainingReport:
     """Turn a finished run's folder into artifacts."""
+    folder = job.folder
     finished = json.loads((folder / "finished.json").read_text(encoding="utf-8"))
-    best_note = folder / "best" / "best.json"
-    if not best_note.exists():
+    best = best_weights(folder, objectives.find(job.objective.name).metrics[job.training.best_metric])
+    if best is None:
         raise ModelError("train", "no evaluation gave a finite figure", "lower training.learning_rate")
-    best = json.loads(best_note.read_text(encoding="utf-8"))
     history = finished["history"]
     losses = [entry["loss"] for entry in history if "loss" in entry]
     report = TrainingReport(
         run=key,
         steps=finished["step"],
         parameters=finished["parameters"],
-        best_step=best["step"],
-        best_metric=best["metric"],
-        best_value=best["value"],
+        best_step=best.step,
+        best_metric=best.metric,
+        best_value=best.value,
         final_train_loss=losses[-1] if losses else None,
         git_commit=git_commit(artifacts.root),
         versions=versions(),
     )
     with whole_folder(artifacts.model) as target:
-        shutil.copytree(
-            folder / "best", target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST, best_note.name)
-        )
+        aside = shutil.ignore_patterns(MANIFEST, BEST_NOTE)
+        shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=aside)
         shutil.copytree(artifacts.tokenizer, target, dirs_exist_ok=True)
     with whole_folder(artifacts.checkpoint) as target:
         shutil.copytree(all_checkpoints(folder)[0], target, dirs_exist_ok=True)

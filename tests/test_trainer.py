@@ -286,3 +286,31 @@ def test_the_launch_command():
         "--num_processes",
         "2",
     ]
+
+
+def best_of(folder, step: int, value: float) -> None:
+    staged = folder / ".best"
+    staged.mkdir()
+    (staged / "model.safetensors").write_text(f"weights of step {step}")
+    checkpoints.seal_best(staged, step=step, metric="loss", value=value)
+
+
+def test_a_better_model_takes_the_place_of_the_best(tmp_path):
+    best_of(tmp_path, 10, 2.0)
+    best_of(tmp_path, 20, 1.0)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best-20"]
+    best = checkpoints.best_weights(tmp_path, "min")
+    assert (best.step, best.metric, best.value) == (20, "loss", 1.0)
+
+
+def test_between_two_bests_neither_is_lost(tmp_path):
+    """A kill after the new one is sealed and before the old one is deleted leaves both; a torn one does not count."""
+    best_of(tmp_path, 10, 2.0)
+    (tmp_path / "best-10").rename(tmp_path / "kept")
+    best_of(tmp_path, 20, 1.0)
+    (tmp_path / "kept").rename(tmp_path / "best-10")
+    assert checkpoints.best_weights(tmp_path, "min").step == 20
+    assert checkpoints.best_weights(tmp_path, "max").step == 10
+    (tmp_path / "best-20" / "model.safetensors").write_text("torn")
+    assert checkpoints.best_weights(tmp_path, "min").step == 10
+    assert checkpoints.best_weights(tmp_path / "nowhere", "min") is None

@@ -2,7 +2,8 @@
 
 A checkpoint is written into `.staging`, gets a manifest (size and SHA-256 of every file), is flushed to disk and then
 renamed to `checkpoint-<step>`. Resuming takes the newest whose manifest verifies; one that does not is set aside as
-`broken-checkpoint-<step>`, and the log says so.
+`broken-checkpoint-<step>`, and the log says so. The best weights are kept apart, as `best-<step>`; a better one is sealed
+before the one that it replaces is deleted, so there is one at every instant.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import logging
 import os
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 STAGING = ".staging"
+BEST_NOTE = "best.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -61,6 +64,38 @@ def newest_verified(folder: Path) -> Path | None:
         checkpoint.rename(aside)
         logger.warning("train: set aside %s: %s", aside, flaw)
     return None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The weights of the best evaluation so far."""
+
+    folder: Path
+    step: int
+    metric: str
+    value: float
+
+
+def seal_best(staged: Path, *, step: int, metric: str, value: float) -> None:
+    """Make the weights in `staged` the best of the run's folder that it stands in."""
+    folder = staged.parent
+    (staged / BEST_NOTE).write_text(json.dumps({"step": step, "metric": metric, "value": value}), encoding="utf-8")
+    target = folder / f"best-{step}"
+    seal(staged, target)
+    for other in folder.glob("best-*"):
+        if other != target:
+            shutil.rmtree(other)
+
+
+def best_weights(folder: Path, direction: str) -> Best | None:
+    """The best weights in `folder`, verified; `direction` says whether the smallest (`min`) or largest value is best."""
+    found = [
+        Best(place, **json.loads((place / BEST_NOTE).read_text(encoding="utf-8")))
+        for place in folder.glob("best-*")
+        if verify(place) is None
+    ]
+    choose = min if direction == "min" else max
+    return choose(found, key=lambda best: best.value, default=None)
 
 
 def all_checkpoints(folder: Path) -> list[Path]:

@@ -25,6 +25,8 @@ class Job(Section):
     """Folder with `<split>.arrow`, tokenizer/ and objective.json."""
     folder: Path
     """Folder of this run's checkpoints and best weights."""
+    checkpoint: Path | None = None
+    """The checkpoint to go on from; the supervisor chooses it, so that all processes take up the same."""
 
     def save(self, path: Path) -> None:
         """Write the job to `path`."""

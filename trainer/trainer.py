@@ -13,7 +13,6 @@ Private methods of Trainer that this class overrides are in `PRIVATE_HOOKS`; a c
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import shutil
 import zlib
@@ -26,15 +25,13 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
-from trainer.checkpoints import STAGING, retain, seal
+from trainer.checkpoints import STAGING, best_weights, retain, seal, seal_best
 from trainer.sampling import EpochSampler
 
 if TYPE_CHECKING:
     from trainer.objectives import Meter, Objective, State
 
 PRIVATE_HOOKS = ("_save_checkpoint", "_get_output_dir")
-BEST = "best"
-_NOTE = "best.json"
 
 
 class EvergreenTrainer(Trainer):
@@ -154,20 +151,20 @@ class _Epochs(TrainerCallback):
 
 
 class _Best(TrainerCallback):
-    """Keeps the weights of the best evaluation so far in `<folder>/best`, with step and value in best.json."""
+    """Keeps the weights of the best evaluation so far; NaN is never the best."""
 
     def __init__(self, trainer: EvergreenTrainer, metric: str, direction: str) -> None:
         self._trainer = trainer
         self._metric = metric
+        self._direction = direction
         self._sign = 1 if direction == "min" else -1
         self._best = math.inf
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        note = Path(args.output_dir) / BEST / _NOTE
-        if note.exists():
-            self._best = self._sign * json.loads(note.read_text())["value"]
+        if best := best_weights(Path(args.output_dir), self._direction):
+            self._best = self._sign * best.value
 
     def on_evaluate(
         self,
@@ -178,21 +175,18 @@ class _Best(TrainerCallback):
         **_: object,
     ) -> None:
         value = metrics[self._metric]
-        if not self._sign * value < self._best:  # so that NaN is never the best
+        if not self._sign * value < self._best:
             return
         self._best = self._sign * value
-        folder = Path(args.output_dir) / BEST
-        staging = folder.with_name(f".{BEST}")
+        staging = Path(args.output_dir) / ".best"
         if args.should_save:
             shutil.rmtree(staging, ignore_errors=True)
         self._trainer.accelerator.wait_for_everyone()
         self._trainer.save_model(str(staging))
         self._trainer.accelerator.wait_for_everyone()
         if args.should_save:
-            content = {"step": state.global_step, "metric": self._metric.removeprefix("eval_"), "value": value}
-            (staging / _NOTE).write_text(json.dumps(content))
             (staging / "training_args.bin").unlink(missing_ok=True)
-            seal(staging, folder)
+            seal_best(staging, step=state.global_step, metric=self._metric.removeprefix("eval_"), value=value)
         self._trainer.accelerator.wait_for_everyone()
 
 

@@ -1,7 +1,7 @@
 """One process of a training, started by accelerate: `accelerate launch -m trainer.worker <job.json>`.
 
-It reads the job, builds model and data, takes up the newest verified checkpoint if there is one, trains, and leaves in
-the job's folder `best/`, `checkpoint-<step>/` and `finished.json`. It knows neither recipes nor stages.
+It reads the job, builds model and data, goes on from the job's checkpoint if there is one, trains, and leaves in the
+job's folder `best-<step>/`, `checkpoint-<step>/` and `finished.json`. It knows neither recipes nor stages.
 """
 
 from __future__ import annotations
@@ -68,14 +68,13 @@ def _train(job: Job) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from trainer import arguments, modeling, objectives, tokens
-    from trainer.checkpoints import newest_verified
     from trainer.progress import Progress
 
     disable_progress_bar()
     objective = objectives.build(job.objective)
     state = tokens.read_state(job.tokens)
     tokenizer = tokens.read_tokenizer(job.tokens)
-    checkpoint = newest_verified(job.folder)
+    checkpoint = job.checkpoint
     args = arguments.build(
         folder=job.folder, seed=job.seed, training=job.training, launch=job.launch, resuming=checkpoint is not None
     )
