@@ -52,7 +52,6 @@ def publish(artifacts: Artifacts, *, publish: Publish, objective: ObjectiveChoic
         TransientError: the Hub cannot be reached; nothing is lost, the next run publishes.
         ModelError: the release holds what must not be published.
     """
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     folder = artifacts.scratch / "release"
     with whole_folder(folder) as staging:
         _assemble(artifacts, publish, objectives.build(objective), staging)

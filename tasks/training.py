@@ -109,7 +109,6 @@ def _launch(job: Job) -> None:
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
         **os.environ,
         SUPERVISOR: str(os.getpid()),
     }

@@ -8,7 +8,6 @@ their own, with clock and random ids, so only what depends on the data is taken 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -123,11 +122,10 @@ def _explain(error: Any, key: Key, name: str, known: list[str]) -> list[Problem]
 
 
 def _silence() -> None:
-    """Keep GX from calling home, which it decides when a context opens, and from logging hundreds of lines at import.
+    """Keep GX from logging hundreds of lines at import.
 
     Its errors are told in ours: each is in its results, or raised.
     """
-    os.environ["GX_ANALYTICS_ENABLED"] = "false"
     logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
     logging.getLogger("great_expectations.data_context.types.base").disabled = True  # sets a level of its own
 
