@@ -68,7 +68,7 @@ def test_a_stage_declares_the_sections_that_its_function_reads(stage: str) -> No
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_is_run_by_the_documented_command(stage: str) -> None:
-    assert DVC["stages"][stage]["do"]["cmd"] == f"python -m tasks {stage} params/${{key}}.yaml"
+    assert DVC["stages"][stage]["do"]["cmd"] == f"exec python -m tasks {stage} params/${{key}}.yaml"
     assert DVC["stages"][stage]["foreach"] == "${recipes}"
 
 
