@@ -246,4 +246,5 @@ def test_memory_does_not_grow_with_the_rows(artifacts, tmp_path):
         )
         assert done.returncode == 0, done.stderr
         peaks.append(float(done.stdout.split()[-1]))
-    assert peaks[1] < peaks[0] + 12, "MiB; the split itself is 30 MiB larger"
+    # The split is 30 MiB larger; held in memory to be ordered, it cost 61 MiB more. The allocator alone moves up to 16.
+    assert peaks[1] < peaks[0] + 25, "MiB"
