@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 RECIPE ?= default
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow check format clean
+.PHONY: help setup run test check format clean
 
 help:  ## show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -24,11 +24,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: $(INSTALLED)  ## retrain what is stale of RECIPE (default), and publish it
 	$(BIN)/python -m flows.retrain $(RECIPE)
 
-test: $(INSTALLED)  ## all tests but the slow ones
-	$(BIN)/python -m pytest -m 'not slow'
-
-test-slow: $(INSTALLED)  ## the slow tests
-	$(BIN)/python -m pytest -m slow
+test: $(INSTALLED)  ## all tests
+	$(BIN)/python -m pytest
 
 check: $(INSTALLED)  ## lint, format, types, law of imports
 	$(BIN)/ruff check .

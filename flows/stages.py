@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
+import params
 from flows import bound
 from params import (
     DataError,
@@ -22,7 +23,6 @@ from params import (
     RecipeError,
     StorageError,
     TransientError,
-    ValidationEngineError,
     load,
 )
 from params.artifacts import Artifacts
@@ -32,17 +32,9 @@ Outcome = Literal["ran", "restored", "unchanged"]
 """What became of a stage: its command ran, DVC had the result of the same work in its cache, or there was nothing to do."""
 
 _ERRORS: dict[str, type[EvergreenError]] = {
-    c.__name__: c
-    for c in (
-        DataError,
-        HubRefusedError,
-        KilledError,
-        ModelError,
-        RecipeError,
-        StorageError,
-        TransientError,
-        ValidationEngineError,
-    )
+    name: c
+    for name, c in vars(params).items()
+    if isinstance(c, type) and issubclass(c, EvergreenError) and c is not EvergreenError
 }
 _BY_EXIT_CODE = {c.exit_code: c for c in (DataError, HubRefusedError, ModelError, RecipeError, StorageError)}
 _BUSY = ("is busy, it is being blocked by", "Unable to acquire lock")
