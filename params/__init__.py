@@ -1,12 +1,17 @@
 """What a run is: recipes (one YAML file is one complete run), their typed schema, and `load(path)`."""
 
 from params.errors import (
+    CheckpointError,
     DataError,
+    DivergedError,
     EvergreenError,
     HubRefusedError,
     KilledError,
+    MemoryExhaustedError,
     ModelError,
+    PreemptedError,
     RecipeError,
+    StalledError,
     StorageError,
     TransientError,
     ValidationEngineError,
@@ -15,15 +20,20 @@ from params.loading import Document, Problem, load, read
 from params.schema import Recipe
 
 __all__ = [
+    "CheckpointError",
     "DataError",
+    "DivergedError",
     "Document",
     "EvergreenError",
     "HubRefusedError",
     "KilledError",
+    "MemoryExhaustedError",
     "ModelError",
+    "PreemptedError",
     "Problem",
     "Recipe",
     "RecipeError",
+    "StalledError",
     "StorageError",
     "TransientError",
     "ValidationEngineError",

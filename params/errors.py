@@ -4,11 +4,16 @@
     ├── RecipeError        the recipe is wrong; all of its problems at once
     ├── DataError          the rows are wrong: missing, unreadable, or too many of them bad
     ├── ModelError         the model cannot be built, loaded or trained as the recipe asks
+    │   ├── CheckpointError    a checkpoint that the recipe names is damaged, incomplete, or of another run
+    │   ├── DivergedError      the loss or the gradient is not finite
+    │   └── MemoryExhaustedError   not even a smaller micro-batch fits into memory
     ├── ValidationEngineError   a check could not be run, which says nothing about the data
     ├── HubRefusedError    the Hub answered, and the answer is no (access, name, conflict)
     ├── StorageError       the disk is full, or a folder cannot be written
     └── TransientError     the same call may succeed later: network, busy lock, preemption
-        └── KilledError    a process was killed from outside
+        ├── KilledError    a process was killed from outside
+        ├── PreemptedError the training was asked to stop, and left a checkpoint
+        └── StalledError   a process of a training made no progress any more
 
 `exit_code` follows sysexits.h, so that a parent process can tell the classes apart; only those under `TransientError`
 are worth a retry.
@@ -59,6 +64,18 @@ class ModelError(EvergreenError):
     exit_code = os.EX_NOINPUT
 
 
+class CheckpointError(ModelError):
+    """A checkpoint that was asked for cannot be gone on from; nothing starts afresh in its stead."""
+
+
+class DivergedError(ModelError):
+    """The loss or the gradient became infinite or not a number."""
+
+
+class MemoryExhaustedError(ModelError):
+    """The model does not fit, however small the micro-batch."""
+
+
 class ValidationEngineError(EvergreenError):
     """A check failed to run: the data may be good or bad, nobody has looked."""
 
@@ -85,3 +102,11 @@ class TransientError(EvergreenError):
 
 class KilledError(TransientError):
     """A process was ended from outside, by a signal."""
+
+
+class PreemptedError(TransientError):
+    """The training was asked to stop; its checkpoint is where the next start goes on."""
+
+
+class StalledError(TransientError):
+    """A process of a training stood still."""

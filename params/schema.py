@@ -206,16 +206,25 @@ class Training(Section):
     """Recompute activations in the backward pass: less memory, more time."""
     group_by_length: bool = False
     """Train on batches of like length: less padding where sequences are not packed. The order stays exact."""
+    streaming: bool = False
+    """Read the sequences front to back, window by window, instead of at random: for token files on slow disks."""
     eval_steps: PositiveInt
     """Optimizer steps between evaluations on the validation split; one more runs before the first step."""
     save_steps: PositiveInt
     """Optimizer steps between checkpoints from which an interrupted run goes on."""
+    save_minutes: PositiveFloat | None = None
+    """Minutes after which a checkpoint is due although `save_steps` are not over."""
     logging_steps: PositiveInt = 10
     """Optimizer steps between log lines."""
     best_metric: str = "loss"
     """Validation metric whose best evaluation is kept and published; the objective says which there are."""
+    early_stopping_patience: PositiveInt | None = None
+    """Evaluations in a row without a better `best_metric` after which training ends."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     """How many of the newest checkpoints stay on disk."""
+    resume: str = "auto"
+    """`auto` goes on from the newest verified checkpoint of the same run, `never` starts at step 0, anything else is the
+    folder of one checkpoint of the same run to go on from."""
     arguments: dict[str, Any] = {}
     """Other fields of transformers.TrainingArguments, by their own names."""
 
@@ -223,6 +232,8 @@ class Training(Section):
     def _exactly_one_length(self) -> Training:
         if (self.epochs is None) == (self.max_steps is None):
             raise ValueError("give either `epochs` or `max_steps`")
+        if self.streaming and self.group_by_length:
+            raise ValueError("`group_by_length` needs all lengths at once: use either it or `streaming`")
         return self
 
 
@@ -230,7 +241,7 @@ class Launch(Section):
     """Where a run happens. Nothing here changes what is learned, so nothing here makes a stage stale."""
 
     num_processes: PositiveInt = 1
-    """Processes that accelerate starts on this machine."""
+    """Processes that accelerate starts, over all machines."""
     micro_batch_size: PositiveInt
     """Most sequences in one forward pass of one process; accumulation steps follow from the global batch. A model with
     dropout draws other masks for another micro-batch."""
@@ -239,7 +250,27 @@ class Launch(Section):
     dataloader_workers: NonNegativeInt = 0
     """Processes that load batches, for each training process."""
     accelerate_config: str | None = None
-    """Accelerate configuration file, for FSDP, DeepSpeed or several machines."""
+    """Accelerate configuration file, for example of params/accelerate: FSDP, DeepSpeed."""
+    num_machines: PositiveInt = 1
+    """Machines that train together, on one shared folder: this one, and those on which `python -m tasks join` runs."""
+    main_process_ip: str | None = None
+    """Address of the machine that runs the train stage, as the others see it."""
+    main_process_port: PositiveInt | None = None
+    """Free port on that machine."""
+    out_of_memory_retries: NonNegativeInt = 1
+    """How often the micro-batch is halved, at the same global batch, when memory does not suffice."""
+    stall_timeout_s: PositiveFloat = 600.0
+    """Seconds without any progress of a process, be it one micro-batch, after which the training is ended."""
+    grace_s: PositiveFloat = 15.0
+    """Seconds between the request to stop (SIGTERM, Ctrl-C) and the end, in which a checkpoint is written."""
+
+    @validate_model(mode="after")
+    def _machines_meet(self) -> Launch:
+        if self.num_machines > 1 and not (self.main_process_ip and self.main_process_port):
+            raise ValueError("several machines need `main_process_ip` and `main_process_port` to meet at")
+        if self.num_processes % self.num_machines:
+            raise ValueError(f"{self.num_processes} processes are not the same number on {self.num_machines} machines")
+        return self
 
 
 class Evaluation(Section):
