@@ -25,9 +25,10 @@ from params.schema import Launch, Model, ObjectiveChoice, Training
 from tasks.provenance import git_commit, versions
 from tasks.stages import Report, save_report
 from trainer import objectives
-from trainer.checkpoints import BEST_NOTE, MANIFEST, all_checkpoints, best_weights, newest_verified
-from trainer.job import Job, run_key
+from trainer.checkpoints import BEST_NOTE, MANIFEST, all_checkpoints, best_weights
+from trainer.job import Job, identity, run_key
 from trainer.process import SUPERVISOR, die_with_parent, exclusive
+from trainer.resuming import choose
 
 logger = logging.getLogger(__name__)
 _SILENT = ("epoch", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
@@ -61,11 +62,10 @@ def train(
         KilledError: the trainer was killed; the next start goes on from its last checkpoint.
         StorageError: the disk is full; the last checkpoint is intact.
     """
-    key = run_key(seed=seed, objective=objective, model=model, training=training, tokens=artifacts.tokens)
+    determined = identity(seed=seed, objective=objective, model=model, training=training, tokens=artifacts.tokens)
+    key = run_key(determined)
     folder = artifacts.scratch / "checkpoints" / key
-    folder.mkdir(parents=True, exist_ok=True)
     with exclusive(artifacts.scratch / "train.lock", f"a training of {artifacts.recipe}"):
-        logger.info("train: run %s, %d process(es)", key, launch.num_processes)
         job = Job(
             seed=seed,
             objective=objective,
@@ -74,7 +74,8 @@ def train(
             launch=launch,
             tokens=artifacts.tokens.absolute(),
             folder=folder.absolute(),
-            checkpoint=newest_verified(folder.absolute()),
+            identity=determined,
+            checkpoint=choose(folder.absolute(), determined, training.resume),
         )
         _launch(job)
         report = _collect(artifacts, job, key)

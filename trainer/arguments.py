@@ -7,10 +7,11 @@ pipeline owns: they are refused, each with the reason.
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 
@@ -54,7 +55,7 @@ _OWNED = {
     "load_best_model_at_end": "the best weights are kept apart, and are what is published",
     "eval_strategy": "evaluation runs at start, every training.eval_steps and at the end",
     "eval_on_start": "evaluation always runs before the first step",
-    "save_strategy": "checkpoints come every training.save_steps and at the end",
+    "save_strategy": "the best weights are always kept, and checkpoints come every training.save_steps or save_minutes",
     "save_only_model": "a checkpoint without optimizer state cannot be resumed",
     "enable_jit_checkpoint": "it is not exact, and ranks do not agree on the step",
     "batch_eval_metrics": "figures are always streamed, so that memory does not grow with the split",
@@ -102,8 +103,24 @@ def problems(arguments: dict[str, Any]) -> list[Problem]:
     return found
 
 
-def build(*, folder: Path, seed: int, training: Training, launch: Launch, resuming: bool) -> Any:
+def build(
+    *,
+    folder: Path,
+    seed: int,
+    training: Training,
+    launch: Launch,
+    direction: Literal["min", "max"],
+    rows: int,
+) -> Any:
     """The TrainingArguments of a run.
+
+    Args:
+        folder: where checkpoints and best weights go.
+        seed: the recipe's seed.
+        training: the recipe's section.
+        launch: the recipe's section.
+        direction: whether the smallest or the largest `training.best_metric` is best.
+        rows: sequences of the train split, by which a stream's epochs are counted.
 
     Raises:
         RecipeError: the batch cannot be split over the processes, or a field is refused.
@@ -121,7 +138,7 @@ def build(*, folder: Path, seed: int, training: Training, launch: Launch, resumi
         "seed": seed,
         "data_seed": seed,
         "num_train_epochs": training.epochs or 1.0,
-        "max_steps": training.max_steps or -1,
+        "max_steps": training.max_steps or (_steps_of_stream(training, rows) if training.streaming else -1),
         "per_device_train_batch_size": micro_batch,
         "gradient_accumulation_steps": accumulation,
         "per_device_eval_batch_size": launch.eval_batch_size,
@@ -136,9 +153,11 @@ def build(*, folder: Path, seed: int, training: Training, launch: Launch, resumi
         "activation_checkpointing": training.gradient_checkpointing,
         "eval_strategy": "steps",
         "eval_steps": training.eval_steps,
-        "eval_on_start": not resuming,
+        "eval_on_start": True,
+        "metric_for_best_model": training.best_metric,
+        "greater_is_better": direction == "max",
         "batch_eval_metrics": True,
-        "save_strategy": "steps",
+        "save_strategy": "no",
         "save_steps": training.save_steps,
         "logging_steps": training.logging_steps,
         "logging_nan_inf_filter": False,
@@ -155,6 +174,10 @@ def build(*, folder: Path, seed: int, training: Training, launch: Launch, resumi
         return TrainingArguments(**(own | training.arguments))
     except (ValueError, TypeError, ImportError) as error:
         raise ModelError("training", f"refused by transformers: {error}", "mend the training section") from error
+
+
+def _steps_of_stream(training: Training, rows: int) -> int:
+    return max(1, math.ceil((training.epochs or 1.0) * (rows // training.global_batch_size)))
 
 
 def split_batch(global_batch_size: int, launch: Launch) -> tuple[int, int]:

@@ -1,9 +1,10 @@
 """Checkpoints that exist whole or not at all.
 
 A checkpoint is written into `.staging`, gets a manifest (size and SHA-256 of every file), is flushed to disk and then
-renamed to `checkpoint-<step>`. Resuming takes the newest whose manifest verifies; one that does not is set aside as
-`broken-checkpoint-<step>`, and the log says so. The best weights are kept apart, as `best-<step>`; a better one is sealed
-before the one that it replaces is deleted, so there is one at every instant.
+renamed to `checkpoint-<step>`. Resuming takes the newest that is sound: as its manifest says, and with all that a run
+needs to go on. One that is not is set aside as `broken-checkpoint-<step>`, and the log says so. The best weights are kept
+apart, as `best-<step>`; a better one is sealed before the one that it replaces is deleted, so there is one at every
+instant.
 """
 
 from __future__ import annotations
@@ -16,24 +17,45 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from params import CheckpointError
+from trainer.write_points import passed
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+POSITION = "position.json"
+"""Where a run goes on: its place in the data, and what its log has gathered since its last line."""
+IDENTITY = "run.json"
+"""What determines the run that a checkpoint is of, see trainer.job."""
 STAGING = ".staging"
 BEST_NOTE = "best.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
+_NEEDED = {
+    "the weights": ("*.safetensors", "pytorch_model_fsdp*", "global_step*"),
+    "the optimizer's state": ("optimizer.pt", "optimizer_0", "optimizer.bin", "global_step*"),
+    "the learning-rate schedule": ("scheduler.pt",),
+    "the random state": ("rng_state*.pth",),
+    "the trainer's state": ("trainer_state.json",),
+    "the place in the data": (POSITION,),
+    "the run's identity": (IDENTITY,),
+}
+"""What a run needs to go on, and the names under which it may stand. Trainer itself goes on without most of it."""
 
 
-def seal(staged: Path, target: Path) -> None:
+def seal(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "checkpoint") -> None:
     """Give the folder `staged` a manifest, flush it to disk and move it to `target` in one step."""
     (staged / MANIFEST).write_text(json.dumps(_manifest(staged), indent=1, sort_keys=True), encoding="utf-8")
+    passed(f"{kind}.manifest")
     for path in (*staged.rglob("*"), staged):
         _flush(path)
+    passed(f"{kind}.flushed")
     if target.exists():
         shutil.rmtree(target)
     staged.rename(target)
     _flush(target.parent)
+    passed(f"{kind}.renamed")
 
 
 def verify(checkpoint: Path) -> str | None:
@@ -53,16 +75,22 @@ def verify(checkpoint: Path) -> str | None:
     return f"not as it was written: {', '.join(odd)}"
 
 
-def newest_verified(folder: Path) -> Path | None:
-    """The checkpoint in `folder` with the highest step that verifies; broken ones above it are set aside."""
+def flaw(checkpoint: Path) -> str | None:
+    """Why a run cannot go on from `checkpoint`, or None: it verifies, and nothing that a run needs is missing in it."""
+    damage = verify(checkpoint)
+    return damage or _missing(checkpoint)
+
+
+def newest_sound(folder: Path) -> Path | None:
+    """The checkpoint in `folder` with the highest step that a run can go on from; unsound ones above are set aside."""
     for checkpoint in all_checkpoints(folder):
-        flaw = verify(checkpoint)
-        if flaw is None:
+        found = flaw(checkpoint)
+        if found is None:
             return checkpoint
         aside = folder / f"broken-{checkpoint.name}"
         shutil.rmtree(aside, ignore_errors=True)
         checkpoint.rename(aside)
-        logger.warning("train: set aside %s: %s", aside, flaw)
+        logger.warning("train: set aside %s: %s", aside, found)
     return None
 
 
@@ -81,10 +109,11 @@ def seal_best(staged: Path, *, step: int, metric: str, value: float) -> None:
     folder = staged.parent
     (staged / BEST_NOTE).write_text(json.dumps({"step": step, "metric": metric, "value": value}), encoding="utf-8")
     target = folder / f"best-{step}"
-    seal(staged, target)
+    seal(staged, target, "best")
     for other in folder.glob("best-*"):
         if other != target:
             shutil.rmtree(other)
+    passed("best.retired")
 
 
 def best_weights(folder: Path, direction: str) -> Best | None:
@@ -108,6 +137,30 @@ def retain(folder: Path, keep: int) -> None:
     """Delete all but the `keep` newest checkpoints."""
     for old in all_checkpoints(folder)[keep:]:
         shutil.rmtree(old)
+    passed("checkpoint.retained")
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer steps that a checkpoint has behind it.
+
+    Raises:
+        CheckpointError: its state cannot be read.
+    """
+    try:
+        return int(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(str(checkpoint), f"its state cannot be read: {error}", "name another one") from error
+
+
+def _missing(checkpoint: Path) -> str | None:
+    lacking = [what for what, names in _NEEDED.items() if not any(any(checkpoint.glob(n)) for n in names)]
+    if lacking:
+        return f"it lacks {', '.join(lacking)}"
+    processes = json.loads((checkpoint / POSITION).read_text(encoding="utf-8"))["processes"]
+    random_states = len(list(checkpoint.glob("rng_state*.pth")))
+    if random_states != processes:
+        return f"it has the random state of {random_states} of {processes} processes"
+    return None
 
 
 def _manifest(folder: Path) -> dict[str, list[int | str]]:

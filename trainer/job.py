@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from params.schema import Launch, Model, ObjectiveChoice, Section, Training
 
 _CODE = Path(__file__).parent
-_EFFECTLESS = {"logging_steps", "keep_checkpoints"}
+_EFFECTLESS = {"logging_steps", "keep_checkpoints", "save_steps", "save_minutes", "resume"}
 """Keys of `training` that change what is written down, not what is learned."""
+_EFFECTLESS_PREFIXES = ("logging_", "log_", "dataloader_", "report_to", "ddp_timeout", "eval_accumulation_steps")
+_EFFECTLESS_ARGUMENTS = {"run_name", "project", "trackio_space_id", "disable_tqdm", "skip_memory_metrics", "debug"}
 
 
 class Job(Section):
@@ -25,8 +29,14 @@ class Job(Section):
     """Folder with `<split>.arrow`, tokenizer/ and objective.json."""
     folder: Path
     """Folder of this run's checkpoints and best weights."""
+    identity: dict[str, str]
+    """All that determines the run, see `identity`."""
     checkpoint: Path | None = None
     """The checkpoint to go on from; the supervisor chooses it, so that all processes take up the same."""
+    stop_at_step: int | None = None
+    """Stop after this step as if asked to; for `verify-resume`."""
+    record: bool = False
+    """Write down what each step saw, to `steps-<rank>.jsonl` in the run's folder; for `verify-resume`."""
 
     def save(self, path: Path) -> None:
         """Write the job to `path`."""
@@ -38,26 +48,48 @@ class Job(Section):
         return cls.model_validate_json(path.read_text(encoding="utf-8"), strict=False)
 
 
-def run_key(*, seed: int, objective: ObjectiveChoice, model: Model, training: Training, tokens: Path) -> str:
-    """Sixteen hex digits that are equal for two trainings if and only if they must give the same weights.
+def identity(
+    *, seed: int, objective: ObjectiveChoice, model: Model, training: Training, tokens: Path
+) -> dict[str, str]:
+    """All that determines the weights that a training gives, by name: equal for two trainings that must give the same.
 
-    In it: the recipe's keys that determine the run, the tokens and tokenizer, a local base model's files, and the code
-    of this package. Not in it: the number of processes, the micro-batch, how often something is logged.
+    In it: the recipe's keys that determine the run, and hashes of the tokens and tokenizer, of a local base model's
+    files, and of this package's code. Not in it: the number of processes, the micro-batch, what is logged and kept.
     """
-    digest = hashlib.sha256()
-    recipe = {
+    keys = {
         "seed": seed,
         "objective": objective.model_dump(mode="json"),
         "model": model.model_dump(mode="json"),
         "training": training.model_dump(mode="json", exclude=_EFFECTLESS),
     }
-    digest.update(json.dumps(recipe, sort_keys=True).encode())
-    files = [*sorted(_CODE.glob("*.py")), _CODE / "objectives" / f"{objective.name}.py"]
-    files += sorted(p for p in tokens.rglob("*") if p.is_file() and p.suffix in {".arrow", ".json"})
+    arguments = keys["training"]["arguments"]  # type: ignore[index]
+    keys["training"]["arguments"] = {k: v for k, v in arguments.items() if not is_effectless(k)}  # type: ignore[index]
+    found = dict(_flat(keys))
+    files = {f"code {p.name}": p for p in [*_CODE.glob("*.py"), _CODE / "objectives" / f"{objective.name}.py"]}
+    data = (p for p in tokens.rglob("*") if p.is_file() and p.suffix in {".arrow", ".json"})
+    files |= {f"tokens {p.relative_to(tokens)}": p for p in data}
     if model.pretrained and Path(model.pretrained).is_dir():
-        files += sorted(p for p in Path(model.pretrained).iterdir() if p.suffix in {".safetensors", ".json"})
-    for path in files:
-        digest.update(path.name.encode())
+        weights = (p for p in Path(model.pretrained).iterdir() if p.suffix in {".safetensors", ".json"})
+        files |= {f"base model {p.name}": p for p in weights}
+    for name, path in files.items():
         with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:16]
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return dict(sorted(found.items()))
+
+
+def run_key(identity: Mapping[str, str]) -> str:
+    """Sixteen hex digits for an identity, for the name of its folder."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def is_effectless(argument: str) -> bool:
+    """Whether a field of TrainingArguments changes what is written down or how fast it goes, not what is learned."""
+    return argument in _EFFECTLESS_ARGUMENTS or argument.startswith(_EFFECTLESS_PREFIXES)
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else key)
+    else:
+        yield name, json.dumps(value, sort_keys=True)

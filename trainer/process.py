@@ -8,6 +8,7 @@ import fcntl
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,22 +40,33 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL, *, ancestor: int | Non
 
 
 @contextlib.contextmanager
-def exclusive(path: Path, what: str) -> Iterator[None]:
+def exclusive(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
     """Hold a kernel lock on `path`; the lock goes with the process, however it ends.
+
+    Args:
+        path: the file that stands for what is locked.
+        what: what would otherwise run twice.
+        wait_s: how long to wait for one that holds it and is about to end.
 
     Raises:
         TransientError: another process holds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    give_up = time.monotonic() + wait_s
     with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise TransientError(
-                str(path), f"{what} is already running in process {holder}", "wait for it, or end it"
-            ) from None
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() < give_up:
+                    time.sleep(0.05)
+                    continue
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise TransientError(
+                    str(path), f"{what} is already running in process {holder}", "wait for it, or end it"
+                ) from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -6,21 +6,28 @@ job's folder `best-<step>/`, `checkpoint-<step>/` and `finished.json`. It knows 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from params import DataError, EvergreenError, ModelError
-from trainer.process import SUPERVISOR, die_with_parent
+from params import DataError, EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
+from trainer.heartbeat import Heartbeat
+from trainer.process import SUPERVISOR, die_with_parent, exclusive
 
 if TYPE_CHECKING:
     from trainer.job import Job
+    from trainer.trainer import EvergreenTrainer
 
 logger = logging.getLogger("trainer")
+STOP = "stop"
+"""File in a run's folder that asks its processes to stop."""
+_SHORT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def main(job_path: Path) -> int:
@@ -31,28 +38,29 @@ def main(job_path: Path) -> int:
     from trainer.job import Job
 
     job = Job.load(job_path)
-    (job.folder / "started").touch()
-    leader = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(level=logging.INFO if leader else logging.ERROR, format="%(message)s", stream=sys.stdout)
+    rank = int(os.environ.get("RANK", "0"))
+    heartbeat = Heartbeat(job.folder, rank)
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: asked.append(number))
+    logging.basicConfig(level=logging.ERROR if rank else logging.INFO, format="%(message)s", stream=sys.stdout)
+    alone = exclusive(job.folder / "trainer.lock", "a training in this folder", wait_s=30)
     try:
-        with storage_errors(job.folder):
-            _train(job)
+        with alone if rank == 0 else contextlib.nullcontext(), storage_errors(job.folder):
+            trainer = _build(job, heartbeat, lambda: bool(asked) or (job.folder / STOP).exists())
+            _train(job, trainer)
     except EvergreenError as error:
-        _leave_note(job.folder, error)
+        heartbeat.fail(error)
         return error.exit_code
     except Exception as error:
-        if not _lost_a_peer(error):
-            _leave_note(
-                job.folder, ModelError("train", f"{type(error).__name__}: {error}", "its traceback stands above")
-            )
+        if isinstance(error, MemoryError) or any(sign in str(error) for sign in _SHORT_OF_MEMORY):
+            what = f"out of memory with {job.launch.micro_batch_size} sequences in a forward pass"
+            heartbeat.fail(MemoryExhaustedError("launch.micro_batch_size", what, "lower it, or use a smaller model"))
+        elif not _lost_a_peer(error):
+            heartbeat.fail(ModelError("train", f"{type(error).__name__}: {error}", "its traceback stands above"))
         raise
+    heartbeat.beat("finished")
     return os.EX_OK
-
-
-def _leave_note(folder: Path, error: EvergreenError) -> None:
-    """Tell the supervisor what went wrong: a launcher's exit status does not. Without a note, a process was killed."""
-    note = {"type": type(error).__name__, "where": error.where, "what": error.what, "fix": error.fix}
-    (folder / "error.json").write_text(json.dumps(note), encoding="utf-8")
 
 
 def _lost_a_peer(error: Exception) -> bool:
@@ -63,51 +71,74 @@ def _lost_a_peer(error: Exception) -> bool:
     return isinstance(error, torch.distributed.DistError) or "gloo" in said or "connection closed by peer" in said
 
 
-def _train(job: Job) -> None:
-    from transformers import PrinterCallback, TrainerState
+def _build(job: Job, heartbeat: Heartbeat, stop_requested: Any) -> EvergreenTrainer:
+    from transformers import EarlyStoppingCallback, PrinterCallback
     from transformers.utils.logging import disable_progress_bar
 
     from trainer import arguments, modeling, objectives, tokens
     from trainer.progress import Progress
+    from trainer.recording import Recorder
+    from trainer.streaming import Windows
 
     disable_progress_bar()
+    training = job.training
     objective = objectives.build(job.objective)
     state = tokens.read_state(job.tokens)
     tokenizer = tokens.read_tokenizer(job.tokens)
-    checkpoint = job.checkpoint
+    rows = tokens.read_split(job.tokens, "train")
     args = arguments.build(
-        folder=job.folder, seed=job.seed, training=job.training, launch=job.launch, resuming=checkpoint is not None
+        folder=job.folder,
+        seed=job.seed,
+        training=training,
+        launch=job.launch,
+        direction=objective.metrics[training.best_metric],
+        rows=len(rows),
     )
     _check_world(args.world_size, job.launch.num_processes)
-    train_dataset = tokens.read_split(job.tokens, "train")
-    _check_rows(len(train_dataset), job.training.global_batch_size)
+    _check_rows(len(rows), training.global_batch_size)
+    patience = training.early_stopping_patience
     trainer = objective.trainer_class()(
         objective=objective,
         state=state,
-        best_metric=job.training.best_metric,
-        keep_checkpoints=job.training.keep_checkpoints,
-        lengths=tokens.read_lengths(job.tokens, "train") if job.training.group_by_length else None,
+        keep_checkpoints=training.keep_checkpoints,
+        save_minutes=training.save_minutes,
+        lengths=tokens.read_lengths(job.tokens, "train") if training.group_by_length else None,
+        identity=job.identity,
+        heartbeat=heartbeat,
+        stop_requested=stop_requested,
         model=modeling.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed),
         args=args,
-        train_dataset=train_dataset,
+        train_dataset=Windows(rows, seed=job.seed) if training.streaming else rows,
         eval_dataset=tokens.read_split(job.tokens, "validation"),
         processing_class=tokenizer,
+        callbacks=[EarlyStoppingCallback(patience)] if patience else None,
     )
+    trainer.stop_at_step = job.stop_at_step
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Progress())
-    if checkpoint:
-        logger.info("train: resuming from %s", checkpoint)
-    else:
-        logger.info("train: no checkpoint of this run, starting at step 0")
+    if job.record:
+        trainer.add_callback(Recorder(job.folder, trainer))
+    return trainer
+
+
+def _train(job: Job, trainer: EvergreenTrainer) -> None:
+    from transformers import TrainerState
+
+    from trainer.trainer import is_finished
+
     start = time.monotonic()
-    reached = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")) if checkpoint else None
-    if reached and reached.global_step >= reached.max_steps:
-        trainer.state = reached  # Trainer would take one step more
+    if job.checkpoint and is_finished(job.checkpoint):
+        trainer.state = TrainerState.load_from_json(str(job.checkpoint / "trainer_state.json"))
     else:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.train(resume_from_checkpoint=str(job.checkpoint) if job.checkpoint else None)
+    step, of = trainer.state.global_step, trainer.state.max_steps
+    if trainer.was_stopped:
+        raise PreemptedError(
+            "train", f"stopped at step {step} of {of}, as asked", f"start again: checkpoint-{step} goes on"
+        )
     if trainer.is_world_process_zero():
         note = {
-            "step": trainer.state.global_step,
+            "step": step,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "history": trainer.state.log_history,
             "seconds": time.monotonic() - start,
