@@ -8,26 +8,24 @@ becomes artifacts: model/ (best weights and tokenizer), checkpoint/ (the last fu
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import logging
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import params
-from params import EvergreenError, KilledError, ModelError
+from params import ModelError
 from params.artifacts import Artifacts, whole_folder
 from params.schema import Launch, Model, ObjectiveChoice, Training
 from tasks.provenance import git_commit, versions
 from tasks.stages import Report, save_report
+from tasks.supervision import supervise
 from trainer import objectives
 from trainer.checkpoints import BEST_NOTE, MANIFEST, all_checkpoints, best_weights
 from trainer.job import Job, identity, run_key
-from trainer.process import SUPERVISOR, die_with_parent, exclusive
+from trainer.process import exclusive
 from trainer.resuming import choose
 
 logger = logging.getLogger(__name__)
@@ -58,8 +56,8 @@ def train(
 
     Raises:
         ModelError: the model cannot be built or trained as the recipe asks.
-        TransientError: another process trains this recipe.
-        KilledError: the trainer was killed; the next start goes on from its last checkpoint.
+        TransientError: another process trains this recipe; or the training was killed, stalled or asked to stop, and the
+            next start goes on from its last checkpoint.
         StorageError: the disk is full; the last checkpoint is intact.
     """
     determined = identity(seed=seed, objective=objective, model=model, training=training, tokens=artifacts.tokens)
@@ -75,60 +73,18 @@ def train(
             tokens=artifacts.tokens.absolute(),
             folder=folder.absolute(),
             identity=determined,
-            checkpoint=choose(folder.absolute(), determined, training.resume),
         )
-        _launch(job)
+        supervise(job, _chooser(job))
         report = _collect(artifacts, job, key)
         shutil.rmtree(folder)
     return report
 
 
-def launch_command(launch: Launch, job_path: Path) -> list[str]:
-    """The command that starts the processes.
-
-    `--multi_gpu` is accelerate's name for starting more than one process; without it, and without a GPU, accelerate
-    starts one whatever `--num_processes` says.
-    """
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
-    if launch.accelerate_config:
-        command += ["--config_file", launch.accelerate_config]
-    elif launch.num_processes > 1:
-        command += ["--multi_gpu", "--main_process_port", "0"]
-    command += ["--num_processes", str(launch.num_processes), "--num_machines", "1"]
-    command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    return [*command, "-m", "trainer.worker", str(job_path)]
-
-
-def _launch(job: Job) -> None:
-    """Run the worker processes to their end, and turn a failure into its error."""
-    for name in ("started", "error.json", "finished.json"):
-        (job.folder / name).unlink(missing_ok=True)
-    job_path = job.folder / "job.json"
-    job.save(job_path)
-    threads = max(1, (os.cpu_count() or 1) // job.launch.num_processes)
-    environment = {
-        "OMP_NUM_THREADS": str(threads),
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
-        **os.environ,
-        SUPERVISOR: str(os.getpid()),
-    }
-    process = subprocess.Popen(
-        launch_command(job.launch, job_path),
-        env=environment,
-        preexec_fn=die_with_parent,  # noqa: PLW1509
-    )
-    code = process.wait()
-    if code == 0 and (job.folder / "finished.json").exists():
-        return
-    note = job.folder / "error.json"
-    if note.exists():
-        error = json.loads(note.read_text(encoding="utf-8"))
-        kind: type[EvergreenError] = getattr(params, error.pop("type"))
-        raise kind(**error)
-    if (job.folder / "started").exists():
-        raise KilledError("train", f"the trainer was killed (exit status {code})", "start again: it goes on")
-    raise ModelError("train", f"the trainer did not start (exit status {code})", "the launcher's own words stand above")
+def _chooser(job: Job) -> Callable[[], Path | None]:
+    """What says from which checkpoint each start of `job` goes on. `never` means the first: others take up its work."""
+    again = "auto" if job.training.resume == "never" else job.training.resume
+    rules = itertools.chain([job.training.resume], itertools.repeat(again))
+    return lambda: choose(job.folder, job.identity, next(rules))
 
 
 def _collect(artifacts: Artifacts, job: Job, key: str) -> TrainingReport:

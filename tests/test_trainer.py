@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-from pathlib import Path
 
 import pytest
 from transformers import Trainer
 
 from params import RecipeError
 from params.schema import Launch, Recipe
-from tasks.training import launch_command
 from tests import tiny
 from trainer import checkpoints
 from trainer.arguments import build, split_batch
@@ -264,28 +262,6 @@ def test_other_weights_in_the_base_models_folder_are_another_run(tokens, tmp_pat
     before = key(tokens, changes)
     (base / "model.safetensors").write_text("b")
     assert key(tokens, changes) != before
-
-
-def command(**launch):
-    return launch_command(Launch(micro_batch_size=1, **launch), Path("job.json"))[1:]
-
-
-def test_the_launch_command():
-    """accelerate starts one process, whatever --num_processes says, unless it is told --multi_gpu."""
-    assert " ".join(command()) == (
-        "-m accelerate.commands.launch --quiet --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no "
-        "-m trainer.worker job.json"
-    )
-    assert " ".join(command(num_processes=2)) == (
-        "-m accelerate.commands.launch --quiet --multi_gpu --main_process_port 0 --num_processes 2 --num_machines 1 "
-        "--mixed_precision no --dynamo_backend no -m trainer.worker job.json"
-    )
-    assert command(num_processes=2, accelerate_config="fsdp.yaml")[3:7] == [
-        "--config_file",
-        "fsdp.yaml",
-        "--num_processes",
-        "2",
-    ]
 
 
 def best_of(folder, step: int, value: float) -> None:

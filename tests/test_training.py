@@ -68,7 +68,7 @@ def workers(artifacts):
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             command, is_here = process.cmdline(), process.cwd() == str(artifacts.root)
-            is_worker = "trainer.worker" in command and "accelerate.commands.launch" not in command
+            is_worker = "trainer.worker" in command and "trainer.launcher" not in command
             if is_here and is_worker and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found

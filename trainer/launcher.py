@@ -58,6 +58,7 @@ class LaunchReport:
 def main(arguments: Sequence[str]) -> int:
     """Launch a training and wait for its end; the return value is 1 when one of its processes failed."""
     from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     # It tells on the screen, with tracebacks to look up, what the supervisor is about to say in one line.
@@ -71,6 +72,9 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     except subprocess.CalledProcessError as error:
         LaunchReport((Failure(0, None, error.returncode),)).save(report)
+        return 1
+    except SignalException as error:  # it has passed the signal on to the ranks, and they have ended
+        LaunchReport(error=str(error)).save(report)
         return 1
     except Exception as error:
         LaunchReport(error=f"{type(error).__name__}: {error}").save(report)
