@@ -32,7 +32,8 @@ from trainer.process import die_with_parent
 Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
 
 GRACE_S = 20.0
-"""Time between asking a command to stop and killing it; a Prefect worker gives the flow itself 30 s."""
+"""Time between asking a command to stop and killing it, unless it asks for more; a Prefect worker gives the flow itself
+30 s."""
 _KEPT_LINES = 400
 
 
@@ -61,8 +62,11 @@ def start(module: str, arguments: Sequence[str], output: int | IO[bytes]) -> sub
     )
 
 
-def run(module: str, arguments: Sequence[str], log: Logger) -> Outcome:
-    """Run `python -m module arguments` to its end, and log each of its lines as it comes."""
+def run(module: str, arguments: Sequence[str], log: Logger, *, grace_s: float = GRACE_S) -> Outcome:
+    """Run `python -m module arguments` to its end, and log each of its lines as it comes.
+
+    Whatever ends the wait, a signal or a cancelled flow, also ends the command, within `grace_s`.
+    """
     process = start(module, arguments, subprocess.PIPE)
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     try:
@@ -72,7 +76,9 @@ def run(module: str, arguments: Sequence[str], log: Logger) -> Outcome:
                 log.info(line)
         return Outcome(process.wait(), tuple(lines))
     except BaseException:  # cancelled, SIGTERM, Ctrl-C
-        stop(process)
+        stop(process, grace_s)
+        for line in filter(str.strip, _lines(process)):  # how far it came
+            log.info(line)
         raise
     finally:
         _signal_group(process, signal.SIGKILL)  # whatever ended its leader, nobody of the group stays behind

@@ -37,6 +37,8 @@ _ERRORS: dict[str, type[EvergreenError]] = {
     if isinstance(c, type) and issubclass(c, EvergreenError) and c is not EvergreenError
 }
 _BY_EXIT_CODE = {c.exit_code: c for c in (DataError, HubRefusedError, ModelError, RecipeError, StorageError)}
+_TO_END_S = 10.0
+"""What a stopped training needs beyond `launch.grace_s`: to end its processes, and to say where the next start goes on."""
 _BUSY = ("is busy, it is being blocked by", "Unable to acquire lock")
 
 
@@ -95,7 +97,7 @@ def run(stage: str, recipe: str, log: bound.Logger, *, force: bool = False) -> O
     # Without --wait-for-lock, which goes before the subcommand, a stage that ends while another DVC process holds the
     # project's lock for more than 3 s fails with its work uncommitted.
     arguments = ["--wait-for-lock", "repro", "--single-item", name, *(["--force"] if force else [])]
-    outcome = bound.run("dvc", arguments, log)
+    outcome = bound.run("dvc", arguments, log, grace_s=_grace_s(stage, recipe))
     text = "\n".join(outcome.lines)
     if outcome.status:
         raise _error(name, outcome.status, text)
@@ -107,6 +109,12 @@ def run(stage: str, recipe: str, log: bound.Logger, *, force: bool = False) -> O
 def recipe_path(recipe: str) -> Path:
     """The file of a recipe."""
     return Path("params", f"{recipe}.yaml")
+
+
+def _grace_s(stage: str, recipe: str) -> float:
+    """How long a stage may take to stop: a training what the recipe grants it for a checkpoint, and a little to end."""
+    asked_s = load(recipe_path(recipe)).launch.grace_s + _TO_END_S if stage == "train" else 0.0
+    return max(bound.GRACE_S, asked_s)
 
 
 def _source_is_unwatched(recipe: str) -> bool:
