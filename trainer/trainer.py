@@ -31,6 +31,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 from transformers.trainer_utils import EvalPrediction
 
 from params import CheckpointError, DivergedError
+from trainer import sharding
 from trainer.agreement import Agreement
 from trainer.checkpoints import IDENTITY, POSITION, STAGING, best_weights, newest_sound, retain, seal, seal_best
 from trainer.heartbeat import Heartbeat
@@ -353,7 +354,7 @@ class EvergreenTrainer(Trainer):
     def _copied_weights(self) -> Any:
         """The whole model's weights at this step, in this machine's memory; from all processes if they are shared out."""
         if self._is_sharded:
-            return self.accelerator.get_state_dict(self.model_wrapped)
+            return sharding.whole_weights(self)
         if self.args.should_save and self._copied[0] != self.state.global_step:
             self._writer.wait()
             self._copied = (self.state.global_step, self._weights.take(dict(self.model.state_dict())))
@@ -444,6 +445,7 @@ class _Guard(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
+        sharding.check_wrapped(self._trainer)
         self._trainer.restore_log()
 
     def on_pre_optimizer_step(

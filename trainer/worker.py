@@ -124,13 +124,16 @@ def _build(job: Job, heartbeat: Heartbeat, stop_requested: Any) -> EvergreenTrai
 def _train(job: Job, trainer: EvergreenTrainer) -> None:
     from transformers import TrainerState
 
+    from trainer import sharding
     from trainer.trainer import is_finished
 
+    sharding.check(trainer, job.checkpoint)
     start = time.monotonic()
     if job.checkpoint and is_finished(job.checkpoint):
         trainer.state = TrainerState.load_from_json(str(job.checkpoint / "trainer_state.json"))
     else:
         trainer.train(resume_from_checkpoint=str(job.checkpoint) if job.checkpoint else None)
+    trainer.accelerator.end_training()  # a process group that is still there lets DeepSpeed abort at exit
     step, of = trainer.state.global_step, trainer.state.max_steps
     if trainer.was_stopped:
         raise PreemptedError(
