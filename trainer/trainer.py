@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 PRIVATE_HOOKS = (
     "_init_training_state",
+    "_issue_warnings_after_load",
     "_get_grad_norm",
     "_evaluate",
     "_determine_best_metric",
@@ -154,9 +155,10 @@ class EvergreenTrainer(Trainer):
         self._stream = Streamed(self.train_dataset, self.args.seed) if streams else None
         workers = min(self.args.dataloader_num_workers, 1 if streams else self.args.dataloader_num_workers)
         return DataLoader(
-            self._stream or Examples(self.train_dataset, self.args.seed),
+            Examples(self.train_dataset, self.args.seed) if self._stream is None else self._stream,
             batch_sampler=self._order,
             collate_fn=Collator(self.data_collator, self.args.seed),
+            generator=torch.Generator(),  # otherwise every start of workers would draw from the process's random state
             num_workers=workers,  # a stream is read by one: several would each read all of it
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers and workers > 0,
@@ -229,13 +231,13 @@ class EvergreenTrainer(Trainer):
         )
         self._best_value = self._best_on_disk()
         if resume_from_checkpoint is None:
-            self._stream_state = self._stream.state_dict() if self._stream else None
+            self._stream_state = self._stream.state_dict() if self._stream is not None else None
             return (int(place[0]), int(place[1]))
         try:
             self._resumed = json.loads((Path(resume_from_checkpoint) / POSITION).read_text(encoding="utf-8"))
             self._order.load_state_dict(self._resumed["order"])
             self._stream_state = self._resumed["stream"]
-            if self._stream:
+            if self._stream is not None:
                 self._stream.load_state_dict(self._resumed["stream"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"its place in the data cannot be read: {error!r}"
@@ -245,6 +247,13 @@ class EvergreenTrainer(Trainer):
             self.state.best_metric = None
         self.args.eval_on_start = self._resumed["lacks_evaluation"] or self._best_value is None
         return (self._order.epoch, self._order.done)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Trainer warns of weights that the checkpoint lacks; here they are an error, unless they are tied to others."""
+        odd = set(load_result.missing_keys) - set(self.model.all_tied_weights_keys) | set(load_result.unexpected_keys)
+        if odd:
+            what = f"its weights are not those of the model: {', '.join(sorted(odd)[:5])}"
+            raise CheckpointError("the checkpoint", what, "go on from one of this model, or start a new run")
 
     def restore_log(self) -> None:
         """Go on with the log line that was unfinished when the checkpoint was written."""
@@ -339,7 +348,7 @@ class EvergreenTrainer(Trainer):
 
         def write() -> None:
             shutil.rmtree(staging, ignore_errors=True)
-            model.save_pretrained(str(staging), state_dict=weights)
+            model.save_pretrained(str(staging), state_dict=dict(weights))  # it empties what it is given
             passed("best.weights")
             seal_best(staging, step=step, metric=metric, value=value)
 
@@ -397,7 +406,7 @@ class EvergreenTrainer(Trainer):
         elif self.args.should_save:
             weights, target = self._copied_weights(), self.accelerator.unwrap_model(self.model)
             self._bytes_to_write += nbytes(weights)
-            self._to_write.append(lambda: target.save_pretrained(output_dir, state_dict=weights))
+            self._to_write.append(lambda: target.save_pretrained(output_dir, state_dict=dict(weights)))
             self._to_write.append(lambda: passed("checkpoint.weights"))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
