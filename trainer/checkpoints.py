@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -42,6 +43,11 @@ _NEEDED = {
     "the run's identity": (IDENTITY,),
 }
 """What a run needs to go on, and the names under which it may stand. Trainer itself goes on without most of it."""
+
+
+def identity_text(identity: Mapping[str, str]) -> str:
+    """What determines a run, as it stands in `run.json` of the run's folder and of each of its checkpoints."""
+    return json.dumps(dict(identity), indent=1)
 
 
 def seal(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "checkpoint") -> None:
@@ -81,10 +87,17 @@ def flaw(checkpoint: Path) -> str | None:
     return damage or _missing(checkpoint)
 
 
-def newest_sound(folder: Path) -> Path | None:
-    """The checkpoint in `folder` with the highest step that a run can go on from; unsound ones above are set aside."""
+def newest_sound(folder: Path, run: str) -> Path | None:
+    """The checkpoint in `folder` with the highest step that the run can go on from; unsound ones above are set aside.
+
+    Args:
+        folder: where the checkpoints are.
+        run: content of the run's `run.json`; a checkpoint with another one is not of this run.
+    """
     for checkpoint in all_checkpoints(folder):
         found = flaw(checkpoint)
+        if found is None and (checkpoint / IDENTITY).read_text(encoding="utf-8") != run:
+            found = "it is of another run"
         if found is None:
             return checkpoint
         aside = folder / f"broken-{checkpoint.name}"

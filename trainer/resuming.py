@@ -10,7 +10,7 @@ from pathlib import Path
 
 from params import CheckpointError
 from params.artifacts import write_whole
-from trainer.checkpoints import IDENTITY, STAGING, all_checkpoints, flaw, newest_sound, step_of
+from trainer.checkpoints import IDENTITY, STAGING, all_checkpoints, flaw, identity_text, newest_sound, step_of
 
 logger = logging.getLogger(__name__)
 _SHOWN = 3
@@ -29,7 +29,8 @@ def choose(folder: Path, identity: Mapping[str, str], resume: str) -> Path | Non
         CheckpointError: the checkpoint that the recipe names is damaged, incomplete, or of another run.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / IDENTITY, json.dumps(dict(identity), indent=1))
+    run = identity_text(identity)
+    write_whole(folder / IDENTITY, run)
     shutil.rmtree(folder / STAGING, ignore_errors=True)  # what was being written when the last start ended
     if resume == "never":
         found = all_checkpoints(folder)
@@ -38,7 +39,7 @@ def choose(folder: Path, identity: Mapping[str, str], resume: str) -> Path | Non
         unused = f", {len(found)} checkpoint(s) deleted" if found else ""
         logger.info("train: run %s starts at step 0, because training.resume is `never`%s", folder.name, unused)
         return None
-    own = newest_sound(folder)
+    own = newest_sound(folder, run)
     if resume != "auto":
         named = _named(Path(resume), identity)
         if own is None or step_of(own) < step_of(named):

@@ -33,7 +33,17 @@ from transformers.trainer_utils import EvalPrediction
 from params import CheckpointError, DivergedError
 from trainer import sharding
 from trainer.agreement import Agreement
-from trainer.checkpoints import IDENTITY, POSITION, STAGING, best_weights, newest_sound, retain, seal, seal_best
+from trainer.checkpoints import (
+    IDENTITY,
+    POSITION,
+    STAGING,
+    best_weights,
+    identity_text,
+    newest_sound,
+    retain,
+    seal,
+    seal_best,
+)
 from trainer.heartbeat import Heartbeat
 from trainer.randomness import seeded
 from trainer.sampling import Collator, EpochOrder, Examples, Loaded, MicroBatches, Share
@@ -107,7 +117,7 @@ class EvergreenTrainer(Trainer):
         self._keep_checkpoints = keep_checkpoints
         self._save_minutes = save_minutes
         self._lengths = lengths
-        self._identity = dict(identity)
+        self._run = identity_text(identity)
         self._heartbeat = heartbeat
         self._stop_requested = stop_requested
         self._agreement = Agreement()
@@ -305,7 +315,7 @@ class EvergreenTrainer(Trainer):
         newest = None
         if self.args.process_index == 0:
             self._writer.wait()
-            newest = newest_sound(Path(self.args.output_dir))
+            newest = newest_sound(Path(self.args.output_dir), self._run)
         kept = self._agreement.gather(newest)[0]
         fix = "lower training.learning_rate, or look at these rows with `python -m tasks trace`; "
         fix += f"the last checkpoint is {kept.name}" if kept else "there is no checkpoint before it"
@@ -437,7 +447,7 @@ class EvergreenTrainer(Trainer):
             "processes": self.args.world_size,
         }
         (checkpoint / POSITION).write_text(json.dumps(position, indent=1), encoding="utf-8")
-        (checkpoint / IDENTITY).write_text(json.dumps(self._identity, indent=1), encoding="utf-8")
+        (checkpoint / IDENTITY).write_text(self._run, encoding="utf-8")
 
 
 def is_finished(checkpoint: Path) -> bool:

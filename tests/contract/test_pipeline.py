@@ -28,6 +28,15 @@ HARMLESS = {
     "tasks.progress": "what is logged meanwhile",
     "trainer.process": "who dies with whom",
     "trainer.progress": "what is logged meanwhile",
+    "trainer.recording": "what is written down meanwhile",
+    "trainer.heartbeat": "signs of life",
+    "trainer.launcher": "how processes start, and what their end is called",
+    "trainer.agreement": "when all processes save or stop, not what they learn",
+    "trainer.resuming": "where an interrupted run goes on: it gives the same weights",
+    "trainer.saving": "how a checkpoint gets to the disk",
+    "trainer.write_points": "instants of a save",
+    "tasks.supervision": "who watches a training",
+    "tasks.ranks": "who watches a training",
     "tasks.hub": "the server that stands in for the real Hub: what is published does not depend on it",
 }
 
