@@ -3,6 +3,7 @@
 python -m tasks {ingest,validate,tokenize,train,evaluate,publish} params/<recipe>.yaml
 python -m tasks check params/<recipe>.yaml          find what is wrong in seconds, before any download
 python -m tasks trace params/<recipe>.yaml --row 17  what becomes of one row in every stage
+python -m tasks join params/<recipe>.yaml --machine 1  take part in a training of several machines
 python -m tasks hub                                  serve the Hub in .hub/ on this machine
 """
 
@@ -55,6 +56,10 @@ def _run(arguments: argparse.Namespace) -> None:
         from tasks.tracing import trace
 
         trace(arguments.recipe, row_id=arguments.row)
+    elif arguments.command == "join":
+        from tasks.joining import join
+
+        join(arguments.recipe, machine=arguments.machine)
     elif arguments.command == "hub":
         from tasks.publishing import serve
 
@@ -80,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         if name != "hub":
             command.add_argument("recipe", type=Path, help="params/<recipe>.yaml")
     commands.choices["trace"].add_argument("--row", type=int, required=True, help="row_id, as in the raw data")
+    commands.choices["join"].add_argument("--machine", type=int, required=True, help="its number, from 1 on")
     commands.choices["hub"].add_argument("--folder", type=Path, default=Path(".hub"), help="where repositories are")
     commands.choices["hub"].add_argument("--port", type=int, default=7860, help="port on 127.0.0.1")
     return parser
@@ -88,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 _OTHERS = {
     "check": "find what is wrong with a recipe in seconds, before any download",
     "trace": "show what becomes of one row in every stage",
+    "join": "take part, on a further machine, in the training that the train stage on machine 0 supervises",
     "hub": "serve the Hub in .hub/ on this machine, to browse it and to load models from it",
 }
 

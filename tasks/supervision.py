@@ -18,21 +18,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
 import params
-from params import EvergreenError, KilledError, MemoryExhaustedError, ModelError, PreemptedError, StalledError
+from params import (
+    EvergreenError,
+    KilledError,
+    MemoryExhaustedError,
+    ModelError,
+    PreemptedError,
+    StalledError,
+    TransientError,
+)
 from params.artifacts import storage_errors
 from params.schema import Launch
+from tasks import machines
 from tasks.ranks import Ranks, Standstill
 from trainer import heartbeat
 from trainer.arguments import split_batch
 from trainer.checkpoints import all_checkpoints
-from trainer.heartbeat import Pulse
+from trainer.heartbeat import BEREFT, Pulse
 from trainer.job import Job
 from trainer.launcher import REPORT, Failure, LaunchReport
 from trainer.process import SUPERVISOR, die_with_parent
@@ -66,23 +75,23 @@ def supervise(job: Job, checkpoint: Callable[[], Path | None]) -> None:
         EvergreenError: whatever else a process says that it failed of.
     """
     halved = 0
-    with storage_errors(job.folder), _requests() as requests:
+    with storage_errors(job.folder), requests() as asked:
         while True:
-            start = _Start(job.model_copy(update={"checkpoint": checkpoint()}), requests)
+            start = _Start(job.model_copy(update={"checkpoint": checkpoint()}), asked)
             try:
                 return start.run()
-            except MemoryExhaustedError as error:
+            except MemoryExhaustedError:
                 key, size = start.exhausted()
                 if size == 1 or halved >= job.launch.out_of_memory_retries:
-                    raise _exhausted(key, size, halved, error) from None
+                    raise _exhausted(key, size, halved) from None
                 halved += 1
                 said = "train: out of memory: launch.%s goes from %d to %d, at the same global batch"
                 logger.warning(said, key, size, size // 2)
                 job = job.model_copy(update={"launch": job.launch.model_copy(update={key: size // 2})})
 
 
-def launch_command(launch: Launch, job_path: Path) -> list[str]:
-    """The command that starts the processes.
+def launch_command(launch: Launch, job_path: Path, machine: int = 0) -> list[str]:
+    """The command that starts the processes of one machine.
 
     `--multi_gpu` is accelerate's name for starting more than one process; without it, and without a GPU, accelerate
     starts one whatever `--num_processes` says.
@@ -91,13 +100,56 @@ def launch_command(launch: Launch, job_path: Path) -> list[str]:
     if launch.accelerate_config:
         command += ["--config_file", launch.accelerate_config]
     elif launch.num_processes > 1:
-        command += ["--multi_gpu", "--main_process_port", "0"]
-    command += ["--num_processes", str(launch.num_processes), "--num_machines", "1"]
+        command += ["--multi_gpu"]
+    if launch.num_machines > 1:
+        command += ["--machine_rank", str(machine), "--main_process_ip", str(launch.main_process_ip)]
+    if launch.num_processes > 1 or launch.accelerate_config:
+        command += ["--main_process_port", str(launch.main_process_port or 0)]
+    command += ["--num_processes", str(launch.num_processes), "--num_machines", str(launch.num_machines)]
     command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     return [*command, "-m", "trainer.worker", str(job_path)]
 
 
-class _Requests:
+def start_processes(job: Job, job_path: Path, machine: int = 0) -> subprocess.Popen[bytes]:
+    """Start the launcher, which starts the processes of one machine."""
+    on_this_machine = job.launch.num_processes // job.launch.num_machines
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // on_this_machine)),
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        **machines.environment(job.launch),
+        **os.environ,
+        SUPERVISOR: str(os.getpid()),
+        REPORT: str(job.folder / (f"machine-{machine}-{_REPORT}" if machine else _REPORT)),
+    }
+    return subprocess.Popen(
+        launch_command(job.launch, job_path, machine),
+        env=environment,
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509
+    )
+
+
+def end_processes(process: subprocess.Popen[bytes], known: Iterable[int] = ()) -> None:
+    """Kill whatever is left: launcher, its children, those `known`, and what they started. Each of them leads a session."""
+    leaders = {process.pid, *known}
+    if process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            leaders |= {child.pid for child in psutil.Process(process.pid).children()}
+    process.kill()
+    process.wait()
+    give_up = time.monotonic() + _REST_S
+    while left := _members(leaders):
+        for member in left:
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        if time.monotonic() > give_up:
+            logger.warning("train: processes %s cannot be ended", ", ".join(str(member.pid) for member in left))
+            return
+        time.sleep(0.02)
+
+
+class Requests:
     """What the outside asked of this process by signals."""
 
     def __init__(self) -> None:
@@ -115,15 +167,15 @@ class _Requests:
 
 
 @contextlib.contextmanager
-def _requests() -> Iterator[_Requests]:
+def requests() -> Iterator[Requests]:
     """Take SIGTERM and SIGINT as requests. Python gives signals to the main thread only; elsewhere there are none."""
-    requests = _Requests()
+    asked = Requests()
     if threading.current_thread() is not threading.main_thread():
-        yield requests
+        yield asked
         return
-    before = {number: signal.signal(number, requests) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield requests
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -132,7 +184,7 @@ def _requests() -> Iterator[_Requests]:
 class _Start:
     """One start of a training's processes, from nothing to the last of them gone."""
 
-    def __init__(self, job: Job, requests: _Requests) -> None:
+    def __init__(self, job: Job, requests: Requests) -> None:
         self._job = job
         self._folder = job.folder
         self._requests = requests
@@ -145,15 +197,19 @@ class _Start:
         heartbeat.clear(self._folder)
         for name in (STOP, _REPORT, _FINISHED):
             (self._folder / name).unlink(missing_ok=True)
-        if self._requests.first:
-            raise self._stopped("before it had started")
-        process = self._launch()
-        try:
-            self._watch(process)
-        finally:
-            self._end(process)
-        if not (self._folder / _FINISHED).exists():
-            raise next(self._causes(process.returncode))
+        job_path = self._folder / "job.json"
+        self._job.save(job_path)
+        with machines.together(self._job, job_path, lambda: bool(self._requests.first)):
+            if self._requests.first:
+                raise self._stopped("before it had started")
+            process = start_processes(self._job, job_path)
+            try:
+                self._watch(process)
+            finally:
+                self._ranks.look()
+                end_processes(process, self._ranks.local_pids())
+            if not (self._folder / _FINISHED).exists():
+                raise next(self._causes(process.returncode))
         if process.returncode:
             logger.warning("train: finished, although the launcher ended with exit status %d", process.returncode)
 
@@ -162,25 +218,6 @@ class _Start:
         if any(p.phase == "evaluating" for p in self._ranks.pulses if _is(p, MemoryExhaustedError)):
             return "eval_batch_size", self._job.launch.eval_batch_size
         return "micro_batch_size", split_batch(self._job.training.global_batch_size, self._job.launch)[0]
-
-    def _launch(self) -> subprocess.Popen[bytes]:
-        job_path = self._folder / "job.json"
-        self._job.save(job_path)
-        threads = max(1, (os.cpu_count() or 1) // self._job.launch.num_processes)
-        environment = {
-            "OMP_NUM_THREADS": str(threads),
-            "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONUNBUFFERED": "1",
-            **os.environ,
-            SUPERVISOR: str(os.getpid()),
-            REPORT: str(self._folder / _REPORT),
-        }
-        return subprocess.Popen(
-            launch_command(self._job.launch, job_path),
-            env=environment,
-            start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509
-        )
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Return when all processes have ended, or have to."""
@@ -222,25 +259,6 @@ class _Start:
         self._lost = self._lost or left
         return bool(left) or any(p.note and not _is(p, PreemptedError) for p in self._ranks.pulses)
 
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill whatever is left: launcher, ranks, and what they started. Each of the first two leads a session."""
-        self._ranks.look()
-        leaders = {process.pid, *self._ranks.local_pids()}
-        if process.poll() is None:
-            with contextlib.suppress(psutil.Error):
-                leaders |= {child.pid for child in psutil.Process(process.pid).children()}
-        process.kill()
-        process.wait()
-        give_up = time.monotonic() + _REST_S
-        while left := _members(leaders):
-            for member in left:
-                with contextlib.suppress(psutil.Error):
-                    member.kill()
-            if time.monotonic() > give_up:
-                logger.warning("train: processes %s cannot be ended", ", ".join(str(member.pid) for member in left))
-                return
-            time.sleep(0.02)
-
     def _causes(self, status: int) -> Iterator[EvergreenError]:
         """Why the training did not come to its end, the likeliest first.
 
@@ -257,6 +275,7 @@ class _Start:
         yield from (_as_error(p, self._job) for p in noted if not _is(p, PreemptedError))
         if noted:
             yield self._stopped("")
+        yield from self._lost_elsewhere(pulses)
         yield from (_killed(f, pulses.get(f.rank)) for f in killed)
         if status < 0:
             yield KilledError("train", f"its launcher was killed by {_name(-status)}", f"{_GO_ON}; {_UNSENT}")
@@ -264,8 +283,28 @@ class _Start:
         if not pulses:
             yield ModelError("train", f"the trainer did not start: {said}", "the launcher's own words stand above")
         ranks = [str(pulse.rank) for pulse in self._lost] or [str(failure.rank) for failure in failures]
+        if any(pulse.phase == BEREFT for pulse in pulses.values()):
+            what = "the processes lost the connection to each other, and all of them live"
+            yield TransientError("train", what, f"look at the network between the machines; {_GO_ON}")
         who = f"rank {', '.join(ranks)}" if ranks else f"its launcher ({said})"
         yield ModelError("train", f"{who} ended early and left no word", "what it wrote stands above")
+
+    def _lost_elsewhere(self, pulses: dict[int, Pulse]) -> Iterator[KilledError]:
+        """Those on other machines whose end is known only by its effect: others lost the connection to them."""
+        if not any(pulse.phase == BEREFT for pulse in pulses.values()):
+            return
+        lost = []
+        for rank in range(self._job.launch.num_processes):
+            pulse = pulses.get(rank)
+            if pulse is None:
+                lost.append(f"rank {rank}")
+            elif pulse.host != os.uname().nodename and pulse.phase not in {BEREFT, "finished"}:
+                lost.append(f"rank {rank} (process {pulse.pid} on {pulse.host}, at step {pulse.step})")
+        if lost:
+            fix = f"bring the machine back, with `python -m tasks join`; {_GO_ON}"
+            yield KilledError(
+                "train", f"lost with {'its' if len(lost) == 1 else 'their'} machine: {', '.join(lost)}", fix
+            )
 
     def _last_word(self, pulse: Pulse) -> int:
         return (self._folder / f"rank-{pulse.rank}").stat().st_mtime_ns
@@ -331,12 +370,13 @@ def _stalled(stands: list[Standstill]) -> StalledError:
     return StalledError("train", "; ".join(map(str, stands)), fix)
 
 
-def _exhausted(key: str, size: int, halved: int, note: EvergreenError) -> MemoryExhaustedError:
-    tries = f", halved {halved} time(s) before" if halved else ""
+def _exhausted(key: str, size: int, halved: int) -> MemoryExhaustedError:
+    what = f"memory does not suffice for {size} sequence(s) in a forward pass"
+    what += f", after it was halved {halved} time(s)" if halved else ""
     fix = "use a smaller model or tokenization.max_length, or set training.gradient_checkpointing"
     if size > 1:
         fix = f"lower launch.{key}, or raise launch.out_of_memory_retries; or {fix}"
-    return MemoryExhaustedError(f"launch.{key}", f"{note.what}{tries}", fix)
+    return MemoryExhaustedError(f"launch.{key}", what, fix)
 
 
 def _name(number: int) -> str:

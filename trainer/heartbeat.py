@@ -16,6 +16,8 @@ from pathlib import Path
 from params import EvergreenError
 
 _SIZE = 16 * 1024
+BEREFT = "bereft"
+"""Phase of a process that ends only because it lost the connection to another."""
 _PULSE = 256
 """Bytes of the pulse; the note of a failure stands behind it."""
 
@@ -46,7 +48,7 @@ class Pulse:
     """Grows with every sign of life; two equal readings mean no progress between them."""
     step: int
     phase: str
-    """`starting`, `training`, `evaluating`, `saving` or `finished`."""
+    """`starting`, `training`, `evaluating`, `saving`, `finished` or `bereft`."""
     note: Note | None
     """What the process failed of, if it could still say so."""
 

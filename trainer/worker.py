@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params import DataError, EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
-from trainer.heartbeat import Heartbeat
+from trainer.heartbeat import BEREFT, Heartbeat
 from trainer.process import SUPERVISOR, die_with_parent, exclusive
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def main(job_path: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: asked.append(number))
     logging.basicConfig(level=logging.ERROR if rank else logging.INFO, format="%(message)s", stream=sys.stdout)
+    logging.getLogger("accelerate").setLevel(logging.WARNING)  # it announces every file of a sharded checkpoint
     alone = exclusive(job.folder / "trainer.lock", "a training in this folder", wait_s=30)
     try:
         with alone if rank == 0 else contextlib.nullcontext(), storage_errors(job.folder):
@@ -56,7 +57,9 @@ def main(job_path: Path) -> int:
         if isinstance(error, MemoryError) or any(sign in str(error) for sign in _SHORT_OF_MEMORY):
             what = f"out of memory with {job.launch.micro_batch_size} sequences in a forward pass"
             heartbeat.fail(MemoryExhaustedError("launch.micro_batch_size", what, "lower it, or use a smaller model"))
-        elif not _lost_a_peer(error):
+        elif _lost_a_peer(error):
+            heartbeat.beat(BEREFT)
+        else:
             heartbeat.fail(ModelError("train", f"{type(error).__name__}: {error}", "its traceback stands above"))
         raise
     heartbeat.beat("finished")
