@@ -19,7 +19,10 @@ class Recorder(TrainerCallback):
 
     def __init__(self, folder: Path, trainer: EvergreenTrainer) -> None:
         self._trainer = trainer
-        self._file = (folder / f"steps-{trainer.args.process_index}.jsonl").open("a", encoding="utf-8")
+        path = folder / f"steps-{trainer.args.process_index}.jsonl"
+        is_torn = path.exists() and not path.read_bytes().endswith(b"\n")  # by a kill while the line was written
+        self._file = path.open("a", encoding="utf-8")
+        self._file.write("\n" if is_torn else "")
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
