@@ -281,7 +281,10 @@ class _Start:
             yield KilledError("train", f"its launcher was killed by {_name(-status)}", f"{_GO_ON}; {_UNSENT}")
         said = report.error or f"exit status {status}"
         if not pulses:
-            yield ModelError("train", f"the trainer did not start: {said}", "the launcher's own words stand above")
+            fix = "mend that; launch.accelerate_config, if any, is what the launcher reads beside the recipe"
+            yield ModelError(
+                "train", f"the trainer did not start: {said}", fix if report.error else "look at the lines above"
+            )
         ranks = [str(pulse.rank) for pulse in self._lost] or [str(failure.rank) for failure in failures]
         if any(pulse.phase == BEREFT for pulse in pulses.values()):
             what = "the processes lost the connection to each other, and all of them live"

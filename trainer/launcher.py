@@ -1,8 +1,8 @@
 """accelerate's own launcher, run in this process: `python -m trainer.launcher <arguments of accelerate launch>`.
 
 accelerate ends with a traceback when a process of the training failed, and with the same exit status whatever happened
-to it. Here the supervisor gets a file instead: which rank failed first, and how. What the launcher itself cannot do, a
-configuration that it refuses for instance, is in the file too, and still stands on the screen in full.
+to it. Here the supervisor gets a file instead: which rank failed first, and how; or what the launcher itself could not
+do, a configuration that it refuses for instance. Only what nobody expects stands on the screen, in full.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     except Exception as error:
         LaunchReport(error=f"{type(error).__name__}: {error}").save(report)
+        if isinstance(error, ValueError | OSError):  # its words say it all: a configuration, a port
+            return 1
         raise
     return os.EX_OK
 
