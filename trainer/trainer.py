@@ -324,7 +324,8 @@ class EvergreenTrainer(Trainer):
     # Evaluation and the best weights
 
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:  # noqa: FBT001, FBT002
-        metrics: dict[str, float] = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        with seeded(self.args.seed, "evaluate", self.state.global_step):
+            metrics: dict[str, float] = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         if skip_scheduler:  # the evaluation at start, of which Trainer does not take the best
             self._determine_best_metric(metrics, trial)
         if self.control.should_training_stop:  # early stopping
