@@ -4,6 +4,7 @@ python -m tasks {ingest,validate,tokenize,train,evaluate,publish} params/<recipe
 python -m tasks check params/<recipe>.yaml          find what is wrong in seconds, before any download
 python -m tasks trace params/<recipe>.yaml --row 17  what becomes of one row in every stage
 python -m tasks join params/<recipe>.yaml --machine 1  take part in a training of several machines
+python -m tasks verify-resume params/<recipe>.yaml   does a killed run end like one that was left alone? (minutes)
 python -m tasks hub                                  serve the Hub in .hub/ on this machine
 """
 
@@ -60,6 +61,10 @@ def _run(arguments: argparse.Namespace) -> None:
         from tasks.joining import join
 
         join(arguments.recipe, machine=arguments.machine)
+    elif arguments.command == "verify-resume":
+        from tasks.verification import verify_resume
+
+        verify_resume(arguments.recipe, steps=arguments.steps, kills=arguments.kills)
     elif arguments.command == "hub":
         from tasks.publishing import serve
 
@@ -86,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("recipe", type=Path, help="params/<recipe>.yaml")
     commands.choices["trace"].add_argument("--row", type=int, required=True, help="row_id, as in the raw data")
     commands.choices["join"].add_argument("--machine", type=int, required=True, help="its number, from 1 on")
+    verify = commands.choices["verify-resume"]
+    verify.add_argument("--steps", type=int, help="optimizer steps; by default three save intervals, but at most 30")
+    verify.add_argument("--kills", type=int, default=2, help="how often a process is killed (default: 2)")
     commands.choices["hub"].add_argument("--folder", type=Path, default=Path(".hub"), help="where repositories are")
     commands.choices["hub"].add_argument("--port", type=int, default=7860, help="port on 127.0.0.1")
     return parser
@@ -95,6 +103,7 @@ _OTHERS = {
     "check": "find what is wrong with a recipe in seconds, before any download",
     "trace": "show what becomes of one row in every stage",
     "join": "take part, on a further machine, in the training that the train stage on machine 0 supervises",
+    "verify-resume": "train the recipe's first steps with and without kills, and compare the runs bit for bit",
     "hub": "serve the Hub in .hub/ on this machine, to browse it and to load models from it",
 }
 
