@@ -151,6 +151,7 @@ def _metric_problems(training: Training, objective: ObjectiveChoice) -> Iterator
 
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
     from trainer.arguments import split_batch
+    from trainer.sharding import check_installed
 
     try:
         split_batch(training.global_batch_size, launch)
@@ -158,7 +159,11 @@ def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
         yield Problem(("launch", "num_processes"), error.what, error.fix)
     if launch.accelerate_config and not Path(launch.accelerate_config).is_file():
         what = f"there is no file {launch.accelerate_config}"
-        yield Problem(("launch", "accelerate_config"), what, "make one with `accelerate config --config_file`")
+        yield Problem(("launch", "accelerate_config"), what, "name one of params/accelerate, or one of your own")
+    try:
+        check_installed(launch.accelerate_config)
+    except EvergreenError as error:
+        yield Problem(("launch", "accelerate_config"), error.what, error.fix)
 
 
 def _publish_problems(publish: Any) -> Iterator[Problem]:

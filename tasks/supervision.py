@@ -38,7 +38,7 @@ from params.artifacts import storage_errors
 from params.schema import Launch
 from tasks import machines
 from tasks.ranks import Ranks, Standstill
-from trainer import heartbeat
+from trainer import heartbeat, sharding
 from trainer.arguments import split_batch
 from trainer.checkpoints import all_checkpoints
 from trainer.heartbeat import BEREFT, Pulse
@@ -74,6 +74,7 @@ def supervise(job: Job, checkpoint: Callable[[], Path | None]) -> None:
         MemoryExhaustedError: memory does not suffice, however often the micro-batch was halved.
         EvergreenError: whatever else a process says that it failed of.
     """
+    sharding.check_installed(job.launch.accelerate_config)
     halved = 0
     with storage_errors(job.folder), requests() as asked:
         while True:

@@ -7,13 +7,14 @@ they share it out, so a run goes on from it in the same way only.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.distributed.fsdp import FSDPModule
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from params import CheckpointError, ModelError
 from trainer.checkpoints import POSITION
@@ -28,6 +29,22 @@ _TRACES = {"FSDP": "pytorch_model_fsdp*", "DeepSpeed": "global_step*"}
 _PLAIN = "data parallelism"
 
 
+def check_installed(configuration: str | None) -> None:
+    """See that what an accelerate configuration asks for is installed; what else is wrong with it, accelerate says.
+
+    Raises:
+        ModelError: it asks for DeepSpeed, and there is none.
+    """
+    try:
+        asks = YAML(typ="safe").load(Path(configuration)).get("distributed_type") if configuration else None
+    except (OSError, YAMLError, AttributeError):
+        return
+    if asks == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
+        what = f"{configuration} asks for DeepSpeed, which is not installed"
+        fix = "pip install 'evergreen[deepspeed]', or use params/accelerate/fsdp2.yaml, which needs nothing more"
+        raise ModelError("launch.accelerate_config", what, fix)
+
+
 def kind(trainer: Trainer) -> str:
     """How `trainer` shares its model out."""
     return "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed" if trainer.is_deepspeed_enabled else _PLAIN
@@ -40,6 +57,8 @@ def check(trainer: Trainer, checkpoint: Path | None) -> None:
         ModelError: accelerate does not do what its configuration asks for.
         CheckpointError: the checkpoint was written in another way.
     """
+    import torch
+
     found = kind(trainer)
     for asked, variable in _ASKED.items():
         if os.environ.get(variable, "").lower() == "true" and found != asked:
@@ -67,6 +86,8 @@ def check_wrapped(trainer: Trainer) -> None:
     Raises:
         ModelError: it does not.
     """
+    from torch.distributed.fsdp import FSDPModule
+
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_torch_compile=False)
     if trainer.is_fsdp_enabled and not isinstance(model, FSDPModule):
         what = f"asks for FSDP, but the model is a {type(model).__name__} that FSDP2 does not share out"
