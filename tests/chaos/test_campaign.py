@@ -1,0 +1,66 @@
+"""Killed at every write point of a save and at random times, a training ends with the very bytes of the golden run.
+
+`make chaos` is the long form, `make test` has the short one; EVERGREEN_CHAOS_KILLS and EVERGREEN_CHAOS_SEED choose others.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.campaign import IS_LONG, KILLS, SEED, Campaign, plan, table
+from tests.chaos.victims import Victim
+from trainer.write_points import WRITE_POINTS
+
+STEPS = {
+    "training.max_steps": 600 if IS_LONG else 120,
+    "training.save_steps": 5,
+    "training.eval_steps": 20,
+    "training.logging_steps": 7,
+    "training.learning_rate": 1e-3,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "with two processes": {"launch.num_processes": 2, "launch.micro_batch_size": 2},
+    "from a stream, with a loader worker": {"training.streaming": True, "launch.dataloader_workers": 1},
+    "with dropout and packing": {},
+    "with two processes, by length, with loader workers": {
+        "objective.packing": False,
+        "training.group_by_length": True,
+        "launch.num_processes": 2,
+        "launch.micro_batch_size": 2,
+        "launch.dataloader_workers": 1,
+        "training.arguments": {"dataloader_persistent_workers": True},
+    },
+}
+"""The model has dropout in all of them."""
+
+
+@pytest.mark.timeout(60 + 30 * KILLS)
+def test_killed_anywhere_it_ends_as_if_nobody_had(tmp_path: Path, said_at_end: list[str]) -> None:
+    variants = VARIANTS if IS_LONG else dict(list(VARIANTS.items())[:2])
+    victims = [Victim(tmp_path / str(i), STEPS | changes) for i, changes in enumerate(variants.values())]
+    campaigns = [Campaign(name, victim) for name, victim in zip(variants, victims, strict=True)]
+    kills = plan(random.Random(SEED), KILLS, [victim.processes for victim in victims])
+    started = time.monotonic()
+    try:
+        with ThreadPoolExecutor(min(len(victims), os.cpu_count() or 1, 2)) as lanes:
+            list(lanes.map(Campaign.carry_out, campaigns, kills))
+    finally:
+        for victim in victims:
+            victim.project.end()
+        took = time.monotonic() - started
+        said_at_end.append(f"kills planned with EVERGREEN_CHAOS_SEED={SEED}, carried out in {took:.0f} s")
+        said_at_end += table(campaigns)
+    tallies = [tally for campaign in campaigns for tally in campaign.tallies.values()]
+    assert not [odd for tally in tallies for odd in tally.mismatches]
+    assert sum(tally.kills for tally in tallies) == KILLS
+    assert all(campaign.finished for campaign in campaigns)
+    if IS_LONG:
+        hit = {kind for campaign in campaigns for kind, tally in campaign.tallies.items() if tally.kills}
+        assert set(WRITE_POINTS) <= hit
