@@ -101,6 +101,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(shared_out, tmp_path):
 
 
 def test_a_run_goes_on_with_one_process_and_again_with_two(shared_out, tmp_path, caplog):
+    caplog.set_level("INFO")
     for processes, step in ((2, 4), (1, 8)):
         with pytest.raises(KilledError, match="SIGKILL"):
             train(tmp_path, processes=processes, kill_at="checkpoint.retained:1")
