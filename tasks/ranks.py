@@ -22,6 +22,8 @@ from trainer.heartbeat import Pulse
 _LONGEST_GAP_S = 2.0
 """Most that one look adds to the time that a process stood still: when this process, or the machine, was itself
 suspended, nobody knows what the others did meanwhile."""
+STARTING_S = 60.0
+"""Patience with a process that is still starting, at the least: what it imports may come from a slow or busy disk."""
 _NOISE_S = 2.0
 """Differences in standing still that say nothing about who waits for whom."""
 _STACK_S = 5.0
@@ -133,10 +135,12 @@ class Ranks:
         were stopped, that are behind in steps, that stood still clearly before the others, and, by their stacks, that
         do not wait in a collective. When nothing tells, all are named.
         """
-        if max(self._idle_s.values()) < timeout_s:
-            return []
-        suspects = [rank for rank, idle_s in self._idle_s.items() if idle_s >= timeout_s / 2]
         by_rank = {pulse.rank: pulse for pulse in self.pulses}
+        started = {rank for rank, pulse in by_rank.items() if pulse.phase != "starting"}
+        patience_s = {rank: timeout_s if rank in started else max(timeout_s, STARTING_S) for rank in self._idle_s}
+        if all(idle_s < patience_s[rank] for rank, idle_s in self._idle_s.items()):
+            return []
+        suspects = [rank for rank, idle_s in self._idle_s.items() if idle_s >= patience_s[rank] / 2]
         if missing := [rank for rank in suspects if rank not in by_rank]:
             return [Standstill(rank, self._idle_s[rank], None, None, "") for rank in missing]
         found = [self._examine(by_rank[rank]) for rank in suspects]

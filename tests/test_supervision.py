@@ -193,10 +193,17 @@ class TestFailures:
 
 
 class TestStalls:
-    def test_a_rank_that_never_comes(self, fake):
-        error = fake.fails("time.sleep(600 * rank)\n" + BEATS + "time.sleep(600)", num_processes=2, stall_timeout_s=8.0)
+    def test_before_the_first_sign_of_life(self, fake, monkeypatch):
+        monkeypatch.setattr(ranks, "STARTING_S", 0.0)
+        error = fake.fails("time.sleep(600)", stall_timeout_s=1.5)
         assert type(error) is StalledError
-        assert error.what == "rank 1 has not started in 8 s"
+        assert error.what == "rank 0 has not started in 2 s"
+
+    def test_a_rank_that_never_came_is_told_from_those_that_wait_for_it(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(ranks, "STARTING_S", 0.0)
+        with Standing(tmp_path, 1) as standing:
+            standing.count = 2
+            assert [str(one) for one in standing.watch()] == ["rank 1 has not started in 1 s"]
 
     def test_user_code_that_hangs_is_named_with_its_place(self, fake, caplog):
         code = "def endless():\n    time.sleep(600)\nwork(until=lambda: heart._beats > 20)\nendless()"
@@ -233,17 +240,23 @@ class TestStalls:
         with Standing(tmp_path, 2) as standing:
             assert [one.rank for one in standing.watch()] == [0, 1]
 
+    def test_starting_may_take_longer(self, tmp_path, monkeypatch):
+        with Standing(tmp_path, 1, "heart.beat('starting')") as standing:
+            monkeypatch.setattr(ranks, "STARTING_S", 3.0)
+            (found,) = standing.watch(1.0)
+        assert 3.0 <= found.idle_s < 4.0
+
     def test_time_in_which_the_watcher_itself_was_suspended_does_not_count(self, tmp_path, monkeypatch):
         clock = [0.0]
         monkeypatch.setattr(ranks.time, "monotonic", lambda: clock[0])
         seen = Ranks(tmp_path, 1)
         clock[0] = 3600.0
         seen.look()
-        assert seen.standing_still(10.0) == []
-        for _ in range(20):
+        assert seen.standing_still(100.0) == []
+        for _ in range(200):
             clock[0] += 0.5
             seen.look()
-        assert [one.rank for one in seen.standing_still(10.0)] == [0]
+        assert [one.rank for one in seen.standing_still(100.0)] == [0]
 
     def test_one_that_hangs_when_all_is_done_has_finished(self, fake, caplog):
         code = "heart.beat('finished'); (job.folder / 'finished.json').write_text('{}'); time.sleep(600)"
