@@ -53,7 +53,7 @@ class Difference:
     """Largest absolute difference, of numbers."""
 
     def __str__(self) -> str:
-        by = f", at most {self.largest:.3g} apart" if self.largest is not None else ""
+        by = f", up to {self.largest:.3g} apart" if self.largest is not None else ""
         return f"{self.where}: {' and '.join(self.values)}{by}"
 
 
@@ -71,8 +71,8 @@ class Part:
 
     @property
     def result(self) -> str:
-        """`equal`, or how many differ and where first."""
-        return f"{self.differing} differ(s), first {self.first}" if self.first else "equal"
+        """`equal`, or how many differ, and where the first of them is."""
+        return f"{self.differing} differ; first {self.first}" if self.first else "equal"
 
 
 class _Tally:
@@ -133,7 +133,7 @@ def steps(one: Path, other: Path) -> Iterator[Part]:
             reference, *again = expected[step, rank]
             for at, line in enumerate([*again, *found[step, rank]], start=1):
                 nth = at - len(again)
-                where = f"step {step}, rank {rank}" + (f" (made for the {nth}. time)" if nth > 1 else "")
+                where = f"step {step}, rank {rank}" + (" (repeated)" if nth > 1 else "")
                 for place, a, b in _micro_batches(reference[key], line[key]):
                     tally.add(_unequal(where + place, _number(a), _number(b), step))
         yield tally.part()
@@ -317,7 +317,7 @@ def _unequal_tensors(where: str, a: torch.Tensor, b: torch.Tensor) -> Difference
     place = [int(i) for i in torch.unravel_index(torch.tensor(at), a.shape)]
     one, other = (x.reshape(-1)[at].item() for x in (a, b))
     wide = torch.complex128 if a.is_complex() else torch.float64
-    apart = (a.to(wide) - b.to(wide)).abs()
+    apart = (a.to(wide) - b.to(wide)).abs().reshape(-1)[odd]
     return Difference(f"{where}{place or ''}", (_shown(one), _shown(other)), largest=float(apart.max()))
 
 

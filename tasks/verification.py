@@ -30,7 +30,7 @@ from params.schema import Training
 from tasks.comparison import Part, compare, first
 from tasks.supervision import supervise
 from trainer import heartbeat, objectives, tokens
-from trainer.checkpoints import all_checkpoints, step_of
+from trainer.checkpoints import all_checkpoints
 from trainer.heartbeat import Pulse
 from trainer.job import Job, identity, run_key
 from trainer.process import exclusive
@@ -59,8 +59,10 @@ class Kill:
     """One SIGKILL."""
 
     step: int
-    """Sent when the process has made so many steps."""
+    """Sent when the process has made so many steps, or a few more on a machine that is busy or fast."""
     rank: int
+    checkpoint: int
+    """The checkpoint that must be on disk: without one a run starts anew, and nothing is tried."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,10 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
             count = _run_with_kills(killed, wanted)
             parts = _print_comparison(recipe, alone, killed)
             if first(parts) is None:
-                print(f"\nverify-resume: equal, bit for bit, over {wanted.steps} steps and {count} kill(s)", flush=True)
+                print(
+                    f"\nverify-resume: equal, bit for bit, over {_reached(alone.folder)} steps and {count} kill(s)",
+                    flush=True,
+                )
                 return
             at_end.pop_all()  # the runs stay, to be looked at
             again = _job(recipe, artifacts, folder / "uninterrupted-again", wanted)
@@ -132,13 +137,13 @@ def plan(total: int, save_steps: int, processes: int, steps: int | None, kills: 
     """
     usual = max(min(_SAVE_INTERVALS * save_steps, _MOST_STEPS), _STEPS_A_KILL * (kills + 1))
     made = min(steps or usual, total)
-    every = made // (kills + 1)
-    if kills < 1 or every < 2:
+    every = made // (kills + 1) if kills > 0 else 0
+    if every < 2:
         what = f"{made} of the training's {total} steps, and {kills} kill(s): each start needs two steps of its own"
         raise RecipeError(
             "verify-resume", what, "give at least one of --kills, and --steps at least twice as many, and 2"
         )
-    at = [Kill(every * n + every // 2, (n - 1) % processes) for n in range(1, kills + 1)]
+    at = [Kill(every * n + every // 2, n % processes, every * n) for n in range(1, kills + 1)]
     return Plan(steps=made, save_steps=every, eval_steps=every * kills + 1, kills=tuple(at))
 
 
@@ -239,12 +244,11 @@ def _run_with_kills(job: Job, wanted: Plan) -> int:
     sent = 0
     for kill in (*wanted.kills, None):
         victim = _start(job, kill)
-        if victim is None:
+        if victim is None or _reached(job.folder) == wanted.steps:  # the kill came so late that all was on disk
             break
         sent += 1
-        logger.info("verify-resume: rank %d (process %d) killed after %d steps", victim.rank, victim.pid, victim.step)
-        if _reached(job) == wanted.steps:  # so late that all was on disk
-            break
+        said = "\nverify-resume: killed rank %d (process %d) after %d steps; starting again"
+        logger.info(said, victim.rank, victim.pid, victim.step)
     if not sent:
         raise ModelError("verify-resume", "the training was over before it could be killed", "give more --steps")
     if sent < len(wanted.kills):
@@ -253,7 +257,7 @@ def _run_with_kills(job: Job, wanted: Plan) -> int:
 
 
 def _start(job: Job, kill: Kill | None = None) -> Pulse | None:
-    """Start the processes of `job`; how far the one was that was killed, or None when the steps were made."""
+    """Start the processes of `job`; how far the one was that was killed, or None when all steps were made."""
     heartbeat.clear(job.folder)
     with _killing(job.folder, kill) as killed:
         try:
@@ -261,16 +265,17 @@ def _start(job: Job, kill: Kill | None = None) -> Pulse | None:
         except KilledError:
             if not killed:
                 raise
+            return killed[0]
         except PreemptedError as error:  # it stops at its last step as if it was asked to
-            if not killed and _reached(job) != job.stop_at_step:
+            if _reached(job.folder) != job.stop_at_step:
                 raise PreemptedError("verify-resume", error.what, "start it again; it begins anew") from None
-    return killed[0] if killed else None
+    return None
 
 
-def _reached(job: Job) -> int:
+def _reached(folder: Path) -> int:
     """The step of the newest checkpoint."""
-    found = all_checkpoints(job.folder)
-    return step_of(found[0]) if found else 0
+    found = all_checkpoints(folder)
+    return int(found[0].name.rpartition("-")[2]) if found else 0
 
 
 @contextlib.contextmanager
@@ -286,7 +291,8 @@ def _killing(folder: Path, kill: Kill | None) -> Iterator[list[Pulse]]:
                 pulse = next((p for p in heartbeat.pulses(folder) if p.rank == kill.rank), None)
                 if pulse and (victim is None or victim.pid != pulse.pid):
                     victim = psutil.Process(pulse.pid)
-                if pulse and victim and pulse.step >= kill.step and pulse.phase != "finished":
+                is_due = pulse and pulse.step >= kill.step and pulse.phase != "finished"
+                if victim and pulse and is_due and _reached(folder) >= kill.checkpoint:
                     victim.kill()
                     killed.append(pulse)
                     return
