@@ -93,12 +93,12 @@ class Victim:
 
     # Starts
 
-    def start(self, kill_at: str | None = None, **environment: str) -> subprocess.Popen[bytes]:
+    def start(self, kill_at: str | None = None, log: str = "train.log", **environment: str) -> subprocess.Popen[bytes]:
         """Start the train stage; it kills its trainer at a write point if `kill_at` says so."""
         before = dict(self.project.environment)
         self.project.environment |= environment | ({KILL_AT: kill_at} if kill_at else {})
         try:
-            return self.project.start(sys.executable, "-m", "tasks", "train", "params/tiny.yaml", log="train.log")
+            return self.project.start(sys.executable, "-m", "tasks", "train", "params/tiny.yaml", log=log)
         finally:
             self.project.environment = before
 
