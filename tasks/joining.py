@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import subprocess
 import time
 from pathlib import Path
 
-from params import PreemptedError, RecipeError, StorageError, load
+from params import ModelError, PreemptedError, RecipeError, StorageError, load
 from params.artifacts import Artifacts
 from tasks.machines import POLL_S, Call, answer, folder, heard
-from tasks.supervision import Requests, end_processes, requests, start_processes
+from tasks.supervision import Requests, end_processes, report_path, requests, start_processes
+from trainer import heartbeat
 from trainer.job import Job
+from trainer.launcher import LaunchReport
 from trainer.process import exclusive
 from trainer.worker import STOP
 
@@ -77,8 +80,12 @@ def _take_part(place: Path, machine: int, call: Call, asked: Requests) -> str:
     logger.info("join: machine %d takes part in run %s", machine, job.folder.name)
     process = start_processes(job, call.job, machine=machine)
     stop_at: float | None = None
+    is_told = False
     try:
         while heard(place) == said:
+            if process.poll() and not is_told:
+                is_told = True
+                _tell_if_none_started(job, machine)
             if asked.first and stop_at is None and process.poll() is None:
                 (job.folder / STOP).touch()
                 stop_at = time.monotonic() + job.launch.grace_s
@@ -92,6 +99,18 @@ def _take_part(place: Path, machine: int, call: Call, asked: Requests) -> str:
     _check(asked)
     now = heard(place)
     return now.state if now and now.start == call.start else "failed"
+
+
+def _tell_if_none_started(job: Job, machine: int) -> None:
+    """Speak for processes that never came to speak for themselves: the train stage need not wait for them."""
+    share = job.launch.num_processes // job.launch.num_machines
+    own = range(machine * share, (machine + 1) * share)
+    if any(pulse.rank in own for pulse in heartbeat.pulses(job.folder)):
+        return
+    report = LaunchReport.load(report_path(job, machine))
+    what = f"machine {machine} ({os.uname().nodename}) could not start its processes"
+    what += f": {report.error}" if report.error else ""
+    heartbeat.Heartbeat(job.folder, own[0]).fail(ModelError("train", what, "what `join` wrote there says more"))
 
 
 def _check(asked: Requests) -> None:

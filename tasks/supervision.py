@@ -121,7 +121,7 @@ def start_processes(job: Job, job_path: Path, machine: int = 0) -> subprocess.Po
         **machines.environment(job.launch),
         **os.environ,
         SUPERVISOR: str(os.getpid()),
-        REPORT: str(job.folder / (f"machine-{machine}-{_REPORT}" if machine else _REPORT)),
+        REPORT: str(report_path(job, machine)),
     }
     return subprocess.Popen(
         launch_command(job.launch, job_path, machine),
@@ -129,6 +129,11 @@ def start_processes(job: Job, job_path: Path, machine: int = 0) -> subprocess.Po
         start_new_session=True,
         preexec_fn=die_with_parent,  # noqa: PLW1509
     )
+
+
+def report_path(job: Job, machine: int = 0) -> Path:
+    """Where the launcher of one machine leaves its report."""
+    return job.folder / (f"machine-{machine}-{_REPORT}" if machine else _REPORT)
 
 
 def end_processes(process: subprocess.Popen[bytes], known: Iterable[int] = ()) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
 
@@ -161,6 +162,15 @@ def test_only_deepspeed_needs_the_same_number_of_processes(tmp_path):
         sharding.check(fake(deepspeed=True, world_size=4), tmp_path)
     (tmp_path / "global_step4").rename(tmp_path / "pytorch_model_fsdp_0")
     sharding.check(fake(fsdp=True, world_size=4), tmp_path)
+
+
+CONFIGURATIONS = sorted((ROOT / "params" / "accelerate").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
+def test_each_configuration_begins_with_the_line_that_uses_it_and_accelerate_reads_it(path):
+    assert path.read_text().splitlines()[0] == f"# launch.accelerate_config: params/accelerate/{path.name}"
+    assert load_config_from_file(str(path)).distributed_type in {"MULTI_GPU", "FSDP", "DEEPSPEED"}
 
 
 @pytest.mark.skipif(shutil.which("deepspeed") is not None, reason="DeepSpeed is installed")

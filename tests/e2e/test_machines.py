@@ -33,13 +33,13 @@ class Host:
         self.name, self.address, self._prefix = name, address, prefix
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, root, *command, log):
+    def start(self, root, *command, log, path=ROOT):
         """`python -m tasks <command>` on this machine, in the project's folder `root`."""
         with (root / log).open("wb") as file:
             process = subprocess.Popen(
                 [*self._prefix, sys.executable, "-m", "tasks", *command],
                 cwd=root,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"},
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -116,7 +116,7 @@ def project(root, hosts, changes=None):
     return tiny.tokenized(root, tiny.recipe(CHANGES | launch | (changes or {})))[0]
 
 
-def wait_for(condition, what, timeout_s=50.0):
+def wait_for(condition, what, timeout_s=120.0):
     give_up = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < give_up, f"waited in vain for {what()}"
@@ -133,7 +133,7 @@ def on_one_machine(tmp_path_factory):
     """The same training with both processes on one machine, uninterrupted."""
     artifacts = tiny.tokenized(tmp_path_factory.mktemp("one"), tiny.recipe(CHANGES))[0]
     process = Host("one", "127.0.0.1").start(artifacts.root, "train", "params/tiny.yaml", log="train.log")
-    assert process.wait(60) == 0, said(artifacts, "train.log")
+    assert process.wait(120) == 0, said(artifacts, "train.log")
     return (artifacts.model / "model.safetensors").read_bytes()
 
 
@@ -143,8 +143,8 @@ def test_two_machines_train_as_one_does_and_the_first_waits_for_the_second(addre
     waits = "train: waits for machine 1: `python -m tasks join params/tiny.yaml --machine <n>` brings it in"
     wait_for(lambda: waits in said(artifacts, "train.log"), lambda: said(artifacts, "train.log"))
     joined = addresses[1].start(tmp_path, "join", "params/tiny.yaml", "--machine", "1", log="join.log")
-    assert train.wait(50) == 0, said(artifacts, "train.log") + said(artifacts, "join.log")
-    assert joined.wait(20) == 0, said(artifacts, "join.log")
+    assert train.wait(120) == 0, said(artifacts, "train.log") + said(artifacts, "join.log")
+    assert joined.wait(60) == 0, said(artifacts, "join.log")
     assert "join: the training is finished" in said(artifacts, "join.log")
     assert (artifacts.model / "model.safetensors").read_bytes() == on_one_machine
 
@@ -159,8 +159,8 @@ def test_a_killed_host_is_named_and_when_it_is_back_the_run_ends_with_the_same_b
     assert b" host-2 " in rank.read_bytes(), "rank 1 was meant to run on the second host"
     hosts[1].kill()
     killed_at = time.monotonic()
-    assert train.wait(20) == os.EX_TEMPFAIL, logs()
-    assert time.monotonic() - killed_at < 10
+    assert train.wait(60) == os.EX_TEMPFAIL, logs()
+    assert time.monotonic() - killed_at < 30, "gloo alone waits for half an hour"
     assert re.search(
         r"KilledError: train: lost with its machine: rank 1 \(process \d+ on host-2, at step \d+\)", logs()
     )
@@ -168,8 +168,8 @@ def test_a_killed_host_is_named_and_when_it_is_back_the_run_ends_with_the_same_b
 
     train = hosts[0].start(tmp_path, "train", "params/tiny.yaml", log="train.log")
     joined = hosts[1].start(tmp_path, "join", "params/tiny.yaml", "--machine", "1", log="join.log")
-    assert train.wait(50) == 0, logs()
-    assert joined.wait(20) == 0, logs()
+    assert train.wait(120) == 0, logs()
+    assert joined.wait(60) == 0, logs()
     assert "the newest sound checkpoint" in said(artifacts, "train.log")
     assert (artifacts.model / "model.safetensors").read_bytes() == on_one_machine
 
@@ -182,8 +182,8 @@ def test_a_machine_that_stays_comes_back_by_itself_after_the_first_host_was_kill
     wait_for(lambda: [*artifacts.scratch.glob("checkpoints/*/checkpoint-8")], logs)
     hosts[0].kill()
     train = hosts[0].start(tmp_path, "train", "params/tiny.yaml", log="train.log")
-    assert train.wait(50) == 0, logs()
-    assert joined.wait(20) == 0, logs()
+    assert train.wait(120) == 0, logs()
+    assert joined.wait(60) == 0, logs()
     assert said(artifacts, "join.log").count("takes part in run") == 2
     assert (artifacts.model / "model.safetensors").read_bytes() == on_one_machine
 
@@ -191,7 +191,7 @@ def test_a_machine_that_stays_comes_back_by_itself_after_the_first_host_was_kill
 def test_a_machine_that_never_comes_is_named(addresses, tmp_path):
     artifacts = project(tmp_path, addresses, {"launch.stall_timeout_s": 1.0})
     train = addresses[0].start(tmp_path, "train", "params/tiny.yaml", log="train.log")
-    assert train.wait(30) == os.EX_TEMPFAIL
+    assert train.wait(60) == os.EX_TEMPFAIL
     assert "TransientError: launch.num_machines: machine 1 did not come within 1 s" in said(artifacts, "train.log")
 
 
@@ -202,11 +202,24 @@ def test_a_machine_that_is_asked_to_stop_stops_all_of_them_with_a_checkpoint(add
     logs = lambda: said(artifacts, "train.log") + said(artifacts, "join.log")  # noqa: E731
     wait_for(lambda: "step 10 of" in said(artifacts, "train.log"), logs)
     joined.send_signal(signal.SIGTERM)
-    assert train.wait(30) == os.EX_TEMPFAIL, logs()
-    assert joined.wait(30) == os.EX_TEMPFAIL, logs()
+    assert train.wait(60) == os.EX_TEMPFAIL, logs()
+    assert joined.wait(60) == os.EX_TEMPFAIL, logs()
     assert "PreemptedError: train: stopped by a request from outside" in said(artifacts, "train.log")
     (checkpoint,) = artifacts.scratch.glob("checkpoints/*/checkpoint-*")
     assert json.loads((checkpoint / "position.json").read_text())["processes"] == 2
+
+
+def test_a_machine_that_cannot_start_its_processes_says_so(addresses, tmp_path):
+    artifacts = project(tmp_path, addresses)
+    (tmp_path / "broken").mkdir()
+    broken = "import sys\nif 'trainer.launcher' in sys.orig_argv: sys.exit('no launcher here')\n"
+    (tmp_path / "broken" / "sitecustomize.py").write_text(broken)
+    train = addresses[0].start(tmp_path, "train", "params/tiny.yaml", log="train.log")
+    path = f"{tmp_path / 'broken'}{os.pathsep}{ROOT}"
+    addresses[1].start(tmp_path, "join", "params/tiny.yaml", "--machine", "1", log="join.log", path=path)
+    assert train.wait(120) == os.EX_NOINPUT, said(artifacts, "train.log")
+    assert re.search(r"ModelError: train: machine 1 \(.+\) could not start its processes", said(artifacts, "train.log"))
+    assert "no launcher here" in said(artifacts, "join.log")
 
 
 @pytest.mark.parametrize(("machine", "machines"), [(0, 2), (2, 2), (1, 1)])
