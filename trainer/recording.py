@@ -30,7 +30,7 @@ class Recorder(TrainerCallback):
         line = {
             "step": state.global_step + 1,
             "rows": self._trainer.rows,
-            "losses": [loss.hex() for loss in self._trainer.losses],
+            "losses": [loss.hex() for loss in self._trainer.guard.losses],
             "learning_rate": float(self._trainer.lr_scheduler.get_last_lr()[0]).hex(),
             "random_state": hashlib.sha256(torch.random.get_rng_state().numpy().tobytes()).hexdigest()[:16],
         }

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 from params import EvergreenError, StorageError
 from params.artifacts import storage_errors
+from trainer.checkpoints import IDENTITY, POSITION, STAGING, newest_sound, retain, seal, seal_best
+from trainer.write_points import passed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Snapshot:
@@ -84,6 +91,92 @@ class Writer:
             except BaseException:
                 self._failed = True
                 raise
+
+
+class Saver:
+    """What one process writes of its run: checkpoints and best weights, copied by the loop and written beside it.
+
+    Args:
+        folder: the run's folder.
+        keep: how many checkpoints stay.
+        run: content of the run's `run.json`, see trainer.checkpoints.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, run: str) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._run = run
+        self._writer = Writer()
+        self._weights, self._optimizer = Snapshot(), Snapshot()
+        self._copied: tuple[int, Any] = (-1, None)
+        self._writes: list[Callable[[], None]] = []
+        self._needed = 0
+        self.check, self.wait, self.finish = self._writer.check, self._writer.wait, self._writer.finish
+
+    def weights(self, step: int, model: PreTrainedModel) -> Any:
+        """The weights at this step; best weights and checkpoint of one step share the copy."""
+        if self._copied[0] != step:
+            self._writer.wait()  # the copy before is still being written
+            self._copied = (step, self._weights.take(dict(model.state_dict())))
+        return self._copied[1]
+
+    def begin(self, step: int) -> None:
+        """Begin a checkpoint: an empty folder `.staging/checkpoint-<step>`, once the one before is written."""
+        self._writer.wait()
+        self._writes, self._needed = [], 0
+        shutil.rmtree(self._folder / STAGING, ignore_errors=True)
+        self._staged(step).mkdir(parents=True)
+
+    def add_weights(self, step: int, model: PreTrainedModel) -> None:
+        """Have the weights written to the checkpoint that was begun."""
+        weights, target = self.weights(step, model), str(self._staged(step))
+        # save_pretrained empties the mapping that it is given
+        self._add("checkpoint.weights", weights, lambda: model.save_pretrained(target, state_dict=dict(weights)))
+
+    def add_optimizer(self, step: int, state: Any) -> None:
+        """Have the optimizer's state written to the checkpoint that was begun."""
+        copied, target = self._optimizer.take(state), self._staged(step) / "optimizer.pt"
+        self._add("checkpoint.optimizer", copied, lambda: torch.save(copied, target))
+
+    def complete(self, step: int, position: dict[str, Any]) -> None:
+        """Add where the run goes on, and have the checkpoint written and sealed; every process has written its part."""
+        staged, target = self._staged(step), self._folder / f"checkpoint-{step}"
+        (staged / POSITION).write_text(json.dumps(position, indent=1), encoding="utf-8")
+        (staged / IDENTITY).write_text(self._run, encoding="utf-8")
+        passed("checkpoint.state")
+        writes = self._writes
+
+        def write() -> None:
+            for part in writes:
+                part()
+            seal(staged, target)
+            retain(self._folder, self._keep)
+
+        self._writer.give(writing(self._folder / STAGING, self._needed, write))
+
+    def best(self, step: int, model: PreTrainedModel, weights: Any, metric: str, value: float) -> None:
+        """Have `weights` written as the best so far, before any later checkpoint."""
+        staging = self._folder / ".best"
+
+        def write() -> None:
+            shutil.rmtree(staging, ignore_errors=True)
+            model.save_pretrained(str(staging), state_dict=dict(weights))
+            passed("best.weights")
+            seal_best(staging, step=step, metric=metric, value=value)
+
+        self._writer.give(writing(staging, nbytes(weights), write))
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint that the run could go on from."""
+        self._writer.wait()
+        return newest_sound(self._folder, self._run)
+
+    def _staged(self, step: int) -> Path:
+        return self._folder / STAGING / f"checkpoint-{step}"
+
+    def _add(self, point: str, state: Any, write: Callable[[], None]) -> None:
+        self._needed += nbytes(state)
+        self._writes += [write, partial(passed, point)]
 
 
 def nbytes(state: Any) -> int:

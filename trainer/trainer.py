@@ -8,7 +8,7 @@
     best        kept apart from the checkpoints, the evaluation at start included (`_evaluate`, `_determine_best_metric`)
     figures     token- or row-weighted over the whole split, in memory that does not grow with it
                 (`preprocess_logits_for_metrics`, `compute_metrics` with `batch_eval_metrics`)
-    guard       all processes stop at the same step, and before a step that is not finite (`_get_grad_norm`, callbacks)
+    guard       all processes stop at the same step, and before a step that is not finite (trainer.guard)
 
 Private names of Trainer that this class relies on are in `PRIVATE_HOOKS` and `PRIVATE_STATE`; a contract test fails when
 one moves.
@@ -17,39 +17,30 @@ one moves.
 from __future__ import annotations
 
 import json
-import math
-import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import EvalPrediction
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import EvalPrediction, IntervalStrategy
 
-from params import CheckpointError, DivergedError
+from params import CheckpointError
 from trainer import sharding
 from trainer.agreement import Agreement
 from trainer.checkpoints import (
-    IDENTITY,
     POSITION,
     STAGING,
     best_weights,
     identity_text,
-    newest_sound,
-    retain,
-    seal,
-    seal_best,
 )
+from trainer.guard import Guard
 from trainer.heartbeat import Heartbeat
 from trainer.randomness import seeded
 from trainer.sampling import Collator, EpochOrder, Examples, Loaded, MicroBatches, Share
-from trainer.saving import Snapshot, Writer, nbytes, writing
+from trainer.saving import Saver
 from trainer.streaming import Streamed
-from trainer.write_points import passed
 
 if TYPE_CHECKING:
     from trainer.objectives import Meter, Objective, State
@@ -114,36 +105,22 @@ class EvergreenTrainer(Trainer):
             ),
             callbacks=callbacks,
         )
-        self._keep_checkpoints = keep_checkpoints
-        self._save_minutes = save_minutes
         self._lengths = lengths
-        self._run = identity_text(identity)
         self._heartbeat = heartbeat
-        self._stop_requested = stop_requested
-        self._agreement = Agreement()
-        self._writer = Writer()
-        self._weights, self._optimizer_state = Snapshot(), Snapshot()
-        self._copied: tuple[int, Any] = (-1, None)
-        self._staging: Path | None = None
-        self._to_write: list[Callable[[], None]] = []
-        self._bytes_to_write = 0
+        self._staging: str | None = None
         self._saved_step = -1
-        self._saved_at_s = time.monotonic()
         self._resumed: dict[str, Any] = {}
         self._best_value: float | None = None
         self._stream_state: dict[str, Any] | None = None
-        self._losses: list[torch.Tensor] = []
-        self._gradient_norm: Any = 0.0
-        self._stops, self._is_due, self._lacks_evaluation = False, False, False
+        self.agreement = Agreement()
+        """With the other processes of the training."""
+        self.saver = Saver(Path(args.output_dir), keep=keep_checkpoints, run=identity_text(identity))
+        """Writes what this process has to write."""
+        self.guard = Guard(self, save_minutes=save_minutes, stop_requested=stop_requested)
+        """Looks at every step."""
         self.rows: list[list[int]] = []
         """Row ids of each micro-batch of the current optimizer step, on this process."""
-        self.losses: list[float] = []
-        """Loss of each of them."""
-        self.stop_at_step: int | None = None
-        """Stop after this step as if asked to."""
-        self.was_stopped = False
-        """Whether training ended because it was asked to, before its last step."""
-        self.add_callback(_Guard(self))
+        self.add_callback(self.guard)
 
     # Data and its order
 
@@ -198,10 +175,10 @@ class EvergreenTrainer(Trainer):
     ) -> torch.Tensor:
         """Forward and backward of one micro-batch, its randomness keyed by seed, step and place in the global batch."""
         self._heartbeat.beat("training", self.state.global_step)
-        place = len(self._losses) * self.args.world_size + self.args.process_index
+        place = len(self.guard.micro_losses) * self.args.world_size + self.args.process_index
         with seeded(self.args.seed, self.state.global_step, place):
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
-        self._losses.append(loss)
+        self.guard.micro_losses.append(loss)
         return loss
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -222,10 +199,10 @@ class EvergreenTrainer(Trainer):
         try:
             output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         except BaseException:
-            self._writer.finish()
+            self.saver.finish()
             raise
-        self._writer.wait()
-        self._agreement.wait()
+        self.saver.wait()
+        self.agreement.wait()
         return output
 
     def _init_training_state(
@@ -255,7 +232,8 @@ class EvergreenTrainer(Trainer):
         self._saved_step = self.state.global_step
         if self._best_value is None:  # the checkpoint came without it: the best from here on is what counts
             self.state.best_metric = None
-        self.args.eval_on_start = self._resumed["lacks_evaluation"] or self._best_value is None
+        evaluates = self.args.eval_strategy != IntervalStrategy.NO
+        self.args.eval_on_start = evaluates and (self._resumed["lacks_evaluation"] or self._best_value is None)
         return (self._order.epoch, self._order.done)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
@@ -265,8 +243,9 @@ class EvergreenTrainer(Trainer):
             what = f"its weights are not those of the model: {', '.join(sorted(odd)[:5])}"
             raise CheckpointError("the checkpoint", what, "go on from one of this model, or start a new run")
 
-    def restore_log(self) -> None:
-        """Go on with the log line that was unfinished when the checkpoint was written."""
+    def begin(self) -> None:
+        """Called when all is prepared: go on with the log line that was unfinished when the checkpoint was written."""
+        sharding.check_wrapped(self)
         if self._resumed:
             losses: list[float] = self._resumed["losses"]
             same = len(losses) == self.args.world_size
@@ -274,52 +253,13 @@ class EvergreenTrainer(Trainer):
             self._tr_loss.fill_(own)
             self._globalstep_last_logged = self._resumed["last_logged_step"]
 
-    # The guard around a step
+    def advance(self) -> None:
+        """Called after every optimizer step: the place in the data moves on."""
+        self._order.advance()
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        self._gradient_norm = super()._get_grad_norm(model, grad_norm)
-        return self._gradient_norm
-
-    def look_around(self) -> None:
-        """Before the weights change: is the step finite, and is there a reason to save or to stop?"""
-        self.losses, norm = [float(loss) for loss in self._losses], float(self._gradient_norm or 0.0)
-        scaled = self.accelerator.scaler is not None  # fp16: infinite gradients are skipped and the scale is lowered
-        diverged = not math.isfinite(sum(self.losses)) or not (scaled or math.isfinite(norm))
-        leads = self.args.process_index == 0 and self._save_minutes is not None
-        is_due = leads and time.monotonic() - self._saved_at_s >= 60 * (self._save_minutes or 0)
-        stops = self._stop_requested() or self.state.global_step + 1 == self.stop_at_step
-        diverged, self._stops, self._is_due = self._agreement.any(diverged, stops, is_due)
-        if diverged:
-            raise self._divergence(norm)
-
-    def end_step(self, state: TrainerState, control: TrainerControl) -> None:
-        """After the weights changed: move on in the data, and decide on saving and stopping."""
-        self._losses = []
-        self._order.advance()
-        self._lacks_evaluation = False
-        ends = state.global_step >= state.max_steps
-        control.should_save = ends or self._is_due or state.global_step % self.args.save_steps == 0
-        if self._stops and not ends:
-            self._lacks_evaluation = control.should_evaluate  # too long for who waits: the next start makes up for it
-            control.should_evaluate = False
-            control.should_save = control.should_training_stop = self.was_stopped = True
-
-    def _divergence(self, norm: float) -> DivergedError:
-        """What went wrong, on whatever process; every process raises the same."""
-        odd = [(loss, rows) for loss, rows in zip(self.losses, self.rows, strict=True) if not math.isfinite(loss)]
-        found = [pair for pairs in self._agreement.gather(odd) for pair in pairs]
-        rows = sorted({row for _, of in found for row in of})
-        said = f"the loss is {found[0][0]}" if found else f"the loss is finite, but the norm of the gradient is {norm}"
-        if not found:
-            rows = sorted({row for of_all in self._agreement.gather(self.rows) for of in of_all for row in of})
-        newest = None
-        if self.args.process_index == 0:
-            self._writer.wait()
-            newest = newest_sound(Path(self.args.output_dir), self._run)
-        kept = self._agreement.gather(newest)[0]
-        fix = "lower training.learning_rate, or look at these rows with `python -m tasks trace`; "
-        fix += f"the last checkpoint is {kept.name}" if kept else "there is no checkpoint before it"
-        return DivergedError("training", f"{said} at step {self.state.global_step + 1}, rows {rows}", fix)
+        self.guard.gradient_norm = super()._get_grad_norm(model, grad_norm)
+        return self.guard.gradient_norm
 
     # Evaluation and the best weights
 
@@ -347,23 +287,17 @@ class EvergreenTrainer(Trainer):
     def _best_on_disk(self) -> float | None:
         direction: Literal["min", "max"] = "max" if self.args.greater_is_better else "min"
         found = best_weights(Path(self.args.output_dir), direction) if self.args.process_index == 0 else None
-        value: float | None = self._agreement.gather(found and found.value)[0]
+        value: float | None = self.agreement.gather(found and found.value)[0]
         return value
 
     def _save_best(self, metric: str, value: float) -> None:
-        weights = self._copied_weights()
-        if not self.args.should_save:
-            return
-        staging = Path(self.args.output_dir) / ".best"
         step, model = self.state.global_step, self.accelerator.unwrap_model(self.model)
-
-        def write() -> None:
-            shutil.rmtree(staging, ignore_errors=True)
-            model.save_pretrained(str(staging), state_dict=dict(weights))  # it empties what it is given
-            passed("best.weights")
-            seal_best(staging, step=step, metric=metric, value=value)
-
-        self._writer.give(writing(staging, nbytes(weights), write))
+        if self._is_sharded:
+            weights = sharding.whole_weights(self)
+        elif self.args.should_save:
+            weights = self.saver.weights(step, model)
+        if self.args.should_save:
+            self.saver.best(step, model, weights, metric, value)
 
     # Checkpoints
 
@@ -371,110 +305,58 @@ class EvergreenTrainer(Trainer):
     def _is_sharded(self) -> bool:
         return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
 
-    def _copied_weights(self) -> Any:
-        """The whole model's weights at this step, in this machine's memory; from all processes if they are shared out."""
-        if self._is_sharded:
-            return sharding.whole_weights(self)
-        if self.args.should_save and self._copied[0] != self.state.global_step:
-            self._writer.wait()
-            self._copied = (self.state.global_step, self._weights.take(dict(self.model.state_dict())))
-        return self._copied[1]
-
     def _get_output_dir(self, trial: Any) -> str:
-        return str(self._staging) if self._staging else str(super()._get_output_dir(trial))
+        return self._staging or str(super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         step = self.state.global_step
         if step == self._saved_step:
             return
         self._heartbeat.beat("saving", step)
-        folder = Path(self.args.output_dir)
-        staging, name = folder / STAGING, f"checkpoint-{step}"
-        self._to_write, self._bytes_to_write = [], 0
         if self.args.should_save:
-            self._writer.wait()
-            shutil.rmtree(staging, ignore_errors=True)
-            (staging / name).mkdir(parents=True)
-        self._agreement.wait()
-        self._staging = staging
+            self.saver.begin(step)
+        self.agreement.wait()
+        self._staging = str(Path(self.args.output_dir) / STAGING)
         try:
             super()._save_checkpoint(model, trial)
         finally:
             self._staging = None
-        losses = self._agreement.gather(float(self._tr_loss))  # and with it, every process has written what is its own
+        losses = self.agreement.gather(float(self._tr_loss))  # and with it, every process has written what is its own
         if self.args.should_save:
-            self._write_position(staging / name, losses)
-            passed("checkpoint.state")
-            work = partial(self._finish_checkpoint, self._to_write, staging / name, folder / name)
-            self._writer.give(writing(staging, self._bytes_to_write, work))
+            self.saver.complete(step, self._position(losses))
         self._saved_step = step
-        self._saved_at_s = time.monotonic()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:  # noqa: FBT001, FBT002
         """As Trainer's; as part of a checkpoint, the weights are copied now and written beside the loop."""
         if self._staging is None or self._is_sharded:
             super().save_model(output_dir, _internal_call)
         elif self.args.should_save:
-            weights, target = self._copied_weights(), self.accelerator.unwrap_model(self.model)
-            self._bytes_to_write += nbytes(weights)
-            self._to_write.append(lambda: target.save_pretrained(output_dir, state_dict=dict(weights)))
-            self._to_write.append(lambda: passed("checkpoint.weights"))
+            self.saver.add_weights(self.state.global_step, self.accelerator.unwrap_model(self.model))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self._is_sharded:
             super()._save_optimizer_and_scheduler(output_dir)
         elif self.args.should_save:
-            state = self._optimizer_state.take(self.optimizer.state_dict())
-            self._bytes_to_write += nbytes(state)
-            self._to_write.append(lambda: torch.save(state, Path(output_dir) / "optimizer.pt"))
-            self._to_write.append(lambda: passed("checkpoint.optimizer"))
+            self.saver.add_optimizer(self.state.global_step, self.optimizer.state_dict())
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
 
-    def _finish_checkpoint(self, writes: list[Callable[[], None]], staged: Path, target: Path) -> None:
-        for write in writes:
-            write()
-        seal(staged, target)
-        retain(target.parent, self._keep_checkpoints)
-
-    def _write_position(self, checkpoint: Path, losses: list[float]) -> None:
+    def _position(self, losses: list[float]) -> dict[str, Any]:
+        """Where the run goes on, and what its log has gathered since its last line."""
         ends = self.state.global_step >= self.state.max_steps
-        position = {
+        return {
             "order": self._order.state_dict(),
             "stream": self._stream_state,
             "losses": losses,
             "last_logged_step": self._globalstep_last_logged,
-            "lacks_evaluation": self._lacks_evaluation,
-            "finished": ends or (self.control.should_training_stop and not self.was_stopped),
+            "lacks_evaluation": self.guard.lacks_evaluation,
+            "finished": ends or (self.control.should_training_stop and not self.guard.stopped),
             "processes": self.args.world_size,
         }
-        (checkpoint / POSITION).write_text(json.dumps(position, indent=1), encoding="utf-8")
-        (checkpoint / IDENTITY).write_text(self._run, encoding="utf-8")
 
 
 def is_finished(checkpoint: Path) -> bool:
     """Whether the run that `checkpoint` is of had nothing more to do."""
     return bool(json.loads((checkpoint / POSITION).read_text(encoding="utf-8"))["finished"])
-
-
-class _Guard(TrainerCallback):
-    """Hands the instants of a step on to the trainer."""
-
-    def __init__(self, trainer: EvergreenTrainer) -> None:
-        self._trainer = trainer
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
-        sharding.check_wrapped(self._trainer)
-        self._trainer.restore_log()
-
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
-        self._trainer.look_around()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        self._trainer.end_step(state, control)
 
 
 class _StreamedMetrics:

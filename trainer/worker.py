@@ -116,7 +116,7 @@ def _build(job: Job, heartbeat: Heartbeat, stop_requested: Any) -> EvergreenTrai
         processing_class=tokenizer,
         callbacks=[EarlyStoppingCallback(patience)] if patience else None,
     )
-    trainer.stop_at_step = job.stop_at_step
+    trainer.guard.stop_at_step = job.stop_at_step
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Progress())
     if job.record:
@@ -138,7 +138,7 @@ def _train(job: Job, trainer: EvergreenTrainer) -> None:
         trainer.train(resume_from_checkpoint=str(job.checkpoint) if job.checkpoint else None)
     trainer.accelerator.end_training()  # a process group that is still there lets DeepSpeed abort at exit
     step, of = trainer.state.global_step, trainer.state.max_steps
-    if trainer.was_stopped:
+    if trainer.guard.stopped:
         raise PreemptedError(
             "train", f"stopped at step {step} of {of}, as asked", f"start again: checkpoint-{step} goes on"
         )

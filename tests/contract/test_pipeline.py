@@ -33,6 +33,8 @@ HARMLESS = {
     "trainer.launcher": "how processes start, and what their end is called",
     "trainer.agreement": "when all processes save or stop, not what they learn",
     "trainer.resuming": "where an interrupted run goes on: it gives the same weights",
+    "trainer.guard": "when a training saves and stops",
+    "trainer.sharding": "whether accelerate does as it was told",
     "trainer.saving": "how a checkpoint gets to the disk",
     "trainer.write_points": "instants of a save",
     "tasks.supervision": "who watches a training",
