@@ -173,4 +173,5 @@ def _storage_reason(error: Exception) -> str | None:
         return error.strerror if error.errno in _STORAGE else None
     if (said := re.search(r"\(os error (\d+)\)", str(error))) and int(said[1]) in _STORAGE:
         return os.strerror(int(said[1]))
-    return "the write failed" if re.search(r"PytorchStreamWriter failed|unexpected pos \d+ vs", str(error)) else None
+    torchs = r"PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error"
+    return "the write failed" if re.search(torchs, str(error)) else None

@@ -7,6 +7,7 @@ do, a configuration that it refuses for instance. Only what nobody expects stand
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -49,10 +50,11 @@ class LaunchReport:
         return cls(tuple(Failure(**failure) for failure in content["failures"]), content["error"])
 
     def save(self, path: Path) -> None:
-        """Write the report, whole or not at all."""
+        """Write the report, whole or not at all: on a full disk only the heartbeats, which have their room, can tell."""
         aside = path.with_suffix(".part")
-        aside.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        aside.rename(path)
+        with contextlib.suppress(OSError):
+            aside.write_text(json.dumps(asdict(self)), encoding="utf-8")
+            aside.rename(path)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -123,8 +123,12 @@ class Saver:
     def begin(self, step: int) -> None:
         """Begin a checkpoint: an empty folder `.staging/checkpoint-<step>`, once the one before is written."""
         self._writer.wait()
-        self._writes, self._needed = [], 0
         shutil.rmtree(self._folder / STAGING, ignore_errors=True)
+        free = shutil.disk_usage(self._folder).free
+        # Judged by what the one before needed; else a small file would fail first, and nobody say how much is missing.
+        if free < self._needed:
+            raise _no_room(self._folder / STAGING, self._needed, free)
+        self._writes, self._needed = [], 0
         self._staged(step).mkdir(parents=True)
 
     def add_weights(self, step: int, model: PreTrainedModel) -> None:
