@@ -1,0 +1,56 @@
+"""From the start of train() to its first step, when it goes on from a low step and from a high one; in alternating runs.
+
+python -m benchmarks.resume_time [high step]
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.workload import environment, sequences, trainer
+
+ROUNDS = 5
+
+
+def made(folder: Path, steps: int, data: Any) -> Any:
+    """A trainer for `steps` steps of a very small model, in one epoch."""
+    return trainer(
+        "ours",
+        folder,
+        data,
+        hidden=16,
+        layers=1,
+        max_steps=steps,
+        save_steps=10**9,
+        per_device_train_batch_size=1,
+    )
+
+
+def main() -> None:
+    high = int(sys.argv[1]) if len(sys.argv) > 1 else 5000
+    print(environment(), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        data = sequences(2 * high, 4)
+        steps = (10, high)
+        for step in steps:
+            print(f"training to step {step}", flush=True)
+            made(Path(folder) / str(step), step, data).train()
+        taken: dict[int, list[float]] = {step: [] for step in steps}
+        for _ in range(ROUNDS):
+            for step in steps:
+                again = made(Path(folder) / f"{step}-again", step + 1, data)
+                start = time.perf_counter()
+                again.train(resume_from_checkpoint=str(Path(folder) / str(step) / f"checkpoint-{step}"))
+                taken[step].append(again.first_step_s - start)
+    low, late = (statistics.median(taken[step]) for step in steps)
+    print(f"to the first step: {1000 * low:.0f} ms from step {steps[0]}, {1000 * late:.0f} ms from step {steps[1]}")
+    print(f"ratio {late / low:.2f} (flat would be 1.00)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""How long a save stops the training loop, against transformers.Trainer's own save in place; in alternating runs.
+
+    python -m benchmarks.save_stall [rounds]
+
+Beside the stall, what a save costs in all: the same steps with saves and without, since the writing thread takes part of
+the processors while the loop goes on. Trainer's own save neither flushes to disk nor hashes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.workload import Kind, environment, sequences, trainer
+
+STEPS, EVERY, HIDDEN, LAYERS = 24, 4, 512, 8
+
+
+def run(kind: Kind, *, saves: bool) -> tuple[list[float], float, float]:
+    """Stall of each save, seconds of the whole training, and MiB of a checkpoint's tensors."""
+    with tempfile.TemporaryDirectory() as folder:
+        every = EVERY if saves else 10 * STEPS
+        made = trainer(
+            kind,
+            Path(folder) / "run",
+            sequences(2 * STEPS, 16),
+            hidden=HIDDEN,
+            layers=LAYERS,
+            max_steps=STEPS + 1,
+            save_steps=every,
+            per_device_train_batch_size=1,
+            save_total_limit=None if kind == "ours" else 2,
+        )
+        start = time.perf_counter()
+        made.train()
+        seconds = time.perf_counter() - start
+        size = 3 * sum(p.nbytes for p in made.model.parameters()) / 2**20
+        return made.stalls_s[1:-1], seconds, size
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    print(environment(), flush=True)
+    stalls: dict[Kind, list[float]] = {"ours": [], "plain": []}
+    costs: dict[Kind, list[float]] = {"ours": [], "plain": []}
+    for number in range(rounds):
+        for kind in ("plain", "ours"):
+            found, with_saves, size = run(kind, saves=True)  # the first and the last are left out of the stalls
+            _, without, _ = run(kind, saves=False)
+            stalls[kind] += found
+            costs[kind].append((with_saves - without) / (STEPS // EVERY))
+            print(
+                f"round {number + 1}, {kind:>5}: stall {1000 * statistics.median(found):7.1f} ms, "
+                f"whole cost {1000 * costs[kind][-1]:7.1f} ms per save of {size:.0f} MiB",
+                flush=True,
+            )
+    ours, plain = statistics.median(stalls["ours"]), statistics.median(stalls["plain"])
+    print(f"stall per save: {1000 * ours:.1f} ms against {1000 * plain:.1f} ms, ratio {ours / plain:.2f} (goal 0.50)")
+    whole = statistics.median(costs["ours"]) / statistics.median(costs["plain"])
+    print(f"whole cost per save: ratio {whole:.2f}")
+
+
+if __name__ == "__main__":
+    main()

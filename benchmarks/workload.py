@@ -1,0 +1,123 @@
+"""The same training for EvergreenTrainer and for transformers' own Trainer, for benchmarks that compare the two.
+
+Both train the same model on the same sequences with the same arguments; only the class differs, and what it is for: the
+plain one evaluates and saves by itself, in place.
+"""
+
+from __future__ import annotations
+
+import platform
+import random
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.utils import logging as transformers_logging
+
+from params.schema import ObjectiveChoice
+from trainer import objectives
+from trainer.heartbeat import Heartbeat
+from trainer.trainer import EvergreenTrainer
+
+Kind = Literal["ours", "plain"]
+VOCABULARY = 8192
+transformers_logging.disable_progress_bar()
+transformers_logging.set_verbosity_error()
+
+
+class Timed:
+    """Mixed into a Trainer: the seconds for which each save stops the loop, and the instant of the first step."""
+
+    stalls_s: list[float]
+    first_step_s: float
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        start = time.perf_counter()
+        super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
+        self.stalls_s.append(time.perf_counter() - start)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's."""
+        self.first_step_s = self.first_step_s or time.perf_counter()
+        return super().training_step(*args, **kwargs)  # type: ignore[misc]
+
+
+class Ours(Timed, EvergreenTrainer):
+    """EvergreenTrainer, timed."""
+
+
+class Plain(Timed, Trainer):
+    """transformers.Trainer, timed."""
+
+
+def sequences(count: int, length: int) -> Dataset:
+    """Random tokens: what is learned does not matter here."""
+    chance = random.Random(0)
+    rows = [[chance.randrange(VOCABULARY) for _ in range(length)] for _ in range(count)]
+    return Dataset.from_dict({"row_id": list(range(count)), "input_ids": rows, "labels": rows})
+
+
+def trainer(kind: Kind, folder: Path, data: Dataset, *, hidden: int, layers: int, **arguments: Any) -> Any:
+    """A trainer in `folder`, ready to train `data`; `arguments` go into TrainingArguments."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "llama",
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    args = TrainingArguments(
+        output_dir=str(folder),
+        learning_rate=1e-4,
+        logging_steps=10,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        seed=0,
+        save_strategy="no" if kind == "ours" else "steps",
+        metric_for_best_model="loss",
+        greater_is_better=False,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        **arguments,
+    )
+    objective = objectives.build(ObjectiveChoice.model_validate({"name": "causal_lm"}))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), pad_token="<pad>")
+    shared = {"model": AutoModelForCausalLM.from_config(config), "args": args, "train_dataset": data}
+    if kind == "plain":
+        made: Any = Plain(**shared, data_collator=lambda rows: objective.collate(rows, tokenizer))
+    else:
+        made = Ours(
+            **shared,
+            objective=objective,
+            state={},
+            keep_checkpoints=2,
+            identity={"benchmark": "yes"},
+            heartbeat=Heartbeat(folder, 0),
+            stop_requested=lambda: False,
+            eval_dataset=data,
+            processing_class=tokenizer,
+        )
+    made.stalls_s, made.first_step_s = [], 0.0
+    made.remove_callback(PrinterCallback)
+    return made
+
+
+def environment() -> str:
+    """Where the figures come from, in one line."""
+    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}"
