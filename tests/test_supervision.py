@@ -142,7 +142,10 @@ def fake(tmp_path, monkeypatch):
 
 class TestFailures:
     def test_the_first_to_fail_is_the_cause_even_if_others_say_that_they_failed_too(self, fake):
-        code = "time.sleep(0.3 * (rank == 0)); leave('DataError' if rank else 'ModelError', f'rank {rank} failed')"
+        code = "def has_failed(path): return path.exists() and b'DataError' in path.read_bytes()\n"
+        code += "if rank == 1: heart.fail(params.DataError('here', 'rank 1 failed', 'mend it')); time.sleep(1); sys.exit(3)\n"
+        code += "while not has_failed(job.folder / 'rank-1'): time.sleep(0.01)\n"
+        code += "time.sleep(0.1); leave('ModelError', 'rank 0 failed')"
         error = fake.fails(BEATS + code, num_processes=2)
         assert type(error) is DataError
         assert error.what.startswith("rank 1 failed (rank 1, process ")
@@ -225,8 +228,9 @@ class TestStalls:
         with Standing(tmp_path, 2, "heart.beat('training', 5 - rank)") as standing:
             assert [one.rank for one in standing.watch()] == [1]
 
-    def test_stood_still_before_the_others(self, tmp_path):
-        code = "end = time.monotonic() + 3 * (rank != 1)\nwhile time.monotonic() < end: heart.beat('training', 5)"
+    def test_stood_still_before_the_others(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(ranks, "_NOISE_S", 0.5)
+        code = "end = time.monotonic() + 1.5 * (rank != 1)\nwhile time.monotonic() < end: heart.beat('training', 5)"
         with Standing(tmp_path, 3, code) as standing:
             assert [one.rank for one in standing.watch(4.0)] == [1]
 
@@ -318,7 +322,7 @@ class TestStops:
         fake.signal(signal.SIGTERM)
         start = time.monotonic()
         error = fake.fails(BEATS + "work()", grace_s=1.0)
-        assert time.monotonic() - start > 1.0
+        assert 1.0 < time.monotonic() - start < 15
         assert type(error) is PreemptedError
         reached = heartbeat.pulses(fake.folder)[0].step
         wanted = "stopped by SIGTERM, and killed after 1 s of grace; its newest checkpoint is of step 2"

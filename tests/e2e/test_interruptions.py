@@ -112,7 +112,7 @@ def test_user_code_that_hangs_on_one_rank_is_named_with_its_line(project: Projec
 def test_a_training_that_is_asked_to_stop_goes_on_from_the_step_that_it_names(
     project: Project, changes: dict[str, Any], number: signal.Signals
 ) -> None:
-    run = Run(project, LONG | changes | {"training.max_steps": 200})
+    run = Run(project, LONG | changes | {"training.max_steps": 120})
     run.start()
     os.killpg(run.process.pid, number)  # as a terminal does, and `flows.bound`
     error = run.end()
@@ -125,11 +125,11 @@ def test_a_training_that_is_asked_to_stop_goes_on_from_the_step_that_it_names(
     assert "Traceback" not in run.log()
     notes = [pulse.note for pulse in run.pulses()]
     assert len(notes) == run.recipe["launch"]["num_processes"]
-    assert {(n.type, n.what) for n in notes if n} == {("PreemptedError", f"stopped at step {step} of 200, as asked")}
+    assert {(n.type, n.what) for n in notes if n} == {("PreemptedError", f"stopped at step {step} of 120, as asked")}
     said = run.finish()
     assert f" goes on at step {step} from " in said
-    assert f"step {int(step) // 10 * 10 + 10} of 200" in said
-    assert f"step {int(step) // 10 * 10} of 200" not in said, "a step was trained twice"
+    assert f"step {int(step) // 10 * 10 + 10} of 120" in said
+    assert f"step {int(step) // 10 * 10} of 120" not in said, "a step was trained twice"
 
 
 WIDE = {
