@@ -24,7 +24,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_are_there(page: Path) -> None:
     text = page.read_text()
     commands = next(a for a in _parser()._actions if a.dest == "command").choices
-    for command in re.findall(r"python -m tasks ([a-z]+)", text):
+    for command in re.findall(r"python -m tasks ([a-z-]+)", text):
         assert command in commands, command
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for target in re.findall(r"(?:\$ |`)make ([a-z-]+)", text):
