@@ -247,8 +247,7 @@ def _run_with_kills(job: Job, wanted: Plan) -> int:
         if victim is None or _reached(job.folder) == wanted.steps:  # the kill came so late that all was on disk
             break
         sent += 1
-        said = "\nverify-resume: killed rank %d (process %d) after %d steps; starting again"
-        logger.info(said, victim.rank, victim.pid, victim.step)
+        logger.info("verify-resume: starting again")
     if not sent:
         raise ModelError("verify-resume", "the training was over before it could be killed", "give more --steps")
     if sent < len(wanted.kills):
@@ -259,7 +258,7 @@ def _run_with_kills(job: Job, wanted: Plan) -> int:
 def _start(job: Job, kill: Kill | None = None) -> Pulse | None:
     """Start the processes of `job`; how far the one was that was killed, or None when all steps were made."""
     heartbeat.clear(job.folder)
-    with _killing(job.folder, kill) as killed:
+    with _killing(job, kill) as killed:
         try:
             supervise(job, lambda: choose(job.folder, job.identity, "auto"))
         except KilledError:
@@ -279,7 +278,7 @@ def _reached(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def _killing(folder: Path, kill: Kill | None) -> Iterator[list[Pulse]]:
+def _killing(job: Job, kill: Kill | None) -> Iterator[list[Pulse]]:
     """Kill a process in the block when it has made its steps; the list then holds how far it was."""
     killed: list[Pulse] = []
     over = threading.Event()
@@ -288,13 +287,16 @@ def _killing(folder: Path, kill: Kill | None) -> Iterator[list[Pulse]]:
         victim: psutil.Process | None = None
         while not over.wait(_LOOK_S):
             with contextlib.suppress(ValueError, OSError, psutil.Error):  # read while it was being written, or gone
-                pulse = next((p for p in heartbeat.pulses(folder) if p.rank == kill.rank), None)
+                pulse = next((p for p in heartbeat.pulses(job.folder) if p.rank == kill.rank), None)
                 if pulse and (victim is None or victim.pid != pulse.pid):
                     victim = psutil.Process(pulse.pid)
                 is_due = pulse and pulse.step >= kill.step and pulse.phase != "finished"
-                if victim and pulse and is_due and _reached(folder) >= kill.checkpoint:
+                if victim and pulse and is_due and _reached(job.folder) >= kill.checkpoint:
                     victim.kill()
                     killed.append(pulse)
+                    others = "; the others may complain of its end" if job.launch.num_processes > 1 else ""
+                    said = "\nverify-resume: killed rank %d (process %d) after %d steps%s"
+                    logger.info(said, pulse.rank, pulse.pid, pulse.step, others)
                     return
 
     watcher = threading.Thread(target=watch, args=(kill,), daemon=True) if kill else None

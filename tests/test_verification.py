@@ -361,6 +361,9 @@ def test_what_two_comparisons_say_together(tmp_path):
     assert "resuming" not in random.what, "nothing shows that"
     assert "full_determinism" in random.fix
 
+    shuffled = [part("rows", "step 1"), part("loss", "step 1"), part("weights", "w")]
+    assert "resuming" not in judge(shuffled, shuffled, tmp_path).what
+
     both = judge(after_kills, noisy, tmp_path)
     assert "first in the loss, step 1" in both.what
     assert "resuming is not exact: after kills alone the rows differ" in both.what
@@ -452,7 +455,7 @@ def test_a_kill_waits_for_its_step_and_for_a_checkpoint(job, step, checkpoint, d
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as victim:
         line = f"{victim.pid} {os.uname().nodename} 3 {step} training".ljust(heartbeat._PULSE)
         (job.folder / "rank-0").write_text(line)
-        with verification._killing(job.folder, Kill(6, 0, 4)) as killed:
+        with verification._killing(job, Kill(6, 0, 4)) as killed:
             if dies:
                 assert victim.wait(20) == -9
             else:
