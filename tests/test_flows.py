@@ -19,6 +19,7 @@ from flows.artifacts import _rows, figures
 from flows.locks import heal
 from flows.retrain import is_transient
 from params import DataError, EvergreenError, KilledError, RecipeError, StorageError, TransientError
+from tests import tiny
 from tests.project import ROOT, wait_for
 
 log = logging.getLogger("test")
@@ -59,6 +60,36 @@ class TestBound:
         bound.stop(process)
         assert process.stdout.read() == b"saved\norderly\n"
         process.stdout.close()
+
+    @pytest.mark.parametrize(("grace_s", "is_heard"), [(15.0, True), (0.1, False)])
+    def test_a_stopped_command_has_its_grace_and_the_last_word(
+        self, tmp_path, monkeypatch, caplog, grace_s: float, is_heard: bool
+    ) -> None:
+        code = "import os, signal, sys, time\n"
+        code += (
+            "signal.signal(15, lambda *_: (time.sleep(1), print('goes on from step 7', flush=True), os._exit(75)))\n"
+        )
+        code += "print('ready', flush=True); time.sleep(60)"
+
+        class Stopped(BaseException):
+            pass
+
+        def info(line: str) -> None:
+            log.info(line)
+            if line == "ready":
+                raise Stopped
+
+        listener = logging.LoggerAdapter(log)
+        monkeypatch.setattr(listener, "info", info)
+        with caplog.at_level(logging.INFO, logger="test"), pytest.raises(Stopped):
+            bound.run(module(tmp_path, monkeypatch, code), [], listener, grace_s=grace_s)
+        assert ("goes on from step 7" in caplog.messages) is is_heard
+
+    def test_a_training_has_the_grace_of_its_recipe_and_time_to_end(self, tmp_path, monkeypatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        tiny.write(tmp_path / "params/tiny.yaml", tiny.recipe({"launch.grace_s": 120.0}))
+        assert stages._grace_s("train", "tiny") == 130.0
+        assert stages._grace_s("evaluate", "tiny") == bound.GRACE_S
 
     def test_the_command_dies_with_its_starter(self, tmp_path, monkeypatch) -> None:
         name = module(tmp_path, monkeypatch, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
