@@ -44,6 +44,11 @@ class Kill:
         """Whether it comes at a write point, not at a random time."""
         return self.target in WRITE_POINTS
 
+    def __str__(self) -> str:
+        if self.is_at_point:
+            return f"{self.target}, passed for time {self.number}"
+        return f"{self.target}, {self.delay_s:.2f} s after the {'start' if self.while_starting else 'first step'}"
+
 
 @dataclass
 class Tally:
@@ -97,7 +102,7 @@ class Campaign:
         found = [] if is_done else [*victim.differences(), *_not_as_killed(victim, kill, left, before)]
         self._note(kind, found)
         self._owed = (kind, None if is_done else victim.newest_step())
-        line = "%s: %s: step %d -> %d, %.1f s, %d mismatches"
+        line = "%s: %s: from step %d to %d, %.1f s, %d mismatches"
         logger.info(line, self.name, kill, before, victim.newest_step(), time.monotonic() - started, len(found))
         if found:
             self._begin_anew()
