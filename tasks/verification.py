@@ -49,8 +49,8 @@ _UNMOVED = ("rows", "random state", "learning rate", "schedule", "random state, 
 _MEND = {
     "rows": "the order of the data comes from somewhere else than the seed",
     "random state": "something draws more or fewer random numbers each time",
-    "loss": "try training.arguments.full_determinism: true, and draw random numbers from torch alone, in the model or the "
-    "collator, where they are seeded for each step",
+    "loss": "draw random numbers in model and collator from Python, NumPy or torch, which are seeded for each step; if there "
+    "are none, try training.arguments.full_determinism: true",
 }
 
 
