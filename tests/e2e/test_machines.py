@@ -23,7 +23,7 @@ from tests import tiny
 from tests.project import free_port
 
 ROOT = Path(__file__).parents[2]
-CHANGES = {"training.max_steps": 200, "training.eval_steps": 100, "training.save_steps": 8, "launch.num_processes": 2}
+CHANGES = {"training.max_steps": 80, "training.eval_steps": 40, "training.save_steps": 8, "launch.num_processes": 2}
 
 
 class Host:
