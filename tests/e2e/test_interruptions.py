@@ -123,6 +123,7 @@ def test_a_training_that_is_asked_to_stop_goes_on_from_the_step_that_it_names(
         f"  fix: start again: it goes on from step {step}\n"
     )
     assert "Traceback" not in run.log()
+    assert "death signal" not in run.log(), "it reached the launcher too"
     notes = [pulse.note for pulse in run.pulses()]
     assert len(notes) == run.recipe["launch"]["num_processes"]
     assert {(n.type, n.what) for n in notes if n} == {("PreemptedError", f"stopped at step {step} of 120, as asked")}
