@@ -1,10 +1,36 @@
-"""What the chaos suite says at its end, whatever pytest was told to show."""
+"""A victim for tests that need no particular one, and what the suite says at its end, whatever pytest was told to show."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from tests.chaos.victims import Victim
+
 LINES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def _trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    """Its golden run has ended."""
+    steps = {"training.max_steps": 100, "training.save_steps": 5, "training.eval_steps": 20}
+    victim = Victim(tmp_path_factory.mktemp("trained"), steps)
+    try:
+        victim.train_golden()
+        yield victim
+    finally:
+        victim.project.end()
+
+
+@pytest.fixture
+def victim(_trained: Victim) -> Iterator[Victim]:
+    """One whose golden run has ended, and of whose other runs nothing is left."""
+    _trained.forget()
+    try:
+        yield _trained
+    finally:
+        _trained.project.end()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.campaign import IS_LONG
 from tests.chaos.victims import EX_TEMPFAIL, Victim
 
 DAY_S = 86_400
@@ -29,8 +30,12 @@ time.time_ns = lambda: int(_moved() * 1e9)
 '''
 
 
+pytestmark = pytest.mark.skipif(not IS_LONG, reason="`make chaos` moves the clock too")
+
+
 @pytest.fixture
 def victim(tmp_path: Path) -> Iterator[Victim]:
+    """Of two processes, so that the launcher which watches them finds the clock moved too."""
     steps = {"training.max_steps": 60, "training.save_steps": 5, "training.eval_steps": 20}
     made = Victim(tmp_path, steps | {"launch.num_processes": 2, "launch.micro_batch_size": 2})
     try:

@@ -20,32 +20,19 @@ DISK = "4m"
 EX_IOERR = 74
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    """A project whose golden run has ended."""
-    steps = {"training.max_steps": 100, "training.save_steps": 5, "training.eval_steps": 20}
-    victim = Victim(tmp_path_factory.mktemp("full"), steps)
-    try:
-        victim.train_golden()
-        yield victim
-    finally:
-        victim.project.end()
-
-
-@pytest.fixture
-def victim(trained: Victim) -> Iterator[Victim]:
-    """The same, with a small disk below its next run."""
-    trained.forget()
-    disk = trained.artifacts.scratch
+@pytest.fixture(autouse=True)
+def small_disk(victim: Victim) -> Iterator[None]:
+    """A disk with little room below the checkpoints."""
+    disk = victim.artifacts.scratch
     disk.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "none", disk]
     mounted = subprocess.run(mount, capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
     try:
-        yield trained
+        yield
     finally:
-        trained.project.end()
+        victim.project.end()
         subprocess.run(["umount", disk], check=True)
 
 
