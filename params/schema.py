@@ -262,7 +262,8 @@ class Launch(Section):
     stall_timeout_s: PositiveFloat = 600.0
     """Seconds without any progress of a process, be it one micro-batch, after which the training is ended."""
     grace_s: PositiveFloat = 15.0
-    """Seconds between the request to stop (SIGTERM, Ctrl-C) and the end, in which a checkpoint is written."""
+    """Seconds between the request to stop (SIGTERM, Ctrl-C) and the end, in which a checkpoint is written. A Prefect worker
+    gives a flow 30 s in all."""
 
     @validate_model(mode="after")
     def _machines_meet(self) -> Launch:

@@ -14,9 +14,9 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from params import DataError, EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
+from params import EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
 from trainer.heartbeat import BEREFT, Heartbeat
 from trainer.process import SUPERVISOR, die_with_parent, exclusive
 
@@ -48,19 +48,22 @@ def main(job_path: Path) -> int:
     alone = exclusive(job.folder / "trainer.lock", "a training in this folder", wait_s=30)
     try:
         with alone if rank == 0 else contextlib.nullcontext(), storage_errors(job.folder):
-            trainer = _build(job, heartbeat, lambda: bool(asked) or (job.folder / STOP).exists())
+            from trainer.building import build
+
+            trainer = build(job, heartbeat, lambda: bool(asked) or (job.folder / STOP).exists())
             _train(job, trainer)
     except EvergreenError as error:
         heartbeat.fail(error)
         return error.exit_code
     except Exception as error:
         if isinstance(error, MemoryError) or any(sign in str(error) for sign in _SHORT_OF_MEMORY):
-            what = f"out of memory with {job.launch.micro_batch_size} sequences in a forward pass"
+            what = f"memory does not suffice: {error}"
             heartbeat.fail(MemoryExhaustedError("launch.micro_batch_size", what, "lower it, or use a smaller model"))
-        elif _lost_a_peer(error):
+            return MemoryExhaustedError.exit_code
+        if _lost_a_peer(error):
             heartbeat.beat(BEREFT)
-        else:
-            heartbeat.fail(ModelError("train", f"{type(error).__name__}: {error}", "its traceback stands above"))
+            return os.EX_TEMPFAIL
+        heartbeat.fail(ModelError("train", f"{type(error).__name__}: {error}", "its traceback stands above"))
         raise
     heartbeat.beat("finished")
     return os.EX_OK
@@ -72,56 +75,6 @@ def _lost_a_peer(error: Exception) -> bool:
 
     said = str(error).lower()
     return isinstance(error, torch.distributed.DistError) or "gloo" in said or "connection closed by peer" in said
-
-
-def _build(job: Job, heartbeat: Heartbeat, stop_requested: Any) -> EvergreenTrainer:
-    from transformers import EarlyStoppingCallback, PrinterCallback
-    from transformers.utils.logging import disable_progress_bar
-
-    from trainer import arguments, modeling, objectives, tokens
-    from trainer.progress import Progress
-    from trainer.recording import Recorder
-    from trainer.streaming import Windows
-
-    disable_progress_bar()
-    training = job.training
-    objective = objectives.build(job.objective)
-    state = tokens.read_state(job.tokens)
-    tokenizer = tokens.read_tokenizer(job.tokens)
-    rows = tokens.read_split(job.tokens, "train")
-    args = arguments.build(
-        folder=job.folder,
-        seed=job.seed,
-        training=training,
-        launch=job.launch,
-        direction=objective.metrics[training.best_metric],
-        rows=len(rows),
-    )
-    _check_world(args.world_size, job.launch.num_processes)
-    _check_rows(len(rows), training.global_batch_size)
-    patience = training.early_stopping_patience
-    trainer = objective.trainer_class()(
-        objective=objective,
-        state=state,
-        keep_checkpoints=training.keep_checkpoints,
-        save_minutes=training.save_minutes,
-        lengths=tokens.read_lengths(job.tokens, "train") if training.group_by_length else None,
-        identity=job.identity,
-        heartbeat=heartbeat,
-        stop_requested=stop_requested,
-        model=modeling.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed),
-        args=args,
-        train_dataset=Windows(rows, seed=job.seed) if training.streaming else rows,
-        eval_dataset=tokens.read_split(job.tokens, "validation"),
-        processing_class=tokenizer,
-        callbacks=[EarlyStoppingCallback(patience)] if patience else None,
-    )
-    trainer.guard.stop_at_step = job.stop_at_step
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Progress())
-    if job.record:
-        trainer.add_callback(Recorder(job.folder, trainer))
-    return trainer
 
 
 def _train(job: Job, trainer: EvergreenTrainer) -> None:
@@ -150,23 +103,6 @@ def _train(job: Job, trainer: EvergreenTrainer) -> None:
             "seconds": time.monotonic() - start,
         }
         (job.folder / "finished.json").write_text(json.dumps(note), encoding="utf-8")
-
-
-def _check_world(found: int, wanted: int) -> None:
-    """A launcher that starts fewer processes than it was told to would change the batch without a word."""
-    if found != wanted:
-        raise ModelError(
-            "launch.num_processes",
-            f"accelerate started {found} of {wanted} processes",
-            "check launch.accelerate_config",
-        )
-
-
-def _check_rows(found: int, global_batch_size: int) -> None:
-    """Every epoch is cut to whole global batches: with fewer sequences there would be nothing to train on."""
-    if found < global_batch_size:
-        what = f"the train split has {found} sequences, fewer than one global batch of {global_batch_size}"
-        raise DataError("training.global_batch_size", what, "lower it, or give more rows")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,90 @@
+"""From a job to the trainer that does it, on one process: data, model, arguments, callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from transformers import EarlyStoppingCallback, PrinterCallback
+from transformers.utils.logging import disable_progress_bar
+
+from params import DataError, ModelError
+from trainer import arguments, modeling, objectives, tokens
+from trainer.heartbeat import Heartbeat
+from trainer.job import Job
+from trainer.progress import Progress
+from trainer.recording import Recorder
+from trainer.streaming import Windows
+from trainer.trainer import EvergreenTrainer
+
+
+def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) -> EvergreenTrainer:
+    """The trainer of a job, on this process.
+
+    Args:
+        job: the training.
+        heartbeat: where this process shows that it is alive.
+        stop_requested: whether the training was asked to stop.
+
+    Raises:
+        ModelError: the model cannot be built, or accelerate did not start what it was told to.
+        DataError: there are fewer sequences than one global batch.
+    """
+    disable_progress_bar()
+    training = job.training
+    objective = objectives.build(job.objective)
+    state = tokens.read_state(job.tokens)
+    tokenizer = tokens.read_tokenizer(job.tokens)
+    rows = tokens.read_split(job.tokens, "train")
+    heartbeat.beat("starting")
+    args = arguments.build(
+        folder=job.folder,
+        seed=job.seed,
+        training=training,
+        launch=job.launch,
+        direction=objective.metrics[training.best_metric],
+        rows=len(rows),
+    )
+    _check_world(args.world_size, job.launch.num_processes)
+    _check_rows(len(rows), training.global_batch_size)
+    model = modeling.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed)
+    heartbeat.beat("starting")
+    patience = training.early_stopping_patience
+    trainer = objective.trainer_class()(
+        objective=objective,
+        state=state,
+        keep_checkpoints=training.keep_checkpoints,
+        save_minutes=training.save_minutes,
+        lengths=tokens.read_lengths(job.tokens, "train") if training.group_by_length else None,
+        identity=job.identity,
+        heartbeat=heartbeat,
+        stop_requested=stop_requested,
+        model=model,
+        args=args,
+        train_dataset=Windows(rows, seed=job.seed) if training.streaming else rows,
+        eval_dataset=tokens.read_split(job.tokens, "validation"),
+        processing_class=tokenizer,
+        callbacks=[EarlyStoppingCallback(patience)] if patience else None,
+    )
+    trainer.guard.stop_at_step = job.stop_at_step
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Progress())
+    if job.record:
+        trainer.add_callback(Recorder(job.folder, trainer))
+    return trainer
+
+
+def _check_world(found: int, wanted: int) -> None:
+    """A launcher that starts fewer processes than it was told to would change the batch without a word."""
+    if found != wanted:
+        raise ModelError(
+            "launch.num_processes",
+            f"accelerate started {found} of {wanted} processes",
+            "check launch.accelerate_config",
+        )
+
+
+def _check_rows(found: int, global_batch_size: int) -> None:
+    """Every epoch is cut to whole global batches: with fewer sequences there would be nothing to train on."""
+    if found < global_batch_size:
+        what = f"the train split has {found} sequences, fewer than one global batch of {global_batch_size}"
+        raise DataError("training.global_batch_size", what, "lower it, or give more rows")
