@@ -54,6 +54,11 @@ class Guard(TrainerCallback):
     ) -> None:
         self._trainer.begin()
 
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        self._trainer.before_forking()
+
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:

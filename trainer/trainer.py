@@ -253,6 +253,11 @@ class EvergreenTrainer(Trainer):
             self._tr_loss.fill_(own)
             self._globalstep_last_logged = self._resumed["last_logged_step"]
 
+    def before_forking(self) -> None:
+        """Called before loader workers start: a lock that the writing thread holds would stay closed in them for ever."""
+        if self.args.dataloader_num_workers:
+            self.saver.wait()
+
     def advance(self) -> None:
         """Called after every optimizer step: the place in the data moves on."""
         self._order.advance()
@@ -264,6 +269,7 @@ class EvergreenTrainer(Trainer):
     # Evaluation and the best weights
 
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:  # noqa: FBT001, FBT002
+        self.before_forking()
         with seeded(self.args.seed, "evaluate", self.state.global_step):
             metrics: dict[str, float] = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         if skip_scheduler:  # the evaluation at start, of which Trainer does not take the best

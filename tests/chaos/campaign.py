@@ -25,6 +25,8 @@ IS_LONG = 2 * len(WRITE_POINTS) <= KILLS
 _STARTING_S, _TRAINING_S = 4.0, 1.5
 """How long after a start, or after its first step, a kill at a random time comes at most."""
 _TRIES = 3
+_SLACK = 15
+"""Steps that a trainer may have made between the last look at it and the end of its supervisor, and its own."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,12 @@ class Campaign:
     def _strike(self, kill: Kill) -> bool:
         """Start, and kill; False if the run came to its end before."""
         victim, started = self._victim, time.monotonic()
-        before = victim.newest_step()
+        before = killed_at = victim.newest_step()
         if kill.is_at_point:
             left = victim.wait(victim.start(f"{kill.target}:{kill.number}"))
         else:
             process = victim.start()
-            _shoot(victim, process, kill)
+            killed_at = _shoot(victim, process, kill)
             left = victim.wait(process)
         kind = kill.target if kill.is_at_point or not kill.while_starting else f"{kill.target}, while starting"
         if self._settle(kind, left):
@@ -100,6 +102,8 @@ class Campaign:
         tally.resumed.append(victim.newest_step())
         is_done = victim.artifacts.report("train").exists()  # killed while it deleted the run's folder
         found = [] if is_done else [*victim.differences(), *_not_as_killed(victim, kill, left, before)]
+        if kill.target == "supervisor" and not is_done and victim.newest_step() > max(before, killed_at) + _SLACK:
+            found.append(f"killed at step {killed_at}, it trained on to a checkpoint of step {victim.newest_step()}")
         self._note(kind, found)
         self._owed = (kind, None if is_done else victim.newest_step())
         line = "%s: %s: from step %d to %d, %.1f s, %d mismatches"
@@ -189,8 +193,8 @@ def _span(steps: Sequence[int]) -> str:
     return f"{min(steps)} to {max(steps)}" if steps else "-"
 
 
-def _shoot(victim: Victim, process: subprocess.Popen[bytes], kill: Kill) -> None:
-    """Send SIGKILL to the target at its time, unless the run ends before."""
+def _shoot(victim: Victim, process: subprocess.Popen[bytes], kill: Kill) -> int:
+    """Send SIGKILL to the target at its time, unless the run ends before; the step at which the trainer was."""
     if not kill.while_starting:
         while process.poll() is None and not _trains(victim, process):
             time.sleep(0.01)
@@ -198,9 +202,11 @@ def _shoot(victim: Victim, process: subprocess.Popen[bytes], kill: Kill) -> None
     while process.poll() is None:
         target = _find(victim, process, kill.target) if time.monotonic() >= due else None
         if target:
+            pulse = victim.pulses().get(0)
             os.kill(target, signal.SIGKILL)
-            return
+            return pulse.step if pulse else 0
         time.sleep(0.01)
+    return 0
 
 
 def _trains(victim: Victim, process: subprocess.Popen[bytes]) -> bool:
