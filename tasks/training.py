@@ -23,7 +23,7 @@ from tasks.provenance import git_commit, versions
 from tasks.stages import Report, save_report
 from tasks.supervision import supervise
 from trainer import objectives
-from trainer.checkpoints import BEST_NOTE, MANIFEST, all_checkpoints, best_weights
+from trainer.checkpoints import BEST_NOTE, IDENTITY, MANIFEST, all_checkpoints, best_weights
 from trainer.job import Job, identity, run_key
 from trainer.process import exclusive
 from trainer.resuming import choose
@@ -108,7 +108,7 @@ def _collect(artifacts: Artifacts, job: Job, key: str) -> TrainingReport:
         versions=versions(),
     )
     with whole_folder(artifacts.model) as target:
-        aside = shutil.ignore_patterns(MANIFEST, BEST_NOTE)
+        aside = shutil.ignore_patterns(MANIFEST, BEST_NOTE, IDENTITY)
         shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=aside)
         shutil.copytree(artifacts.tokenizer, target, dirs_exist_ok=True)
     with whole_folder(artifacts.checkpoint) as target:

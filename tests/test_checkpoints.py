@@ -137,6 +137,15 @@ def test_a_better_model_takes_the_place_of_the_best(tmp_path):
     assert (best.step, best.metric, best.value) == (20, "loss", 1.0)
 
 
+def test_the_best_of_another_run_does_not_count(tmp_path):
+    for folder, value in (("run", 2.0), ("other", 1.0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "run.json").write_text(folder)
+        best_of(tmp_path / folder, int(10 * value), value)
+    shutil.copytree(tmp_path / "other" / "best-10", tmp_path / "run" / "best-10")
+    assert checkpoints.best_weights(tmp_path / "run", "min").value == 2.0
+
+
 def test_between_two_bests_neither_is_lost(tmp_path):
     """A kill after the new one is sealed and before the old one is deleted leaves both; a torn one does not count."""
     best_of(tmp_path, 10, 2.0)

@@ -121,6 +121,8 @@ def seal_best(staged: Path, *, step: int, metric: str, value: float) -> None:
     """Make the weights in `staged` the best of the run's folder that it stands in."""
     folder = staged.parent
     (staged / BEST_NOTE).write_text(json.dumps({"step": step, "metric": metric, "value": value}), encoding="utf-8")
+    if (run := _run_of(folder)) is not None:
+        (staged / IDENTITY).write_text(run, encoding="utf-8")
     target = folder / f"best-{step}"
     seal(staged, target, "best")
     for other in folder.glob("best-*"):
@@ -130,11 +132,11 @@ def seal_best(staged: Path, *, step: int, metric: str, value: float) -> None:
 
 
 def best_weights(folder: Path, direction: str) -> Best | None:
-    """The best weights in `folder`, verified; `direction` says whether the smallest (`min`) or largest value is best."""
+    """The best weights of the run in `folder`, verified; `direction` says whether the smallest (`min`) or largest value is best."""
     found = [
         Best(place, **json.loads((place / BEST_NOTE).read_text(encoding="utf-8")))
         for place in folder.glob("best-*")
-        if verify(place) is None
+        if verify(place) is None and _run_of(place) == _run_of(folder)
     ]
     choose = min if direction == "min" else max
     return choose(found, key=lambda best: best.value, default=None)
@@ -163,6 +165,11 @@ def step_of(checkpoint: Path) -> int:
         return int(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(str(checkpoint), f"its state cannot be read: {error}", "name another one") from error
+
+
+def _run_of(folder: Path) -> str | None:
+    path = folder / IDENTITY
+    return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 def _missing(checkpoint: Path) -> str | None:
