@@ -62,12 +62,18 @@ def exclusive(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
                 if time.monotonic() < give_up:
                     time.sleep(0.05)
                     continue
-                file.seek(0)
-                holder = file.read().strip() or "unknown"
-                raise TransientError(
-                    str(path), f"{what} is already running in process {holder}", "wait for it, or end it"
-                ) from None
+                fix = "wait for it, or end it"
+                raise TransientError(str(path), f"{what} is already running in process {_holder(path)}", fix) from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def _holder(path: Path) -> str:
+    """The process that holds the lock; it may have got it a moment ago, and not yet have written its name."""
+    for _ in range(20):
+        if holder := path.read_text(encoding="utf-8").strip():
+            return holder
+        time.sleep(0.05)
+    return "unknown"
