@@ -37,13 +37,14 @@ transformers_logging.set_verbosity_error()
 
 
 class Timed:
-    """Mixed into a Trainer: the seconds for which each save stops the loop, and the instant of the first step."""
+    """Mixed into a Trainer: the seconds for which each save stops the loop; the instants of first step and last save."""
 
     stalls_s: list[float]
     first_step_s: float
+    last_save_s: float
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        start = time.perf_counter()
+        start = self.last_save_s = time.perf_counter()
         super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
         self.stalls_s.append(time.perf_counter() - start)
 
