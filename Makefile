@@ -25,7 +25,7 @@ run: $(INSTALLED)  ## retrain what is stale of RECIPE (default), and publish it
 	$(BIN)/python -m flows.retrain $(RECIPE)
 
 test: $(INSTALLED)  ## all tests
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 chaos: $(INSTALLED)  ## kill a training 200 times, and all else that may happen to one (up to 40 minutes)
 	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} $(BIN)/python -m pytest tests/chaos -o log_cli=true -o log_cli_level=INFO
