@@ -40,7 +40,7 @@ from tasks import machines
 from tasks.ranks import Ranks, Standstill
 from trainer import heartbeat, sharding
 from trainer.arguments import split_batch
-from trainer.checkpoints import all_checkpoints
+from trainer.checkpoints import newest_step
 from trainer.heartbeat import BEREFT, Pulse
 from trainer.job import Job
 from trainer.launcher import REPORT, Failure, LaunchReport
@@ -321,10 +321,9 @@ class _Start:
     def _stopped(self, how: str) -> PreemptedError:
         asked = self._requests.first.name if self._requests.first else "a request from outside"
         what = f"stopped by {asked}{how}"
-        checkpoints = all_checkpoints(self._folder)
-        step = int(checkpoints[0].name.rpartition("-")[2]) if checkpoints else 0
+        step = newest_step(self._folder)
         reached = max((pulse.step for pulse in self._ranks.pulses), default=step)
-        what += f"; its newest checkpoint is of step {step}" if checkpoints else "; it has no checkpoint yet"
+        what += f"; its newest checkpoint is of step {step}" if step else "; it has no checkpoint yet"
         if reached > step:
             what += f", and the {reached - step} step(s) after it are repeated"
         never = " once training.resume is `auto`" if self._job.training.resume == "never" else ""

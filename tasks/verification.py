@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import shutil
 import threading
 from collections.abc import Iterator
@@ -30,7 +29,8 @@ from params.schema import Training
 from tasks.comparison import Part, compare, first
 from tasks.supervision import supervise
 from trainer import heartbeat, objectives, tokens
-from trainer.checkpoints import all_checkpoints
+from trainer.arguments import total_steps
+from trainer.checkpoints import newest_step
 from trainer.heartbeat import Pulse
 from trainer.job import Job, identity, run_key
 from trainer.process import exclusive
@@ -108,7 +108,7 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
             parts = _print_comparison(recipe, alone, killed)
             if first(parts) is None:
                 print(
-                    f"\nverify-resume: equal, bit for bit, over {_reached(alone.folder)} steps and {count} kill(s)",
+                    f"\nverify-resume: equal, bit for bit, over {newest_step(alone.folder)} steps and {count} kill(s)",
                     flush=True,
                 )
                 return
@@ -207,7 +207,7 @@ def _steps_of(recipe: Recipe, artifacts: Artifacts) -> int:
         raise DataError(str(artifacts.tokens), "there are no tokens to train on yet", fix)
     training = recipe.training
     rows = len(tokens.read_split(artifacts.tokens, "train"))
-    return training.max_steps or math.ceil((training.epochs or 1.0) * (rows // training.global_batch_size))
+    return total_steps(training, rows)
 
 
 def _job(recipe: Recipe, artifacts: Artifacts, folder: Path, wanted: Plan) -> Job:
@@ -244,7 +244,7 @@ def _run_with_kills(job: Job, wanted: Plan) -> int:
     sent = 0
     for kill in (*wanted.kills, None):
         victim = _start(job, kill)
-        if victim is None or _reached(job.folder) == wanted.steps:  # the kill came so late that all was on disk
+        if victim is None or newest_step(job.folder) == wanted.steps:  # the kill came so late that all was on disk
             break
         sent += 1
         logger.info("verify-resume: starting again")
@@ -266,15 +266,9 @@ def _start(job: Job, kill: Kill | None = None) -> Pulse | None:
                 raise
             return killed[0]
         except PreemptedError as error:  # it stops at its last step as if it was asked to
-            if _reached(job.folder) != job.stop_at_step:
+            if newest_step(job.folder) != job.stop_at_step:
                 raise PreemptedError("verify-resume", error.what, "start it again; it begins anew") from None
     return None
-
-
-def _reached(folder: Path) -> int:
-    """The step of the newest checkpoint."""
-    found = all_checkpoints(folder)
-    return int(found[0].name.rpartition("-")[2]) if found else 0
 
 
 @contextlib.contextmanager
@@ -291,7 +285,7 @@ def _killing(job: Job, kill: Kill | None) -> Iterator[list[Pulse]]:
                 if pulse and (victim is None or victim.pid != pulse.pid):
                     victim = psutil.Process(pulse.pid)
                 is_due = pulse and pulse.step >= kill.step and pulse.phase != "finished"
-                if victim and pulse and is_due and _reached(job.folder) >= kill.checkpoint:
+                if victim and pulse and is_due and newest_step(job.folder) >= kill.checkpoint:
                     victim.kill()
                     killed.append(pulse)
                     others = "; the others may complain of its end" if job.launch.num_processes > 1 else ""

@@ -138,7 +138,7 @@ def build(
         "seed": seed,
         "data_seed": seed,
         "num_train_epochs": training.epochs or 1.0,
-        "max_steps": training.max_steps or (_steps_of_stream(training, rows) if training.streaming else -1),
+        "max_steps": total_steps(training, rows) if training.streaming else training.max_steps or -1,
         "per_device_train_batch_size": micro_batch,
         "gradient_accumulation_steps": accumulation,
         "per_device_eval_batch_size": launch.eval_batch_size,
@@ -176,8 +176,9 @@ def build(
         raise ModelError("training", f"refused by transformers: {error}", "mend the training section") from error
 
 
-def _steps_of_stream(training: Training, rows: int) -> int:
-    return max(1, math.ceil((training.epochs or 1.0) * (rows // training.global_batch_size)))
+def total_steps(training: Training, rows: int) -> int:
+    """Optimizer steps of a whole training on `rows` sequences; every epoch is cut to whole global batches."""
+    return training.max_steps or max(1, math.ceil((training.epochs or 1.0) * (rows // training.global_batch_size)))
 
 
 def split_batch(global_batch_size: int, launch: Launch) -> tuple[int, int]:

@@ -144,8 +144,12 @@ def best_weights(folder: Path, direction: str) -> Best | None:
 
 def all_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, verified or not, newest first."""
-    found = [(int(m[1]), p) for p in folder.glob("checkpoint-*") if (m := _NAME.fullmatch(p.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    return [path for _, path in sorted(_by_step(folder), reverse=True)]
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint in `folder`, verified or not; 0 when there is none."""
+    return max((step for step, _ in _by_step(folder)), default=0)
 
 
 def retain(folder: Path, keep: int) -> None:
@@ -165,6 +169,10 @@ def step_of(checkpoint: Path) -> int:
         return int(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(str(checkpoint), f"its state cannot be read: {error}", "name another one") from error
+
+
+def _by_step(folder: Path) -> list[tuple[int, Path]]:
+    return [(int(m[1]), p) for p in folder.glob("checkpoint-*") if (m := _NAME.fullmatch(p.name))]
 
 
 def _run_of(folder: Path) -> str | None:
