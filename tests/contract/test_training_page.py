@@ -1,0 +1,165 @@
+"""docs/training.md cannot drift: its recipe lines are valid, its tests exist, and no field of TrainingArguments is left out.
+
+A row is `| feature | recipe lines | shown by |`. Recipe lines are `dotted.key: value` in backticks, the value in YAML's
+flow style, several with `<br>` between them; `always` stands for what no key turns off, `-` for what is no recipe key.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+
+from params import Recipe
+from params.loading import read
+from params.schema import Training
+from tasks.checking import all_problems
+from tests import tiny
+from trainer import arguments, configurations, objectives
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+HEAD = ["feature", "recipe lines", "shown by"]
+NO_KEY = ("always", "-")
+REFUSED, UNTRIED = "Refused", "Passed through, not tried here"
+
+
+def cells(section: str) -> list[list[str]]:
+    """The rows of a section's tables, heads and rules left out."""
+    lines = [line for line in SECTIONS[section].splitlines() if line.startswith("|")]
+    split = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [row for row in split if row[0] not in (HEAD[0], "field") and not set(row[0]) <= set("- ")]
+
+
+ROWS = {
+    f"{section}: {row[0]}": row
+    for section in SECTIONS
+    if "| feature | recipe lines | shown by |" in SECTIONS[section]
+    for row in cells(section)
+}
+
+
+def lines(cell: str) -> dict[str, Any]:
+    """The recipe lines of a cell, by dotted key."""
+    found = {}
+    for written in re.findall(r"`([^`]+)`", cell):
+        key, _, value = written.partition(": ")
+        assert re.fullmatch(r"\w+(\.\w+)*", key), f"{written!r} is not `dotted.key: value`"
+        found[key] = YAML(typ="safe").load(value)
+    return found
+
+
+def test_every_table_is_read() -> None:
+    in_tables = sum(line.startswith("|") for line in PAGE.splitlines())
+    tables = sum(line.startswith("| --- |") for line in PAGE.splitlines())
+    assert in_tables == len(ROWS) + len(cells(REFUSED)) + len(cells(UNTRIED)) + 2 * tables
+    assert len(ROWS) > 10
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_a_row_has_recipe_lines_that_check_takes(row: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+    assert len(row) == 3, "a row has three cells"
+    feature, written, _ = row
+    if written in NO_KEY:
+        return
+    assert re.fullmatch(r"`[^`]+`(<br>`[^`]+`)*", written), "recipe lines stand in backticks, with <br> between them"
+    changes = lines(written)
+    content = tiny.recipe({"data.source": {"kind": "files", "train": "rows.jsonl"}})
+    name = changes.get("objective.name") or changes.get("objective", {}).get("name")
+    if name:
+        content["objective"] = {"name": name}  # the tiny recipe's options are those of another one
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        node = content
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = value
+    for given, other in (("training.epochs", "training.max_steps"), ("model.pretrained", "model.config")):
+        section, key = other.split(".")
+        if given in changes:
+            del content[section][key]
+    columns = {"text": "a text", "label": "a label"} | dict(objectives.find(content["objective"]["name"]).examples[0])
+    (tmp_path / "rows.jsonl").write_text(json.dumps(columns) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(configurations, "start", lambda config: lambda: configurations.flaws(config))
+    found = all_problems(read(tiny.write(tmp_path / "row.yaml", content)))
+    if "GPU" in feature:  # where there is none, `check` says so
+        found = [p for p in found if "GPU" not in p.what]
+    assert found == []
+
+
+@cache
+def functions_of(path: str) -> set[str]:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_a_row_names_tests_that_are_there(row: list[str]) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row[-1])
+    assert named, "no row without its test"
+    assert re.fullmatch(r"`[^`]+`((,|<br>) ?`[^`]+`)*", row[-1]), "tests stand in backticks, with commas between them"
+    assert row[-1].count("`") == 2 * len(named), "`tests/....py::test_...`, for each of them"
+    for path, test in named:
+        assert (ROOT / path).exists(), path
+        assert test in functions_of(path), f"{path}::{test}"
+
+
+def test_every_objective_has_a_row() -> None:
+    written = [lines(row[1]) for row in ROWS.values() if row[1] not in NO_KEY]
+    names = {x.get("objective.name") or x.get("objective", {}).get("name") for x in written}
+    assert set(objectives.names()) - names == set()
+
+
+def is_owned(field: str) -> bool:
+    return field in arguments._OWNED or field.startswith("hub_")
+
+
+def schema_has(key: str) -> bool:
+    model: Any = Recipe
+    for part in key.split("."):
+        if not (isinstance(model, type) and issubclass(model, BaseModel)) or part not in model.model_fields:
+            return False
+        model = model.model_fields[part].annotation
+    return True
+
+
+def test_every_field_of_training_arguments_is_accounted_for() -> None:
+    """It is a key of the recipe, refused, in a row with its test, or told to be untried; and only one of them."""
+    known = set(arguments.fields())
+    first_class = set(arguments._FIRST_CLASS)
+    assert first_class | set(arguments._OWNED) <= known, "names that transformers no longer has"
+    assert not first_class & set(arguments._OWNED)
+    assert all(schema_has(key) for key in arguments._FIRST_CLASS.values())
+    prefix = "training.arguments."
+    rows = {
+        key.removeprefix(prefix).split(".")[0]
+        for row in ROWS.values()
+        if row[1] not in NO_KEY
+        for key in lines(row[1])
+        if key.startswith(prefix)
+    }
+    passed = {f for f in known if f not in first_class and not is_owned(f)}
+    assert rows <= passed, "rows of fields that a recipe cannot set"
+    untried = {row[0].strip("`"): row[1] for row in cells(UNTRIED)}
+    assert set(untried) == passed - rows, f"the list under {UNTRIED!r} differs from what has no row"
+    assert all(untried.values()), "each with a word why"
+
+
+def test_every_field_that_is_refused_is_listed_with_the_codes_own_reason() -> None:
+    listed = {row[0].strip("`"): row[1] for row in cells(REFUSED)}
+    assert listed == arguments._OWNED | {"hub_*": "the publish stage pushes, exactly once"}
+
+
+def test_every_key_of_the_training_section_has_a_row() -> None:
+    written = {key for row in ROWS.values() if row[1] not in NO_KEY for key in lines(row[1])}
+    named = {".".join(key.split(".")[:2]) for key in written}
+    assert {f"training.{name}" for name in Training.model_fields} - named == set()
