@@ -261,6 +261,9 @@ class Launch(Section):
     """How often the micro-batch is halved, at the same global batch, when memory does not suffice."""
     stall_timeout_s: PositiveFloat = 600.0
     """Seconds without any progress of a process, be it one micro-batch, after which the training is ended."""
+    mirror: Literal["none", "last", "all"] = "none"
+    """Copy each checkpoint, and the best weights, to the branch `checkpoints` of publish.repo_id while the model trains, so
+    that another machine can go on (`python -m tasks fetch`). `last` replaces the one before, `all` keeps each."""
     grace_s: PositiveFloat = 15.0
     """Seconds between the request to stop (SIGTERM, Ctrl-C) and the end, in which a checkpoint is written. A Prefect worker
     gives a flow 30 s in all."""
