@@ -55,7 +55,7 @@ def publish(artifacts: Artifacts, *, publish: Publish, objective: ObjectiveChoic
     folder = artifacts.scratch / "release"
     with whole_folder(folder) as staging:
         _assemble(artifacts, publish, objectives.build(objective), staging)
-    with _hub(artifacts, publish) as (api, endpoint):
+    with open_hub(artifacts, publish) as (api, endpoint):
         from tasks.exactly_once import plan_release, publish_release
 
         source = json.loads(artifacts.report("ingest").read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ def is_there(artifacts: Artifacts, publish: Publish) -> bool:
     receipt = json.loads(artifacts.receipt.read_text(encoding="utf-8"))
     if receipt["verdict"] != "published":
         return True
-    with _hub(artifacts, publish) as (api, endpoint):
+    with open_hub(artifacts, publish) as (api, endpoint):
         from tasks.exactly_once import remote_holds
 
         return endpoint == receipt["endpoint"] and remote_holds(api, receipt["repo_id"], receipt["commit"])
@@ -112,8 +112,12 @@ def chosen_endpoint(publish: Publish) -> str:
 
 
 @contextlib.contextmanager
-def _hub(artifacts: Artifacts, publish: Publish) -> Iterator[tuple[HfApi, str]]:
-    """The client of the chosen Hub, and the Hub's name in receipts; the local one runs inside the block."""
+def open_hub(artifacts: Artifacts, publish: Publish) -> Iterator[tuple[HfApi, str]]:
+    """The client of the chosen Hub, and the Hub's name in receipts; the local one runs inside the block.
+
+    Raises:
+        HubRefusedError: there is no token for a Hub elsewhere.
+    """
     endpoint = chosen_endpoint(publish)
     if endpoint != LOCAL:
         from huggingface_hub import HfApi, get_token

@@ -64,8 +64,8 @@ def _named(checkpoint: Path, identity: Mapping[str, str]) -> Path:
     if found := flaw(checkpoint):
         raise CheckpointError(f"training.resume {checkpoint}", found, "name a sound one; nothing was started")
     other = json.loads((checkpoint / IDENTITY).read_text(encoding="utf-8"))
-    if differences := _differences(other, identity):
-        what = f"is a checkpoint of another run: {differences}"
+    if apart := differences(other, identity):
+        what = f"is a checkpoint of another run: {apart}"
         fix = "undo the change; or, to start a new run from its weights, set model.pretrained to that folder"
         raise CheckpointError(f"training.resume {checkpoint}", what, fix)
     return checkpoint.absolute()
@@ -75,12 +75,13 @@ def _others(folder: Path, identity: Mapping[str, str]) -> str:
     """What else was found beside the run's folder, and why it was left alone."""
     for other in sorted(folder.parent.glob(f"*/{IDENTITY}")):
         if other.parent != folder and (kept := all_checkpoints(other.parent)):
-            differences = _differences(json.loads(other.read_text(encoding="utf-8")), identity)
-            return f"{kept[0]} is of another run ({differences})"
+            apart = differences(json.loads(other.read_text(encoding="utf-8")), identity)
+            return f"{kept[0]} is of another run ({apart})"
     return "it has no checkpoint"
 
 
-def _differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> str:
+def differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> str:
+    """What sets two identities apart, for people to read; nothing for equal ones."""
     odd = [name for name in sorted({**found, **wanted}) if found.get(name) != wanted.get(name)]
     said = [
         f"{name} has changed"
