@@ -2,7 +2,7 @@
 
 `accelerate launch -m trainer.worker` trains, in a folder outside of DVC's outputs that is named after everything that
 determines the run; an interrupted run is taken up there, a changed one finds its own folder empty. Only a finished run
-becomes artifacts: model/ (best weights and tokenizer), checkpoint/ (the last full state) and history/ (the curves).
+becomes artifacts: model/ (best weights and tokenizer), checkpoint/ (the last full state) and history/ (the log).
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from trainer.process import exclusive
 from trainer.resuming import choose
 
 logger = logging.getLogger(__name__)
-_SILENT = ("epoch", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
 class TrainingReport(Report):
@@ -89,12 +88,14 @@ def _chooser(job: Job) -> Callable[[], Path | None]:
 
 def _collect(artifacts: Artifacts, job: Job, key: str) -> TrainingReport:
     """Turn a finished run's folder into artifacts."""
+    from trainer import metrics_log
+
     folder = job.folder
     finished = json.loads((folder / "finished.json").read_text(encoding="utf-8"))
     best = best_weights(folder, objectives.find(job.objective.name).metrics[job.training.best_metric])
     if best is None:
         raise ModelError("train", "no evaluation gave a finite figure", "lower training.learning_rate")
-    history = finished["history"]
+    history = metrics_log.without_clock(finished["history"])
     losses = [entry["loss"] for entry in history if "loss" in entry]
     report = TrainingReport(
         run=key,
@@ -114,6 +115,7 @@ def _collect(artifacts: Artifacts, job: Job, key: str) -> TrainingReport:
     with whole_folder(artifacts.checkpoint) as target:
         shutil.copytree(all_checkpoints(folder)[0], target, dirs_exist_ok=True)
     with whole_folder(artifacts.history) as target:
+        (target / metrics_log.FILE).write_text(metrics_log.as_lines(history), encoding="utf-8")
         _write_curve(target / "train.csv", (e for e in history if "loss" in e))
         _write_curve(target / "validation.csv", (e for e in history if "eval_loss" in e))
         save_report(report, target / artifacts.report("train").name)
@@ -124,8 +126,9 @@ def _write_curve(path: Path, entries: Iterable[dict[str, Any]]) -> None:
     rows = []
     for entry in entries:
         figures = {name.removeprefix("eval_"): value for name, value in entry.items()}
-        rows.append({name: value for name, value in sorted(figures.items()) if name not in _SILENT})
+        rows.append({name: value for name, value in figures.items() if name != "epoch"})
+    names = sorted({name for row in rows for name in row} - {"step"})
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["step", *(n for n in (rows[0] if rows else {}) if n != "step")])
+        writer = csv.DictWriter(file, ["step", *names])
         writer.writeheader()
         writer.writerows(rows)

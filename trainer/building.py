@@ -11,6 +11,7 @@ from params import DataError, ModelError
 from trainer import arguments, modeling, objectives, tokens
 from trainer.heartbeat import Heartbeat
 from trainer.job import Job
+from trainer.metrics_log import MetricsLog
 from trainer.progress import Progress
 from trainer.recording import Recorder
 from trainer.streaming import Windows
@@ -68,6 +69,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     trainer.guard.stop_at_step = job.stop_at_step
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Progress())
+    trainer.add_callback(MetricsLog(job.folder))
     if job.record:
         trainer.add_callback(Recorder(job.folder, trainer))
     return trainer

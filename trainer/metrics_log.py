@@ -1,0 +1,83 @@
+"""Every figure of a training as one JSON line, in the run's folder while it trains: `tail -f .../metrics.jsonl`.
+
+    {"step": 4, "epoch": 0.4, "eval_loss": 3.1, "eval_token_accuracy": 0.4}
+
+The lines are the trainer's own log without what a clock said, so that the same training has the same lines. At a start
+they are written anew from the log that the checkpoint holds: what an interrupted run wrote after it is not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from params.artifacts import write_whole
+
+FILE = "metrics.jsonl"
+_CLOCK = ("runtime", "per_second", "preparation_time")
+"""Ends of the names of figures that a clock gives."""
+_SUMMARY = "train_loss"
+"""In the trainer's last word only, whose mean begins anew at every start."""
+
+
+def without_clock(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of a trainer's log without what a clock said, step and epoch first."""
+    return [
+        {"step": entry["step"], "epoch": entry.get("epoch")}
+        | {k: v for k, v in entry.items() if k not in ("step", "epoch") and not k.endswith(_CLOCK)}
+        for entry in history
+        if _SUMMARY not in entry
+    ]
+
+
+def as_lines(history: Iterable[Mapping[str, Any]]) -> str:
+    """A trainer's log as JSON lines; a figure that is not finite, which JSON cannot hold, is null."""
+    return "".join(
+        json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}) + "\n"
+        for entry in without_clock(history)
+    )
+
+
+class MetricsLog(TrainerCallback):
+    """Writes the lines, on the first process only; with `logging_strategy: epoch` it also says when an epoch is over.
+
+    Trainer logs the end of an epoch after the checkpoint that it saves there, which would not hold the line.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._file: IO[str] | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        if state.is_world_process_zero:
+            write_whole(self._path, as_lines(state.log_history))
+            self._file = self._path.open("a", encoding="utf-8")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        is_over = float(state.epoch).is_integer() or state.global_step >= state.max_steps
+        if args.logging_strategy == "epoch" and is_over:
+            control.should_log = True
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        if args.logging_strategy == "epoch":
+            control.should_log = False
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        if self._file:
+            self._file.write(as_lines(state.log_history[-1:]))
+            self._file.flush()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        if self._file:
+            self._file.close()
+            self._file = None
