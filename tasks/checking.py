@@ -150,9 +150,10 @@ def _metric_problems(training: Training, objective: ObjectiveChoice) -> Iterator
 
 
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
-    from trainer.arguments import split_batch
+    from trainer.arguments import conflicts, split_batch
     from trainer.sharding import check_installed
 
+    yield from conflicts(training, launch)
     try:
         split_batch(training.global_batch_size, launch)
     except EvergreenError as error:

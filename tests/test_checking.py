@@ -197,7 +197,7 @@ def test_a_wrong_recipe_has_exactly_this_problem(changes, key, said):
 
 def test_pass_through_arguments_of_the_right_type_are_taken():
     given = {"adam_beta1": 1, "label_smoothing_factor": 0.1, "lr_scheduler_kwargs": {"num_cycles": 2}, "tf32": None}
-    given |= {"report_to": ["none"], "debug": "underflow_overflow", "fsdp_config": {"version": 2}, "ddp_timeout": 90}
+    given |= {"report_to": ["none"], "debug": "underflow_overflow", "eval_delay": 3, "ddp_timeout": 90}
     assert problems({"training.arguments": given}) == {}
 
 
@@ -392,6 +392,7 @@ def test_every_training_argument_is_first_class_owned_or_passed_through():
         assert refused is not None, f"{name} takes anything at all"
     for key in arguments._FIRST_CLASS.values():
         section, *field = key.split(".")
+        assert field[:1] != ["arguments"] or field[1] in there - first_class - owned
         assert section in Recipe.model_fields
         if field:
             assert field[0] in {"training": Training, "launch": Launch}[section].model_fields

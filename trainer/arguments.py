@@ -7,6 +7,7 @@ pipeline owns: they are refused, each with the reason.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import types
 import typing
@@ -18,6 +19,7 @@ import pydantic
 from params import ModelError, Problem, RecipeError
 from params.loading import suggestion
 from params.schema import Launch, Training
+from trainer import reports
 
 _FIRST_CLASS = {
     "num_train_epochs": "training.epochs",
@@ -32,6 +34,7 @@ _FIRST_CLASS = {
     "fp16": "training.precision",
     "gradient_checkpointing": "training.gradient_checkpointing",
     "activation_checkpointing": "training.gradient_checkpointing",
+    "gradient_checkpointing_kwargs": "training.arguments.activation_checkpointing_kwargs",
     "train_sampling_strategy": "training.group_by_length",
     "eval_steps": "training.eval_steps",
     "save_steps": "training.save_steps",
@@ -42,6 +45,9 @@ _FIRST_CLASS = {
     "data_seed": "seed",
     "dataloader_num_workers": "launch.dataloader_workers",
     "per_device_eval_batch_size": "launch.eval_batch_size",
+    "fsdp": "launch.accelerate_config",
+    "fsdp_config": "launch.accelerate_config",
+    "deepspeed": "launch.accelerate_config",
 }
 _OWNED = {
     "output_dir": "a run's folder is named after everything that determines it",
@@ -49,7 +55,7 @@ _OWNED = {
     "ignore_data_skip": "a resumed run goes on with the row after the last one",
     "per_device_train_batch_size": "it follows from training.global_batch_size and launch.micro_batch_size",
     "gradient_accumulation_steps": "it follows from training.global_batch_size, launch.micro_batch_size and processes",
-    "auto_find_batch_size": "it would change the global batch behind the recipe's back",
+    "auto_find_batch_size": "it would change the global batch; launch.out_of_memory_retries halves the micro-batch only",
     "dataloader_drop_last": "every epoch is cut to whole global batches",
     "greater_is_better": "each metric of an objective knows its direction",
     "load_best_model_at_end": "the best weights are kept apart, and are what is published",
@@ -65,12 +71,28 @@ _OWNED = {
     "remove_unused_columns": "an objective's collator takes what it needs",
     "label_names": "an objective's collator names the labels",
     "push_to_hub": "the publish stage pushes, exactly once",
+    "accelerator_config": "the pipeline deals out batches and counts accumulation itself",
+    "parallelism_config": "it is a Python object; launch.accelerate_config says how processes share a model",
+    "average_tokens_across_devices": "the same steps on any number of processes need the tokens of all of them",
+    "bf16_full_eval": "it acts outside of training only, where the evaluate stage evaluates, in full precision",
+    "fp16_full_eval": "it acts outside of training only, where the evaluate stage evaluates, in full precision",
+    "dataloader_in_order": "batches out of order would not come again in the same order",
+    "dataloader_multiprocessing_context": "loader workers are forked: an objective's collator cannot be sent to them",
+    "length_column_name": "lengths are counted when tokens are made",
+    "restore_callback_states_from_checkpoint": "a resumed run always goes on with the state of its callbacks",
+    "save_on_each_node": "all machines share the run's folder, and one process writes",
+    "disable_tqdm": "progress is told in lines, for flows and files too",
     "do_train": "the train stage trains",
     "do_eval": "the evaluate stage evaluates",
     "do_predict": "the evaluate stage evaluates",
     "use_cpu": "a GPU is used when there is one",
     "local_rank": "accelerate sets it",
     "logging_nan_inf_filter": "a loss that is not finite must be seen",
+}
+_NEEDS_GPU = {
+    "precision": "fp16 scales its gradients, which needs a GPU",
+    "use_liger_kernel": "Liger's kernels need a GPU",
+    "tf32": "TF32 is a number format of matrix units, which needs a GPU",
 }
 
 
@@ -93,6 +115,8 @@ def problems(arguments: dict[str, Any]) -> list[Problem]:
         elif name in _OWNED or name.startswith("hub_"):
             reason = _OWNED.get(name, "the publish stage pushes, exactly once")
             found.append(Problem(key, f"belongs to the pipeline: {reason}", "remove it"))
+        elif name == "report_to" and (wrong := reports.problems(value)):
+            found += wrong
         elif name not in known:
             close = suggestion(name, list(known)).removeprefix("did you mean ").strip("`?")
             own_key = _FIRST_CLASS.get(close)
@@ -100,6 +124,30 @@ def problems(arguments: dict[str, Any]) -> list[Problem]:
             found.append(Problem(key, "transformers.TrainingArguments has no such field", fix))
         else:
             found += _type_problem(key, known[name], value)
+    return found
+
+
+def conflicts(training: Training, launch: Launch) -> list[Problem]:
+    """What of the training section does not go with this machine, or with the launch section."""
+    found = []
+    given = training.arguments
+    asked = {("arguments", name) for name in ("use_liger_kernel", "tf32") if given.get(name)}
+    for key in sorted(asked | ({("precision",)} if training.precision == "fp16" else set())):
+        if not _has_gpu():
+            what = f"{_NEEDS_GPU[key[-1]]}, and torch finds none here"
+            fix = (
+                "use bf16, which CPUs can, or train on a GPU"
+                if key == ("precision",)
+                else "remove it, or train on a GPU"
+            )
+            found.append(Problem(("training", *key), what, fix))
+    if given.get("use_liger_kernel") and _has_gpu() and importlib.util.find_spec("liger_kernel") is None:
+        key = ("training", "arguments", "use_liger_kernel")
+        found.append(Problem(key, "liger-kernel is not installed", "pip install liger-kernel"))
+    for name in ("dataloader_persistent_workers", "dataloader_prefetch_factor"):
+        if given.get(name) and not launch.dataloader_workers:
+            what = "there are no loader workers that it could be said of"
+            found.append(Problem(("training", "arguments", name), what, "set launch.dataloader_workers to 1 or more"))
     return found
 
 
@@ -129,9 +177,9 @@ def build(
     import torch
     from transformers import TrainingArguments
 
-    if refused := problems(training.arguments):
+    if refused := problems(training.arguments) + conflicts(training, launch):
         lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in refused)
-        raise RecipeError("training.arguments", f"refused\n{lines}", "mend the keys above")
+        raise RecipeError("training", f"refused\n{lines}", "mend the keys above")
     micro_batch, accumulation = split_batch(training.global_batch_size, launch)
     own: dict[str, Any] = {
         "output_dir": str(folder),
@@ -165,15 +213,20 @@ def build(
         "dataloader_pin_memory": torch.cuda.is_available(),
         "remove_unused_columns": False,
         "label_names": ["labels"],
+        "log_level_replica": "error",  # what all processes have to say, the first one says
         "report_to": "none",
+        "run_name": folder.name,
+        "project": reports.place(folder).parent.name,
         "disable_tqdm": True,
         "use_cpu": not torch.cuda.is_available(),
         "restore_callback_states_from_checkpoint": True,
     }
     try:
-        return TrainingArguments(**(own | training.arguments))
+        args = TrainingArguments(**(own | training.arguments))
     except (ValueError, TypeError, ImportError) as error:
         raise ModelError("training", f"refused by transformers: {error}", "mend the training section") from error
+    reports.prepare(folder, args.report_to, args.project)
+    return args
 
 
 def total_steps(training: Training, rows: int) -> int:
@@ -199,6 +252,12 @@ def split_batch(global_batch_size: int, launch: Launch) -> tuple[int, int]:
     share = global_batch_size // launch.num_processes
     micro_batch = max(n for n in range(1, min(share, launch.micro_batch_size) + 1) if share % n == 0)
     return micro_batch, share // micro_batch
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _type_problem(key: tuple[str, ...], annotation: Any, value: object) -> list[Problem]:

@@ -8,11 +8,12 @@ from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
 from params import DataError, ModelError
-from trainer import arguments, modeling, objectives, tokens
+from trainer import arguments, modeling, objectives, reports, tokens
+from trainer.checkpoints import step_of
 from trainer.heartbeat import Heartbeat
 from trainer.job import Job
 from trainer.metrics_log import MetricsLog
-from trainer.progress import Progress
+from trainer.progress import Progress, follow_log_level
 from trainer.recording import Recorder
 from trainer.streaming import Windows
 from trainer.trainer import EvergreenTrainer
@@ -45,6 +46,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         direction=objective.metrics[training.best_metric],
         rows=len(rows),
     )
+    follow_log_level(args)
     _check_world(args.world_size, job.launch.num_processes)
     _check_rows(len(rows), training.global_batch_size)
     model = modeling.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed)
@@ -68,6 +70,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     )
     trainer.guard.stop_at_step = job.stop_at_step
     trainer.remove_callback(PrinterCallback)
+    reports.go_on(trainer, job.folder, step_of(job.checkpoint) if job.checkpoint else 0)
     trainer.add_callback(Progress())
     trainer.add_callback(MetricsLog(job.folder))
     if job.record:

@@ -10,6 +10,16 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 logger = logging.getLogger(__name__)
 
 
+def follow_log_level(args: TrainingArguments) -> None:
+    """Let our own lines follow `log_level` and `log_level_replica` as transformers' do; `passive` leaves them as they are."""
+    if args.log_level == "passive" and args.should_log:
+        return
+    level = args.get_process_log_level()
+    logging.getLogger().setLevel(max(level, logging.INFO))  # other libraries' lines for debugging would bury ours
+    for ours in ("params", "trainer"):
+        logging.getLogger(ours).setLevel(level)
+
+
 class Progress(TrainerCallback):
     """Logs every logging step and every evaluation, on the first process only."""
 

@@ -29,6 +29,7 @@ HARMLESS = {
     "trainer.process": "who dies with whom",
     "trainer.progress": "what is logged meanwhile",
     "trainer.recording": "what is written down meanwhile",
+    "trainer.reports": "what is written down meanwhile",
     "trainer.heartbeat": "signs of life",
     "trainer.launcher": "how processes start, and what their end is called",
     "trainer.agreement": "when all processes save or stop, not what they learn",

@@ -1,0 +1,116 @@
+"""Where `training.arguments.report_to` writes: beside the run, on this machine, and never over a network unasked.
+
+Each tracker takes its place and its manners from environment variables. They are given here, unless they are set
+already: who sets WANDB_MODE=online or MLFLOW_TRACKING_URI has decided otherwise. What is written stays after the run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from params import Problem
+from params.loading import suggestion
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow")
+"""Those that are extras of this package, under the names of their modules."""
+_KEY = ("training", "arguments", "report_to")
+_TAG = "evergreen.run"
+
+
+def problems(report_to: object) -> list[Problem]:
+    """What is wrong with a recipe's `report_to`."""
+    found = []
+    for name in [report_to] if isinstance(report_to, str) else report_to if isinstance(report_to, list) else []:
+        if name in TRACKERS:
+            if importlib.util.find_spec(name) is None:
+                found.append(Problem(_KEY, f"{name} is not installed", f"pip install 'evergreen[{name}]'"))
+        elif name == "all":
+            found.append(
+                Problem(_KEY, "`all` is whatever happens to be installed", f"name them: {', '.join(TRACKERS)}")
+            )
+        elif name != "none":
+            from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+            if name not in INTEGRATION_TO_CALLBACK:
+                fix = suggestion(str(name), [*TRACKERS, *INTEGRATION_TO_CALLBACK], "trackers")
+                found.append(Problem(_KEY, f"transformers reports to no {name!r}", fix))
+    return found
+
+
+def place(folder: Path) -> Path:
+    """The folder of a recipe's reports; `folder` is a run's, `.scratch/<recipe>/checkpoints/<key>`."""
+    return folder.parents[1] / "reports"
+
+
+def prepare(folder: Path, report_to: Sequence[str], project: str) -> None:
+    """Give the trackers their places, before they are imported.
+
+    Args:
+        folder: the run's folder; its name is the run's key.
+        report_to: the trackers.
+        project: what its runs are grouped under.
+    """
+    if not report_to:
+        return
+    root, run = place(folder), folder.name
+    variables = {
+        "TENSORBOARD_LOGGING_DIR": root / "tensorboard" / run,
+        "TRACKIO_DIR": root / "trackio",
+        "GRADIO_ANALYTICS_ENABLED": "False",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "WANDB_DIR": root,  # it makes a folder wandb/ there
+        "WANDB_MODE": "offline",
+        "WANDB_PROJECT": project,
+        "WANDB_RUN_ID": run,
+        "WANDB_SILENT": "true",
+        "WANDB_ERROR_REPORTING": "false",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{root / 'mlflow.db'}",
+        "MLFLOW_EXPERIMENT_NAME": project,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    root.mkdir(parents=True, exist_ok=True)
+    for name, value in variables.items():
+        os.environ.setdefault(name, str(value))
+
+
+def go_on(trainer: Trainer, folder: Path, step: int) -> None:
+    """Let a start write into the run that earlier starts have reported to.
+
+    Trackio and W&B know a run by its name and its id. TensorBoard is told which steps are made again, so that it drops
+    those of before. MLflow is asked for a run with this key, and takes its parameters from the first start only.
+
+    Args:
+        trainer: whose trackers are meant.
+        folder: the run's folder.
+        step: the step that it goes on from.
+    """
+    if not trainer.is_world_process_zero():
+        return
+    if "tensorboard" in trainer.args.report_to:
+        from torch.utils.tensorboard import SummaryWriter
+        from transformers.integrations import TensorBoardCallback
+
+        writer = SummaryWriter(os.environ["TENSORBOARD_LOGGING_DIR"], purge_step=step + 1 if step else None)
+        trainer.remove_callback(TensorBoardCallback)
+        trainer.add_callback(TensorBoardCallback(writer))
+    if "mlflow" in trainer.args.report_to and "MLFLOW_RUN_ID" not in os.environ:
+        _find_or_begin(trainer.args, folder.name)
+
+
+def _find_or_begin(args: Any, run: str) -> None:
+    import mlflow
+
+    experiment = mlflow.set_experiment(os.environ["MLFLOW_EXPERIMENT_NAME"])
+    client = mlflow.MlflowClient()
+    runs = client.search_runs([experiment.experiment_id], f"tags.`{_TAG}` = '{run}'", max_results=1)
+    if runs:
+        os.environ["MLFLOW_MAX_LOG_PARAMS"] = "0"  # it refuses a parameter that changes, and `launch` may
+    begun = runs[0] if runs else client.create_run(experiment.experiment_id, tags={_TAG: run}, run_name=args.run_name)
+    os.environ["MLFLOW_RUN_ID"] = begun.info.run_id
