@@ -112,9 +112,14 @@ def recipe_path(recipe: str) -> Path:
 
 
 def _grace_s(stage: str, recipe: str) -> float:
-    """How long a stage may take to stop: a training what the recipe grants it for a checkpoint, and a little to end."""
-    asked_s = load(recipe_path(recipe)).launch.grace_s + _TO_END_S if stage == "train" else 0.0
-    return max(bound.GRACE_S, asked_s)
+    """How long a stage may take to stop: a training what the recipe grants it for a checkpoint (twice, when that is uploaded
+    too), and a little to end.
+    """
+    if stage != "train":
+        return bound.GRACE_S
+    launch = load(recipe_path(recipe)).launch
+    to_upload_s = 0.0 if launch.mirror == "none" else launch.grace_s
+    return max(bound.GRACE_S, launch.grace_s + to_upload_s + _TO_END_S)
 
 
 def _source_is_unwatched(recipe: str) -> bool:

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from pydantic import model_validator as validate_model
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-Importable = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+IMPORTABLE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+Importable = Annotated[str, Field(pattern=IMPORTABLE)]
 """A Python object, as `package.module:name`."""
 
 
@@ -20,6 +30,23 @@ class Section(BaseModel):
     """A part of a recipe: frozen, and strict about unknown keys and types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class Call(Section):
+    """A Python function or class, and what it is called with."""
+
+    name: Importable
+    """`package.module:name`."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments that the recipe gives it, beside those that the pipeline gives."""
+
+
+def _called(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Named = Annotated[Call, BeforeValidator(_called)]
+"""`package.module:name`, or `{name: package.module:name, arguments: {...}}`."""
 
 
 class Files(Section):
@@ -160,6 +187,23 @@ class ObjectiveChoice(BaseModel):
         return dict(self.__pydantic_extra__ or {})
 
 
+class Lora(Section):
+    """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685).
+
+    The base model stays as it is, small matrices beside its linear layers learn. What is published is the model with the
+    adapters merged into it.
+    """
+
+    r: PositiveInt = 16
+    """Rank of the matrices."""
+    alpha: PositiveInt = 32
+    """The update is scaled by alpha / r."""
+    dropout: Fraction = 0.0
+    """Share of the adapters' inputs that is dropped in training."""
+    target_modules: list[str] | str = "all-linear"
+    """Names of the layers that get one; `all-linear` is every linear layer but the head."""
+
+
 class Model(Section):
     """The network: built from a configuration, or loaded."""
 
@@ -169,6 +213,8 @@ class Model(Section):
     """Local folder or Hub repository to start from. Safetensors only; code in the repository is never run."""
     revision: str | None = None
     """Commit, tag or branch of the repository."""
+    lora: Lora | None = None
+    """Train low-rank adapters instead of all weights."""
 
     @validate_model(mode="after")
     def _exactly_one_origin(self) -> Model:
@@ -220,6 +266,13 @@ class Training(Section):
     """Validation metric whose best evaluation is kept and published; the objective says which there are."""
     early_stopping_patience: PositiveInt | None = None
     """Evaluations in a row without a better `best_metric` after which training ends."""
+    loss: Named | None = None
+    """A function of (outputs, labels, num_items_in_batch) in place of the model's own loss; trainer.losses has some."""
+    trainer: Importable | None = None
+    """A subclass of transformers.Trainer that overrides compute_loss, create_optimizer, create_scheduler or
+    get_train_dataloader; trainer.extensions says what it may not."""
+    callbacks: list[Named] = []
+    """Subclasses of transformers.TrainerCallback. One that must survive a resume is an ExportableState, too."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     """How many of the newest checkpoints stay on disk."""
     resume: str = "auto"
@@ -277,8 +330,23 @@ class Launch(Section):
         return self
 
 
+class Metrics(Section):
+    """Figures of one's own, beside those of the objective, at every evaluation."""
+
+    function: Named
+    """A function of transformers.EvalPrediction that returns a figure for each of `directions`. It sees the whole split
+    at once: `predictions` are what is left of the logits after `preprocess_logits`."""
+    directions: dict[str, Literal["min", "max"]]
+    """The names of the figures, and whether the smallest or the largest is best."""
+    preprocess_logits: Named | None = None
+    """A function of (logits, labels) that reduces a batch of logits before anything is kept; by default argmax."""
+
+
 class Evaluation(Section):
     """What is computed on the held-out split."""
+
+    metrics: Metrics | None = None
+    """Own figures, for `training.best_metric` too. Written as `null` where there are none, so that DVC can watch it."""
 
     split: Literal["test", "validation"] = "test"
     """The split that figures are computed on."""

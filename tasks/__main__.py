@@ -4,6 +4,7 @@ python -m tasks {ingest,validate,tokenize,train,evaluate,publish} params/<recipe
 python -m tasks check params/<recipe>.yaml          find what is wrong in seconds, before any download
 python -m tasks trace params/<recipe>.yaml --row 17  what becomes of one row in every stage
 python -m tasks join params/<recipe>.yaml --machine 1  take part in a training of several machines
+python -m tasks fetch params/<recipe>.yaml           take up a run that another machine mirrors to a Hub
 python -m tasks verify-resume params/<recipe>.yaml   does a killed run end like one that was left alone? (minutes)
 python -m tasks hub                                  serve the Hub in .hub/ on this machine
 """
@@ -18,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from params import EvergreenError
+from params import EvergreenError, load
 from tasks.stages import FUNCTIONS
 from trainer.process import die_with_parent
 
@@ -51,7 +52,9 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.command == "check":
         from tasks.checking import check
+        from trainer.imports import without_peft
 
+        without_peft()
         check(arguments.recipe)
     elif arguments.command == "trace":
         from tasks.tracing import trace
@@ -61,6 +64,14 @@ def _run(arguments: argparse.Namespace) -> None:
         from tasks.joining import join
 
         join(arguments.recipe, machine=arguments.machine)
+    elif arguments.command == "mirror":
+        from tasks.mirroring import mirror
+
+        mirror(arguments.recipe, run=arguments.run)
+    elif arguments.command == "fetch":
+        from tasks.fetching import fetch
+
+        fetch(arguments.recipe)
     elif arguments.command == "verify-resume":
         from tasks.verification import verify_resume
 
@@ -71,7 +82,9 @@ def _run(arguments: argparse.Namespace) -> None:
         serve(arguments.folder, port=arguments.port)
     else:
         from tasks import stages
+        from trainer.imports import spare_peft
 
+        spare_peft(load(arguments.recipe))
         start = time.monotonic()
         print(f"{arguments.command}: {arguments.recipe}", flush=True)
         report = stages.run(arguments.command, arguments.recipe)
@@ -91,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("recipe", type=Path, help="params/<recipe>.yaml")
     commands.choices["trace"].add_argument("--row", type=int, required=True, help="row_id, as in the raw data")
     commands.choices["join"].add_argument("--machine", type=int, required=True, help="its number, from 1 on")
+    commands.choices["mirror"].add_argument("--run", help="key of the run to watch until standard input ends")
     verify = commands.choices["verify-resume"]
     verify.add_argument("--steps", type=int, help="optimizer steps; by default three save intervals, but at most 30")
     verify.add_argument("--kills", type=int, default=2, help="how often a process is killed (default: 2)")
@@ -103,6 +117,8 @@ _OTHERS = {
     "check": "find what is wrong with a recipe in seconds, before any download",
     "trace": "show what becomes of one row in every stage",
     "join": "take part, on a further machine, in the training that the train stage on machine 0 supervises",
+    "mirror": "upload the checkpoints that a training with launch.mirror has left to upload",
+    "fetch": "download the last checkpoint of a run that another machine mirrors; the train stage goes on from it",
     "verify-resume": "train the recipe's first steps with and without kills, and compare the runs bit for bit",
     "hub": "serve the Hub in .hub/ on this machine, to browse it and to load models from it",
 }

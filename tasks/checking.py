@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from params import EvergreenError, Problem
+from params.importing import source_files
 from params.loading import Document, parse, read, suggestion, valid_sections
 from params.schema import Files, Function, Launch, Model, ObjectiveChoice, PretrainedTokenizer, Training
 from tasks.sources import open_source
@@ -52,6 +53,13 @@ def all_problems(document: Document) -> list[Problem]:
 
 def _objective_problems(objective: ObjectiveChoice) -> list[Problem]:
     return objectives.problems(objective)
+
+
+def _conflict_problems(
+    objective: ObjectiveChoice, model: Model, training: Training, launch: Launch
+) -> Iterator[Problem]:
+    if not objectives.problems(objective):
+        yield from objectives.build(objective).conflicts(model=model, training=training, launch=launch)
 
 
 def _column_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]:
@@ -167,11 +175,11 @@ def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
         yield Problem(("launch", "accelerate_config"), error.what, error.fix)
 
 
-def _publish_problems(publish: Any) -> Iterator[Problem]:
+def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
     from tasks.publishing import LOCAL, chosen_endpoint
 
     endpoint = chosen_endpoint(publish)
-    if endpoint == LOCAL or publish.dry_run:
+    if endpoint == LOCAL or (publish.dry_run and launch.mirror == "none"):
         return
     from huggingface_hub import get_token
 
@@ -188,11 +196,26 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
         return
     try:
         entry = read(root / "dvc.yaml").content["vars"][0]["recipes"][document.path.stem]
-        watched, objective = (root / entry["data"]).resolve(), entry["objective"]
+        watched, objective, code = (
+            (root / entry["data"]).resolve(),
+            entry["objective"],
+            (root / entry["code"]).resolve(),
+        )
     except (KeyError, IndexError, TypeError):
-        fix = f"add `{document.path.stem}: {{data: ..., objective: ...}}` under `recipes:` there"
-        yield Problem((), "dvc.yaml does not list this recipe with its data and its objective", fix)
+        fix = (
+            f"add `{document.path.stem}: {{data: ..., objective: ..., code: trainer/losses.py}}` under `recipes:` there"
+        )
+        yield Problem((), "dvc.yaml does not list this recipe with its data, its objective and its code", fix)
         return
+    if "evaluation" in sections and "metrics" not in document.content["evaluation"]:
+        yield Problem(("evaluation",), "`metrics` is not there, and DVC watches it", "write `metrics: null`")
+    for part in ("objective", "training", "evaluation"):
+        named = source_files(sections[part].model_dump(mode="json")) if part in sections else ()
+        for name, path in named:
+            inside = path.is_relative_to(root) and not path.is_relative_to(root / ".venv")
+            if inside and not path.is_relative_to(root / "trainer") and code not in (path, *path.parents):
+                what = f"dvc.yaml watches {entry['code']} for this recipe, and {name} is not in it"
+                yield Problem((part,), what, "write the file or folder there, as `code:`")
     if "objective" in sections and objective != sections["objective"].name:
         what = f"dvc.yaml lists this recipe with objective {objective}"
         yield Problem(("objective", "name"), what, f"write `objective: {sections['objective'].name}` there")
@@ -212,6 +235,7 @@ def _closest(name: str, known: list[str]) -> str:
 
 _LOOKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
     (_objective_problems, ("objective",)),
+    (_conflict_problems, ("objective", "model", "training", "launch")),
     (_column_problems, ("objective", "data")),
     (_expectation_problems, ("validation",)),
     (_model_problems, ("model",)),
@@ -220,6 +244,6 @@ _LOOKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
     (_training_problems, ("training",)),
     (_metric_problems, ("training", "objective")),
     (_launch_problems, ("training", "launch")),
-    (_publish_problems, ("publish",)),
+    (_publish_problems, ("publish", "launch")),
 ]
 """Looks, and the sections that each of them needs to be sound."""

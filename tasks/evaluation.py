@@ -26,7 +26,7 @@ from params.schema import Evaluation, Launch, Model, ObjectiveChoice
 from tasks.progress import progress
 from tasks.stages import Report, save_report
 from trainer import modeling, objectives, tokens
-from trainer.scoring import score_split
+from trainer.figures import Figures, measured_batches
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ def evaluate(
                 learned,
                 name=name,
                 folder=folder,
-                split=evaluation.split,
+                evaluation=evaluation,
                 batch_size=launch.eval_batch_size,
             )
             del network
@@ -98,32 +98,30 @@ def _figures(
     *,
     name: str,
     folder: Path,
-    split: str,
+    evaluation: Evaluation,
     batch_size: int,
 ) -> dict[str, float]:
     """Score one model; only the trained one's scores are kept row by row."""
-    sequences = tokens.read_split(artifacts.tokens, split)
-    meter = objective.meter(tokens.read_state(artifacts.tokens))
-    batches = score_split(
-        network,
-        sequences,
-        objective=objective,
-        tokenizer=tokens.read_tokenizer(artifacts.tokens),
-        batch_size=batch_size,
+    sequences = tokens.read_split(artifacts.tokens, evaluation.split)
+    tokenizer = tokens.read_tokenizer(artifacts.tokens)
+    state = tokens.read_state(artifacts.tokens)
+    counted = Figures(objective, state=state, tokenizer=tokenizer, metrics=evaluation.metrics)
+    batches = measured_batches(
+        network, sequences, objective=objective, tokenizer=tokenizer, figures=counted, batch_size=batch_size
     )
     total = math.ceil(len(sequences) / batch_size)
     with _ScoreWriter(folder / "scores.parquet" if name == "model" else None, objective.score_names) as writer:
-        for row_ids, scores in progress(batches, what=f"evaluate: {name} batches", total=total):
-            meter.update(scores)
-            writer.add(row_ids, scores)
-    figures = meter.compute()
+        for row_ids, measured in progress(batches, what=f"evaluate: {name} batches", total=total):
+            counted.update(measured)
+            writer.add(row_ids, measured[0])
+    figures = counted.compute()
     if bad := [metric for metric, value in figures.items() if not math.isfinite(value)]:
         raise ModelError(
-            f"{name} on {split}",
+            f"{name} on {evaluation.split}",
             f"{', '.join(bad)} not finite",
             "look at evaluation of single rows with `python -m tasks trace`; lower training.learning_rate",
         )
-    logger.info("evaluate: %s on %s: %s", name, split, ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+    logger.info("evaluate: %s on %s: %s", name, evaluation.split, ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
     return figures
 
 

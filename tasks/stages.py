@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ _NEEDED = {
     "publish": {"raw": "ingest", "tokens": "tokenize", "model": "train", "evaluation": "evaluate"},
 }
 """The artifacts that a stage starts from, and the stages that make them."""
+_PARTS = {"metrics": "evaluation.metrics"}
+"""Parameters of a stage that are a part of a section only, so that the rest of it may change without making it stale."""
 
 
 class Report(pydantic.BaseModel):
@@ -49,7 +52,11 @@ def function(stage: str) -> Callable[..., Report]:
 
 
 def sections(stage: str) -> list[str]:
-    """The recipe's sections that `stage` reads, from its signature."""
+    """The recipe's sections that `stage` reads, from its signature; of some only a part, as `section.key`."""
+    return [_PARTS.get(name, name) for name in _parameters(stage)]
+
+
+def _parameters(stage: str) -> list[str]:
     return [name for name in inspect.signature(function(stage)).parameters if name != "artifacts"]
 
 
@@ -60,7 +67,7 @@ def run(stage: str, recipe_path: Path) -> Report:
         DataError: the stage before it has not run.
     """
     recipe = load(recipe_path)
-    wanted: dict[str, Any] = {name: getattr(recipe, name) for name in sections(stage)}
+    wanted = {name: attrgetter(_PARTS.get(name, name))(recipe) for name in _parameters(stage)}
     artifacts = Artifacts(recipe_path.stem)
     for name, maker in _NEEDED.get(stage, {}).items():
         folder: Path = getattr(artifacts, name)

@@ -231,7 +231,7 @@ def _write(examples: Iterable[Example], target: Path) -> tuple[list[int], int]:
 
     for example in examples:
         lengths.append(len(example["input_ids"]))
-        labels = example["labels"]
+        labels = example.get("labels", 0)
         learned += sum(label != -100 for label in labels) if isinstance(labels, list) else 1
         batch.append(example)
         if len(batch) >= _BATCH:
@@ -243,8 +243,8 @@ def _write(examples: Iterable[Example], target: Path) -> tuple[list[int], int]:
 
 
 def _schema(example: Example) -> pa.Schema:
-    kinds = {name: pa.list_(pa.int32()) if isinstance(value, list) else pa.int64() for name, value in example.items()}
-    return pa.schema(sorted(kinds.items()))
+    kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), list: pa.list_(pa.int32())}
+    return pa.schema(sorted((name, kinds[type(value)]) for name, value in example.items()))
 
 
 def _sort_longest_first(target: Path, lengths: list[int]) -> None:

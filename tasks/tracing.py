@@ -16,6 +16,7 @@ from params import DataError, Recipe, load
 from params.artifacts import SPLITS, Artifacts
 from tasks.tokenization import Encoder
 from trainer import modeling, objectives, tokens
+from trainer.likelihood import Likelihood, logits_of
 
 if TYPE_CHECKING:
     from trainer.objectives import Example
@@ -65,7 +66,11 @@ def steps(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterator[tuple[s
     batch = objective.collate(examples, tokenizer)
     yield (
         "batch",
-        [f"{name}: {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}" for name, value in batch.items()],
+        [
+            f"{name}: {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+            for name, value in batch.items()
+            if hasattr(value, "dtype")
+        ],
     )
 
     if not artifacts.model.exists():
@@ -74,16 +79,16 @@ def steps(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterator[tuple[s
     import torch
 
     model = modeling.trained_model(artifacts.model, objective).eval()
-    labels = batch.pop("labels")
     with torch.inference_mode():
-        logits = model(**batch).logits
-        losses, scores = objective.losses(logits, labels), objective.score(logits, labels)
-    for i, example in enumerate(examples):
-        yield f"loss  (sequence {i + 1}, in nats)", _loss_lines(encoder, example, losses[i])
-        yield (
-            "score",
-            [f"{name}: {value:.6g}" for name, value in zip(objective.score_names, scores[i].tolist(), strict=True)],
-        )
+        if isinstance(objective, Likelihood):
+            logits, labels = logits_of(model, batch), batch["labels"]
+            for i, losses in enumerate(objective.losses(logits, labels)):
+                yield f"loss  (sequence {i + 1}, in nats)", _loss_lines(encoder, examples[i], losses)
+            scores = objective.score(logits, labels)
+        else:
+            scores = objective.measure(model, batch, tokenizer)
+    for figures in scores.tolist():
+        yield "score", [f"{name}: {value:.6g}" for name, value in zip(objective.score_names, figures, strict=True)]
 
 
 def _raw_row(artifacts: Artifacts, row_id: int) -> tuple[str, dict[str, Any]]:

@@ -18,13 +18,14 @@ from typing import Any
 
 from params import ModelError
 from params.artifacts import Artifacts, whole_folder
-from params.schema import Launch, Model, ObjectiveChoice, Training
+from params.schema import Launch, Metrics, Model, ObjectiveChoice, Training
+from tasks.mirroring import mirrored
 from tasks.provenance import git_commit, versions
 from tasks.stages import Report, save_report
 from tasks.supervision import supervise
-from trainer import objectives
+from trainer import modeling, objectives, tokens
 from trainer.checkpoints import BEST_NOTE, IDENTITY, MANIFEST, all_checkpoints, best_weights
-from trainer.job import Job, identity, run_key
+from trainer.job import Job
 from trainer.process import exclusive
 from trainer.resuming import choose
 
@@ -49,7 +50,14 @@ class TrainingReport(Report):
 
 
 def train(
-    artifacts: Artifacts, *, seed: int, objective: ObjectiveChoice, model: Model, training: Training, launch: Launch
+    artifacts: Artifacts,
+    *,
+    seed: int,
+    objective: ObjectiveChoice,
+    model: Model,
+    training: Training,
+    launch: Launch,
+    metrics: Metrics | None = None,
 ) -> TrainingReport:
     """Train the model, or finish a training that was interrupted.
 
@@ -59,23 +67,21 @@ def train(
             next start goes on from its last checkpoint.
         StorageError: the disk is full; the last checkpoint is intact.
     """
-    determined = identity(seed=seed, objective=objective, model=model, training=training, tokens=artifacts.tokens)
-    key = run_key(determined)
-    folder = artifacts.scratch / "checkpoints" / key
+    job = Job.plan(
+        artifacts.scratch / "checkpoints",
+        seed=seed,
+        objective=objective,
+        model=model,
+        training=training,
+        launch=launch,
+        metrics=metrics,
+        tokens=artifacts.tokens,
+    )
     with exclusive(artifacts.scratch / "train.lock", f"a training of {artifacts.recipe}"):
-        job = Job(
-            seed=seed,
-            objective=objective,
-            model=model,
-            training=training,
-            launch=launch,
-            tokens=artifacts.tokens.absolute(),
-            folder=folder.absolute(),
-            identity=determined,
-        )
-        supervise(job, _chooser(job))
-        report = _collect(artifacts, job, key)
-        shutil.rmtree(folder)
+        with mirrored(artifacts, launch, job.folder.name):
+            supervise(job, _chooser(job))
+        report = _collect(artifacts, job)
+        shutil.rmtree(job.folder)
     return report
 
 
@@ -86,19 +92,19 @@ def _chooser(job: Job) -> Callable[[], Path | None]:
     return lambda: choose(job.folder, job.identity, next(rules))
 
 
-def _collect(artifacts: Artifacts, job: Job, key: str) -> TrainingReport:
+def _collect(artifacts: Artifacts, job: Job) -> TrainingReport:
     """Turn a finished run's folder into artifacts."""
     from trainer import metrics_log
 
     folder = job.folder
     finished = json.loads((folder / "finished.json").read_text(encoding="utf-8"))
-    best = best_weights(folder, objectives.find(job.objective.name).metrics[job.training.best_metric])
+    best = best_weights(folder, job.direction)
     if best is None:
         raise ModelError("train", "no evaluation gave a finite figure", "lower training.learning_rate")
     history = metrics_log.without_clock(finished["history"])
     losses = [entry["loss"] for entry in history if "loss" in entry]
     report = TrainingReport(
-        run=key,
+        run=job.folder.name,
         steps=finished["step"],
         parameters=finished["parameters"],
         best_step=best.step,
@@ -110,7 +116,10 @@ def _collect(artifacts: Artifacts, job: Job, key: str) -> TrainingReport:
     )
     with whole_folder(artifacts.model) as target:
         aside = shutil.ignore_patterns(MANIFEST, BEST_NOTE, IDENTITY)
-        shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=aside)
+        if job.model.lora:
+            _merge(job, best.folder, target)
+        else:
+            shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=aside)
         shutil.copytree(artifacts.tokenizer, target, dirs_exist_ok=True)
     with whole_folder(artifacts.checkpoint) as target:
         shutil.copytree(all_checkpoints(folder)[0], target, dirs_exist_ok=True)
@@ -120,6 +129,19 @@ def _collect(artifacts: Artifacts, job: Job, key: str) -> TrainingReport:
         _write_curve(target / "validation.csv", (e for e in history if "eval_loss" in e))
         save_report(report, target / artifacts.report("train").name)
     return report
+
+
+def _merge(job: Job, adapters: Path, target: Path) -> None:
+    """What is published stands alone: the base model with what was learned."""
+    modeling.merge(
+        adapters,
+        target,
+        job.model,
+        objective=objectives.build(job.objective),
+        state=tokens.read_state(job.tokens),
+        tokenizer=tokens.read_tokenizer(job.tokens),
+        seed=job.seed,
+    )
 
 
 def _write_curve(path: Path, entries: Iterable[dict[str, Any]]) -> None:

@@ -28,11 +28,11 @@ from params.artifacts import Artifacts
 from params.schema import Training
 from tasks.comparison import Part, compare, first
 from tasks.supervision import supervise
-from trainer import heartbeat, objectives, tokens
+from trainer import heartbeat, tokens
 from trainer.arguments import total_steps
 from trainer.checkpoints import newest_step
 from trainer.heartbeat import Pulse
-from trainer.job import Job, identity, run_key
+from trainer.job import Job
 from trainer.process import exclusive
 from trainer.resuming import choose
 
@@ -105,7 +105,7 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
             _start(alone)
             logger.info("\nverify-resume: run 2, with kills")
             count = _run_with_kills(killed, wanted)
-            parts = _print_comparison(recipe, alone, killed)
+            parts = _print_comparison(alone, killed)
             if first(parts) is None:
                 print(
                     f"\nverify-resume: equal, bit for bit, over {newest_step(alone.folder)} steps and {count} kill(s)",
@@ -116,7 +116,7 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
             again = _job(recipe, artifacts, folder / "uninterrupted-again", wanted)
             logger.info("\nverify-resume: not equal. Run 3, uninterrupted again: does the training equal itself?")
             _start(again)
-            raise judge(parts, _print_comparison(recipe, alone, again), folder)
+            raise judge(parts, _print_comparison(alone, again), folder)
 
 
 def plan(total: int, save_steps: int, processes: int, steps: int | None, kills: int) -> Plan:
@@ -190,9 +190,8 @@ def _say_plan(wanted: Plan) -> None:
     )
 
 
-def _print_comparison(recipe: Recipe, one: Job, other: Job) -> list[Part]:
-    direction = objectives.find(recipe.objective.name).metrics[recipe.training.best_metric]
-    parts = compare(one.folder, other.folder, direction)
+def _print_comparison(one: Job, other: Job) -> list[Part]:
+    parts = compare(one.folder, other.folder, one.direction)
     print(f"\n{one.folder.parent.name} and {other.folder.parent.name}\n{table(parts)}", flush=True)
     return parts
 
@@ -214,22 +213,15 @@ def _job(recipe: Recipe, artifacts: Artifacts, folder: Path, wanted: Plan) -> Jo
     """The recipe's training, which saves and evaluates more often, stops early and writes down what it sees."""
     cadence = {"save_steps": wanted.save_steps, "save_minutes": None, "eval_steps": wanted.eval_steps, "resume": "auto"}
     training: Training = recipe.training.model_copy(update=cadence)
-    determined = identity(
-        seed=recipe.seed,
-        objective=recipe.objective,
-        model=recipe.model,
-        training=training,
-        tokens=artifacts.tokens,
-    )
-    return Job(
+    return Job.plan(
+        folder,
         seed=recipe.seed,
         objective=recipe.objective,
         model=recipe.model,
         training=training,
         launch=recipe.launch,
-        tokens=artifacts.tokens.absolute(),
-        folder=(folder / run_key(determined)).absolute(),
-        identity=determined,
+        metrics=recipe.evaluation.metrics,
+        tokens=artifacts.tokens,
         stop_at_step=wanted.steps,
         record=True,
     )

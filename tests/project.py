@@ -52,7 +52,7 @@ training:
   save_steps: 5
   logging_steps: 5
 launch: {num_processes: 1, micro_batch_size: 8, eval_batch_size: 32}
-evaluation: {split: test, compare_untrained: true}
+evaluation: {split: test, compare_untrained: true, metrics: null}
 publish: {repo_id: tests/tiny, endpoint: local}
 """
 
@@ -168,7 +168,7 @@ def copy_project(target: Path) -> None:
     lines = (target / "dvc.yaml").read_text(encoding="utf-8")
     head, rest = lines.split("  - recipes:\n", 1)
     tail = rest[rest.index("\nstages:") :]
-    item = "  - recipes:\n      tiny: {data: data/sentences.csv, objective: causal_lm}\n"
+    item = "  - recipes:\n      tiny: {data: data/sentences.csv, objective: causal_lm, code: trainer/losses.py}\n"
     (target / "dvc.yaml").write_text(head + item + tail, encoding="utf-8")
     (target / "data").mkdir()
     write_sentences(target / "data" / "sentences.csv")

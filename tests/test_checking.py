@@ -295,21 +295,21 @@ stages:
 
 def listed(project, entry):
     (project / "dvc.yaml").write_text(DVC.format(recipe=entry))
-    path = tiny.write(project / "params" / "trial.yaml", tiny.recipe())
+    path = tiny.write(project / "params" / "trial.yaml", tiny.recipe({"evaluation.metrics": None}))
     return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in all_problems(read(path))}
 
 
 def test_a_recipe_in_params_must_be_listed_as_it_is_in_dvc_yaml(project):
-    assert listed(project, "trial: {data: data/rows.csv, objective: causal_lm}") == {}
-    assert listed(project, "trial: {data: data, objective: causal_lm}") == {}
+    assert listed(project, "trial: {data: data/rows.csv, objective: causal_lm, code: trainer/losses.py}") == {}
+    assert listed(project, "trial: {data: data, objective: causal_lm, code: trainer/losses.py}") == {}
     assert (
-        "does not list this recipe with its data and its objective"
-        in listed(project, "other: {data: data, objective: causal_lm}")[""]
+        "does not list this recipe with its data, its objective and its code"
+        in listed(project, "other: {data: data, objective: causal_lm, code: trainer/losses.py}")[""]
     )
-    found = listed(project, "trial: {data: data/rows.csv, objective: sequence_classification}")
+    found = listed(project, "trial: {data: data/rows.csv, objective: sequence_classification, code: trainer/losses.py}")
     assert list(found) == ["objective.name"]
     assert "write `objective: causal_lm` there" in found["objective.name"]
-    found = listed(project, "trial: {data: data/other.csv, objective: causal_lm}")
+    found = listed(project, "trial: {data: data/other.csv, objective: causal_lm, code: trainer/losses.py}")
     assert list(found) == ["data.source.train"]
     assert "data/rows.csv is not in it" in found["data.source.train"]
 
@@ -317,7 +317,7 @@ def test_a_recipe_in_params_must_be_listed_as_it_is_in_dvc_yaml(project):
 @pytest.mark.parametrize("entry", ["trial:", "trial: 3", "trial: {}", "trial: {data: data}", "[]", "trial"])
 def test_a_careless_line_in_dvc_yaml_is_a_problem_and_no_crash(project, entry):
     (found,) = listed(project, entry).values()
-    assert "trial: {data: ..., objective: ...}" in found
+    assert "trial: {data: ..., objective: ..., code: trainer/losses.py}" in found
 
 
 def test_the_default_recipe_is_sound(monkeypatch):
@@ -401,6 +401,7 @@ def test_every_training_argument_is_first_class_owned_or_passed_through():
 def test_every_key_of_the_training_section_reaches_the_trainer():
     """But those that are no transformers argument: a new key must be listed here, or among the first-class ones."""
     ours = {"global_batch_size", "arguments", "early_stopping_patience", "resume", "save_minutes", "streaming"}
+    ours |= {"callbacks", "loss", "trainer"}
     reached = {key.split(".")[1] for key in arguments._FIRST_CLASS.values() if key.startswith("training.")}
     assert reached | ours == set(Training.model_fields)
 

@@ -91,9 +91,9 @@ def uninterrupted(tmp_path_factory):
     recipe = load(artifacts.root / "params" / "tiny.yaml")
     collect = training._collect
 
-    def keep_and_collect(artifacts, job, key):
+    def keep_and_collect(artifacts, job):
         shutil.copytree(job.folder, artifacts.root / "kept")
-        return collect(artifacts, job, key)
+        return collect(artifacts, job)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "_collect", keep_and_collect)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from transformers import EarlyStoppingCallback, PrinterCallback
+from transformers import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
-from params import DataError, ModelError
-from trainer import arguments, modeling, objectives, reports, tokens
+from params import DataError, ModelError, RecipeError
+from trainer import arguments, extensions, modeling, objectives, reports, tokens
 from trainer.checkpoints import step_of
+from trainer.figures import Figures
 from trainer.heartbeat import Heartbeat
 from trainer.job import Job
 from trainer.metrics_log import MetricsLog
@@ -28,12 +29,15 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         stop_requested: whether the training was asked to stop.
 
     Raises:
+        RecipeError: what the recipe names cannot be used, or does not go with the rest of it.
         ModelError: the model cannot be built, or accelerate did not start what it was told to.
         DataError: there are fewer sequences than one global batch.
     """
     disable_progress_bar()
     training = job.training
     objective = objectives.build(job.objective)
+    if found := list(objective.conflicts(model=job.model, training=training, launch=job.launch)):
+        raise RecipeError(".".join(map(str, found[0].key)), found[0].what, found[0].fix)
     state = tokens.read_state(job.tokens)
     tokenizer = tokens.read_tokenizer(job.tokens)
     rows = tokens.read_split(job.tokens, "train")
@@ -43,7 +47,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         seed=job.seed,
         training=training,
         launch=job.launch,
-        direction=objective.metrics[training.best_metric],
+        direction=job.direction,
         rows=len(rows),
     )
     follow_log_level(args)
@@ -51,10 +55,16 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     _check_rows(len(rows), training.global_batch_size)
     model = modeling.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed)
     heartbeat.beat("starting")
-    patience = training.early_stopping_patience
-    trainer = objective.trainer_class()(
-        objective=objective,
+    figures = Figures(
+        objective,
         state=state,
+        tokenizer=tokenizer,
+        metrics=job.metrics,
+        to_cpu_every=args.eval_accumulation_steps,
+    )
+    trainer = extensions.trainer_class(training.trainer, objective.trainer_class())(
+        objective=objective,
+        figures=figures,
         keep_checkpoints=training.keep_checkpoints,
         save_minutes=training.save_minutes,
         lengths=tokens.read_lengths(job.tokens, "train") if training.group_by_length else None,
@@ -66,7 +76,8 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         train_dataset=Windows(rows, seed=job.seed) if training.streaming else rows,
         eval_dataset=tokens.read_split(job.tokens, "validation"),
         processing_class=tokenizer,
-        callbacks=[EarlyStoppingCallback(patience)] if patience else None,
+        loss=extensions.loss_function(training.loss),
+        callbacks=extensions.callbacks(training),
     )
     trainer.guard.stop_at_step = job.stop_at_step
     trainer.remove_callback(PrinterCallback)

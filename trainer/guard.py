@@ -81,7 +81,8 @@ class Guard(TrainerCallback):
         self._trainer.advance()
         self.lacks_evaluation = False
         ends = state.global_step >= state.max_steps
-        control.should_save = ends or self._is_due or state.global_step % args.save_steps == 0
+        asked = control.should_save or control.should_training_stop  # by a callback of the recipe
+        control.should_save = asked or ends or self._is_due or state.global_step % args.save_steps == 0
         if self._stops and not ends:
             self.lacks_evaluation = control.should_evaluate  # it would take too long for who waits for the end
             control.should_evaluate = False

@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from params.schema import Launch, Model, ObjectiveChoice, Section, Training
+from params.importing import source_files
+from params.schema import Launch, Metrics, Model, ObjectiveChoice, Section, Training
+from trainer.objectives import find
 
 _CODE = Path(__file__).parent
 _EFFECTLESS = {"logging_steps", "keep_checkpoints", "save_steps", "save_minutes", "resume"}
@@ -25,6 +27,7 @@ class Job(Section):
     model: Model
     training: Training
     launch: Launch
+    metrics: Metrics | None = None
     tokens: Path
     """Folder with `<split>.arrow`, tokenizer/ and objective.json."""
     folder: Path
@@ -38,6 +41,45 @@ class Job(Section):
     record: bool = False
     """Write down what each step saw, to `steps-<rank>.jsonl` in the run's folder; for `verify-resume`."""
 
+    @classmethod
+    def plan(
+        cls,
+        root: Path,
+        *,
+        seed: int,
+        objective: ObjectiveChoice,
+        model: Model,
+        training: Training,
+        launch: Launch,
+        metrics: Metrics | None,
+        tokens: Path,
+        stop_at_step: int | None = None,
+        record: bool = False,
+    ) -> Job:
+        """The training that these sections describe, in a folder of `root` that is named after its identity."""
+        determined = identity(
+            seed=seed, objective=objective, model=model, training=training, metrics=metrics, tokens=tokens
+        )
+        return cls(
+            seed=seed,
+            objective=objective,
+            model=model,
+            training=training,
+            launch=launch,
+            metrics=metrics,
+            tokens=tokens.absolute(),
+            folder=(root / run_key(determined)).absolute(),
+            identity=determined,
+            stop_at_step=stop_at_step,
+            record=record,
+        )
+
+    @property
+    def direction(self) -> Literal["min", "max"]:
+        """Whether the smallest or the largest `training.best_metric` is best."""
+        own = self.metrics.directions if self.metrics else {}
+        return own.get(self.training.best_metric) or find(self.objective.name).metrics[self.training.best_metric]
+
     def save(self, path: Path) -> None:
         """Write the job to `path`."""
         path.write_text(self.model_dump_json(indent=2), encoding="utf-8")
@@ -49,23 +91,31 @@ class Job(Section):
 
 
 def identity(
-    *, seed: int, objective: ObjectiveChoice, model: Model, training: Training, tokens: Path
+    *,
+    seed: int,
+    objective: ObjectiveChoice,
+    model: Model,
+    training: Training,
+    metrics: Metrics | None = None,
+    tokens: Path,
 ) -> dict[str, str]:
     """All that determines the weights that a training gives, by name: equal for two trainings that must give the same.
 
     In it: the recipe's keys that determine the run, and hashes of the tokens and tokenizer, of a local base model's
-    files, and of this package's code. Not in it: the number of processes, the micro-batch, what is logged and kept.
+    files, of the code that the recipe names, and of this package's. Not in it: the number of processes, the micro-batch, what is logged and kept.
     """
     keys = {
         "seed": seed,
         "objective": objective.model_dump(mode="json"),
         "model": model.model_dump(mode="json"),
         "training": training.model_dump(mode="json", exclude=_EFFECTLESS),
+        "metrics": metrics.model_dump(mode="json") if metrics else None,
     }
     arguments = keys["training"]["arguments"]  # type: ignore[index]
     keys["training"]["arguments"] = {k: v for k, v in arguments.items() if not is_effectless(k)}  # type: ignore[index]
     found = dict(_flat(keys))
     files = {f"code {p.name}": p for p in [*_CODE.glob("*.py"), _CODE / "objectives" / f"{objective.name}.py"]}
+    files |= {f"code {name}": path for name, path in source_files(keys)}
     data = (p for p in tokens.rglob("*") if p.is_file() and p.suffix in {".arrow", ".json"})
     files |= {f"tokens {p.relative_to(tokens)}": p for p in data}
     if model.pretrained and Path(model.pretrained).is_dir():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params import ModelError, TransientError
-from params.schema import Model
+from params.schema import Lora, Model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,6 +26,31 @@ def initial_model(
         ModelError: the configuration or the folder cannot be used.
         TransientError: the Hub cannot be reached.
     """
+    network = _base_model(model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
+    return _with_adapters(network, model.lora, objective) if model.lora else network
+
+
+def merge(
+    adapters: Path,
+    target: Path,
+    model: Model,
+    *,
+    objective: Objective[Any],
+    state: State,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+) -> None:
+    """Write to `target` the base model with the adapters in the folder `adapters` merged into it."""
+    from peft import PeftModel
+
+    network = _base_model(model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
+    merged = PeftModel.from_pretrained(network, str(adapters)).merge_and_unload()
+    merged.save_pretrained(str(target))
+
+
+def _base_model(
+    model: Model, *, objective: Objective[Any], state: State, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> PreTrainedModel:
     from transformers import set_seed
 
     set_seed(seed)
@@ -51,6 +76,35 @@ def only_pickle(folder: Path) -> bool:
     """Whether a local model folder holds weights, but none that are safe to load."""
     suffixes = {path.suffix for path in folder.iterdir()}
     return ".safetensors" not in suffixes and bool(suffixes & {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
+
+
+_ADAPTED = {
+    "text-generation": "CAUSAL_LM",
+    "text-classification": "SEQ_CLS",
+    "token-classification": "TOKEN_CLS",
+    "text2text-generation": "SEQ_2_SEQ_LM",
+}
+"""peft's names of the tasks; by them it knows which head is new, and learns it whole."""
+
+
+def _with_adapters(network: PreTrainedModel, lora: Lora, objective: Objective[Any]) -> PreTrainedModel:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        task_type=_ADAPTED.get(objective.pipeline_tag),
+    )
+    try:
+        adapted: PreTrainedModel = get_peft_model(network, config)
+    except ValueError as error:
+        names = sorted({name.rpartition(".")[2] for name, _ in network.named_modules() if name})
+        raise ModelError(
+            "model.lora", f"refused by peft: {error}", f"the model's layers: {', '.join(names)}"
+        ) from error
+    return adapted
 
 
 def _build(

@@ -3,7 +3,7 @@
 Neither the number of processes nor a resume changes it. A position is an epoch and a global batch in it; the position
 that a checkpoint holds decides where a resumed run goes on.
 
-    EpochOrder     the rows of an epoch, in whole global batches
+    EpochOrder     the rows of an epoch, in whole global batches (SamplerOrder: by a sampler of one's own)
     MicroBatches   what of them one process takes: (epoch, row) tickets, micro-batch by micro-batch
     Examples       tickets to examples, from data that can be asked for any row (trainer.streaming: from a stream)
     Loaded         collated examples, with the rows that they are
@@ -62,6 +62,29 @@ class EpochOrder:
         return grouped.view(self.batches, self._size)[torch.randperm(self.batches, generator=generator)].flatten()
 
 
+class SamplerOrder:
+    """The rows of an epoch as a sampler of one's own gives them, cut to whole global batches.
+
+    Args:
+        sampler: gives row numbers; its randomness comes from torch, NumPy or Python's `random`, and is the same for the
+            same seed and epoch on every process.
+        seed: the recipe's seed.
+        global_batch_size: sequences per optimizer step.
+    """
+
+    def __init__(self, sampler: Sampler[int], *, seed: int, global_batch_size: int) -> None:
+        self.batches = len(sampler) // global_batch_size  # type: ignore[arg-type]
+        self._sampler = sampler
+        self._seed = seed
+        self._size = global_batch_size
+
+    def rows(self, epoch: int) -> torch.Tensor:
+        """The rows of an epoch, (batches * global batch size,) int64."""
+        with seeded(self._seed, "order", epoch):
+            order = list(self._sampler)
+        return torch.tensor(order[: self.batches * self._size], dtype=torch.int64)
+
+
 @dataclass(frozen=True)
 class Share:
     """What one process takes of every global batch: each `processes`-th micro-batch."""
@@ -85,7 +108,7 @@ class MicroBatches(Sampler[list[Ticket]]):
         share: what this process takes.
     """
 
-    def __init__(self, order: EpochOrder | None, share: Share) -> None:
+    def __init__(self, order: EpochOrder | SamplerOrder | None, share: Share) -> None:
         self._order = order
         self._share = share
         self.epoch = 0

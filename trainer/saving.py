@@ -117,7 +117,7 @@ class Saver:
         """The weights at this step; best weights and checkpoint of one step share the copy."""
         if self._copied[0] != step:
             self._writer.wait()  # the copy before is still being written
-            self._copied = (step, self._weights.take(dict(model.state_dict())))
+            self._copied = (step, self._weights.take(_learned(model)))
         return self._copied[1]
 
     def begin(self, step: int) -> None:
@@ -181,6 +181,15 @@ class Saver:
     def _add(self, point: str, state: Any, write: Callable[[], None]) -> None:
         self._needed += nbytes(state)
         self._writes += [write, partial(passed, point)]
+
+
+def _learned(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights of a model; of one with adapters only those that learn: the others are the base model's."""
+    state: dict[str, torch.Tensor] = dict(model.state_dict())
+    if not hasattr(model, "peft_config"):
+        return state
+    learned = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    return {name: value for name, value in state.items() if name in learned}
 
 
 def nbytes(state: Any) -> int:

@@ -7,7 +7,7 @@
                 calls; trainer.checkpoints, trainer.saving)
     best        kept apart from the checkpoints, the evaluation at start included (`_evaluate`, `_determine_best_metric`)
     figures     token- or row-weighted over the whole split, in memory that does not grow with it
-                (`preprocess_logits_for_metrics`, `compute_metrics` with `batch_eval_metrics`)
+                (`prediction_step`, `compute_metrics` with `batch_eval_metrics`)
     guard       all processes stop at the same step, and before a step that is not finite (trainer.guard)
 
 Private names of Trainer that this class relies on are in `PRIVATE_HOOKS` and `PRIVATE_STATE`; a contract test fails when
@@ -19,15 +19,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalPrediction, IntervalStrategy
 
-from params import CheckpointError
-from trainer import sharding
+from params import CheckpointError, RecipeError
+from trainer import optimizers, sharding
 from trainer.agreement import Agreement
 from trainer.checkpoints import (
     POSITION,
@@ -38,12 +38,13 @@ from trainer.checkpoints import (
 from trainer.guard import Guard
 from trainer.heartbeat import Heartbeat
 from trainer.randomness import seeded
-from trainer.sampling import Collator, EpochOrder, Examples, Loaded, MicroBatches, Share
+from trainer.sampling import Collator, EpochOrder, Examples, Loaded, MicroBatches, SamplerOrder, Share
 from trainer.saving import Saver
 from trainer.streaming import Streamed
 
 if TYPE_CHECKING:
-    from trainer.objectives import Meter, Objective, State
+    from trainer.figures import Figures, Measured
+    from trainer.objectives import Objective
 
 PRIVATE_HOOKS = (
     "_init_training_state",
@@ -62,8 +63,9 @@ class EvergreenTrainer(Trainer):
     """The Trainer of every objective; an objective may bring a subclass.
 
     Args:
-        objective: gives the collator, and the figures of an evaluation.
-        state: what the objective learned from the train split.
+        objective: gives the collator.
+        figures: of an evaluation.
+        loss: in place of the model's own, as Trainer's `compute_loss_func`.
         keep_checkpoints: how many checkpoints stay.
         save_minutes: a checkpoint is due after so many minutes, beside every `args.save_steps` steps.
         lengths: tokens of each training sequence, to train on batches of like length.
@@ -78,7 +80,8 @@ class EvergreenTrainer(Trainer):
         self,
         *,
         objective: Objective[Any],
-        state: State,
+        figures: Figures,
+        loss: Callable[..., Any] | None = None,
         keep_checkpoints: int,
         save_minutes: float | None = None,
         lengths: Sequence[int] | None = None,
@@ -99,12 +102,13 @@ class EvergreenTrainer(Trainer):
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
-            compute_metrics=_StreamedMetrics(lambda: objective.meter(state)),
-            preprocess_logits_for_metrics=lambda logits, labels: objective.score(
-                logits[0] if isinstance(logits, tuple) else logits, labels
-            ),
+            compute_loss_func=loss,
+            compute_metrics=self._count,
             callbacks=callbacks,
         )
+        self.objective = objective
+        """What is learned."""
+        self._figures = figures
         self._lengths = lengths
         self._heartbeat = heartbeat
         self._staging: str | None = None
@@ -112,6 +116,7 @@ class EvergreenTrainer(Trainer):
         self._resumed: dict[str, Any] = {}
         self._best_value: float | None = None
         self._stream_state: dict[str, Any] | None = None
+        self._in_backward: optimizers.StepsInBackward | None = None
         self.agreement = Agreement()
         """With the other processes of the training."""
         self.saver = Saver(Path(args.output_dir), keep=keep_checkpoints, run=identity_text(identity))
@@ -126,30 +131,56 @@ class EvergreenTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """This process's own micro-batches, so that accelerate has nothing to deal out."""
-        streams = isinstance(self.train_dataset, IterableDataset)
+        args = self.args
+        return self.dealt_out(
+            DataLoader(
+                self.train_dataset,
+                shuffle=None if isinstance(self.train_dataset, IterableDataset) else True,
+                collate_fn=self.data_collator,
+                num_workers=args.dataloader_num_workers,
+                pin_memory=args.dataloader_pin_memory,
+                persistent_workers=args.dataloader_persistent_workers and args.dataloader_num_workers > 0,
+                prefetch_factor=args.dataloader_prefetch_factor if args.dataloader_num_workers else None,
+            )
+        )
+
+    def dealt_out(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """A loader's rows in the run's order, this process's share of them, in the micro-batches of the recipe.
+
+        Args:
+            loader: its data, collator, workers and sampler count; one that shuffles gives way to the run's own order.
+        """
+        if isinstance(loader.batch_sampler, MicroBatches):
+            return loader
+        streams = isinstance(loader.dataset, IterableDataset)
+        if not streams and type(loader.batch_sampler) is not BatchSampler:
+            what = f"get_train_dataloader gives a loader with a {type(loader.batch_sampler).__name__}"
+            raise RecipeError("training.trainer", what, "give it a sampler; batches follow from the recipe")
         share = Share(
             micro_batch=self._train_batch_size,
             accumulation=self.args.gradient_accumulation_steps,
             processes=self.args.world_size,
             process=self.args.process_index,
         )
-        order = None
-        if not streams:
-            size = share.global_batch_size
-            rows = len(self.train_dataset)
-            order = EpochOrder(rows, seed=self.args.seed, global_batch_size=size, lengths=self._lengths)
+        order: EpochOrder | SamplerOrder | None = None
+        size, seed = share.global_batch_size, self.args.seed
+        if not streams and type(loader.sampler) is RandomSampler:
+            rows = len(loader.dataset)  # type: ignore[arg-type]
+            order = EpochOrder(rows, seed=seed, global_batch_size=size, lengths=self._lengths)
+        elif not streams:
+            order = SamplerOrder(cast("Sampler[int]", loader.sampler), seed=seed, global_batch_size=size)
         self._order = MicroBatches(order, share)
-        self._stream = Streamed(self.train_dataset, self.args.seed) if streams else None
-        workers = min(self.args.dataloader_num_workers, 1 if streams else self.args.dataloader_num_workers)
+        self._stream = Streamed(loader.dataset, seed) if isinstance(loader.dataset, IterableDataset) else None
+        workers = min(loader.num_workers, 1) if streams else loader.num_workers
         return DataLoader(
-            Examples(self.train_dataset, self.args.seed) if self._stream is None else self._stream,
+            Examples(loader.dataset, seed) if self._stream is None else self._stream,  # type: ignore[arg-type]
             batch_sampler=self._order,
-            collate_fn=Collator(self.data_collator, self.args.seed),
+            collate_fn=Collator(loader.collate_fn, seed),
             generator=torch.Generator(),  # otherwise every start of workers would draw from the process's random state
             num_workers=workers,  # a stream is read by one: several would each read all of it
-            pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers and workers > 0,
-            prefetch_factor=self.args.dataloader_prefetch_factor if workers else None,
+            pin_memory=loader.pin_memory,
+            persistent_workers=loader.persistent_workers and workers > 0,
+            prefetch_factor=loader.prefetch_factor if workers else None,
         )
 
     def get_batch_samples(
@@ -181,10 +212,23 @@ class EvergreenTrainer(Trainer):
         self.guard.micro_losses.append(loss)
         return loss
 
-    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer's, with a sign of life."""
+    def prediction_step(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,  # noqa: FBT001
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[None, Measured, torch.Tensor]:
+        """What the figures keep of a batch, in the place of logits; Trainer wants labels beside it, which nobody reads."""
         self._heartbeat.beat("evaluating", self.state.global_step)
-        return super().prediction_step(*args, **kwargs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            measured = self._figures.measure(model, self._prepare_inputs(inputs))
+        return None, measured, measured[0]
+
+    def _count(self, prediction: EvalPrediction, *, compute_result: bool = False) -> dict[str, float]:
+        """`compute_metrics` for `batch_eval_metrics`: takes in one batch at a time."""
+        self._figures.update(prediction.predictions)
+        return self._figures.compute() if compute_result else {}
 
     # Going on where a checkpoint ended
 
@@ -263,8 +307,25 @@ class EvergreenTrainer(Trainer):
         self._order.advance()
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        self.guard.gradient_norm = super()._get_grad_norm(model, grad_norm)
+        own = self._in_backward
+        self.guard.gradient_norm = own.gradient_norm() if own else super()._get_grad_norm(model, grad_norm)
         return self.guard.gradient_norm
+
+    # The optimizer
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: PreTrainedModel | None = None) -> tuple[Any, Any]:
+        """As Trainer's, see trainer.optimizers."""
+        return optimizers.class_and_arguments(args, model)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """As Trainer's, see trainer.optimizers."""
+        if self.optimizer is None:
+            made = super().create_optimizer(model)
+            decayed = self.get_decay_parameter_names(self.model)
+            self._in_backward = optimizers.prepare(made, self.args, self.model, decayed)
+        found: torch.optim.Optimizer = self.optimizer
+        return found
 
     # Evaluation and the best weights
 
@@ -363,19 +424,3 @@ class EvergreenTrainer(Trainer):
 def is_finished(checkpoint: Path) -> bool:
     """Whether the run that `checkpoint` is of had nothing more to do."""
     return bool(json.loads((checkpoint / POSITION).read_text(encoding="utf-8"))["finished"])
-
-
-class _StreamedMetrics:
-    """`compute_metrics` for `batch_eval_metrics`: takes in a batch of scores at a time and keeps only sums."""
-
-    def __init__(self, new_meter: Any) -> None:
-        self._new_meter = new_meter
-        self._meter: Meter = new_meter()
-
-    def __call__(self, prediction: EvalPrediction, *, compute_result: bool = False) -> dict[str, float]:
-        self._meter.update(prediction.predictions)
-        if not compute_result:
-            return {}
-        metrics = self._meter.compute()
-        self._meter = self._new_meter()
-        return metrics

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from params import DataError, EvergreenError, RecipeError
-from params.loading import suggestion
+from params.importing import resolve
 from params.schema import Function
 from tasks.sources.batches import Batches, Rows, tabulate
 
@@ -29,7 +27,7 @@ class FunctionSource:
     def __init__(self, source: Function) -> None:
         self._name = source.function
         self._arguments = source.arguments
-        self._function = _load(source.function)
+        self._function = resolve(source.function, "data.source.function")
         try:
             inspect.signature(self._function).bind(**source.arguments)
         except TypeError as error:
@@ -68,31 +66,6 @@ class FunctionSource:
             raise DataError(
                 f"{self._name} row {count}", what, "mend the function, or the data that it reads"
             ) from error
-
-
-def _load(name: str) -> Callable[..., Any]:
-    module_name, _, attribute = name.partition(":")
-    where = f"data.source.function: {name}"
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            fix = "write package.module:name, importable from the project's root"
-            raise RecipeError(where, f"there is no module `{error.name}`", fix) from error
-        raise RecipeError(
-            where, f"`{module_name}` needs a module that is missing: {error.name}", "install it"
-        ) from error
-    except Exception as error:
-        what = f"`{module_name}` cannot be imported: {type(error).__name__}: {error}"
-        raise RecipeError(where, what, f"try `python -c 'import {module_name}'`") from error
-    if not hasattr(module, attribute):
-        known = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise RecipeError(where, f"`{module_name}` has no `{attribute}`", suggestion(attribute, known, "functions"))
-    found = getattr(module, attribute)
-    if not callable(found):
-        raise RecipeError(where, f"`{attribute}` is {_kind(found)}, which cannot be called", "name a function")
-    function: Callable[..., Any] = found
-    return function
 
 
 def _kind(value: object) -> str:

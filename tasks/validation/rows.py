@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from params import DataError
 from params.artifacts import SPLITS
 from params.loading import suggestion
+from trainer.objectives import Kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,7 +65,7 @@ class Rows:
         return {c: self.table[c][position].as_py() for c in columns if c in self.table.column_names}
 
 
-def read_rows(raw: Path, kinds: Mapping[str, Literal["string", "label"]], named: Mapping[str, str]) -> Rows:
+def read_rows(raw: Path, kinds: Mapping[str, Kind], named: Mapping[str, str]) -> Rows:
     """Read `<split>.parquet` of every split in `raw`.
 
     Args:
@@ -119,7 +120,7 @@ def _require_columns(raw: Path, splits: Mapping[str, Any], needed: Mapping[str, 
         raise DataError(str(raw), "\n".join(what), "; ".join(dict.fromkeys(fixes)))
 
 
-def _require_types(raw: Path, splits: Mapping[str, Any], kinds: Mapping[str, Literal["string", "label"]]) -> None:
+def _require_types(raw: Path, splits: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
     from pyarrow import types
 
     def is_text(kind: Any) -> bool:
@@ -133,8 +134,10 @@ def _require_types(raw: Path, splits: Mapping[str, Any], kinds: Mapping[str, Lit
             fits = is_text(kind) or types.is_null(kind)
             if wanted == "label":
                 fits = fits or types.is_integer(kind) or types.is_boolean(kind)
+            elif wanted == "list":
+                fits = types.is_list(kind) or types.is_large_list(kind) or types.is_null(kind)
             if not fits:
-                words = {"string": "text", "label": "text or integers"}[wanted]
+                words = {"string": "text", "label": "text or integers", "list": "lists"}[wanted]
                 wrong.append(f"column `{column}` of {split} must hold {words}, and holds {kind}")
     if wrong:
         raise DataError(str(raw), "\n".join(wrong), "name another column in the recipe's objective, or mend the data")

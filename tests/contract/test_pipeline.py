@@ -19,7 +19,7 @@ DVC = YAML(typ="safe").load(ROOT / "dvc.yaml")
 RECIPES = DVC["vars"][0]["recipes"]
 PACKAGES = ("params", "trainer", "tasks")
 # An objective names the Trainer that trains it; nothing but training asks.
-TRAINS = ("trainer.objectives", "trainer.trainer")
+TRAINERS = {"trainer.trainer"}
 
 # What may change without making a stage's result stale.
 HARMLESS = {
@@ -27,6 +27,7 @@ HARMLESS = {
     "tasks.stages": "how a stage is called",
     "tasks.progress": "what is logged meanwhile",
     "trainer.process": "who dies with whom",
+    "trainer.imports": "what is not imported",
     "trainer.progress": "what is logged meanwhile",
     "trainer.recording": "what is written down meanwhile",
     "trainer.reports": "what is written down meanwhile",
@@ -38,6 +39,7 @@ HARMLESS = {
     "trainer.sharding": "whether accelerate does as it was told",
     "trainer.saving": "how a checkpoint gets to the disk",
     "trainer.write_points": "instants of a save",
+    "tasks.mirroring": "copies of checkpoints on a Hub",
     "tasks.supervision": "who watches a training",
     "tasks.ranks": "who watches a training",
     "tasks.hub": "the server that stands in for the real Hub: what is published does not depend on it",
@@ -53,6 +55,7 @@ def declared(stage: str, recipe: str = "default") -> dict[str, list[str]]:
             text.replace("${key}", recipe)
             .replace("${item.objective}", item["objective"])
             .replace("${item.data}", item["data"])
+            .replace("${item.code}", item["code"])
         )
 
     body = DVC["stages"][stage]["do"]
@@ -128,6 +131,7 @@ def test_every_recipe_is_in_the_list(path: Path) -> None:
     assert path.stem in RECIPES, "add it to `recipes` at the top of dvc.yaml"
     assert RECIPES[path.stem]["objective"] == load(path).objective.name
     assert (ROOT / RECIPES[path.stem]["data"]).exists()
+    assert (ROOT / RECIPES[path.stem]["code"]).exists()
     assert re.fullmatch(r"[A-Za-z0-9_-]+", path.stem)
 
 
@@ -148,7 +152,10 @@ def test_the_code_of_a_stage_is_declared(stage: str, graph: grimp.ImportGraph) -
     code = {p for p in declared(stage)["deps"] if not p.startswith("runs/") and p != RECIPES["default"]["data"]}
     covered = {p for p in needed if any(p == d or p.startswith(f"{d}/") for d in code)}
     assert needed - covered == set(), "add these to the stage's deps in dvc.yaml, or to HARMLESS with the reason"
-    idle = {d for d in code if d.endswith(".py") and d not in needed} - {"trainer/objectives/causal_lm.py"}
+    idle = {d for d in code if d.endswith(".py") and d not in needed} - {
+        "trainer/objectives/causal_lm.py",
+        RECIPES["default"]["code"],
+    }
     assert idle == set(), "the stage does not use these"
     assert all((ROOT / d).exists() for d in code)
 
@@ -175,12 +182,15 @@ def closure(entry: str, graph: grimp.ImportGraph) -> set[str]:
             continue
         found.add(module)
         imported = graph.find_modules_directly_imported_by(module)
-        queue += [m for m in imported if (module, m) != TRAINS or entry == "tasks.training"]
+        if module == "trainer.objectives":  # it imports them by name
+            imported |= graph.find_children(module)
+        named = module.startswith("trainer.objectives")
+        queue += [m for m in imported if not (named and m in TRAINERS) or entry == "tasks.training"]
         parent = module.rpartition(".")[0]
         if parent:
             queue.append(parent)
-    # Packages that only describe themselves.
-    return found - {"tasks", "trainer"}
+    # Packages that only describe themselves, and the objectives, of which a recipe uses one.
+    return found - {"tasks", "trainer"} - graph.find_children("trainer.objectives")
 
 
 def file(module: str) -> str:

@@ -17,7 +17,7 @@ import pydantic
 
 from params import Problem, RecipeError
 from params.loading import suggestion
-from params.schema import Expectation, ObjectiveChoice, Section
+from params.schema import Expectation, Launch, Model, ObjectiveChoice, Section, Training
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 """A row of the validated data, by column."""
 Example = dict[str, Any]
-"""Tokens of one sequence: `input_ids` and `labels` (both T integers or, for a class, one), and its `row_id`."""
+"""Tokens of one sequence: its `row_id`, `input_ids` (T integers) and, where the loss needs them, `labels` (T integers or,
+for a class, one); further values are lists of integers, numbers or text."""
 State = Mapping[str, Any]
 """What an objective learned from the train split before tokenizing, as JSON; for example the label names."""
 OptionsT = TypeVar("OptionsT", bound=Section)
+Kind = Literal["string", "label", "list"]
+"""What a column holds: text; text or integers; a list of records."""
 
 
 class Meter(Protocol):
@@ -63,7 +66,7 @@ class Objective(ABC, Generic[OptionsT]):
         self.options = options
 
     @abstractmethod
-    def columns(self) -> Mapping[str, Literal["string", "label"]]:
+    def columns(self) -> Mapping[str, Kind]:
         """The columns that every row must have, and what they hold."""
 
     def expectations(self, train: pd.DataFrame) -> list[Expectation]:
@@ -74,6 +77,14 @@ class Objective(ABC, Generic[OptionsT]):
             if kind == "string":
                 checks.append(Expectation(type="expect_column_values_to_match_regex", column=column, regex=r"\S"))
         return checks
+
+    def flaw(self, row: Row) -> str | None:
+        """Why a row cannot be used although each of its columns is as it should be; such a row is set aside."""
+        return None
+
+    def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
+        """What in other sections of the recipe does not go with this objective and its options."""
+        return ()
 
     @abstractmethod
     def text(self, row: Row) -> str:
@@ -93,7 +104,7 @@ class Objective(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-        """A padded batch: `input_ids` and `attention_mask` (B, T), and `labels` as the model takes them."""
+        """A padded batch: `input_ids` and `attention_mask` (B, T), and `labels` as the model or the Trainer takes them."""
 
     @abstractmethod
     def model_class(self) -> type[PreTrainedModel]:
@@ -110,12 +121,10 @@ class Objective(ABC, Generic[OptionsT]):
         return EvergreenTrainer
 
     @abstractmethod
-    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Negative log-likelihood in nats of each label of a batch, in the shape of `labels`; NaN where none counts."""
-
-    @abstractmethod
-    def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Reduce a batch of logits to (B, K) float64 figures, one row per sequence; see `score_names`."""
+    def measure(
+        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+    ) -> torch.Tensor:
+        """What a model makes of a batch: (B, K) float64 figures, one row per sequence; see `score_names`."""
 
     @abstractmethod
     def meter(self, state: State) -> Meter:

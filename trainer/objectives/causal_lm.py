@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from params import ModelError
 from params.schema import Section
-from trainer.objectives import Example, Objective, Row, State
+from trainer.likelihood import Likelihood, TokenMeter, next_token_losses, pad_batch, token_scores
+from trainer.objectives import Example, Kind, Row, State
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,7 @@ class Options(Section):
     """Fill training sequences to `max_length` with several texts; otherwise one text each, padded."""
 
 
-class CausalLM(Objective[Options]):
+class CausalLM(Likelihood[Options]):
     """Next-token prediction."""
 
     options_class = Options
@@ -47,7 +48,7 @@ class CausalLM(Objective[Options]):
         {"text": "Return True if the string is a valid identifier, False otherwise."},
     )
 
-    def columns(self) -> Mapping[str, Literal["string", "label"]]:
+    def columns(self) -> Mapping[str, Kind]:
         return {self.options.text_column: "string"}
 
     def text(self, row: Row) -> str:
@@ -83,22 +84,7 @@ class CausalLM(Objective[Options]):
                 first_row = example["row_id"]
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-        import torch
-
-        longest = max(len(e["input_ids"]) for e in examples)
-        pad = tokenizer.pad_token_id
-        shape = (len(examples), longest)
-        batch = {
-            "input_ids": torch.full(shape, pad),  # (B, T)
-            "attention_mask": torch.zeros(shape, dtype=torch.long),  # (B, T)
-            "labels": torch.full(shape, -100),  # (B, T)
-        }
-        for i, example in enumerate(examples):
-            n = len(example["input_ids"])
-            batch["input_ids"][i, :n] = torch.as_tensor(example["input_ids"])
-            batch["attention_mask"][i, :n] = 1
-            batch["labels"][i, :n] = torch.as_tensor(example["labels"])
-        return batch
+        return pad_batch(examples, tokenizer)
 
     def model_class(self) -> type[PreTrainedModel]:
         from transformers import AutoModelForCausalLM
@@ -107,42 +93,11 @@ class CausalLM(Objective[Options]):
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, T, V) logits and (B, T) labels to (B, T); the first token of a sequence is not predicted."""
-        import torch
-        import torch.nn.functional as F
-
-        losses = torch.full(labels.shape, torch.nan, device=logits.device)
-        for row, row_logits, row_labels in zip(losses, logits[:, :-1], labels[:, 1:], strict=True):
-            seen = row_labels != -100  # (T-1,), one row at a time: the float copy of logits stays small
-            row[1:][seen] = F.cross_entropy(row_logits[seen].float(), row_labels[seen], reduction="none")
-        return losses
+        return next_token_losses(logits, labels)
 
     def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, T, V) logits and (B, T) labels to summed negative log-likelihood, tokens and correct tokens, (B, 3)."""
-        import torch
-
-        seen = labels[:, 1:] != -100  # (B, T-1)
-        nll = self.losses(logits, labels)[:, 1:].double().masked_fill(~seen, 0.0).sum(1)
-        correct = (logits[:, :-1].argmax(-1) == labels[:, 1:]) & seen
-        return torch.stack([nll, seen.sum(1).double(), correct.sum(1).double()], dim=1)
+        return token_scores(logits[:, :-1], labels[:, 1:])
 
     def meter(self, state: State) -> TokenMeter:
         return TokenMeter()
-
-
-class TokenMeter:
-    """Token-weighted means over any number of sequences."""
-
-    def __init__(self) -> None:
-        self._sums: Any = 0.0
-
-    def update(self, scores: torch.Tensor) -> None:
-        """Add (B, 3) scores."""
-        self._sums = self._sums + scores.sum(0)
-
-    def compute(self) -> dict[str, float]:
-        """Loss in nats per token, perplexity = exp(loss), and the share of tokens predicted exactly."""
-        import math
-
-        nll, tokens, correct = self._sums.tolist()
-        loss = nll / tokens
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "token_accuracy": correct / tokens}

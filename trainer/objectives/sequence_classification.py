@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from params.schema import Expectation, Section
-from trainer.objectives import Example, Objective, Row, State
+from trainer.likelihood import Likelihood, pad_batch
+from trainer.objectives import Example, Kind, Row, State
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +29,7 @@ class Options(Section):
     """The column with the label, text or integer."""
 
 
-class SequenceClassification(Objective[Options]):
+class SequenceClassification(Likelihood[Options]):
     """One label per text."""
 
     options_class = Options
@@ -41,7 +42,7 @@ class SequenceClassification(Objective[Options]):
         {"text": "Can I track my card while it is in the process of delivery?", "label": "card_arrival"},
     )
 
-    def columns(self) -> Mapping[str, Literal["string", "label"]]:
+    def columns(self) -> Mapping[str, Kind]:
         return {self.options.text_column: "string", self.options.label_column: "label"}
 
     def expectations(self, train: pd.DataFrame) -> list[Expectation]:
@@ -67,20 +68,7 @@ class SequenceClassification(Objective[Options]):
         return [{"row_id": row["row_id"], "input_ids": ids, "labels": label}]
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-        import torch
-
-        longest = max(len(e["input_ids"]) for e in examples)
-        shape = (len(examples), longest)
-        batch = {
-            "input_ids": torch.full(shape, tokenizer.pad_token_id),  # (B, T)
-            "attention_mask": torch.zeros(shape, dtype=torch.long),  # (B, T)
-            "labels": torch.tensor([e["labels"] for e in examples]),  # (B,)
-        }
-        for i, example in enumerate(examples):
-            n = len(example["input_ids"])
-            batch["input_ids"][i, :n] = torch.as_tensor(example["input_ids"])
-            batch["attention_mask"][i, :n] = 1
-        return batch
+        return pad_batch(examples, tokenizer)
 
     def model_class(self) -> type[PreTrainedModel]:
         from transformers import AutoModelForSequenceClassification

@@ -1,0 +1,80 @@
+"""Python objects that a recipe names as `package.module:name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from params.errors import RecipeError
+from params.loading import suggestion
+from params.schema import IMPORTABLE, Call
+
+_NAME = re.compile(IMPORTABLE)
+
+
+def resolve(name: str, key: str) -> Callable[..., Any]:
+    """The function or class that a recipe names under `key`.
+
+    Raises:
+        RecipeError: there is no such object, its module cannot be imported, or it cannot be called.
+    """
+    module_name, _, attribute = name.partition(":")
+    where = f"{key}: {name}"
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            fix = "write package.module:name, importable from the project's root"
+            raise RecipeError(where, f"there is no module `{error.name}`", fix) from error
+        raise RecipeError(
+            where, f"`{module_name}` needs a module that is missing: {error.name}", "install it"
+        ) from error
+    except Exception as error:
+        what = f"`{module_name}` cannot be imported: {type(error).__name__}: {error}"
+        raise RecipeError(where, what, f"try `python -c 'import {module_name}'`") from error
+    if not hasattr(module, attribute):
+        known = [key for key, value in vars(module).items() if inspect.isfunction(value) or inspect.isclass(value)]
+        raise RecipeError(where, f"`{module_name}` has no `{attribute}`", suggestion(attribute, known, "names"))
+    found = getattr(module, attribute)
+    if not callable(found):
+        what = f"`{attribute}` is a value of type {type(found).__name__}, which cannot be called"
+        raise RecipeError(where, what, "name a function or a class")
+    resolved: Callable[..., Any] = found
+    return resolved
+
+
+def bind(call: Call, key: str, given: int) -> Callable[..., Any]:
+    """The function that a recipe names under `key`, its arguments fixed; it is to be called with `given` others.
+
+    Raises:
+        RecipeError: as `resolve`, or it cannot be called so.
+    """
+    function = resolve(call.name, key)
+    try:
+        signature = inspect.signature(function)
+        signature.bind(*range(given), **call.arguments)
+    except TypeError as error:
+        what = f"cannot be called with {given} values" + (f" and {sorted(call.arguments)}" if call.arguments else "")
+        raise RecipeError(f"{key}: {call.name}", f"{what}: {error}", f"its signature is {signature}") from error
+    return lambda *values: function(*values, **call.arguments)
+
+
+def source_files(value: Any) -> Iterator[tuple[str, Path]]:
+    """What a part of a recipe names as `package.module:name`, and the files that it is written in, not imported."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from source_files(inner)
+    elif isinstance(value, str) and _NAME.fullmatch(value):
+        try:
+            spec = importlib.util.find_spec(value.partition(":")[0])
+        except ImportError:
+            return
+        if spec and spec.origin and spec.origin.endswith(".py"):
+            yield value, Path(spec.origin)

@@ -1,0 +1,115 @@
+"""What the objectives share that give each label a probability: padding, losses per label, figures per token."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainer.objectives import Example, Objective, OptionsT
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+IGNORED = -100
+"""A label that nothing is learned from."""
+
+
+class Likelihood(Objective[OptionsT]):
+    """An objective whose model turns a batch into logits, which give each label a probability."""
+
+    @abstractmethod
+    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Negative log-likelihood in nats of each label of a batch, in the shape of `labels`; NaN where none counts."""
+
+    @abstractmethod
+    def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Reduce a batch of logits to (B, K) float64 figures, one row per sequence; see `score_names`."""
+
+    def measure(
+        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+    ) -> torch.Tensor:
+        return self.score(logits_of(model, batch), batch["labels"])
+
+
+class TokenMeter:
+    """Means over the tokens of any number of sequences, from summed negative log-likelihood, tokens and correct tokens."""
+
+    def __init__(self) -> None:
+        self._sums: Any = 0.0
+
+    def update(self, scores: torch.Tensor) -> None:
+        """Add (B, 3) scores."""
+        self._sums = self._sums + scores.sum(0)
+
+    def compute(self) -> dict[str, float]:
+        """Loss in nats per token, perplexity = exp(loss), and the share of tokens predicted exactly."""
+        nll, tokens, correct = self._sums.tolist()
+        loss = nll / tokens
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "token_accuracy": correct / tokens}
+
+
+def logits_of(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
+    """The logits of a batch; the model is not asked for a loss."""
+    logits: torch.Tensor = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+    return logits
+
+
+def pad(sequences: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+    """Sequences of different lengths as one (B, T) tensor, filled up with `value` on the right."""
+    import torch
+
+    padded = torch.full((len(sequences), max(map(len, sequences))), value)
+    for row, sequence in zip(padded, sequences, strict=True):
+        row[: len(sequence)] = torch.as_tensor(sequence)
+    return padded
+
+
+def pad_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+    """`input_ids`, `attention_mask` and `labels` of a batch; labels are (B, T) or, one for a sequence, (B,)."""
+    import torch
+
+    ids, labels = [e["input_ids"] for e in examples], [e["labels"] for e in examples]
+    return {
+        "input_ids": pad(ids, tokenizer.pad_token_id),
+        "attention_mask": pad([[1] * len(row) for row in ids], 0),
+        "labels": pad(labels, IGNORED) if isinstance(labels[0], list) else torch.tensor(labels),
+    }
+
+
+def label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Losses in nats of (B, T) labels by (B, T, V) logits of the same places; NaN where a label is ignored."""
+    import torch
+    import torch.nn.functional as F
+
+    losses = torch.full(labels.shape, torch.nan, device=logits.device)
+    for row, row_logits, row_labels in zip(losses, logits, labels, strict=True):
+        seen = row_labels != IGNORED  # (T,), one row at a time: the float copy of logits stays small
+        row[seen] = F.cross_entropy(row_logits[seen].float(), row_labels[seen], reduction="none")
+    return losses
+
+
+def next_token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """As `label_losses`, where the logits of a place are for the token after it; the first token has no loss."""
+    import torch
+
+    losses = torch.full(labels.shape, torch.nan, device=logits.device)
+    losses[:, 1:] = label_losses(logits[:, :-1], labels[:, 1:])
+    return losses
+
+
+def token_scores(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3).
+
+    Args:
+        logits: (B, T, V).
+        labels: (B, T), of the same places as the logits.
+    """
+    import torch
+
+    seen = labels != IGNORED  # (B, T)
+    nll = label_losses(logits, labels).double().masked_fill(~seen, 0.0).sum(1)
+    correct = (logits.argmax(-1) == labels) & seen
+    return torch.stack([nll, seen.sum(1).double(), correct.sum(1).double()], dim=1)

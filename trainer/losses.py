@@ -1,0 +1,50 @@
+"""Losses that a recipe can name as `training.loss`, in place of the model's own.
+
+Each takes the model's outputs, the labels and `num_items_in_batch`, the labels of the whole global batch, and returns a sum
+over the micro-batch divided by it; so the gradient of a global batch does not depend on how it is split up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from trainer.likelihood import IGNORED
+
+
+def cross_entropy(
+    outputs: Any,
+    labels: torch.Tensor,
+    num_items_in_batch: torch.Tensor | int | None,
+    *,
+    smoothing: float = 0.0,
+    class_weights: Sequence[float] | None = None,
+    next_token: bool = False,
+) -> torch.Tensor:
+    """Cross-entropy with label smoothing (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567, section 7) and weights.
+
+    Args:
+        outputs: of the model; `logits` are (B, C), or (B, T, C) for a label per token.
+        labels: (B,) or (B, T).
+        num_items_in_batch: labels in the global batch.
+        smoothing: share of the target distribution that is spread evenly over all classes.
+        class_weights: how much each of the C classes counts.
+        next_token: whether the logits of a place are for the token after it, as in a causal language model.
+    """
+    logits = outputs.logits
+    if next_token:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    weights = None if class_weights is None else torch.tensor(class_weights, device=logits.device)
+    loss = F.cross_entropy(
+        logits.flatten(0, -2).float(),
+        labels.flatten(),
+        weight=weights,
+        ignore_index=IGNORED,
+        label_smoothing=smoothing,
+        reduction="sum",
+    )
+    items = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+    return loss / items
