@@ -19,7 +19,7 @@ import pydantic
 from params import ModelError, Problem, RecipeError
 from params.loading import suggestion
 from params.schema import Launch, Training
-from trainer import reports
+from trainer import optimizers, reports
 
 _FIRST_CLASS = {
     "num_train_epochs": "training.epochs",
@@ -148,7 +148,7 @@ def conflicts(training: Training, launch: Launch) -> list[Problem]:
         if given.get(name) and not launch.dataloader_workers:
             what = "there are no loader workers that it could be said of"
             found.append(Problem(("training", "arguments", name), what, "set launch.dataloader_workers to 1 or more"))
-    return found
+    return [*found, *optimizers.problems(training, launch)]
 
 
 def build(
