@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from params import EvergreenError, Problem
-from params.importing import source_files
+from params import EvergreenError, Problem, RecipeError
+from params.importing import bind, source_files
 from params.loading import Document, parse, read, suggestion, valid_sections
-from params.schema import Files, Function, Launch, Model, ObjectiveChoice, PretrainedTokenizer, Training
+from params.schema import Evaluation, Files, Function, Launch, Model, ObjectiveChoice, PretrainedTokenizer, Training
 from tasks.sources import open_source
-from trainer import configurations, objectives
+from trainer import configurations, extensions, objectives
 
 logger = logging.getLogger(__name__)
 
@@ -149,9 +149,27 @@ def _training_problems(training: Training) -> Iterator[Problem]:
             yield Problem(("training", key), f"transformers has no {key} {value!r}", _closest(value, known))
 
 
-def _metric_problems(training: Training, objective: ObjectiveChoice) -> Iterator[Problem]:
+def _extension_problems(training: Training, objective: ObjectiveChoice) -> Iterator[Problem]:
+    if not objectives.problems(objective):
+        yield from extensions.problems(training, objectives.build(objective).trainer_class)
+
+
+def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
+    own = evaluation.metrics
+    if own:
+        for part, call, given in (("function", own.function, 1), ("preprocess_logits", own.preprocess_logits, 2)):
+            try:
+                if call:
+                    bind(call, part, given)
+            except RecipeError as error:
+                yield Problem(("evaluation", "metrics", part), f"{call and call.name} {error.what}", error.fix)
     if objective.name in objectives.names():
         known = list(objectives.find(objective.name).metrics)
+        for name in own.directions if own else ():
+            if name in known:
+                key = ("evaluation", "metrics", "directions", name)
+                yield Problem(key, f"{objective.name} computes a {name} of its own", "give yours another name")
+        known += own.directions if own else []
         if training.best_metric not in known:
             what = f"{objective.name} does not compute {training.best_metric!r}"
             yield Problem(("training", "best_metric"), what, suggestion(training.best_metric, known, "metrics"))
@@ -242,7 +260,8 @@ _LOOKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
     (_tokenizer_problems, ("tokenization",)),
     (_length_problems, ("model", "tokenization")),
     (_training_problems, ("training",)),
-    (_metric_problems, ("training", "objective")),
+    (_extension_problems, ("training", "objective")),
+    (_metric_problems, ("training", "objective", "evaluation")),
     (_launch_problems, ("training", "launch")),
     (_publish_problems, ("publish", "launch")),
 ]

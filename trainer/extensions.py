@@ -7,10 +7,10 @@ it may not override: the loop, its order of rows, checkpoints, evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from params import RecipeError
+from params import Problem, RecipeError
 from params.importing import bind, resolve
 from params.schema import Call, Training
 
@@ -34,16 +34,19 @@ OVERRIDABLE = (
 """Methods of transformers.Trainer that a subclass of one's own may override."""
 
 
-def trainer_class(name: str | None, base: type[EvergreenTrainer]) -> type[EvergreenTrainer]:
+def trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[EvergreenTrainer]:
     """`base` with the recipe's own Trainer subclass in front of it.
 
     Raises:
-        RecipeError: it is not a subclass of transformers.Trainer, or overrides what a guarantee rests on.
+        RecipeError: it is not a subclass of transformers.Trainer, or overrides what a guarantee rests on; or there are two
+            losses.
     """
-    if name is None:
+    _refuse_two_losses(training, base, "the objective's own Trainer")
+    if training.trainer is None:
         return base
-    own: Any = resolve(name, "training.trainer")
-    refuse_overrides(name, own, base)
+    own: Any = resolve(training.trainer, "training.trainer")
+    _refuse_overrides(training.trainer, own, base)
+    _refuse_two_losses(training, own, f"training.trainer {training.trainer}")
 
     def get_train_dataloader(self: EvergreenTrainer) -> DataLoader[Any]:
         return self.dealt_out(own.get_train_dataloader(self))
@@ -54,28 +57,27 @@ def trainer_class(name: str | None, base: type[EvergreenTrainer]) -> type[Evergr
     return combined
 
 
-def refuse_overrides(name: str, own: Any, base: type) -> None:
-    """See that a Trainer subclass overrides only what it may.
+def _refuse_two_losses(training: Training, cls: type, called: str) -> None:
+    from transformers import Trainer
 
-    Raises:
-        RecipeError: it does not, with all the names.
-    """
+    if training.loss is not None and cls.compute_loss is not Trainer.compute_loss:  # type: ignore[attr-defined]
+        what = f"{called} computes the loss by itself (compute_loss), so that this function would never be called"
+        raise RecipeError(f"training.loss: {training.loss.name}", what, "remove one of the two")
+
+
+def _refuse_overrides(name: str, own: Any, base: type) -> None:
     from transformers import Trainer
 
     where = f"training.trainer: {name}"
     if not (isinstance(own, type) and issubclass(own, Trainer)):
         raise RecipeError(where, "is not a subclass of transformers.Trainer", "name a class that is")
-    mine = [cls for cls in own.__mro__ if cls not in Trainer.__mro__ and cls not in base.__mro__]
-    defined = {attribute for cls in mine for attribute in vars(cls)} - {"__module__", "__doc__", "__qualname__"}
-    taken = sorted(
-        a
-        for a in defined - set(OVERRIDABLE)
-        if a in vars(Trainer) or any(a in vars(c) for c in base.__mro__ if c is not object)
-    )
+    defined = {a for cls in own.__mro__ if cls not in base.__mro__ for a in vars(cls)}
+    methods = {a for a in defined if not a.startswith("__") or a == "__init__"}
+    taken = sorted(a for a in methods - set(OVERRIDABLE) if hasattr(base, a))
     if taken:
         what = f"overrides {', '.join(taken)}, on which the pipeline's guarantees rest: a resumed run would not be the same"
-        fix = f"keep to {', '.join(OVERRIDABLE)}, or use training.callbacks; what the class needs to know at its start, it can"
-        raise RecipeError(where, what, f"{fix} read from self.args and self.model")
+        fix = f"override only {', '.join(OVERRIDABLE)}; for more use training.callbacks, or an objective of its own"
+        raise RecipeError(where, what, fix)
 
 
 def loss_function(call: Call | None) -> Callable[..., Any] | None:
@@ -109,3 +111,27 @@ def callbacks(training: Training) -> list[TrainerCallback]:
     if training.early_stopping_patience:
         made.append(EarlyStoppingCallback(training.early_stopping_patience))
     return made
+
+
+def problems(training: Training, base: Callable[[], type[EvergreenTrainer]]) -> Iterator[Problem]:
+    """What is wrong with what a recipe brings of its own to a training; nothing is imported where it brings nothing.
+
+    Args:
+        training: the recipe's section.
+        base: gives the objective's Trainer.
+    """
+    looks: list[Callable[[], Any]] = []
+    if training.loss or training.trainer:
+        looks.append(lambda: trainer_class(training, base()))
+    if training.loss:
+        looks.append(lambda: loss_function(training.loss))
+    if training.callbacks:
+        looks.append(lambda: callbacks(training))
+    for look in looks:
+        try:
+            look()
+        except RecipeError as error:
+            key, _, name = error.where.partition(": ")
+            yield Problem(
+                tuple(int(k) if k.isdigit() else k for k in key.split(".")), f"{name} {error.what}", error.fix
+            )
