@@ -39,6 +39,7 @@ HARMLESS = {
     "trainer.sharding": "whether accelerate does as it was told",
     "trainer.saving": "how a checkpoint gets to the disk",
     "trainer.write_points": "instants of a save",
+    "trainer.iterative": "a trainer for scripts; no stage uses it",
     "tasks.mirroring": "copies of checkpoints on a Hub",
     "tasks.supervision": "who watches a training",
     "tasks.ranks": "who watches a training",
