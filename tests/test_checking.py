@@ -233,6 +233,7 @@ def test_pretrained_folders():
 def test_a_token_or_a_dry_run_satisfies_a_remote_hub(monkeypatch):
     remote = {"publish.endpoint": "https://hub.example.org"}
     assert problems(remote | {"publish.dry_run": True}) == {}
+    assert "no token" in problems(remote | {"publish.dry_run": True, "launch.mirror": "last"})["publish.endpoint"]
     monkeypatch.setenv("HF_TOKEN", "token")
     assert problems(remote) == {}
     monkeypatch.delenv("HF_TOKEN")

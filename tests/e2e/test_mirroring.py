@@ -1,0 +1,147 @@
+"""A training whose checkpoints go to a Hub, and another machine that goes on from there: real processes, the real client."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+from huggingface_hub import HfApi
+
+from params.artifacts import Artifacts
+from tasks.hub import LocalHub
+from tests import tiny
+from tests.e2e.test_exact_resume import assert_same
+from tests.project import Project, free_port, wait_for
+
+TOKEN = "hf_tokenoftests"
+REPO = "tests/tiny"
+TRAIN = ("python", "-m", "tasks", "train", "params/tiny.yaml")
+FETCH = ("python", "-m", "tasks", "fetch", "params/tiny.yaml")
+SIZES = {"train": 120, "validation": 20, "test": 20}
+BASE = {"training.max_steps": 300, "training.eval_steps": 20, "training.save_steps": 20, "training.logging_steps": 10}
+DIVERGING = {"training.learning_rate": 3.0, "training.lr_scheduler": "constant"}
+"""So that the best weights are those of an early evaluation, and must come along with a later checkpoint."""
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HfApi]:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    with LocalHub(tmp_path / "hub", tokens={TOKEN: "tests"}) as hub:
+        yield HfApi(endpoint=hub.endpoint, token=TOKEN)
+
+
+def machine(project: Project, endpoint: str, changes: dict[str, Any]) -> Project:
+    """The project, with tokens and a way to the Hub."""
+    tiny.tokenized(project.root, tiny.recipe(BASE | changes), SIZES)
+    project.environment |= {"HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+    return project
+
+
+def another(project: Project, name: str) -> Project:
+    """A machine with the same project, recipe and tokens, and nothing of what was trained."""
+    root = project.root.with_name(name)
+    shutil.copytree(project.root, root, ignore=shutil.ignore_patterns(".scratch", "*.log"))
+    made = Project(root, Path(project.environment["PREFECT_HOME"]))
+    made.environment = project.environment | {"HF_HOME": str(root / ".hf")}
+    return made
+
+
+def folders(api: HfApi) -> dict[str, set[str]]:
+    """The folders of the branch with their files."""
+    found: dict[str, set[str]] = {}
+    if api.repo_exists(REPO) and any(b.name == "checkpoints" for b in api.list_repo_refs(REPO).branches):
+        for path in api.list_repo_files(REPO, revision="checkpoints"):
+            place, _, name = path.rpartition("/")
+            found.setdefault(place, set()).add(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "changes"),
+    [(signal.SIGKILL, {}), (signal.SIGTERM, {"training.save_steps": 1000})],
+    ids=["a machine that is lost", "a machine that is asked to stop"],
+)
+def test_another_machine_goes_on_to_the_same_bits(
+    project: Project, api: HfApi, how: signal.Signals, changes: dict[str, Any]
+) -> None:
+    left_alone = machine(project, api.endpoint, DIVERGING | changes)
+    first, second = another(left_alone, "first"), another(left_alone, "second")
+    left_alone.run(*TRAIN)
+    for one in (first, second):
+        one.edit("params/tiny.yaml", "num_processes: 1", "num_processes: 1, mirror: last")
+    training = first.start(*TRAIN, log="train.log")
+    log = first.root / "train.log"
+    try:
+        wait_for(
+            lambda: "best-" in (said := log.read_text()) and "commit" in said and "step 40 of" in said, "an upload"
+        )
+        if how == signal.SIGKILL:
+            wait_for(lambda: "last-checkpoint" in folders(api), "a checkpoint on the Hub")
+        os.killpg(training.pid, how)
+        training.wait(30)
+        wait_for(lambda: not first.processes(), "the end of all its processes", 10)
+    finally:
+        first.end()
+    assert "Traceback" not in log.read_text()
+    assert {"last-checkpoint", "best"} <= folders(api).keys()
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= folders(api)["best"]
+    assert api.list_repo_files(REPO) == [".gitattributes"], "main is for releases"
+    assert api.model_info(REPO).private
+
+    said = second.run(*FETCH)
+    step = int(said.partition("fetch: step ")[2].split()[0])
+    assert 0 < step < 300
+    assert f" goes on at step {step} from " in second.run(*TRAIN)
+    assert_same(Artifacts("tiny", left_alone.root), Artifacts("tiny", second.root))
+    assert second.json("runs/tiny/history/training.json")["best_step"] < step
+    assert "nothing to do" not in said
+    wait_for(lambda: not second.processes(), "the mirror's end", 1)
+    assert TOKEN not in log.read_text() + said
+
+
+def test_all_keeps_each_checkpoint_whatever_is_deleted_here(project: Project, api: HfApi) -> None:
+    slow = {"launch.micro_batch_size": 1, "training.max_steps": 80, "training.save_steps": 10}
+    one = machine(project, api.endpoint, slow | {"launch.mirror": "all", "training.keep_checkpoints": 1})
+    said = one.run(*TRAIN)
+    expected = {f"checkpoint-{step}" for step in range(10, 81, 10)}
+    assert folders(api).keys() == expected | {"best", ""}
+    assert all("optimizer.pt" in folders(api)[place] for place in expected)
+    assert said.count("mirror: checkpoint-") == 8
+    assert not (one.root / ".scratch/tiny/mirror").exists() or not list((one.root / ".scratch/tiny/mirror").iterdir())
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A Hub that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("is_down", [True, False], ids=["down", "silent"])
+def test_a_hub_that_does_not_answer_costs_a_warning(project: Project, api: HfApi, silent: str, is_down: bool) -> None:
+    endpoint = f"http://127.0.0.1:{free_port()}" if is_down else silent
+    changes = {"launch.mirror": "last", "launch.stall_timeout_s": 6.0, "training.max_steps": 40}
+    one = machine(project, endpoint, changes)
+    start = time.monotonic()
+    said = one.run(*TRAIN)
+    assert time.monotonic() - start < 60
+    assert "train: the Hub may lack the last checkpoint: the mirror was not done within 6 s; `python -m tasks m" in said
+    assert ("no clear answer, asking again: ConnectError" in said) is is_down
+    assert said.count("no clear answer, asking again") <= 1
+    assert "Traceback" not in said
+    assert one.json("runs/tiny/history/training.json")["steps"] == 40
+    assert one.processes() == []
+
+    one.environment["HF_ENDPOINT"] = api.endpoint
+    later = one.run("python", "-m", "tasks", "mirror", "params/tiny.yaml")
+    assert "mirror: checkpoint-40 and best-40 at" in later
+    assert folders(api).keys() == {"last-checkpoint", "best", ""}
+    assert TOKEN not in said + later
