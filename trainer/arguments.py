@@ -131,8 +131,8 @@ def conflicts(training: Training, launch: Launch) -> list[Problem]:
     """What of the training section does not go with this machine, or with the launch section."""
     found = []
     given = training.arguments
-    asked = {("arguments", name) for name in ("use_liger_kernel", "tf32") if given.get(name)}
-    for key in sorted(asked | ({("precision",)} if training.precision == "fp16" else set())):
+    asked: list[tuple[str, ...]] = [("arguments", name) for name in ("use_liger_kernel", "tf32") if given.get(name)]
+    for key in asked + [("precision",)] * (training.precision == "fp16"):
         if not _has_gpu():
             what = f"{_NEEDS_GPU[key[-1]]}, and torch finds none here"
             fix = (
@@ -142,8 +142,8 @@ def conflicts(training: Training, launch: Launch) -> list[Problem]:
             )
             found.append(Problem(("training", *key), what, fix))
     if given.get("use_liger_kernel") and _has_gpu() and importlib.util.find_spec("liger_kernel") is None:
-        key = ("training", "arguments", "use_liger_kernel")
-        found.append(Problem(key, "liger-kernel is not installed", "pip install liger-kernel"))
+        what = "liger-kernel is not installed"
+        found.append(Problem(("training", "arguments", "use_liger_kernel"), what, "pip install liger-kernel"))
     for name in ("dataloader_persistent_workers", "dataloader_prefetch_factor"):
         if given.get(name) and not launch.dataloader_workers:
             what = "there are no loader workers that it could be said of"

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -54,14 +54,12 @@ class MetricsLog(TrainerCallback):
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
-        self._file: IO[str] | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         if state.is_world_process_zero:
             write_whole(self._path, as_lines(state.log_history))
-            self._file = self._path.open("a", encoding="utf-8")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         is_over = float(state.epoch).is_integer() or state.global_step >= state.max_steps
@@ -73,11 +71,6 @@ class MetricsLog(TrainerCallback):
             control.should_log = False
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        if self._file:
-            self._file.write(as_lines(state.log_history[-1:]))
-            self._file.flush()
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        if self._file:
-            self._file.close()
-            self._file = None
+        if state.is_world_process_zero:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(as_lines(state.log_history[-1:]))
