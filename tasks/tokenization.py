@@ -51,6 +51,8 @@ class SplitStatistics(Report):
     """Tokens that the loss is computed on; for a class, one per sequence."""
     truncated_rows: int
     """Rows whose text has more tokens than its sequences hold."""
+    unused_rows: int
+    """Rows that become no sequence: nothing in their first `max_length` tokens could be learned."""
 
 
 class TokenizationReport(Report):
@@ -131,6 +133,7 @@ def _tokenizer(artifacts: Artifacts, tokenization: Tokenization, objective: Obje
             raise ModelError("tokenization.tokenizer", what, "use the tokenizer of a trained model")
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.model_max_length = tokenization.max_length
+    objective.prepare_tokenizer(tokenizer)
     return tokenizer
 
 
@@ -182,13 +185,14 @@ def _write_split(artifacts: Artifacts, split: str, target: Path, encoder: Encode
     source = artifacts.rows / f"{split}.parquet"
     with pq.ParquetFile(source) as file:
         total = file.metadata.num_rows
-    truncated = 0
+    truncated = unused = 0
 
     def encoded() -> Iterator[Example]:
-        nonlocal truncated
+        nonlocal truncated, unused
         for row in progress(_rows(artifacts, split), what=f"tokenize: {split} rows", total=total):
             examples = encoder.encode(row)
             truncated += encoder.truncates(row, examples)
+            unused += not examples
             yield from examples
 
     if split == "train":
@@ -202,6 +206,10 @@ def _write_split(artifacts: Artifacts, split: str, target: Path, encoder: Encode
             f"{total} rows give no sequence of {encoder.max_length} tokens",
             "give more rows, or lower tokenization.max_length",
         )
+    if unused:
+        logger.warning(
+            "tokenize: %d of %d %s rows give no sequence: nothing in them could be learned", unused, total, split
+        )
     return SplitStatistics(
         rows=total,
         sequences=len(lengths),
@@ -210,6 +218,7 @@ def _write_split(artifacts: Artifacts, split: str, target: Path, encoder: Encode
         mean_length=round(sum(lengths) / len(lengths), 2),
         learned_tokens=learned,
         truncated_rows=truncated,
+        unused_rows=unused,
     )
 
 

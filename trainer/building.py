@@ -54,6 +54,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     _check_world(args.world_size, job.launch.num_processes)
     _check_rows(len(rows), training.global_batch_size)
     model = modeling.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed)
+    objective.try_model(model)
     heartbeat.beat("starting")
     figures = Figures(
         objective,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import pydantic
@@ -82,9 +82,19 @@ class Objective(ABC, Generic[OptionsT]):
         """Why a row cannot be used although each of its columns is as it should be; such a row is set aside."""
         return None
 
+    def unseen(self, row: Row, state: State) -> str | None:
+        """What of a row the train split never shows, so that it cannot be predicted; it ends the validate stage."""
+        return None
+
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         """What in other sections of the recipe does not go with this objective and its options."""
         return ()
+
+    def prepare_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Change the tokenizer before anything is encoded and before it is saved; raise what makes it unfit."""
+
+    def try_model(self, model: PreTrainedModel) -> None:
+        """Raise a RecipeError if this model cannot be trained so, which only the model itself can show."""
 
     @abstractmethod
     def text(self, row: Row) -> str:
@@ -119,6 +129,9 @@ class Objective(ABC, Generic[OptionsT]):
         from trainer.trainer import EvergreenTrainer
 
         return EvergreenTrainer
+
+    def start_from(self, start: Callable[[], PreTrainedModel]) -> None:
+        """Called before `measure` where nothing trains; `start` gives the model as it was before training, to compare with."""
 
     @abstractmethod
     def measure(
