@@ -103,11 +103,11 @@ def callbacks(training: Training) -> list[TrainerCallback]:
     made: list[TrainerCallback] = []
     for i, call in enumerate(training.callbacks):
         key = f"training.callbacks.{i}"
-        callback = bind(call, key, 0)()
-        if not isinstance(callback, TrainerCallback):
-            fix = "name a subclass of transformers.TrainerCallback"
-            raise RecipeError(f"{key}: {call.name}", f"makes a {type(callback).__name__}, not a callback", fix)
-        made.append(callback)
+        cls: Any = resolve(call.name, key)
+        if not (isinstance(cls, type) and issubclass(cls, TrainerCallback)):
+            fix = "name a class that is"
+            raise RecipeError(f"{key}: {call.name}", "is not a subclass of transformers.TrainerCallback", fix)
+        made.append(bind(call, key, 0)())
     if training.early_stopping_patience:
         made.append(EarlyStoppingCallback(training.early_stopping_patience))
     return made

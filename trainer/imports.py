@@ -7,9 +7,12 @@ each process, for adapters that most recipes do not have.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from params.importing import source_files
+
+_OURS = Path(__file__).parent
 
 
 def without_peft() -> None:
@@ -18,6 +21,7 @@ def without_peft() -> None:
 
 
 def spare_peft(run: Any) -> None:
-    """Do without peft, unless the model of a recipe or job has adapters, or code that it names may ask for peft itself."""
-    if run.model.lora is None and not any(source_files(run.model_dump(mode="json", exclude={"data"}))):
+    """Do without peft, unless the model of a recipe or job has adapters, or code of others that it names may ask for it."""
+    named = source_files(run.model_dump(mode="json", exclude={"data"}))
+    if run.model.lora is None and all(path.is_relative_to(_OURS) for _, path in named):
         without_peft()

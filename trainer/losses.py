@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from params import ModelError
 from trainer.likelihood import IGNORED
 
 
@@ -33,11 +34,17 @@ def cross_entropy(
         smoothing: share of the target distribution that is spread evenly over all classes.
         class_weights: how much each of the C classes counts.
         next_token: whether the logits of a place are for the token after it, as in a causal language model.
+
+    Raises:
+        ModelError: there is not one weight for each class.
     """
     logits = outputs.logits
     if next_token:
         logits, labels = logits[:, :-1], labels[:, 1:]
     weights = None if class_weights is None else torch.tensor(class_weights, device=logits.device)
+    if weights is not None and len(weights) != logits.shape[-1]:
+        what = f"has {len(weights)} class_weights for {logits.shape[-1]} classes"
+        raise ModelError("training.loss", what, "give one for each label, in the order of the model's config.id2label")
     loss = F.cross_entropy(
         logits.flatten(0, -2).float(),
         labels.flatten(),

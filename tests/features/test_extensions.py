@@ -94,19 +94,21 @@ def test_a_mean_over_the_micro_batch_would_not_be(tmp_path):
 
 def test_class_weights_move_what_a_classifier_learns(tmp_path):
     sections = {**tiny.CLASSES, "training": tiny.RECIPE["training"] | {"best_metric": "loss"}}
-    weighted = {"name": "trainer.losses:cross_entropy", "arguments": {"class_weights": [100.0, 0.01, 0.01, 0.01, 0.01]}}
+    weighted = {"name": "trainer.losses:cross_entropy", "arguments": {"class_weights": [100.0, 0.01, 0.01, 0.01]}}
     shares = {}
     for name, loss in (("weighted", weighted), ("plain", None)):
         made = job(tmp_path / name, {"training.loss": loss, "training.max_steps": 20}, **sections)
         trainer = trained(made)
-        labels = trainer.objective.meter, len(trainer.model.config.id2label)
-        made_of = next(iter(trainer.get_eval_dataloader()))
-        count = labels[1]
-        logits = trainer.model.eval()(input_ids=made_of["input_ids"], attention_mask=made_of["attention_mask"]).logits
-        assert logits.shape[1] == count
+        batch = next(iter(trainer.get_eval_dataloader()))
+        logits = trainer.model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         shares[name] = float((logits.argmax(1) == 0).float().mean())
     assert shares["weighted"] == 1.0
     assert shares["plain"] < 1.0
+
+
+def test_weights_of_another_number_of_classes_are_told():
+    with pytest.raises(ModelError, match="has 2 class_weights for 3 classes"):
+        cross_entropy(Outputs(torch.zeros(1, 3)), torch.tensor([0]), 1, class_weights=[1.0, 2.0])
 
 
 # training.trainer
@@ -293,7 +295,11 @@ def training(**fields):
             "training.loss",
             "would never be called; remove one of the two",
         ),
-        ({"training.callbacks": [f"{OWN}:Careful"]}, "training.callbacks.0", "makes a Careful, not a callback"),
+        (
+            {"training.callbacks": [f"{OWN}:Careful"]},
+            "training.callbacks.0",
+            "is not a subclass of transformers.TrainerCallback",
+        ),
         ({"training.callbacks": [f"{OWN}:StopsAt"]}, "training.callbacks.0", "missing a required argument: 'step'"),
         (
             {"evaluation.metrics": {"function": f"{OWN}:nothing", "directions": {}}},
