@@ -50,7 +50,7 @@ class SplitStatistics(Report):
     learned_tokens: int
     """Tokens that the loss is computed on; for a class, one per sequence."""
     truncated_rows: int
-    """Rows whose text has more tokens than its sequences hold."""
+    """Rows of which the sequences lack something: text, or a label that no token is left for."""
     unused_rows: int
     """Rows that become no sequence: nothing in their first `max_length` tokens could be learned."""
 
@@ -81,11 +81,12 @@ def tokenize(artifacts: Artifacts, *, tokenization: Tokenization, objective: Obj
         (folder / STATE).write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
         encoder = Encoder(learned, tokenizer, tokenization.max_length, state)
         counts = {split: _write_split(artifacts, split, folder / f"{split}.arrow", encoder) for split in SPLITS}
+        targets = counts["train"].learned_tokens if learned.has_targets else 0
         characters = sum(len(learned.text(row)) for row in _rows(artifacts, "train"))
         report = TokenizationReport(
             vocab_size=len(tokenizer),
             max_length=tokenization.max_length,
-            characters_per_token=round(characters / counts["train"].tokens, 3),
+            characters_per_token=round(characters / (counts["train"].tokens + targets), 3),
             splits=counts,
         )
         save_report(report, folder / artifacts.report("tokenize").name)
@@ -114,10 +115,8 @@ class Encoder:
             raise DataError(f"row_id {row['row_id']}", what, "mend the row, or let a check set it aside") from error
 
     def truncates(self, row: Row, examples: list[Example]) -> bool:
-        """Whether the row's text has more tokens than its one sequence holds."""
-        if len(examples) != 1 or len(examples[0]["input_ids"]) < self.max_length:
-            return False
-        return len(self.tokenizer(self.objective.text(row), verbose=False)["input_ids"]) > self.max_length
+        """Whether the row's sequences lack some of it."""
+        return self.objective.truncates(row, examples, self.tokenizer, self.max_length)
 
 
 def _tokenizer(artifacts: Artifacts, tokenization: Tokenization, objective: Objective[Any]) -> PreTrainedTokenizerBase:

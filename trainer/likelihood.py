@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from params.schema import Training
 from trainer.objectives import Example, Objective, OptionsT
 
 if TYPE_CHECKING:
@@ -89,6 +90,27 @@ def label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         seen = row_labels != IGNORED  # (T,), one row at a time: the float copy of logits stays small
         row[seen] = F.cross_entropy(row_logits[seen].float(), row_labels[seen], reduction="none")
     return losses
+
+
+def label_loss(training: Training) -> Callable[..., Any]:
+    """The mean loss over the labels of a global batch, smoothed if the recipe says so, as Trainer's `compute_loss_func`.
+
+    Many models average over the micro-batch instead, which Trainer holds for a share of the global batch: the gradient
+    would be as many times too large as there are micro-batches.
+    """
+    smoothing = float(training.arguments.get("label_smoothing_factor") or 0.0)
+
+    def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
+        import torch.nn.functional as F
+
+        items = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        logits = outputs.logits.flatten(0, -2).float()
+        summed = F.cross_entropy(
+            logits, labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
+        )
+        return summed / items
+
+    return loss
 
 
 def next_token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

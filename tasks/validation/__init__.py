@@ -7,7 +7,8 @@
         report.html             the same for people, readable offline
 
 The checks are those that the objective demands and those in the recipe, all of them Great Expectations, run on all
-splits as one table with a column `split`. What an expectation's `on_failure` means:
+splits as one table with a column `split`; beside them, the objective may look at each row as a whole, for what no check
+of a column can see (`row_is_usable`, `row_is_known_to_training`). What an expectation's `on_failure` means:
 
 - `quarantine`: failing rows are set aside. Of equal rows the first stays: one from test, else validation, else train.
   A check of the table as a whole names no rows, so that nothing could be set aside; it ends the stage like `fail`.
@@ -32,7 +33,7 @@ from params.artifacts import SPLITS, Artifacts, whole_folder
 from params.schema import Expectation, ObjectiveChoice, Validation
 from tasks.stages import save_report
 from tasks.validation import checks
-from tasks.validation.findings import Demand, Finding, examine, set_aside
+from tasks.validation.findings import KNOWN, Demand, Finding, examine, look, set_aside
 from tasks.validation.report import ShownRow, ValidationReport, describe, render, shorten
 from tasks.validation.rows import Rows, read_rows
 from trainer import objectives
@@ -89,10 +90,22 @@ def _find(learned: Objective[Any], wanted: Sequence[Expectation], rows: Rows) ->
 
     A label whose every training row is set aside is as unknown to training as one that was never there.
     """
+    findings = _all(learned, wanted, rows)
+    if type(learned).unseen is Objective.unseen:
+        return findings
+    aside = set_aside(findings)
+    train = rows.span("train")
+    if all(position in aside for position in train):
+        return findings
+    state = learned.fit(row for position, row in rows.each() if position in train and position not in aside)
+    return [*findings, look(KNOWN, rows, lambda row: learned.unseen(row, state), without=aside)]
+
+
+def _all(learned: Objective[Any], wanted: Sequence[Expectation], rows: Rows) -> list[Finding]:
     train = rows.span("train")
     demanded = learned.expectations(rows.frame.iloc[train.start : train.stop])
     demands: list[Demand] = [("objective", e) for e in demanded]
-    findings = examine([*demands, *(("recipe", e) for e in wanted)], rows, rows.frame)
+    findings = examine([*demands, *(("recipe", e) for e in wanted)], rows, rows.frame, learned)
     aside = set_aside(findings)
     kept = [position for position in train if position not in aside]
     if not aside or not kept:
@@ -159,9 +172,8 @@ def _write_why(
     reasons: dict[int, list[str]] = {}
     for finding in findings:
         if finding.condemns:
-            for position, repeated in (finding.at_fault or {}).items():
-                again = "" if repeated is None else f", repeats {rows.address(repeated)}"
-                reasons.setdefault(position, []).append(describe(finding.expectation) + again)
+            for position in finding.at_fault or ():
+                reasons.setdefault(position, []).append(finding.reason(rows, position))
     positions = [p for split in SPLITS for p in rows.span(split) if p in reasons]
     columns = [c for c in rows.table.column_names if c != "row_id"]
     bad = rows.table.take(pa.array(positions, pa.int64()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,6 +59,14 @@ class Rows:
     def address(self, position: int) -> str:
         """A row as a reader finds it again: its id and its split."""
         return f"row {self.ids[position]} of {self.split_names[position]}"
+
+    def each(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """All rows with their positions; a few at a time are Python objects."""
+        position = 0
+        for batch in self.table.to_batches(max_chunksize=1000):
+            for row in batch.to_pylist():
+                yield position, row
+                position += 1
 
     def values(self, position: int, columns: Iterable[str]) -> dict[str, Any]:
         """Some values of one row."""

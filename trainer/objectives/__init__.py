@@ -59,6 +59,8 @@ class Objective(ABC, Generic[OptionsT]):
     """The K figures that are kept of each sequence."""
     pipeline_tag: ClassVar[str]
     """The Hub's name of the task, for the model card."""
+    has_targets: ClassVar[bool] = False
+    """Whether `labels` are a text of their own, such as a translation, and not one for each of `input_ids`."""
     examples: ClassVar[tuple[Row, ...]]
     """Two or three rows as they come in, for readers and for the contract tests; columns as in the default options."""
 
@@ -108,6 +110,14 @@ class Objective(ABC, Generic[OptionsT]):
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
         """The sequences that a row becomes, each of at most `max_length` tokens."""
 
+    def truncates(
+        self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
+    ) -> bool:
+        """Whether the row's sequences lack some of it; by default, whether one of full length holds not all its text."""
+        if len(examples) != 1 or len(examples[0]["input_ids"]) < max_length:
+            return False
+        return len(tokenizer(self.text(row), verbose=False)["input_ids"]) > max_length
+
     def arrange(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         """The sequences that training sees, made from the encoded ones; packing happens here."""
         yield from examples
@@ -123,6 +133,14 @@ class Objective(ABC, Generic[OptionsT]):
     def model_config(self, state: State) -> dict[str, Any]:
         """Configuration keys that follow from the data, for example the number of labels."""
         return {}
+
+    def loss(self, training: Training) -> Callable[..., Any] | None:
+        """Trainer's `compute_loss_func`, where the model's own loss is not the mean over a global batch's labels."""
+        return None
+
+    def inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A batch as the model takes it, with what only the model can tell, such as where its decoder starts."""
+        return batch
 
     def trainer_class(self) -> type[EvergreenTrainer]:
         """The Trainer that trains it."""
@@ -142,6 +160,12 @@ class Objective(ABC, Generic[OptionsT]):
     @abstractmethod
     def meter(self, state: State) -> Meter:
         """A fresh accumulator of per-sequence figures."""
+
+    def answer(
+        self, row: Row, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State
+    ) -> list[str]:
+        """What the model makes of a row, in lines for people."""
+        return []
 
 
 def names() -> list[str]:

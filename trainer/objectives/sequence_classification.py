@@ -7,11 +7,11 @@ The labels are those of the train split, in sorted order. The loss is the mean n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from params.schema import Expectation, Section
-from trainer.likelihood import Likelihood, pad_batch
+from params.schema import Expectation, Section, Training
+from trainer.likelihood import Likelihood, label_loss, pad_batch
 from trainer.objectives import Example, Kind, Row, State
 
 if TYPE_CHECKING:
@@ -82,6 +82,9 @@ class SequenceClassification(Likelihood[Options]):
             "id2label": dict(enumerate(labels)),
             "label2id": {label: i for i, label in enumerate(labels)},
         }
+
+    def loss(self, training: Training) -> Callable[..., Any]:
+        return label_loss(training)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, C) logits and (B,) labels to (B,)."""
