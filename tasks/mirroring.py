@@ -160,7 +160,7 @@ class _Upload:
             beside = sorted(self._tokenizer.glob("*")) if is_best else []
             done.append(sealed)
             try:
-                if place == LAST and self._is_behind(sealed):
+                if place == LAST and self._is_there(sealed):
                     continue
                 folders[place] = additions(place, sealed, beside)
                 names.append(sealed.name)
@@ -174,17 +174,18 @@ class _Upload:
             self._waiting.done(sealed)
         return said
 
-    def _is_behind(self, checkpoint: Path) -> bool:
-        """Whether the branch has the same run at a later step, from another machine."""
+    def _is_there(self, checkpoint: Path) -> bool:
+        """Whether the branch has the same run at this step, or at a later one, from another machine."""
         run = (checkpoint / IDENTITY).read_text(encoding="utf-8")
         if run not in self._further:
             self._further[run] = self._branch.step_of_last(json.loads(run), checkpoint.parent / ".held")
-        behind = step_of(checkpoint) < self._further[run]
-        if behind:
-            fix = "`python -m tasks fetch` goes on from there"
-            said = "mirror: %s stays here: the branch has step %d of this run; %s"
-            logger.warning(said, checkpoint.name, self._further[run], fix)
-        return behind
+        step, further = step_of(checkpoint), self._further[run]
+        if step < further:
+            said = (
+                "mirror: %s stays here: the branch has step %d of this run; `python -m tasks fetch` goes on from there"
+            )
+            logger.warning(said, checkpoint.name, further)
+        return step <= further
 
     def _wait(self, wait_s: float) -> bool:
         if not self.ended.wait(wait_s):

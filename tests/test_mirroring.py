@@ -228,6 +228,10 @@ def test_where_there_is_nothing_fetch_says_so(machine, api, capsys):
 def test_a_checkpoint_that_is_behind_the_branch_stays_here(machine, api, caplog, tmp_path):
     machine.checkpoint(machine.waiting, 8)
     assert main(["mirror", RECIPE]) == os.EX_OK
+    caplog.clear()
+    machine.checkpoint(machine.waiting, 8)
+    assert main(["mirror", RECIPE]) == os.EX_OK
+    assert "checkpoint-8" not in caplog.text, "it is there"
     machine.checkpoint(machine.waiting, 4)
     assert main(["mirror", RECIPE]) == os.EX_OK
     assert "checkpoint-4 stays here: the branch has step 8 of this run" in caplog.text

@@ -26,9 +26,17 @@ REPO = "tests/tiny"
 TRAIN = ("python", "-m", "tasks", "train", "params/tiny.yaml")
 FETCH = ("python", "-m", "tasks", "fetch", "params/tiny.yaml")
 SIZES = {"train": 120, "validation": 20, "test": 20}
-BASE = {"training.max_steps": 300, "training.eval_steps": 20, "training.save_steps": 20, "training.logging_steps": 10}
-DIVERGING = {"training.learning_rate": 3.0, "training.lr_scheduler": "constant"}
-"""So that the best weights are those of an early evaluation, and must come along with a later checkpoint."""
+STEPS = 300
+BASE = {
+    "training.max_steps": STEPS,
+    "training.eval_steps": 20,
+    "training.save_steps": 20,
+    "training.logging_steps": 10,
+    # The best weights are those of an early evaluation, and must come along with a later checkpoint.
+    "training.learning_rate": 3.0,
+    "training.lr_scheduler": "constant",
+    "launch.micro_batch_size": 2,
+}
 
 
 @pytest.fixture
@@ -64,54 +72,61 @@ def folders(api: HfApi) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("how", "changes"),
-    [(signal.SIGKILL, {}), (signal.SIGTERM, {"training.save_steps": 1000})],
-    ids=["a machine that is lost", "a machine that is asked to stop"],
-)
-def test_another_machine_goes_on_to_the_same_bits(
-    project: Project, api: HfApi, how: signal.Signals, changes: dict[str, Any]
-) -> None:
-    left_alone = machine(project, api.endpoint, DIVERGING | changes)
-    first, second = another(left_alone, "first"), another(left_alone, "second")
+def fetched(machine: Project) -> int:
+    """The step that `fetch` brought."""
+    said = machine.run(*FETCH)
+    assert TOKEN not in said
+    return int(said.partition("fetch: step ")[2].split()[0])
+
+
+def interrupted(machine: Project, how: signal.Signals) -> str:
+    """The log of a training that was ended once it had uploaded a checkpoint."""
+    training = machine.start(*TRAIN, log="train.log")
+    log = machine.root / "train.log"
+    wait_for(lambda: "mirror: checkpoint-" in log.read_text(), "a checkpoint on the Hub")
+    assert training.poll() is None, log.read_text()
+    os.killpg(training.pid, how)
+    assert training.wait(30) == (-how if how == signal.SIGKILL else os.EX_TEMPFAIL)
+    wait_for(lambda: not machine.processes(), "the end of all that it had started", 10)
+    said = log.read_text()
+    assert "Traceback" not in said
+    assert TOKEN not in said
+    return said
+
+
+def test_two_machines_are_lost_and_a_third_ends_with_the_same_bits(project: Project, api: HfApi) -> None:
+    left_alone = machine(project, api.endpoint, {})
+    first, second, third = (another(left_alone, name) for name in ("first", "second", "third"))
     left_alone.run(*TRAIN)
-    for one in (first, second):
+    assert not folders(api), "nobody asked for a mirror"
+    for one in (first, second, third):
         one.edit("params/tiny.yaml", "num_processes: 1", "num_processes: 1, mirror: last")
-    training = first.start(*TRAIN, log="train.log")
-    log = first.root / "train.log"
     try:
-        wait_for(
-            lambda: "best-" in (said := log.read_text()) and "commit" in said and "step 40 of" in said, "an upload"
-        )
-        if how == signal.SIGKILL:
-            wait_for(lambda: "last-checkpoint" in folders(api), "a checkpoint on the Hub")
-        os.killpg(training.pid, how)
-        training.wait(30)
-        wait_for(lambda: not first.processes(), "the end of all its processes", 10)
+        said = interrupted(first, signal.SIGTERM)
+        stopped_at = int(said.partition("its newest checkpoint is of step ")[2].split()[0])
+        assert fetched(second) == stopped_at, "what a stop has left is uploaded before the stage ends"
+        assert f" goes on at step {stopped_at} from " in interrupted(second, signal.SIGKILL)
+        step = fetched(third)
+        assert stopped_at < step < STEPS
+        assert f" goes on at step {step} from " in third.run(*TRAIN)
     finally:
-        first.end()
-    assert "Traceback" not in log.read_text()
-    assert {"last-checkpoint", "best"} <= folders(api).keys()
+        for one in (first, second, third):
+            one.end()
+    assert_same(Artifacts("tiny", left_alone.root), Artifacts("tiny", third.root))
+    assert third.json("runs/tiny/history/training.json")["best_step"] < stopped_at, "the best weights came along"
+    assert third.processes() == []
+
+    assert folders(api).keys() == {"last-checkpoint", "best", ""}
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= folders(api)["best"]
     assert api.list_repo_files(REPO) == [".gitattributes"], "main is for releases"
     assert api.model_info(REPO).private
 
-    said = second.run(*FETCH)
-    step = int(said.partition("fetch: step ")[2].split()[0])
-    assert 0 < step < 300
-    assert f" goes on at step {step} from " in second.run(*TRAIN)
-    assert_same(Artifacts("tiny", left_alone.root), Artifacts("tiny", second.root))
-    assert second.json("runs/tiny/history/training.json")["best_step"] < step
-    assert "nothing to do" not in said
-    wait_for(lambda: not second.processes(), "the mirror's end", 1)
-    assert TOKEN not in log.read_text() + said
-
 
 def test_all_keeps_each_checkpoint_whatever_is_deleted_here(project: Project, api: HfApi) -> None:
     slow = {"launch.micro_batch_size": 1, "training.max_steps": 80, "training.save_steps": 10}
-    one = machine(project, api.endpoint, slow | {"launch.mirror": "all", "training.keep_checkpoints": 1})
+    one = machine(project, api.endpoint, slow | {"launch.mirror": "all"})
     said = one.run(*TRAIN)
-    expected = {f"checkpoint-{step}" for step in range(10, 81, 10)}
+    expected = {f"checkpoint-{step}" for step in range(10, 81, 10)}  # two of which stay here at a time
     assert folders(api).keys() == expected | {"best", ""}
     assert all("optimizer.pt" in folders(api)[place] for place in expected)
     assert said.count("mirror: checkpoint-") == 8
@@ -142,6 +157,6 @@ def test_a_hub_that_does_not_answer_costs_a_warning(project: Project, api: HfApi
 
     one.environment["HF_ENDPOINT"] = api.endpoint
     later = one.run("python", "-m", "tasks", "mirror", "params/tiny.yaml")
-    assert "mirror: checkpoint-40 and best-40 at" in later
+    assert "mirror: checkpoint-40 and best-0 at" in later
     assert folders(api).keys() == {"last-checkpoint", "best", ""}
     assert TOKEN not in said + later
