@@ -60,11 +60,14 @@ def evaluate(
     learned = objectives.build(objective)
     state = tokens.read_state(artifacts.tokens)
     tokenizer = tokens.read_tokenizer(artifacts.tokens)
+
+    def untrained() -> PreTrainedModel:
+        return modeling.initial_model(model, objective=learned, state=state, tokenizer=tokenizer, seed=seed)
+
+    learned.start_from(untrained)
     candidates: dict[str, Any] = {"model": lambda: modeling.trained_model(artifacts.model, learned)}
     if evaluation.compare_untrained:
-        candidates["untrained"] = lambda: modeling.initial_model(
-            model, objective=learned, state=state, tokenizer=tokenizer, seed=seed
-        )
+        candidates["untrained"] = untrained
     with whole_folder(artifacts.evaluation) as folder:
         figures = {}
         for name, load in candidates.items():
