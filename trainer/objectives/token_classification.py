@@ -117,7 +117,7 @@ class TokenClassification(Likelihood[Options]):
     ) -> bool:
         """Whether tags cannot hold one of the row's spans."""
         begun = sum(tag > 0 and tag % 2 == 1 for example in examples for tag in example["labels"])
-        return begun < len(self._spans(row))
+        return bool(begun < len(self._spans(row)))
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
         return pad_batch(examples, tokenizer)
