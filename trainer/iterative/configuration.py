@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from transformers import TrainingArguments
+from transformers import SchedulerType, TrainingArguments
+
+_WITHOUT_END = {"linear", "constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"}
+"""Schedules for which `max_steps` need not be known; linear, the default, is then constant after its warm-up."""
+_REFUSED = {
+    "auto_find_batch_size": "it starts the loop anew, and the loop is yours; lower per_device_train_batch_size",
+    "load_best_model_at_end": "there is no end at which to load; set save_total_limit and take the best checkpoint",
+    "neftune_noise_alpha": "only Trainer's own loop sets it up; leave it out",
+    "use_liger_kernel": "only Trainer's own loop sets it up; apply the kernels to the model before you pass it",
+}
 
 
 @dataclass
@@ -60,3 +69,35 @@ class IterativeSFTConfig(TrainingArguments):
                 f"IterativeSFTConfig.model_init_kwargs is {self.model_init_kwargs!r}; "
                 """use a dictionary, or on a command line JSON such as '{"dtype": "bfloat16"}'"""
             )
+
+
+def check_arguments(args: TrainingArguments, schedule: object) -> None:
+    """See that a trainer without a loop of its own can do what it is told.
+
+    Args:
+        args: what it is told.
+        schedule: the schedule that was passed, if one was.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    for name, reason in _REFUSED.items():
+        if getattr(args, name):
+            raise ValueError(f"IterativeSFTTrainer: args.{name} is set, but {reason}")
+    for name in ("logging_strategy", "eval_strategy", "save_strategy"):
+        if getattr(args, name) == "epoch":
+            raise ValueError(f"IterativeSFTTrainer: args.{name} is 'epoch', and there are none; use 'steps' or 'no'")
+    if args.max_steps > 0:
+        return
+    for name in ("logging_steps", "eval_steps", "save_steps", "warmup_steps"):
+        if 0 < (getattr(args, name) or 0) < 1:
+            raise ValueError(
+                f"IterativeSFTTrainer: args.{name} is a share of max_steps, which is not set; "
+                "set max_steps, or give a number of steps"
+            )
+    kind = SchedulerType(args.lr_scheduler_type).value
+    if schedule is None and kind not in _WITHOUT_END:
+        raise ValueError(
+            f"IterativeSFTTrainer: args.lr_scheduler_type {kind!r} has to know its end; set max_steps, or use "
+            "'constant_with_warmup'"
+        )

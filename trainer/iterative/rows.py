@@ -23,8 +23,7 @@ class Rows:
 
     Args:
         encoder_decoder: the model has an encoder, and its labels are sequences of their own.
-        pad_token_id: what a batch is filled with.
-        eos_token_id: the end-of-text token.
+        tokenizer: for texts; a batch is filled with its padding token.
         max_length: longest sequence in tokens; None cuts nothing.
         keep_end: of a longer one, the last tokens stay; otherwise the first.
     """
@@ -33,16 +32,45 @@ class Rows:
         self,
         *,
         encoder_decoder: bool,
-        pad_token_id: int | None,
-        eos_token_id: int | None,
+        tokenizer: Any,
         max_length: int | None,
         keep_end: bool,
     ) -> None:
         self.encoder_decoder = encoder_decoder
-        self.pad_token_id = pad_token_id
-        self.eos_token_id = eos_token_id
+        self.tokenizer = tokenizer
         self.max_length = max_length
         self.keep_end = keep_end
+
+    def of(
+        self, input_ids: object, attention_mask: object, labels: object, texts: object, texts_labels: object
+    ) -> list[Row]:
+        """The rows of a call of `step`, each with something to learn.
+
+        Raises:
+            ValueError: an argument is of the wrong type, empty, or contradicts another; or a row has nothing to learn.
+        """
+        if (input_ids is None) == (texts is None):
+            what = "neither input_ids nor texts is given" if texts is None else "both input_ids and texts are given"
+            raise ValueError(f"step: {what}; give the rows as one of them")
+        one, own_labels = ("input_ids", "labels") if texts is None else ("texts", "texts_labels")
+        strangers = (
+            {"texts_labels": texts_labels} if texts is None else {"labels": labels, "attention_mask": attention_mask}
+        )
+        for name, value in strangers.items():
+            if value is not None:
+                raise ValueError(f"step: {name} does not go with {one}; leave it out, or give {own_labels} for labels")
+        if self.encoder_decoder and labels is None and texts_labels is None:
+            what = "an encoder-decoder model has to be told what to learn"
+            raise ValueError(f"step: {what}; give {own_labels}, one for each row")
+        of_tokens = texts is None
+        rows = self.of_tensors(input_ids, attention_mask, labels) if of_tokens else self.of_texts(texts, texts_labels)
+        for i, row in enumerate(rows):
+            if len(row["input_ids"]) == 0 or self.learned(row["labels"]) == 0:
+                raise ValueError(
+                    f"step: row {i} has no token to learn: it is too short, masked, or all its labels within "
+                    f"max_length are {IGNORED}; leave it out, or raise max_length"
+                )
+        return rows
 
     def of_tensors(self, input_ids: object, attention_mask: object, labels: object) -> list[Row]:
         """One row for each tensor.
@@ -65,18 +93,18 @@ class Rows:
                     )
         return [self._row(dict(zip(given, values, strict=True))) for values in zip(*given.values(), strict=True)]
 
-    def of_texts(self, texts: object, texts_labels: object, tokenizer: Any) -> list[Row]:
+    def of_texts(self, texts: object, texts_labels: object) -> list[Row]:
         """One row for each text. The tokenizer does the cutting, so that its special tokens stay.
 
         Raises:
             ValueError: an argument is of the wrong type, empty, or does not fit the other.
         """
         checked = _texts("texts", texts)
-        rows = [{"input_ids": ids} for ids in self._tokenized(checked, tokenizer)]
+        rows = [{"input_ids": ids} for ids in self._tokenized(checked)]
         if texts_labels is not None:
             wanted = _texts("texts_labels", texts_labels)
             _check_as_many("texts_labels", wanted, "texts", checked)
-            for i, (row, ids) in enumerate(zip(rows, self._tokenized(wanted, tokenizer, labels=True), strict=True)):
+            for i, (row, ids) in enumerate(zip(rows, self._tokenized(wanted, labels=True), strict=True)):
                 if not self.encoder_decoder and len(ids) != len(row["input_ids"]):
                     raise ValueError(
                         f"step: texts_labels[{i}] has {len(ids)} tokens, texts[{i}] has {len(row['input_ids'])}; a causal "
@@ -90,7 +118,8 @@ class Rows:
         """A batch: `input_ids` and `attention_mask` (B, T), and `labels` (B, T) or (B, T of the labels)."""
         names = ("input_ids", "attention_mask", "labels")
         rows = [self._row({n: torch.as_tensor(f[n]) for n in names if f.get(n) is not None}) for f in features]
-        fill = {"input_ids": self._fill, "attention_mask": 0, "labels": IGNORED}
+        ends = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        fill = {"input_ids": next(token for token in ends if token is not None), "attention_mask": 0, "labels": IGNORED}
         shared = [name for name in names if all(name in row for row in rows)]
         return {
             name: pad_sequence([row[name] for row in rows], batch_first=True, padding_value=fill[name])
@@ -105,23 +134,6 @@ class Rows:
     def causal_labels(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Every token that is not padding."""
         return input_ids.masked_fill(attention_mask == 0, IGNORED)
-
-    def check_learned(self, rows: Sequence[Row]) -> None:
-        """See that every row has something to learn.
-
-        Raises:
-            ValueError: one has not.
-        """
-        for i, row in enumerate(rows):
-            if len(row["input_ids"]) == 0 or ("labels" in row and self.learned(row["labels"]) == 0):
-                raise ValueError(
-                    f"step: row {i} has no token to learn: it is too short, masked, or all its labels within "
-                    f"max_length are {IGNORED}; leave it out, or raise max_length"
-                )
-
-    @property
-    def _fill(self) -> int:
-        return next((token for token in (self.pad_token_id, self.eos_token_id) if token is not None), 0)
 
     def _row(self, given: Row) -> Row:
         """A whole row from `input_ids` and whatever of the others there is; a row that is whole stays as it is."""
@@ -147,13 +159,14 @@ class Rows:
 
     def _without_padding(self, labels: torch.Tensor) -> torch.Tensor:
         """Labels have no mask: the padding tokens at their end are padding, but for the one that may end the text."""
-        end = len(labels)
-        while end and labels[end - 1] == self.pad_token_id:
+        pad, end = self.tokenizer.pad_token_id, len(labels)
+        while end and labels[end - 1] == pad:
             end -= 1
-        return labels[: end + 1] if self.pad_token_id == self.eos_token_id else labels[:end]
+        return labels[: end + 1] if pad == self.tokenizer.eos_token_id else labels[:end]
 
-    def _tokenized(self, texts: list[str], tokenizer: Any, *, labels: bool = False) -> list[torch.Tensor]:
+    def _tokenized(self, texts: list[str], *, labels: bool = False) -> list[torch.Tensor]:
         name = "text_target" if labels and self.encoder_decoder else "text"
+        tokenizer = self.tokenizer
         side = tokenizer.truncation_side
         tokenizer.truncation_side = "left" if self.keep_end else "right"
         try:

@@ -33,17 +33,11 @@ from typing import Any
 import torch
 from accelerate.utils.memory import clear_device_cache
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
-    SchedulerType,
     Trainer,
     TrainingArguments,
-    get_scheduler,
 )
 from transformers.optimization import GreedyLR
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
@@ -51,28 +45,11 @@ from transformers.utils import logging
 
 from trainer.agreement import Agreement
 from trainer.iterative.card import card
-from trainer.iterative.configuration import IterativeSFTConfig
+from trainer.iterative.configuration import IterativeSFTConfig, check_arguments
+from trainer.iterative.loading import load_model, load_tokenizer, name_of
 from trainer.iterative.rows import Row, Rows
 
 logger = logging.get_logger(__name__)
-
-_WITHOUT_END = {"constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"}
-"""Schedules that do not ask how many steps there are."""
-_REFUSED = {
-    "auto_find_batch_size": "it starts the loop anew, and the loop is yours; lower per_device_train_batch_size",
-    "load_best_model_at_end": "there is no end at which to load; set save_total_limit and take the best checkpoint",
-    "neftune_noise_alpha": "only Trainer's own loop sets it up; leave it out",
-    "use_liger_kernel": "only Trainer's own loop sets it up; apply the kernels to the model before you pass it",
-}
-_HUB_ARGUMENTS = (
-    "revision",
-    "code_revision",
-    "trust_remote_code",
-    "token",
-    "cache_dir",
-    "local_files_only",
-    "subfolder",
-)
 
 
 class IterativeSFTTrainer(Trainer):
@@ -113,7 +90,7 @@ class IterativeSFTTrainer(Trainer):
             if processing_class is not None:
                 raise ValueError("IterativeSFTTrainer: args and processing_class are both tokenizers; give one of them")
             args, processing_class = None, args
-        name = _name(model)
+        name = name_of(model)
         if args is None:
             args = IterativeSFTConfig(output_dir=f"{Path(name).name or 'model'}-IterativeSFT")
         if not isinstance(args, TrainingArguments):
@@ -122,26 +99,23 @@ class IterativeSFTTrainer(Trainer):
                 "TrainingArguments, or None"
             )
         own = args if isinstance(args, IterativeSFTConfig) else None
-        _check_arguments(args, schedule=optimizers[1])
+        check_arguments(args, optimizers[1])
         if isinstance(model, str):
-            model = _loaded(model, own.model_init_kwargs if own else None)
+            model = load_model(model, own.model_init_kwargs if own else None)
         elif own and own.model_init_kwargs:
             raise ValueError(
                 "IterativeSFTTrainer: args.model_init_kwargs says how to load a model, and model is one already; "
                 "leave model_init_kwargs out, or give the model's name"
             )
         if processing_class is None:
-            processing_class = AutoTokenizer.from_pretrained(name)
-        tokenizer = getattr(processing_class, "tokenizer", processing_class)
+            processing_class = load_tokenizer(name)
         self.rows = Rows(
             encoder_decoder=bool(model.config.is_encoder_decoder),
-            pad_token_id=getattr(tokenizer, "pad_token_id", None),
-            eos_token_id=getattr(tokenizer, "eos_token_id", None),
             max_length=own.max_length if own else None,
             keep_end=own is None or own.truncation_mode == "keep_end",
+            tokenizer=getattr(processing_class, "tokenizer", processing_class),
         )
         """Makes rows and batches of what `step` is given."""
-        self._tokenizer = tokenizer
         self._collates_labels = data_collator is not None
         self._clears_cache = bool(own and own.optimize_device_cache)
         super().__init__(
@@ -271,14 +245,6 @@ class IterativeSFTTrainer(Trainer):
         """
         raise TypeError("IterativeSFTTrainer.train: the loop is yours; call step() with the rows of every step")
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """As Trainer's; without an end, linear means warm-up and then a constant learning rate."""
-        endless = self.args.max_steps <= 0 and self.args.lr_scheduler_type == "linear"
-        if endless and self.lr_scheduler is None:
-            warmup = int(self.args.warmup_steps)
-            self.lr_scheduler = get_scheduler("constant_with_warmup", optimizer or self.optimizer, warmup)
-        return super().create_scheduler(num_training_steps, optimizer)
-
     def compute_loss(
         self,
         model: torch.nn.Module,
@@ -296,15 +262,19 @@ class IterativeSFTTrainer(Trainer):
 
     # Taking in
 
-    def _agreed(self, *given: Any) -> tuple[list[Mapping[str, torch.Tensor]], list[_Share]]:
+    def _agreed(
+        self, input_ids: object, attention_mask: object, labels: object, texts: object, texts_labels: object
+    ) -> tuple[list[Mapping[str, torch.Tensor]], list[_Share]]:
         """This process's micro-batches, as many as the others have, and what each process brings."""
         batches: list[Mapping[str, torch.Tensor]] = []
         share, error = _Share(), None
         try:
-            rows = self._taken_in(*given)
+            rows = self.rows.of(input_ids, attention_mask, labels, texts, texts_labels)
+            if self._collates_labels and labels is None and texts_labels is None:
+                rows = [{name: value for name, value in row.items() if name != "labels"} for row in rows]
             batches = self._batches(rows)
             share = _Share([self.rows.learned(batch["labels"]) for batch in batches], len(rows))
-        except ValueError as problem:
+        except Exception as problem:  # noqa: BLE001  whatever it is, the others wait for an answer
             error = problem
         answers = self._agreement.gather((share, error and str(error)))
         if error:
@@ -318,34 +288,6 @@ class IterativeSFTTrainer(Trainer):
             each.learned += [0] * (most - each.own)
         batches += batches[:1] * (most - len(batches))
         return batches, shares
-
-    def _taken_in(self, input_ids: Any, attention_mask: Any, labels: Any, texts: Any, texts_labels: Any) -> list[Row]:
-        if (input_ids is None) == (texts is None):
-            what = "neither input_ids nor texts is given" if texts is None else "both input_ids and texts are given"
-            raise ValueError(f"step: {what}; give the rows as one of them")
-        of_the_other = (
-            {"texts_labels": texts_labels} if texts is None else {"labels": labels, "attention_mask": attention_mask}
-        )
-        for name, value in of_the_other.items():
-            if value is not None:
-                raise ValueError(
-                    f"step: {name} does not go with {'input_ids' if texts is None else 'texts'}; "
-                    f"give {'labels' if texts is None else 'texts_labels, or input_ids with it'}"
-                )
-        if self.rows.encoder_decoder and labels is None and texts_labels is None:
-            raise ValueError(
-                "step: an encoder-decoder model has to be told what to learn; "
-                f"give {'labels' if texts is None else 'texts_labels'}, one for each row"
-            )
-        if texts is None:
-            rows = self.rows.of_tensors(input_ids, attention_mask, labels)
-        else:
-            rows = self.rows.of_texts(texts, texts_labels, self._tokenizer)
-        self.rows.check_learned(rows)
-        if self._collates_labels and labels is None and texts_labels is None:
-            for row in rows:
-                del row["labels"]
-        return rows
 
     def _batches(self, rows: list[Row]) -> list[Mapping[str, torch.Tensor]]:
         size = self.args.train_batch_size
@@ -366,6 +308,7 @@ class IterativeSFTTrainer(Trainer):
 
     @property
     def _planned_steps(self) -> int:
+        """Without an end it is so far off that a linear schedule does not fall."""
         return self.args.max_steps if self.args.max_steps > 0 else sys.maxsize
 
     @contextmanager
@@ -468,53 +411,3 @@ class _Share:
         self.learned = learned or []
         self.rows = rows
         self.own = len(self.learned)
-
-
-def _name(model: object) -> str:
-    if isinstance(model, str):
-        return model
-    if not hasattr(model, "config"):
-        raise TypeError(
-            f"IterativeSFTTrainer: model is of type {type(model).__name__}; give a transformers or peft model, or a name"
-        )
-    return str(getattr(model.config, "_name_or_path", "") or "")
-
-
-def _loaded(name: str, given: Any) -> PreTrainedModel:
-    """The model of a name; an encoder-decoder if its configuration says so."""
-    arguments = dict(given or {})
-    if "torch_dtype" in arguments:
-        if "dtype" in arguments:
-            raise ValueError("model_init_kwargs: dtype and torch_dtype are two names of one thing; give dtype")
-        arguments["dtype"] = arguments.pop("torch_dtype")
-    dtype = arguments.get("dtype")
-    if isinstance(dtype, str) and dtype != "auto":
-        found = getattr(torch, dtype.removeprefix("torch."), None)
-        if not isinstance(found, torch.dtype):
-            raise ValueError(f"model_init_kwargs: there is no dtype {dtype!r}; give for example 'bfloat16' or 'auto'")
-        arguments["dtype"] = found
-    config = AutoConfig.from_pretrained(name, **{k: v for k, v in arguments.items() if k in _HUB_ARGUMENTS})
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return auto.from_pretrained(name, **arguments)
-
-
-def _check_arguments(args: TrainingArguments, schedule: object) -> None:
-    for field, reason in _REFUSED.items():
-        if getattr(args, field):
-            raise ValueError(f"IterativeSFTTrainer: args.{field} is set, but {reason}")
-    for field in ("logging_strategy", "eval_strategy", "save_strategy"):
-        if getattr(args, field) == "epoch":
-            raise ValueError(f"IterativeSFTTrainer: args.{field} is 'epoch', and there are none; use 'steps' or 'no'")
-    if args.max_steps > 0:
-        return
-    for field in ("logging_steps", "eval_steps", "save_steps", "warmup_steps"):
-        if 0 < (getattr(args, field) or 0) < 1:
-            raise ValueError(
-                f"IterativeSFTTrainer: args.{field} is a share of max_steps, which is not set; "
-                "set max_steps, or give a number of steps"
-            )
-    if schedule is None and SchedulerType(args.lr_scheduler_type).value not in {*_WITHOUT_END, "linear"}:
-        raise ValueError(
-            f"IterativeSFTTrainer: args.lr_scheduler_type {SchedulerType(args.lr_scheduler_type).value!r} has to know its end; set max_steps, or "
-            "use 'constant_with_warmup'"
-        )
