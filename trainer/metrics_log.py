@@ -26,10 +26,10 @@ _SUMMARY = "train_loss"
 
 
 def without_clock(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The entries of a trainer's log without what a clock said, step and epoch first."""
+    """The entries of a trainer's log without what a clock said, step and epoch first, in the order that a checkpoint has."""
     return [
         {"step": entry["step"], "epoch": entry.get("epoch")}
-        | {k: v for k, v in entry.items() if k not in ("step", "epoch") and not k.endswith(_CLOCK)}
+        | {k: v for k, v in sorted(entry.items()) if k not in ("step", "epoch") and not k.endswith(_CLOCK)}
         for entry in history
         if _SUMMARY not in entry
     ]
