@@ -83,7 +83,7 @@ def interrupted(machine: Project, how: signal.Signals) -> str:
     """The log of a training that was ended once it had uploaded a checkpoint."""
     training = machine.start(*TRAIN, log="train.log")
     log = machine.root / "train.log"
-    wait_for(lambda: "mirror: checkpoint-" in log.read_text(), "a checkpoint on the Hub")
+    wait_for(lambda: "mirror: checkpoint-" in log.read_text(), "a checkpoint on the Hub", 120)
     assert training.poll() is None, log.read_text()
     os.killpg(training.pid, how)
     assert training.wait(30) == (-how if how == signal.SIGKILL else os.EX_TEMPFAIL)
