@@ -103,10 +103,18 @@ def _collect(artifacts: Artifacts, job: Job) -> TrainingReport:
         raise ModelError("train", "no evaluation gave a finite figure", "lower training.learning_rate")
     history = metrics_log.without_clock(finished["history"])
     losses = [entry["loss"] for entry in history if "loss" in entry]
+    parameters: int = finished["parameters"]
+    with whole_folder(artifacts.model) as target:
+        aside = shutil.ignore_patterns(MANIFEST, BEST_NOTE, IDENTITY)
+        if job.model.lora:
+            parameters = _merge(job, best.folder, target)
+        else:
+            shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=aside)
+        shutil.copytree(artifacts.tokenizer, target, dirs_exist_ok=True)
     report = TrainingReport(
         run=job.folder.name,
         steps=finished["step"],
-        parameters=finished["parameters"],
+        parameters=parameters,
         best_step=best.step,
         best_metric=best.metric,
         best_value=best.value,
@@ -114,26 +122,19 @@ def _collect(artifacts: Artifacts, job: Job) -> TrainingReport:
         git_commit=git_commit(artifacts.root),
         versions=versions(),
     )
-    with whole_folder(artifacts.model) as target:
-        aside = shutil.ignore_patterns(MANIFEST, BEST_NOTE, IDENTITY)
-        if job.model.lora:
-            _merge(job, best.folder, target)
-        else:
-            shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=aside)
-        shutil.copytree(artifacts.tokenizer, target, dirs_exist_ok=True)
     with whole_folder(artifacts.checkpoint) as target:
         shutil.copytree(all_checkpoints(folder)[0], target, dirs_exist_ok=True)
     with whole_folder(artifacts.history) as target:
         (target / metrics_log.FILE).write_text(metrics_log.as_lines(history), encoding="utf-8")
         _write_curve(target / "train.csv", (e for e in history if "loss" in e))
-        _write_curve(target / "validation.csv", (e for e in history if "eval_loss" in e))
+        _write_curve(target / "validation.csv", (e for e in history if any(k.startswith("eval_") for k in e)))
         save_report(report, target / artifacts.report("train").name)
     return report
 
 
-def _merge(job: Job, adapters: Path, target: Path) -> None:
-    """What is published stands alone: the base model with what was learned."""
-    modeling.merge(
+def _merge(job: Job, adapters: Path, target: Path) -> int:
+    """What is published stands alone: the base model with what was learned; its parameters."""
+    return modeling.merge(
         adapters,
         target,
         job.model,

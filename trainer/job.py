@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from params import RecipeError
 from params.importing import source_files
+from params.loading import suggestion
 from params.schema import Launch, Metrics, Model, ObjectiveChoice, Section, Training
 from trainer.objectives import find
 
@@ -76,9 +78,18 @@ class Job(Section):
 
     @property
     def direction(self) -> Literal["min", "max"]:
-        """Whether the smallest or the largest `training.best_metric` is best."""
+        """Whether the smallest or the largest `training.best_metric` is best.
+
+        Raises:
+            RecipeError: nothing computes it.
+        """
         own = self.metrics.directions if self.metrics else {}
-        return own.get(self.training.best_metric) or find(self.objective.name).metrics[self.training.best_metric]
+        known = {**find(self.objective.name).metrics, **own}
+        wanted = self.training.best_metric
+        if wanted not in known:
+            fix = suggestion(wanted, list(known), "metrics")
+            raise RecipeError("training.best_metric", f"{self.objective.name} does not compute {wanted!r}", fix)
+        return known[wanted]
 
     def save(self, path: Path) -> None:
         """Write the job to `path`."""

@@ -99,6 +99,11 @@ class Share:
         """Sequences per optimizer step."""
         return self.micro_batch * self.accumulation * self.processes
 
+    def places(self, count: int) -> range:
+        """The places that the micro-batch `count` of this process has; the first global batch begins at 0."""
+        start = (count * self.processes + self.process) * self.micro_batch
+        return range(start, start + self.micro_batch)
+
 
 class MicroBatches(Sampler[list[Ticket]]):
     """The micro-batches of one process, from the current position to the end of the epoch; a stream has no end.
@@ -120,6 +125,22 @@ class MicroBatches(Sampler[list[Ticket]]):
         self.batch += 1
         if self._order and self.batch == self._order.batches:
             self.epoch, self.batch = self.epoch + 1, 0
+
+    def coming(self, steps: int) -> Iterator[list[Ticket]]:
+        """The tickets of so many global batches from the position on, into later epochs; a stream knows none."""
+        assert self._order is not None
+        size, epoch, batch = self._share.global_batch_size, self.epoch, self.batch
+        rows = self._order.rows(epoch)
+        for _ in range(steps):
+            if batch == self._order.batches:
+                epoch, batch = epoch + 1, 0
+                rows = self._order.rows(epoch)
+            yield [(epoch, i) for i in rows[batch * size : (batch + 1) * size].tolist()]
+            batch += 1
+
+    def own_places(self) -> list[range]:
+        """Where in a global batch this process's micro-batches have their places."""
+        return [self._share.places(count) for count in range(self._share.accumulation)]
 
     @property
     def done(self) -> int:
@@ -153,9 +174,8 @@ class MicroBatches(Sampler[list[Ticket]]):
         yield from ([] for _ in range(first))
         rows = self._order.rows(epoch) if self._order else None
         for count in range(first, len(self)) if self._order else itertools.count(first):
-            start = (count * share.processes + share.process) * share.micro_batch
-            numbers = range(start, start + share.micro_batch)
-            yield [(epoch, i) for i in (numbers if rows is None else rows[start : numbers.stop].tolist())]
+            numbers = share.places(count)
+            yield [(epoch, i) for i in (numbers if rows is None else rows[numbers.start : numbers.stop].tolist())]
 
 
 class Rows(Protocol):

@@ -17,6 +17,7 @@ from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization import train_tokenizer
 from trainer import objectives
 from trainer.likelihood import Likelihood, logits_of
+from trainer.prompts import Prompts
 
 ROOT = Path(__file__).parents[2]
 MAX_LENGTH = 24
@@ -41,10 +42,13 @@ class Tried:
     def model(self):
         torch.manual_seed(0)
         model_type = "llama" if self.objective.pipeline_tag == "text-generation" else "bert"
+        model_type = "t5" if self.objective.has_targets else model_type
         config = AutoConfig.for_model(
             model_type,
             vocab_size=len(self.tokenizer),
             pad_token_id=self.tokenizer.pad_token_id,
+            eos_token_id=self.tokenizer.eos_token_id,
+            decoder_start_token_id=self.tokenizer.pad_token_id,
             **SMALL,
             **self.objective.model_config(self.state),
         )
@@ -67,7 +71,9 @@ def test_sequences_are_within_the_limit_and_know_their_row(tried):
     for example in tried.examples:
         assert 1 < len(example["input_ids"]) <= MAX_LENGTH
         assert all(0 <= i < len(tried.tokenizer) for i in example["input_ids"])
-        if isinstance(example["labels"], list):
+        if tried.objective.has_targets:
+            assert 1 < len(example["labels"]) <= MAX_LENGTH
+        elif isinstance(example["labels"], list):
             assert len(example["labels"]) == len(example["input_ids"])
 
 
@@ -83,8 +89,9 @@ def test_a_batch_is_padded_to_its_longest_sequence_and_padding_is_never_learned(
         assert batch["input_ids"][i, length:].eq(tried.tokenizer.pad_token_id).all()
         assert batch["attention_mask"][i].tolist() == [1] * length + [0] * (shape[1] - length)
         if batch["labels"].dim() == 2:
-            assert batch["labels"][i, :length].tolist() == example["labels"]
-            assert batch["labels"][i, length:].eq(-100).all()
+            learned = len(example["labels"])
+            assert batch["labels"][i, :learned].tolist() == example["labels"]
+            assert batch["labels"][i, learned:].eq(-100).all()
         else:
             assert batch["labels"][i] == example["labels"]
 
@@ -92,7 +99,8 @@ def test_a_batch_is_padded_to_its_longest_sequence_and_padding_is_never_learned(
 def scores(tried, batch_size):
     model = tried.model()
     for start in range(0, len(tried.examples), batch_size):
-        batch = tried.objective.collate(tried.examples[start : start + batch_size], tried.tokenizer)
+        collated = tried.objective.collate(tried.examples[start : start + batch_size], tried.tokenizer)
+        batch = tried.objective.inputs(model, collated)
         with torch.inference_mode():
             yield batch, tried.objective.measure(model, batch, tried.tokenizer)
 
@@ -125,7 +133,7 @@ def test_the_models_own_loss_is_the_metric_loss(tried):
     with torch.inference_mode():
         out = tried.model()(**batch)
     meter = tried.objective.meter(tried.state)
-    meter.update(tried.objective.score(out.logits, batch["labels"]))
+    meter.update(tried.objective.measure(tried.model(), tried.objective.inputs(tried.model(), batch), tried.tokenizer))
     assert meter.compute()["loss"] == pytest.approx(float(out.loss), rel=1e-5)
 
 
@@ -147,14 +155,16 @@ def test_a_loss_that_is_not_finite_is_seen(tried):
     rows = torch.cat([found for _, found in scores(tried, 2)])
     for bad in (math.nan, math.inf):
         spoilt = rows.clone()
-        spoilt[0, tried.objective.score_names.index("nll" if "nll" in tried.objective.score_names else "loss")] = bad
+        score = next(name for name in ("nll", "loss", "reward") if name in tried.objective.score_names)
+        spoilt[0, tried.objective.score_names.index(score)] = bad
         meter = tried.objective.meter(tried.state)
         meter.update(spoilt)
-        assert not math.isfinite(meter.compute()["loss"])
+        assert not math.isfinite(meter.compute()["reward" if score == "reward" else "loss"])
 
 
 def test_each_metric_has_a_direction_and_each_option_a_default(tried):
-    assert "loss" in tried.objective.metrics
+    # what a model says is judged by rewards: there is no text whose likelihood would count
+    assert ("loss" in tried.objective.metrics) is not isinstance(tried.objective, Prompts)
     assert set(tried.objective.metrics.values()) <= {"min", "max"}
     assert type(tried.objective).options_class() == tried.objective.options
     assert type(tried.objective).__module__ == f"trainer.objectives.{tried.objective.__module__.split('.')[-1]}"

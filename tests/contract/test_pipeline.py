@@ -19,7 +19,7 @@ DVC = YAML(typ="safe").load(ROOT / "dvc.yaml")
 RECIPES = DVC["vars"][0]["recipes"]
 PACKAGES = ("params", "trainer", "tasks")
 # An objective names the Trainer that trains it; nothing but training asks.
-TRAINERS = {"trainer.trainer", "trainer.preference"}
+TRAINERS = {"trainer.trainer", "trainer.preference", "trainer.rollouts"}
 
 # What may change without making a stage's result stale.
 HARMLESS = {
