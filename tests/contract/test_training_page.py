@@ -92,7 +92,7 @@ def test_a_row_has_recipe_lines_that_check_takes(row: list[str], tmp_path: Path,
     monkeypatch.setattr(configurations, "start", lambda config: lambda: configurations.flaws(config))
     found = all_problems(read(tiny.write(tmp_path / "row.yaml", content)))
     if "GPU" in feature:  # where there is none, `check` says so
-        found = [p for p in found if "GPU" not in p.what]
+        found = [p for p in found if "GPU" not in p.what and "not installed" not in p.what]
     assert found == []
 
 
@@ -138,8 +138,9 @@ def test_every_field_of_training_arguments_is_accounted_for() -> None:
     first_class = set(arguments._FIRST_CLASS)
     assert first_class | set(arguments._OWNED) <= known, "names that transformers no longer has"
     assert not first_class & set(arguments._OWNED)
-    assert all(schema_has(key) for key in arguments._FIRST_CLASS.values())
     prefix = "training.arguments."
+    keys = [key for key in arguments._FIRST_CLASS.values() if not key.startswith(prefix)]
+    assert all(schema_has(key) for key in keys)
     rows = {
         key.removeprefix(prefix).split(".")[0]
         for row in ROWS.values()
