@@ -123,5 +123,6 @@ def _sound(branch: Branch, place: str, commit: str, staging: Path) -> Path:
 
 
 def _damaged(branch: Branch, place: str, found: str) -> CheckpointError:
-    fix = "have the other machine train on until its next checkpoint, or train here from the start"
-    return CheckpointError(f"{branch.where}, {place}", found, fix)
+    from tasks.mirror_branch import NEXT
+
+    return CheckpointError(f"{branch.where}, {place}", found, NEXT)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
@@ -40,6 +40,7 @@ BEST = "best"
 _BY_STEP = re.compile(r"checkpoint-(\d+)")
 _IN_MEMORY_BYTES = 10 << 20
 """Files up to this size are sent as they were when they were hashed; larger ones are named by their hash on the way."""
+NEXT = "have the other machine train on until its next checkpoint, or train here from the start"
 
 T = TypeVar("T")
 Patience = Callable[[float], bool]
@@ -107,11 +108,9 @@ class Branch:
             if name == IDENTITY and (match := _BY_STEP.fullmatch(place)):
                 steps[place] = int(match[1])
             elif name == IDENTITY and place == LAST:
-                state = json.loads(self.load(f"{LAST}/trainer_state.json", commit, scratch).read_text(encoding="utf-8"))
-                steps[LAST] = int(state["global_step"])
+                steps[LAST] = int(self._read(f"{LAST}/trainer_state.json", commit, scratch)["global_step"])
         for place, step in sorted(steps.items(), key=lambda found: -found[1]):
-            text = self.load(f"{place}/{IDENTITY}", commit, scratch).read_text(encoding="utf-8")
-            yield Kept(place, step, commit, json.loads(text))
+            yield Kept(place, step, commit, self._read(f"{place}/{IDENTITY}", commit, scratch))
 
     def step_of_last(self, identity: Mapping[str, str], scratch: Path) -> int:
         """How far `last-checkpoint/` is, if it is of this run; else 0."""
@@ -134,14 +133,22 @@ class Branch:
         files = {path for path in self.files(commit) if path.startswith(f"{place}/")}
         wanted = [f"{place}/{MANIFEST}"]
         if wanted[0] in files:
-            promised = json.loads(self.load(wanted[0], commit, folder).read_text(encoding="utf-8"))
-            wanted += [f"{place}/{name}" for name in promised]
+            wanted += [f"{place}/{name}" for name in self._read(wanted[0], commit, folder)]
         if lacking := sorted(set(wanted) - files):
-            fix = "have the other machine train on until its next checkpoint"
-            raise CheckpointError(f"{self.where}, {place}", f"it lacks {', '.join(lacking)}", fix)
+            raise CheckpointError(f"{self.where}, {place}", f"it lacks {', '.join(lacking)}", NEXT)
         for path in wanted:
             self.load(path, commit, folder)
         return folder / place
+
+    def _read(self, path: str, commit: str, folder: Path) -> dict[str, Any]:
+        """A file of JSON."""
+        try:
+            found = json.loads(self.load(path, commit, folder).read_bytes())
+        except ValueError as error:
+            found = str(error)
+        if not isinstance(found, dict):
+            raise CheckpointError(f"{self.where}, {path}", f"is damaged: {str(found)[:80]}", NEXT)
+        return found
 
     def _head_to_write(self) -> str:
         """The newest commit of the branch, which is made where it is missing, from the first commit of main."""

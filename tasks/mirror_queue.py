@@ -30,6 +30,7 @@ class Waiting:
         self.keep_all = keep_all
         self._folder = folder
         self._seen: set[tuple[str, int]] = set()
+        self._doubtful: set[tuple[str, int]] = set()
         self._taken: set[Path] = set()
         self._lock = threading.Lock()
 
@@ -42,8 +43,13 @@ class Waiting:
         for sealed in (*(reversed(checkpoints) if self.keep_all else checkpoints[:1]), *_best(run)):
             with contextlib.suppress(FileNotFoundError):  # retention was faster
                 stamp = (sealed.name, (sealed / MANIFEST).stat().st_mtime_ns)
-                if stamp not in self._seen and self._link(sealed):
-                    self._seen.add(stamp)
+                if stamp not in self._seen:
+                    flaw = self._link(sealed)
+                    if flaw is None or stamp in self._doubtful:  # the second time it is not being deleted
+                        self._seen.add(stamp)
+                    if flaw and stamp in self._doubtful:
+                        logger.warning("mirror: %s is left out: %s", sealed, flaw)
+                    self._doubtful.add(stamp)
         with self._lock:
             self._tidy()
 
@@ -61,22 +67,21 @@ class Waiting:
             self._taken.discard(sealed)
             shutil.rmtree(sealed, ignore_errors=True)
 
-    def _link(self, sealed: Path) -> bool:
+    def _link(self, sealed: Path) -> str | None:
+        """Link a folder, whole or not at all; what kept it from that."""
         partial, target = self._folder / ".partial", self._folder / sealed.name
         shutil.rmtree(partial, ignore_errors=True)
         try:
             shutil.copytree(sealed, partial, copy_function=_link_or_copy)
             names = {p.relative_to(partial).as_posix() for p in partial.rglob("*") if p.is_file()}
             if names != {MANIFEST, *json.loads((partial / MANIFEST).read_text(encoding="utf-8"))}:
-                return False  # it was being deleted
+                return "files are missing"
         except (OSError, ValueError) as error:
-            if sealed.exists():
-                logger.warning("mirror: %s cannot be set aside: %s", sealed, error)
-            return sealed.exists()
+            return str(error)
         with self._lock:
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
-        return True
+        return None
 
     def _tidy(self) -> None:
         """Keep what is to be uploaded, as long as that leaves room on the disk."""

@@ -68,6 +68,7 @@ def _end(process: subprocess.Popen[bytes], patience_s: float, artifacts: Artifac
     """Tell the mirror that nothing more comes, and let it finish."""
     assert process.stdin
     process.stdin.close()
+    logger.info("train: waiting for the mirror, at most %g s; Ctrl-C ends that", patience_s)
     try:
         status: object = process.wait(patience_s)
         said = f"ended with exit status {status}, see above"

@@ -185,6 +185,10 @@ DAMAGE = {
         lambda api: api.delete_file("last-checkpoint/manifest.json", REPO, revision="checkpoints"),
         "last-checkpoint: it lacks last-checkpoint/manifest.json",
     ),
+    "a torn manifest": (
+        lambda api: put(api, "last-checkpoint/manifest.json", b'{"model.sa'),
+        "last-checkpoint/manifest.json: is damaged: ",
+    ),
     "the best weights": (
         lambda api: put(api, "best/model.safetensors", b"weights of step 5"),
         "best: not as it was written: model.safetensors",
@@ -311,11 +315,16 @@ def test_what_waits_outlives_its_deletion_and_only_as_much_as_is_needed(machine,
     assert ("no room on the disk: not uploaded: checkpoint-6, checkpoint-4" in caplog.text) is keep_all
 
 
-def test_a_checkpoint_that_is_being_deleted_is_not_taken_for_a_whole_one(machine):
+def test_a_checkpoint_that_is_being_deleted_is_not_taken_for_a_whole_one(machine, caplog):
     run, waiting = machine.job.folder, Waiting(machine.waiting, keep_all=True)
     (machine.checkpoint(run, 2) / "optimizer.pt").unlink()
     waiting.look(run)
     assert waiting.next() == []
+    assert "left out" not in caplog.text, "a moment later it will be gone"
+    for _ in range(3):
+        waiting.look(run)
+    assert waiting.next() == []
+    assert caplog.text.count("checkpoint-2 is left out: files are missing") == 1
 
 
 @pytest.mark.parametrize(
