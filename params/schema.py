@@ -204,6 +204,20 @@ class Lora(Section):
     """Names of the layers that get one; `all-linear` is every linear layer but the head."""
 
 
+class Quantization(Section):
+    """The base model in few bits, while adapters learn (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314).
+
+    Needs `lora` and the extra `quantization`. What is published are the adapters, merged into the base model in full.
+    """
+
+    bits: Literal[4, 8]
+    """Of a weight: 4 (NF4), a seventh of the memory, or 8 (LLM.int8), a quarter."""
+    double: bool = True
+    """With 4 bits, quantize the scales of the weights, too."""
+    compute: Literal["fp32", "bf16"] = "bf16"
+    """With 4 bits, the number format that weights are multiplied in."""
+
+
 class Model(Section):
     """The network: built from a configuration, or loaded."""
 
@@ -215,6 +229,8 @@ class Model(Section):
     """Commit, tag or branch of the repository."""
     lora: Lora | None = None
     """Train low-rank adapters instead of all weights."""
+    quantization: Quantization | None = None
+    """Keep the pretrained model in 4 or 8 bits while adapters learn."""
 
     @validate_model(mode="after")
     def _exactly_one_origin(self) -> Model:

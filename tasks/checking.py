@@ -17,7 +17,7 @@ from params.importing import bind, source_files
 from params.loading import Document, parse, read, suggestion, valid_sections
 from params.schema import Evaluation, Files, Function, Launch, Model, ObjectiveChoice, PretrainedTokenizer, Training
 from tasks.sources import open_source
-from trainer import configurations, extensions, objectives
+from trainer import configurations, extensions, modeling, objectives
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,10 @@ def _expectation_problems(validation: Any) -> Iterator[Problem]:
 def _model_problems(model: Model) -> Iterator[Problem]:
     if model.pretrained is not None:
         yield from _pretrained_problems(("model", "pretrained"), model.pretrained, weights=True)
+
+
+def _adapter_problems(model: Model, launch: Launch) -> Iterator[Problem]:
+    yield from modeling.conflicts(model, launch)
 
 
 def _tokenizer_problems(tokenization: Any) -> Iterator[Problem]:
@@ -257,6 +261,7 @@ _LOOKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
     (_column_problems, ("objective", "data")),
     (_expectation_problems, ("validation",)),
     (_model_problems, ("model",)),
+    (_adapter_problems, ("model", "launch")),
     (_tokenizer_problems, ("tokenization",)),
     (_length_problems, ("model", "tokenization")),
     (_training_problems, ("training",)),

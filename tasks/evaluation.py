@@ -62,7 +62,7 @@ def evaluate(
     tokenizer = tokens.read_tokenizer(artifacts.tokens)
 
     def untrained() -> PreTrainedModel:
-        return modeling.initial_model(model, objective=learned, state=state, tokenizer=tokenizer, seed=seed)
+        return modeling.untrained_model(model, objective=learned, state=state, tokenizer=tokenizer, seed=seed)
 
     learned.start_from(untrained)
     candidates: dict[str, Any] = {"model": lambda: modeling.trained_model(artifacts.model, learned)}

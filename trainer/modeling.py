@@ -1,13 +1,19 @@
-"""The network: built from a configuration, or loaded from safetensors; never from pickle, never with code of others."""
+"""The network: built from a configuration, or loaded from safetensors; never from pickle, never with code of others.
+
+With adapters (`model.lora`) the base model stays as it is, in 4 or 8 bits if `model.quantization` says so. Checkpoints hold
+what learns; for publishing, `merge` adds it to the base model in full precision.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from params import ModelError, TransientError
-from params.schema import Lora, Model
+from params import ModelError, Problem, TransientError
+from params.schema import Launch, Lora, Model, Quantization
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,8 +32,33 @@ def initial_model(
         ModelError: the configuration or the folder cannot be used.
         TransientError: the Hub cannot be reached.
     """
-    network = _base_model(model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
+    network = untrained_model(
+        model,
+        objective=objective,
+        state=state,
+        tokenizer=tokenizer,
+        seed=seed,
+        quantization=model.quantization,
+    )
     return _with_adapters(network, model.lora, objective) if model.lora else network
+
+
+def conflicts(model: Model, launch: Launch) -> Iterator[Problem]:
+    """What of the model section cannot be trained, or not as the launch section says."""
+    if model.lora and launch.accelerate_config:
+        what = "adapters with FSDP or DeepSpeed are untried, and their checkpoints might not be whole"
+        yield Problem(("model", "lora"), what, "remove launch.accelerate_config, or model.lora")
+    if not model.quantization:
+        return
+    key = ("model", "quantization")
+    if not model.lora:
+        what = "weights of few bits have no gradients: nothing but biases and norms would learn"
+        yield Problem(key, what, "add `lora: {}` to the model, or remove quantization")
+    if not model.pretrained:
+        what = "there is no pretrained model that it could be said of, and random weights teach adapters nothing"
+        yield Problem(key, what, "name model.pretrained, or remove quantization")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        yield Problem(key, "bitsandbytes is not installed", "pip install 'evergreen[quantization]'")
 
 
 def merge(
@@ -39,23 +70,34 @@ def merge(
     state: State,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
-) -> None:
-    """Write to `target` the base model with the adapters in the folder `adapters` merged into it."""
+) -> int:
+    """Write to `target` the base model with the adapters in the folder `adapters` merged into it; its parameters."""
     from peft import PeftModel
 
-    network = _base_model(model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
+    network = untrained_model(model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
     merged = PeftModel.from_pretrained(network, str(adapters)).merge_and_unload()
     merged.save_pretrained(str(target))
+    return sum(weight.numel() for weight in merged.parameters())
 
 
-def _base_model(
-    model: Model, *, objective: Objective[Any], state: State, tokenizer: PreTrainedTokenizerBase, seed: int
+def untrained_model(
+    model: Model,
+    *,
+    objective: Objective[Any],
+    state: State,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    quantization: Quantization | None = None,
 ) -> PreTrainedModel:
+    """As `initial_model`, but without adapters, which begin as nothing, and in full precision."""
     from transformers import set_seed
 
     set_seed(seed)
     if model.pretrained is not None:
-        network = _load(model.pretrained, objective, revision=model.revision, **objective.model_config(state))
+        quantized = {"quantization_config": _bitsandbytes(quantization)} if quantization else {}
+        network = _load(
+            model.pretrained, objective, revision=model.revision, **objective.model_config(state), **quantized
+        )
         vocabulary = network.get_input_embeddings().num_embeddings
         if len(tokenizer) > vocabulary:
             raise ModelError(
@@ -63,8 +105,25 @@ def _base_model(
                 f"knows {len(tokenizer)} tokens, but {model.pretrained} has embeddings for {vocabulary}",
                 "use the tokenizer that belongs to the model",
             )
-        return network
-    return _build(dict(model.config or {}), objective, state, tokenizer)
+    else:
+        network = _build(dict(model.config or {}), objective, state, tokenizer)
+    if network.config.model_type == "gpt2" and network.loss_type is None:
+        network.loss_type = "ForCausalLM"  # its own loss is scaled by (T-1)/T under accumulation
+    return network
+
+
+def _bitsandbytes(quantization: Quantization) -> Any:
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if quantization.bits == 8:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=quantization.double,
+        bnb_4bit_compute_dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[quantization.compute],
+    )
 
 
 def trained_model(folder: Path, objective: Objective[Any]) -> PreTrainedModel:
@@ -111,6 +170,7 @@ def _build(
     config: dict[str, Any], objective: Objective[Any], state: State, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
     from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from_tokenizer = {
         "vocab_size": len(tokenizer),
@@ -118,6 +178,9 @@ def _build(
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
+    if getattr(CONFIG_MAPPING.get(config["model_type"]), "is_encoder_decoder", False):
+        start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        from_tokenizer |= {"decoder_start_token_id": start, "forced_eos_token_id": tokenizer.eos_token_id}
     try:
         full = AutoConfig.for_model(
             config.pop("model_type"), **(from_tokenizer | config | objective.model_config(state))
@@ -125,8 +188,6 @@ def _build(
         network: PreTrainedModel = objective.model_class().from_config(full)
     except Exception as error:
         raise ModelError("model.config", f"refused by transformers: {error}", "mend the configuration") from error
-    if network.config.model_type == "gpt2":
-        network.loss_type = "ForCausalLM"  # its own loss is scaled by (T-1)/T under accumulation
     return network
 
 

@@ -134,8 +134,7 @@ class Saver:
     def add_weights(self, step: int, model: PreTrainedModel) -> None:
         """Have the weights written to the checkpoint that was begun."""
         weights, target = self.weights(step, model), str(self._staged(step))
-        # save_pretrained empties the mapping that it is given
-        self._add("checkpoint.weights", weights, lambda: model.save_pretrained(target, state_dict=dict(weights)))
+        self._add("checkpoint.weights", weights, lambda: _write(model, target, weights))
 
     def add_optimizer(self, step: int, state: Any) -> None:
         """Have the optimizer's state written to the checkpoint that was begun."""
@@ -164,7 +163,7 @@ class Saver:
 
         def write() -> None:
             shutil.rmtree(staging, ignore_errors=True)
-            model.save_pretrained(str(staging), state_dict=dict(weights))
+            _write(model, str(staging), weights)
             passed("best.weights")
             seal_best(staging, step=step, metric=metric, value=value)
 
@@ -190,6 +189,12 @@ def _learned(model: PreTrainedModel) -> dict[str, torch.Tensor]:
         return state
     learned = {name for name, weight in model.named_parameters() if weight.requires_grad}
     return {name: value for name, value in state.items() if name in learned}
+
+
+def _write(model: PreTrainedModel, target: str, weights: Any) -> None:
+    # save_pretrained empties the mapping that it is given; peft would ask the Hub whether the base model's words are its own
+    adapters: dict[str, Any] = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
+    model.save_pretrained(target, state_dict=dict(weights), **adapters)
 
 
 def nbytes(state: Any) -> int:
