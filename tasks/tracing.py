@@ -6,7 +6,7 @@ Stages that have not run yet are named, not guessed at.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,15 +84,16 @@ def steps(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterator[tuple[s
     )
     model = modeling.trained_model(artifacts.model, objective).eval()
     with torch.inference_mode():
+        given = objective.inputs(model, batch)
         if isinstance(objective, Likelihood):
-            logits, labels = logits_of(model, batch), batch["labels"]
-            for i, losses in enumerate(objective.losses(logits, labels)):
+            for i, losses in enumerate(objective.losses(logits_of(model, given), batch["labels"])):
                 yield f"loss  (sequence {i + 1}, in nats)", _loss_lines(encoder, examples[i], losses)
-            scores = objective.score(logits, labels)
-        else:
-            scores = objective.measure(model, batch, tokenizer)
+        scores = objective.measure(model, given, tokenizer)
+        answer = objective.answer(row, model, tokenizer, encoder.max_length, state)
     for figures in scores.tolist():
         yield "score", [f"{name}: {value:.6g}" for name, value in zip(objective.score_names, figures, strict=True)]
+    if answer:
+        yield "answer  (of the model)", answer
 
 
 def _raw_row(artifacts: Artifacts, row_id: int) -> tuple[str, dict[str, Any]]:
@@ -116,24 +117,34 @@ def _quarantine(artifacts: Artifacts, row_id: int) -> list[str] | None:
 
 
 def _token_lines(encoder: Encoder, example: Example) -> list[str]:
-    ids, labels = example["input_ids"], example["labels"]
-    per_token = isinstance(labels, list)
+    ids, labels, names = example["input_ids"], example["labels"], encoder.state.get("labels")
+    if encoder.objective.has_targets:
+        return [*_numbered(encoder, ids, " "), "to be written:", *_numbered(encoder, labels, "*")]
+    if not isinstance(labels, list):
+        named = f" ({names[labels]})" if names else ""
+        return [*_numbered(encoder, ids, " "), f"label {labels}{named}, learned once for the sequence"]
+    marks = ["*" if label != -100 else " " for label in labels]
+    if names:
+        marks = [f"* {names[label]}" if label != -100 else "" for label in labels]
+    widest = max(map(len, marks))
+    return _numbered(encoder, ids, *(mark.ljust(widest) for mark in marks))
+
+
+def _numbered(encoder: Encoder, ids: Sequence[int], *marks: str) -> list[str]:
+    """The first tokens of a sequence, each with its mark, or all with the same one."""
     lines = [
-        f"{i:4d} {token_id:7d} {'*' if per_token and labels[i] != -100 else ' '} {encoder.tokenizer.decode([token_id])!r}"
+        f"{i:4d} {token_id:7d} {marks[i % len(marks)]} {encoder.tokenizer.decode([token_id])!r}"
         for i, token_id in enumerate(ids[:_SHOWN_TOKENS])
     ]
-    if len(ids) > _SHOWN_TOKENS:
-        lines.append(f"... {len(ids) - _SHOWN_TOKENS} more")
-    return lines if per_token else [*lines, f"label {labels}, learned once for the sequence"]
+    return [*lines, f"... {len(ids) - _SHOWN_TOKENS} more"] if len(ids) > _SHOWN_TOKENS else lines
 
 
 def _loss_lines(encoder: Encoder, example: Example, losses: Any) -> list[str]:
     if losses.dim() == 0:
         return [f"{float(losses):.4f}"]
+    learned = example["labels"] if encoder.objective.has_targets else example["input_ids"]
     pairs = [
-        (value, token_id)
-        for value, token_id in zip(losses.tolist(), example["input_ids"], strict=False)
-        if not math.isnan(value)
+        (value, token_id) for value, token_id in zip(losses.tolist(), learned, strict=False) if not math.isnan(value)
     ]
     lines = [f"{value:9.4f} {encoder.tokenizer.decode([token_id])!r}" for value, token_id in pairs[:_SHOWN_TOKENS]]
     if len(pairs) > _SHOWN_TOKENS:

@@ -48,7 +48,7 @@ class Figures:
         self._tokenizer = tokenizer
         self._directions = metrics.directions if metrics else {}
         self._function: Callable[..., Any] | None = None
-        self._preprocess: Callable[..., Any] = lambda logits, _: logits.argmax(-1)
+        self._preprocess: Callable[..., Any] | None = None
         if metrics:
             self._function = bind(metrics.function, "evaluation.metrics.function", 1)
             if metrics.preprocess_logits:
@@ -64,13 +64,20 @@ class Figures:
         """What is kept of a batch."""
         from trainer.likelihood import Likelihood, logits_of
 
+        batch = self._objective.inputs(model, batch)
         if self._function is None:
             return (self._objective.measure(model, batch, self._tokenizer),)
         if not isinstance(self._objective, Likelihood):
             scores = self._objective.measure(model, batch, self._tokenizer)
             return (scores, scores, batch.get("labels", batch["input_ids"]), batch["input_ids"])
         logits, labels = logits_of(model, batch), batch["labels"]
-        return (self._objective.score(logits, labels), self._preprocess(logits, labels), labels, batch["input_ids"])
+        written = self._objective.written(model, batch, self._tokenizer)
+        if self._preprocess is not None:
+            predictions = self._preprocess(logits, labels)
+        else:
+            predictions = logits.argmax(-1) if written is None else written
+        scores = self._objective.judge(logits, written, labels, self._tokenizer)
+        return (scores, predictions, labels, batch["input_ids"])
 
     def update(self, measured: Measured) -> None:
         """Take in what is kept of a batch, of all processes."""

@@ -27,12 +27,29 @@ class Likelihood(Objective[OptionsT]):
 
     @abstractmethod
     def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Reduce a batch of logits to (B, K) float64 figures, one row per sequence; see `score_names`."""
+        """Reduce a batch of logits to float64 figures, one row per sequence: (B, K), or the first of them; see `judge`."""
 
     def measure(
         self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     ) -> torch.Tensor:
-        return self.score(logits_of(model, batch), batch["labels"])
+        written = self.written(model, batch, tokenizer)
+        return self.judge(logits_of(model, batch), written, batch["labels"], tokenizer)
+
+    def written(
+        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+    ) -> torch.Tensor | None:
+        """Tokens (B, T) that the model writes by itself, where figures are computed of these, too."""
+        return None
+
+    def judge(
+        self,
+        logits: torch.Tensor,
+        written: torch.Tensor | None,
+        labels: torch.Tensor,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> torch.Tensor:
+        """All figures of a batch, (B, K): those of `score`, and of what was written."""
+        return self.score(logits, labels)
 
 
 class TokenMeter:

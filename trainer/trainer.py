@@ -50,6 +50,7 @@ PRIVATE_HOOKS = (
     "_init_training_state",
     "_issue_warnings_after_load",
     "_get_grad_norm",
+    "_prepare_inputs",
     "_evaluate",
     "_determine_best_metric",
     "_save_checkpoint",
@@ -211,6 +212,10 @@ class EvergreenTrainer(Trainer):
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self.guard.micro_losses.append(loss)
         return loss
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """On the right device, and with what only the model can tell."""
+        return dict(self.objective.inputs(self.accelerator.unwrap_model(self.model), super()._prepare_inputs(inputs)))
 
     def prediction_step(
         self,

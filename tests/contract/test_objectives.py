@@ -49,6 +49,7 @@ class Tried:
             pad_token_id=self.tokenizer.pad_token_id,
             eos_token_id=self.tokenizer.eos_token_id,
             decoder_start_token_id=self.tokenizer.pad_token_id,
+            num_decoder_layers=SMALL["num_hidden_layers"],
             **SMALL,
             **self.objective.model_config(self.state),
         )
@@ -129,11 +130,12 @@ def test_the_models_own_loss_is_the_metric_loss(tried):
     """So that what is trained and what is reported are the same figure."""
     if not isinstance(tried.objective, Likelihood):
         pytest.skip("its loss is not the model's own")
-    batch = tried.objective.collate(tried.examples, tried.tokenizer)
-    with torch.inference_mode():
-        out = tried.model()(**batch)
+    model = tried.model()
+    batch = tried.objective.inputs(model, tried.objective.collate(tried.examples, tried.tokenizer))
     meter = tried.objective.meter(tried.state)
-    meter.update(tried.objective.measure(tried.model(), tried.objective.inputs(tried.model(), batch), tried.tokenizer))
+    with torch.inference_mode():
+        out = model(**batch)
+        meter.update(tried.objective.measure(model, batch, tried.tokenizer))
     assert meter.compute()["loss"] == pytest.approx(float(out.loss), rel=1e-5)
 
 
