@@ -144,6 +144,10 @@ def conflicts(training: Training, launch: Launch) -> list[Problem]:
     if given.get("use_liger_kernel") and _has_gpu() and importlib.util.find_spec("liger_kernel") is None:
         what = "liger-kernel is not installed"
         found.append(Problem(("training", "arguments", "use_liger_kernel"), what, "pip install liger-kernel"))
+    if given.get("label_smoothing_factor") and training.loss is not None:
+        what = "training.loss takes the place of the loss that it would smooth, so it would do nothing"
+        fix = "remove one of them; trainer.losses:cross_entropy takes `smoothing` as an argument"
+        found.append(Problem(("training", "arguments", "label_smoothing_factor"), what, fix))
     for name in ("dataloader_persistent_workers", "dataloader_prefetch_factor"):
         if given.get(name) and not launch.dataloader_workers:
             what = "there are no loader workers that it could be said of"

@@ -9,7 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from params.schema import Launch, Training
+from tests import tiny
 from tests.features.in_process import At, job, losses, trained, trainer_of
+from trainer.arguments import conflicts
 
 ONE = {
     "training.max_steps": 1,
@@ -79,8 +82,6 @@ SOFT = ONE | {"model.config.attention_dropout": 0.0, "training.arguments": {"lab
 
 @pytest.mark.parametrize("objective", ["causal_lm", "sequence_classification"])
 def test_smoothed_labels_are_learned_and_figures_are_of_the_true_ones(tmp_path, objective):
-    from tests import tiny
-
     sections = tiny.CLASSES if objective == "sequence_classification" else {}
     changes = {**SOFT}
     if sections:
@@ -116,6 +117,13 @@ def test_smoothed_labels_are_learned_and_figures_are_of_the_true_ones(tmp_path, 
     ]
     assert first[0] == first[1]
     assert losses(plain)[1] != pytest.approx(losses(trainer)[1], rel=1e-3)
+
+
+def test_smoothed_labels_beside_a_loss_of_ones_own_are_refused():
+    given = {"arguments": {"label_smoothing_factor": 0.1}, "loss": {"name": "trainer.losses:cross_entropy"}}
+    training = Training.model_validate(tiny.RECIPE["training"] | given)
+    (found,) = conflicts(training, Launch(micro_batch_size=4))
+    assert "it would do nothing" in found.what
 
 
 def test_neftune_adds_noise_to_embeddings_in_training_only(tmp_path):
