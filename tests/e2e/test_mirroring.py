@@ -17,6 +17,7 @@ from huggingface_hub import HfApi
 
 from params.artifacts import Artifacts
 from tasks.hub import LocalHub
+from tasks.publishing import LOCAL_TOKEN
 from tests import tiny
 from tests.e2e.test_exact_resume import assert_same
 from tests.project import Project, free_port, wait_for
@@ -122,15 +123,20 @@ def test_two_machines_are_lost_and_a_third_ends_with_the_same_bits(project: Proj
     assert api.model_info(REPO).private
 
 
-def test_all_keeps_each_checkpoint_whatever_is_deleted_here(project: Project, api: HfApi) -> None:
+def test_all_keeps_each_checkpoint_whatever_is_deleted_here(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the Hub of this machine will do."""
     slow = {"launch.micro_batch_size": 1, "training.max_steps": 80, "training.save_steps": 10}
-    one = machine(project, api.endpoint, slow | {"launch.mirror": "all"})
+    one = machine(project, "", slow | {"launch.mirror": "all"})
+    del one.environment["HF_ENDPOINT"], one.environment["HF_TOKEN"]
     said = one.run(*TRAIN)
     expected = {f"checkpoint-{step}" for step in range(10, 81, 10)}  # two of which stay here at a time
-    assert folders(api).keys() == expected | {"best", ""}
-    assert all("optimizer.pt" in folders(api)[place] for place in expected)
     assert said.count("mirror: checkpoint-") == 8
-    assert not (one.root / ".scratch/tiny/mirror").exists() or not list((one.root / ".scratch/tiny/mirror").iterdir())
+    assert list((one.root / ".scratch/tiny/mirror").iterdir()) == []
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    with LocalHub(one.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as hub:
+        found = folders(HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN))
+    assert found.keys() == expected | {"best", ""}
+    assert all("optimizer.pt" in found[place] for place in expected)
 
 
 @pytest.fixture
