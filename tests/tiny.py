@@ -60,6 +60,18 @@ CLASSES = {
     },
     "training": RECIPE["training"] | {"best_metric": "accuracy"},
 }
+TAGS = {
+    "objective": {"name": "token_classification"},
+    "model": CLASSES["model"],
+    "training": RECIPE["training"] | {"best_metric": "f1"},
+}
+TARGETS = {
+    "objective": {"name": "seq2seq", "input_column": "text", "target_column": "label", "max_new_tokens": 8},
+    "model": {
+        "config": {"model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2},
+    },
+    "training": RECIPE["training"],
+}
 SIZES = {"train": 240, "validation": 40, "test": 40}
 
 
@@ -108,11 +120,17 @@ def write_rows(artifacts: Artifacts, **splits: dict[str, list[Any]]) -> None:
 
 
 def write_sentences(artifacts: Artifacts, sizes: dict[str, int] = SIZES) -> None:
-    """Sentences with a label that can be read off them, in every split."""
+    """Sentences with a label that can be read off them, and the span that says it, in every split."""
     splits = {}
     for seed, (split, count) in enumerate(sizes.items()):
         texts = sentences(count, seed)
-        splits[split] = {"text": texts, "label": [text.split()[1] for text in texts]}
+        labels = [text.split()[1] for text in texts]
+        starts = [text.index(" ") + 1 for text in texts]
+        spans = [
+            [{"label": "who", "start": start, "end": start + len(label)}]
+            for start, label in zip(starts, labels, strict=True)
+        ]
+        splits[split] = {"text": texts, "label": labels, "spans": spans}
     write_rows(artifacts, **splits)
 
 

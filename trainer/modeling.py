@@ -6,8 +6,10 @@ what learns; for publishing, `merge` adds it to the base model in full precision
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +77,8 @@ def merge(
     from peft import PeftModel
 
     network = untrained_model(model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
-    merged = PeftModel.from_pretrained(network, str(adapters)).merge_and_unload()
+    with _old_name():
+        merged = PeftModel.from_pretrained(network, str(adapters)).merge_and_unload()
     merged.save_pretrained(str(target))
     return sum(weight.numel() for weight in merged.parameters())
 
@@ -146,6 +149,14 @@ _ADAPTED = {
 """peft's names of the tasks; by them it knows which head is new, and learns it whole."""
 
 
+@contextlib.contextmanager
+def _old_name() -> Iterator[None]:
+    """No word of the name by which peft 0.21.2 asks whether activations are recomputed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield
+
+
 def _with_adapters(network: PreTrainedModel, lora: Lora, objective: Objective[Any]) -> PreTrainedModel:
     from peft import LoraConfig, get_peft_model
 
@@ -157,7 +168,8 @@ def _with_adapters(network: PreTrainedModel, lora: Lora, objective: Objective[An
         task_type=_ADAPTED.get(objective.pipeline_tag),
     )
     try:
-        adapted: PreTrainedModel = get_peft_model(network, config)
+        with _old_name():
+            adapted: PreTrainedModel = get_peft_model(network, config)
     except ValueError as error:
         names = sorted({name.rpartition(".")[2] for name, _ in network.named_modules() if name})
         raise ModelError(
@@ -178,7 +190,8 @@ def _build(
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    if getattr(CONFIG_MAPPING.get(config["model_type"]), "is_encoder_decoder", False):
+    known = config["model_type"] in CONFIG_MAPPING
+    if known and getattr(CONFIG_MAPPING[config["model_type"]], "is_encoder_decoder", False):
         start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         from_tokenizer |= {"decoder_start_token_id": start, "forced_eos_token_id": tokenizer.eos_token_id}
     try:
