@@ -17,8 +17,16 @@ from trainer.objectives import find
 _CODE = Path(__file__).parent
 _EFFECTLESS = {"logging_steps", "keep_checkpoints", "save_steps", "save_minutes", "resume"}
 """Keys of `training` that change what is written down, not what is learned."""
-_EFFECTLESS_PREFIXES = ("logging_", "log_", "dataloader_", "report_to", "ddp_timeout", "eval_accumulation_steps")
-_EFFECTLESS_ARGUMENTS = {"run_name", "project", "trackio_space_id", "disable_tqdm", "skip_memory_metrics", "debug"}
+_EFFECTLESS_PREFIXES = (
+    "logging_",
+    "log_",
+    "dataloader_",
+    "report_to",
+    "trackio_",
+    "ddp_timeout",
+    "eval_accumulation_steps",
+)
+_EFFECTLESS_ARGUMENTS = {"run_name", "project", "skip_memory_metrics", "debug"}
 
 
 class Job(Section):
