@@ -46,6 +46,8 @@ _ELSEWHERE = {
 }
 """Module of each family that this project cannot install, and what it is."""
 _LOW_RANK = ("apollo", "galore")
+_WITHOUT_BETAS = ("adafactor", "adagrad", "galore", "grokadamw", "lomo", "rmsprop", "sgd")
+"""Families to which transformers does not hand `adam_beta1`, `adam_beta2` and `adam_epsilon`."""
 _LAYERWISE = "_layerwise"
 
 
@@ -66,6 +68,12 @@ def problems(training: Training, launch: Launch) -> Iterator[Problem]:
         what = f"shares the optimizer's state out, which {name} does not keep in a form that can be"
         yield Problem(("launch", "accelerate_config"), what, "remove the key, or use adamw_torch")
     yield from _target_problems(name, training.arguments.get("optim_target_modules"))
+    if _family(name) in _WITHOUT_BETAS or name.startswith("rmsprop") or name == "schedule_free_sgd":
+        for argument in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+            if argument in training.arguments:
+                yield Problem(
+                    ("training", "arguments", argument), f"transformers does not hand it to {name}", "remove it"
+                )
     given = training.arguments.get("optim_args")
     if isinstance(given, str) and given:
         yield from _argument_problems(name, given)

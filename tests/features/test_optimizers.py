@@ -465,6 +465,10 @@ REFUSED = {
         changes("schedule_free_radam", **{"training.warmup_steps": 5}),
         {"training.warmup_steps": "warms up by itself, and would not look at it; set it to 0"},
     ),
+    "betas for whom has none": (
+        changes("galore_adamw", **{"training.arguments": LOW_RANK | {"adam_beta2": 0.95}}),
+        {"training.arguments.adam_beta2": "transformers does not hand it to galore_adamw; remove it"},
+    ),
     "no target": (
         changes("apollo_adamw", **{"training.arguments": {}}),
         {"training.arguments.optim_target_modules": "it names none; for example [q_proj, v_proj], or all-linear"},
