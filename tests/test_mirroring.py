@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -14,9 +15,11 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars
 
 from params import load
+from params.artifacts import Artifacts
 from tasks.__main__ import main
 from tasks.hub import LocalHub
 from tasks.mirror_queue import Waiting
+from tasks.mirroring import mirrored
 from tests import tiny
 from trainer import checkpoints
 from trainer.job import Job
@@ -274,6 +277,25 @@ def test_a_refusal_is_said_without_the_token_and_what_waits_is_kept(
     assert (machine.waiting / "checkpoint-4" / "manifest.json").exists()
 
 
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [None, StoppedError], ids=["finished", "stopped"])
+def test_what_a_training_leaves_at_its_end_is_waited_for(machine, api, monkeypatch, error):
+    """The mirror has only just been started when the training is over."""
+    monkeypatch.setenv("PYTHONPATH", str(tiny.ROOT))
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    patience = {"grace_s": 60.0 if error else 0.1, "stall_timeout_s": 0.1 if error else 60.0}
+    launch = machine.job.launch.model_copy(update=patience)
+    artifacts = Artifacts("tiny", machine.root)
+    with pytest.raises(error) if error else contextlib.nullcontext(), mirrored(artifacts, launch, machine.waiting.name):
+        machine.checkpoint(machine.job.folder, 4)
+        if error:
+            raise error
+    assert "last-checkpoint/manifest.json" in files(api)
+
+
 def test_a_private_run_does_not_go_to_a_public_repository(machine, api, capsys):
     api.create_repo(REPO, private=False)
     machine.checkpoint(machine.waiting, 4)
@@ -297,11 +319,12 @@ def test_what_waits_outlives_its_deletion_and_only_as_much_as_is_needed(machine,
     run, waiting = machine.job.folder, Waiting(machine.waiting, keep_all=keep_all)
     waiting.look(run)
     assert waiting.next() == []
-    for step in (2, 4, 6):
-        machine.checkpoint(run, step)
-        machine.best(run, step - 1)
+    for steps in ((2, 4), (6,)):
+        for step in steps:
+            machine.checkpoint(run, step)
+            machine.best(run, step - 1)
         waiting.look(run)
-        shutil.rmtree(run / f"checkpoint-{step}")
+        checkpoints.retain(run, 0)
     expected = {"best-5", "checkpoint-6"} | ({"checkpoint-2", "checkpoint-4"} if keep_all else set())
     assert {p.name for p in machine.waiting.iterdir()} == expected
     assert [p.name for p in waiting.next()] == ["checkpoint-2" if keep_all else "checkpoint-6", "best-5"]
