@@ -80,7 +80,7 @@ def steps(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterator[tuple[s
 
     state, seed = encoder.state, recipe.seed
     objective.start_from(
-        lambda: modeling.initial_model(recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
+        lambda: modeling.untrained_model(recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
     )
     model = modeling.trained_model(artifacts.model, objective).eval()
     with torch.inference_mode():

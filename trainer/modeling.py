@@ -101,6 +101,10 @@ def untrained_model(
         network = _load(
             model.pretrained, objective, revision=model.revision, **objective.model_config(state), **quantized
         )
+        for layer in network.modules():
+            # bitsandbytes 0.50.2 would round the scales of weights at the first evaluation on some CPUs, and keep them so
+            if hasattr(layer, "support_avx512bf16_for_cpu"):
+                layer.support_avx512bf16_for_cpu = False
         vocabulary = network.get_input_embeddings().num_embeddings
         if len(tokenizer) > vocabulary:
             raise ModelError(
