@@ -165,11 +165,14 @@ class EvergreenTrainer(Trainer):
         )
         order: EpochOrder | SamplerOrder | None = None
         size, seed = share.global_batch_size, self.args.seed
-        if not streams and type(loader.sampler) is RandomSampler:
+        sampler = (
+            None if streams else cast("BatchSampler", loader.batch_sampler).sampler
+        )  # `loader.sampler` may be another
+        if type(sampler) is RandomSampler:
             rows = len(loader.dataset)  # type: ignore[arg-type]
             order = EpochOrder(rows, seed=seed, global_batch_size=size, lengths=self._lengths)
         elif not streams:
-            order = SamplerOrder(cast("Sampler[int]", loader.sampler), seed=seed, global_batch_size=size)
+            order = SamplerOrder(cast("Sampler[int]", sampler), seed=seed, global_batch_size=size)
         self._order = MicroBatches(order, share)
         self._stream = Streamed(loader.dataset, seed) if isinstance(loader.dataset, IterableDataset) else None
         workers = min(loader.num_workers, 1) if streams else loader.num_workers
