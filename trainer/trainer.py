@@ -165,9 +165,8 @@ class EvergreenTrainer(Trainer):
         )
         order: EpochOrder | SamplerOrder | None = None
         size, seed = share.global_batch_size, self.args.seed
-        sampler = (
-            None if streams else cast("BatchSampler", loader.batch_sampler).sampler
-        )  # `loader.sampler` may be another
+        # the one that batches are made of; `loader.sampler` is another where a loader was given its batches
+        sampler = None if streams else cast("BatchSampler", loader.batch_sampler).sampler
         if type(sampler) is RandomSampler:
             rows = len(loader.dataset)  # type: ignore[arg-type]
             order = EpochOrder(rows, seed=seed, global_batch_size=size, lengths=self._lengths)
