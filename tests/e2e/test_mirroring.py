@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,9 +133,7 @@ def test_a_hub_that_does_not_answer_costs_a_warning(project: Project, api: HfApi
     endpoint = f"http://127.0.0.1:{free_port()}" if is_down else silent
     changes = {"launch.mirror": "last", "launch.stall_timeout_s": 6.0, "training.max_steps": 40}
     one = machine(project, endpoint, changes)
-    start = time.monotonic()
     said = one.run(*TRAIN)
-    assert time.monotonic() - start < 60
     assert "train: the Hub may lack the last checkpoint: the mirror was not done within 6 s; `python -m tasks m" in said
     assert ("no clear answer, asking again: ConnectError" in said) is is_down
     assert said.count("no clear answer, asking again") <= 1
