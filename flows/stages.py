@@ -112,9 +112,7 @@ def recipe_path(recipe: str) -> Path:
 
 
 def _grace_s(stage: str, recipe: str) -> float:
-    """How long a stage may take to stop: a training what the recipe grants it for a checkpoint (twice, when that is uploaded
-    too), and a little to end.
-    """
+    """How long a stage may take to stop: a training what it needs to write a checkpoint, to upload it, and to end."""
     if stage != "train":
         return bound.GRACE_S
     launch = load(recipe_path(recipe)).launch
