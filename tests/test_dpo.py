@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file
 from transformers import Trainer
 
 from params import KilledError, RecipeError
@@ -20,7 +19,7 @@ from params.artifacts import Artifacts
 from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
 from tasks.evaluation import evaluate
 from tasks.tokenization import train_tokenizer
-from tests import preferences, tiny
+from tests import preferences
 from tests.e2e.test_exact_resume import assert_same, run
 from tests.features import in_process
 from trainer import objectives, tokens
@@ -163,3 +162,192 @@ def test_loss_and_gradients_are_those_of_trl(kind: str, started: Any, tmp_path: 
     assert float(loss) == pytest.approx(float(expected), abs=1e-5)
     for name, weight in theirs.model.named_parameters():
         torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-4, atol=1e-6)
+
+
+# Plain gradient descent: Adam would blow up what rounding leaves of gradients that are zero
+STEPS = {"training.max_steps": 3, "training.optimizer": "sgd", "training.learning_rate": 0.1}
+EXACT = STEPS | {"model.config.attention_dropout": 0.0, "training.global_batch_size": 4}
+SPLITS = {
+    "4 at once": {"launch.micro_batch_size": 4},
+    "2 of 2": {"launch.micro_batch_size": 2},
+    "4 of 1": {"launch.micro_batch_size": 1},
+    "two processes": {"launch.micro_batch_size": 2, "launch.num_processes": 2},
+}
+
+
+def test_gradients_do_not_depend_on_how_a_batch_is_split_up(tmp_path: Path) -> None:
+    found = {}
+    for name, changes in SPLITS.items():
+        if name == "two processes":
+            artifacts, recipe = preferences.tokenized(tmp_path / "two", EXACT | changes)
+            run(artifacts, recipe)
+            log, folder = history(artifacts), artifacts.checkpoint
+        else:
+            trainer = in_process.trained(preferences.job(tmp_path / name.replace(" ", "-"), EXACT | changes))
+            log, folder = trainer.state.log_history, all_checkpoints(Path(trainer.args.output_dir))[0]
+        losses = [(entry["loss"], entry["grad_norm"]) for entry in log if "loss" in entry]
+        found[name] = losses, load_file(folder / "model.safetensors")
+    golden, weights = found.pop("4 at once")
+    assert golden[0][0] == pytest.approx(math.log(2), abs=1e-6)
+    assert abs(golden[-1][0] - math.log(2)) > 1e-3
+    for name, (losses, others) in found.items():
+        for key, weight in weights.items():
+            torch.testing.assert_close(others[key], weight, rtol=0, atol=1e-6, msg=f"{name}: {key}")
+        for one, other in zip(golden, losses, strict=True):
+            assert other[0] == pytest.approx(one[0], abs=1e-6), name
+            assert other[1] == pytest.approx(one[1], rel=1e-5), name
+
+
+def history(artifacts: Artifacts) -> list[dict[str, float]]:
+    lines = (artifacts.history / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+LORA = {"model.lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
+KINDS = {"model": {}, "ahead": {"objective.reference": "ahead"}, "adapters": LORA}
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+def test_the_reference_is_the_start_model_without_dropout_and_stays_it(changes: dict[str, Any], tmp_path: Path) -> None:
+    job = preferences.job(tmp_path, {"training.max_steps": 4, **changes})
+    trainer = in_process.trainer_of(job)
+    batch = trainer.data_collator([trainer.eval_dataset[i] for i in range(3)])
+    start = trainer.objective.log_probs(trainer.model.eval(), batch).detach()
+    trainer.train()
+    learned = trainer.model.train()
+    torch.testing.assert_close(trainer.objective.reference(batch), start, rtol=0, atol=1e-5)
+    assert learned.training, "asking the reference leaves dropout on"
+    assert (trainer.objective.log_probs(learned.eval(), batch) - start).abs().max() > 0.1
+
+
+def test_all_references_give_the_same_figures(tmp_path: Path) -> None:
+    """They differ by rounding only; adapters learn other weights, so they are compared among themselves."""
+    for kinds in (({}, {"objective.reference": "ahead"}), (LORA, LORA | {"objective.reference": "ahead"})):
+        logs = []
+        for i, changes in enumerate(kinds):
+            job = preferences.job(tmp_path / f"{len(changes)}{i}", {"training.max_steps": 4, **changes})
+            logs.append(in_process.trained(job).state.log_history)
+        names = ("loss", "grad_norm", "eval_loss", "eval_chosen_reward", "eval_rejected_reward")
+        for one, other in zip(*logs, strict=True):
+            found = [{name: entry[name] for name in names if name in entry} for entry in (one, other)]
+            assert found[0] == pytest.approx(found[1], rel=1e-3, abs=1e-4)
+
+
+def test_what_is_computed_ahead_is_used_by_every_later_start(tmp_path: Path) -> None:
+    job = preferences.job(tmp_path, {"objective.reference": "ahead"}, stop_at_step=2)
+    in_process.trained(job)
+    path = job.folder / AHEAD
+    known = json.loads(path.read_text())
+    assert len(known) == preferences.SIZES["train"] + preferences.SIZES["validation"]
+    path.write_text(json.dumps({row: [-1.0, -float(row)] for row in known}))
+    again = job.model_copy(update={"checkpoint": all_checkpoints(job.folder)[0], "stop_at_step": 4})
+    trainer = in_process.trained(again)
+    batch = trainer.data_collator([trainer.train_dataset[i] for i in (5, 3)])
+    assert trainer.objective.reference(batch).tolist() == [[-1.0, -1.0], [-5.0, -3.0]]
+    with pytest.raises(RecipeError, match="row 70 is none of them"):
+        trainer.objective.reference(batch | {"row_id": torch.tensor([5, 70])})
+    path.write_text("{")
+    assert json.loads(path.read_text() + "}") == {}
+    trainer = in_process.trained(again)
+    assert json.loads(path.read_text()) == known, "a file that cannot be read is written again, the same"
+
+
+VARIANTS = KINDS | {"model, accumulation, by length": {"launch.micro_batch_size": 2, "training.group_by_length": True}}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
+    changes = {"training.max_steps": 6, "training.eval_steps": 3, **changes}
+    golden = Path(in_process.trained(preferences.job(tmp_path / "golden", changes)).args.output_dir)
+    job = preferences.job(tmp_path / "stopped", changes, stop_at_step=3)
+    in_process.trained(job)
+    (newest, *_) = all_checkpoints(job.folder)
+    assert newest.name == "checkpoint-3"
+    in_process.trained(job.model_copy(update={"checkpoint": newest, "stop_at_step": None}))
+    names = {path.name for path in (golden / "checkpoint-6").iterdir()} - {"manifest.json", "trainer_state.json"}
+    assert {"optimizer.pt", "scheduler.pt", "rng_state.pth", "position.json"} < names
+    for name in names - {"training_args.bin", "identity.json", "README.md"}:
+        one, other = ((folder / "checkpoint-6" / name).read_bytes() for folder in (golden, job.folder))
+        assert one == other, name
+
+
+def test_two_processes_that_were_killed_end_with_the_same_bits(tmp_path: Path, monkeypatch: Any) -> None:
+    two = {"objective.reference": "ahead", "launch.num_processes": 2, "launch.micro_batch_size": 2}
+    golden, recipe = preferences.tokenized(tmp_path / "golden", {"training.max_steps": 6, **two})
+    shutil.copytree(golden.root, tmp_path / "killed")
+    killed = Artifacts("tiny", tmp_path / "killed")
+    run(golden, recipe)
+    monkeypatch.setenv(KILL_AT, "checkpoint.renamed:2")
+    with pytest.raises(KilledError):
+        run(killed, recipe)
+    monkeypatch.delenv(KILL_AT)
+    run(killed, recipe)
+    assert_same(golden, killed)
+
+
+@pytest.mark.parametrize("kind", ["model", "adapters"])
+def test_training_and_the_evaluate_stage_give_the_same_figures(tmp_path: Path, kind: str) -> None:
+    artifacts, recipe = preferences.tokenized(tmp_path, {"evaluation.split": "validation", **KINDS[kind]})
+    run(artifacts, recipe)
+    evaluations = [entry for entry in history(artifacts) if "eval_loss" in entry]
+    best = min(evaluations, key=lambda entry: entry["eval_loss"])
+    report = evaluate(
+        artifacts,
+        seed=recipe.seed,
+        objective=recipe.objective,
+        model=recipe.model,
+        evaluation=recipe.evaluation,
+        launch=recipe.launch,
+    )
+    for name, value in report.model.items():
+        assert value == pytest.approx(best[f"eval_{name}"], rel=1e-4, abs=1e-5), name
+    assert report.model["reward_accuracy"] > 0.9
+    assert report.model["reward_margin"] > 0.5
+    assert report.untrained
+    assert report.untrained["loss"] == pytest.approx(math.log(2), rel=1e-12)
+    assert (report.untrained["reward_accuracy"], report.untrained["reward_margin"]) == (0.5, 0.0)
+
+
+class Twice(Trainer):
+    """A loss of one's own, on top of the preferences'."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return 2 * super().compute_loss(*args, **kwargs)
+
+
+def test_a_trainer_of_ones_own_may_change_the_loss(tmp_path: Path) -> None:
+    first = {}
+    for name, changes in {"own": {"training.trainer": "tests.test_dpo:Twice"}, "usual": {}}.items():
+        first[name] = in_process.losses(in_process.trained(preferences.job(tmp_path / name, STEPS | changes)))[1]
+    assert first["own"] == pytest.approx(2 * first["usual"], rel=1e-6)
+
+
+MODEL = Model(config={"model_type": "llama"})
+LAUNCH = Launch(micro_batch_size=4)
+TRAINING = {"max_steps": 2, "global_batch_size": 4, "learning_rate": 1e-3, "eval_steps": 2, "save_steps": 2}
+CONFLICTS = {
+    "training.loss": ({}, {"loss": "trainer.losses:cross_entropy"}),
+    "objective.label_smoothing": ({"loss_type": "hinge", "label_smoothing": 0.1}, {}),
+    "objective.label_smoothing ": ({"loss_type": "exo_pair"}, {}),
+    "training.arguments.label_smoothing_factor": ({}, {"arguments": {"label_smoothing_factor": 0.1}}),
+    "training.arguments.include_num_input_tokens_seen": ({}, {"arguments": {"include_num_input_tokens_seen": "all"}}),
+    "objective.reference": ({"reference": "ahead"}, {"streaming": True}),
+}
+
+
+@pytest.mark.parametrize("key", CONFLICTS)
+def test_what_does_not_go_together_is_refused(key: str) -> None:
+    options, changes = CONFLICTS[key]
+    found = objective(**options).conflicts(model=MODEL, training=Training(**(TRAINING | changes)), launch=LAUNCH)
+    assert [".".join(problem.key) for problem in found] == [key.strip()]
+
+
+def test_usual_recipes_have_no_conflict() -> None:
+    training = Training(**TRAINING, streaming=True, arguments={"include_num_input_tokens_seen": "no"})
+    assert not list(objective().conflicts(model=MODEL, training=training, launch=LAUNCH))
+
+
+def test_a_pair_of_equal_completions_is_set_aside() -> None:
+    row = {"prompt": "a", "chosen": "b", "rejected": "b"}
+    assert "same text" in (objective().flaw(row) or "")
+    assert objective().flaw({**row, "rejected": "c"}) is None
