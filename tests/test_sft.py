@@ -14,7 +14,7 @@ from params.artifacts import Artifacts
 from params.schema import Launch, Model, ObjectiveChoice, Tokenization, Training, TrainTokenizer
 from tasks.tokenization import tokenize, train_tokenizer
 from tests import tiny
-from tests.features.in_process import At, job, losses, trained, trainer_of
+from tests.features.in_process import job, losses, trained, trainer_of
 from trainer import objectives, packing
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -82,6 +82,19 @@ def test_of_a_conversation_the_assistants_turns_are_learned(letters, template, e
     assert letters.chat_template == template, "it is published with the tokenizer"
 
 
+def test_a_prompt_has_the_tokens_that_it_has_when_the_model_is_asked():
+    """Also where a token of the whole text would reach from the prompt into the answer."""
+    tokenizer = train_tokenizer(["] two"] * 9, TrainTokenizer(kind="train", vocab_size=262))
+    template = PLAIN.replace("<assistant>", "[assistant] ").replace("<{{ m.role }}>", "[{{ m.role }}] ")
+    (example,) = encode(build(messages_column="talk", chat_template=template), tokenizer, {"talk": TALK[:2]})
+    asked = tokenizer.apply_chat_template(TALK[:1], add_generation_prompt=True)["input_ids"]
+    assert tokenizer.decode(asked).endswith("[assistant] ")
+    assert example["input_ids"][: len(asked)] == asked
+    assert learned(tokenizer, example) == "_" * len(asked) + "two|"
+    whole = tokenizer(tokenizer.decode(example["input_ids"][:-1]))["input_ids"]
+    assert whole[: len(asked)] != asked, "a token reaches over"
+
+
 def test_a_conversation_that_ends_with_a_question_does_not_end_with_the_end_of_text(letters):
     (example,) = encode(build(messages_column="talk", chat_template=PLAIN), letters, {"talk": TALK[:3]})
     assert learned(letters, example) == "_" * 21 + "two" + "_" * 11
@@ -116,6 +129,7 @@ def test_a_long_completion_is_cut_and_a_prompt_that_fills_the_sequence_is_told(t
     )
     assert report.splits["train"].sequences == 2
     assert report.splits["train"].unused_rows == 1
+    assert report.splits["train"].truncated_rows == 2, "of the last row, the end"
     assert "1 of 3 train rows give no sequence" in caplog.text
 
 
@@ -291,28 +305,6 @@ def sft_job(root, changes=None, **sections):
     """Trains to say the second word of a sentence; all rows are in each global batch."""
     usual = {"training.max_steps": 3, "training.warmup_steps": 0, "model.config.attention_dropout": 0.0}
     return job(root, usual | {"tokenization.max_length": 96} | (changes or {}), **({"objective": SFT} | sections))
-
-
-def test_noise_is_added_to_embeddings_in_training_only(tmp_path):
-    """`training.arguments.neftune_noise_alpha`, uniform within alpha / sqrt(T * H) (Jain et al. 2023)."""
-    alpha = 5.0
-    changes = {"training.arguments": {"neftune_noise_alpha": alpha}, "training.max_steps": 1}
-    found: dict[bool, list[float]] = {True: [], False: []}
-
-    def watch(model, **_):
-        def compare(module, inputs, output):
-            output = output.detach()
-            clean = torch.nn.functional.embedding(inputs[0], module.weight).detach()
-            most = alpha / (output.shape[1] * output.shape[2]) ** 0.5
-            found[module.training].append(float((output - clean).abs().max() / most))
-
-        model.get_input_embeddings().register_forward_hook(compare)
-
-    trained(sft_job(tmp_path, changes), At("on_train_begin", watch))
-    assert found[False], "there was an evaluation"
-    assert all(share == 0 for share in found[False])
-    assert found[True]
-    assert all(0.9 < share <= 1.001 for share in found[True])
 
 
 # What `check` says

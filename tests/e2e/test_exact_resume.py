@@ -36,6 +36,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "two processes": {"launch.num_processes": 2, "launch.micro_batch_size": 2},
     "early stopping": {"training.learning_rate": 3.0, "training.early_stopping_patience": 3, "training.eval_steps": 2},
 }
+FINE_TUNED = {"name": "sft", "prompt_column": "text", "completion_column": "label", "packing": True}
+VARIANTS["fine-tuning: packed, adapters with dropout, noise on embeddings"] = {
+    "objective": FINE_TUNED,
+    "tokenization.max_length": 96,
+    "training.global_batch_size": 4,
+    "training.arguments": {"neftune_noise_alpha": 5.0},
+    "launch.micro_batch_size": 2,
+    "model.lora": {"r": 4, "dropout": 0.1},
+}
 TIMES = ("runtime", "per_second")
 
 

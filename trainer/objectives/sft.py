@@ -11,13 +11,12 @@ which then nothing is left to learn becomes no sequence, and is counted as such.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
-from trainer import packing
+from trainer import conversations, packing
 from trainer.likelihood import IGNORED, Likelihood, TokenMeter, next_token_losses, pad_batch, token_scores
 from trainer.objectives import Example, Kind, Row, State
 
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_ENDLESS = 2**30
+"""More tokens than any row has."""
 _UNPACKED = "set objective.packing to false"
 
 
@@ -71,15 +71,7 @@ class SFT(Likelihood[Options]):
     def flaw(self, row: Row) -> str | None:
         if not self.options.messages_column:
             return None
-        turns = row[self.options.messages_column]
-        for i, turn in enumerate(turns or ()):
-            if not isinstance(turn, Mapping) or not all(isinstance(turn.get(k), str) for k in ("role", "content")):
-                return f"message {i} is not {{role, content}} with text in both"
-            if turn["role"] == "assistant" and not turn["content"].strip():
-                return f"message {i}, of the assistant, is empty"
-        if not any(turn["role"] == "assistant" for turn in turns or ()):
-            return "no message is the assistant's, so there is nothing to learn"
-        return None
+        return conversations.flaw(row[self.options.messages_column])
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options
@@ -120,9 +112,8 @@ class SFT(Likelihood[Options]):
 
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
         """One sequence; none if all that could be learned lies behind `max_length`."""
-        ids, learned = (
-            self._conversation(row, tokenizer) if self.options.messages_column else self._pair(row, tokenizer)
-        )
+        messages = self.options.messages_column
+        ids, learned = conversations.tokens(row[messages], tokenizer) if messages else self._pair(row, tokenizer)
         if not self.options.completion_only:
             learned = [True] * len(ids)
         labels = [token if wanted else IGNORED for token, wanted in zip(ids, learned, strict=True)][:max_length]
@@ -130,6 +121,13 @@ class SFT(Likelihood[Options]):
         if all(label == IGNORED for label in labels):
             return []
         return [{"row_id": row["row_id"], "input_ids": ids[:max_length], "labels": labels}]
+
+    def truncates(
+        self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
+    ) -> bool:
+        if not examples or len(examples[0]["input_ids"]) < max_length:
+            return False
+        return len(self.encode(row, tokenizer, _ENDLESS, {})[0]["input_ids"]) > max_length
 
     def _pair(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[bool]]:
         end = tokenizer.eos_token_id
@@ -139,28 +137,6 @@ class SFT(Likelihood[Options]):
         text = row[self.options.completion_column]
         completion = [*tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], end]
         return [*prompt, *completion], [False] * len(prompt) + [True] * len(completion)
-
-    def _conversation(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[bool]]:
-        """Tokens of a whole conversation, and which of them the assistant says, the end of each turn included."""
-        turns = row[str(self.options.messages_column)]
-        if _MARKED.search(str(tokenizer.chat_template)):
-            made = tokenizer.apply_chat_template(
-                turns, return_dict=True, return_assistant_tokens_mask=True, tokenizer_kwargs={"verbose": False}
-            )
-            ids, learned = list(made["input_ids"]), [bool(said) for said in made["assistant_masks"]]
-        else:
-            text, spans = _rendered(turns, tokenizer)
-            made = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-            ids = list(made["input_ids"])
-            learned = [any(a < end <= b for a, b in spans) for _, end in made["offset_mapping"]]
-        end = tokenizer.eos_token_id
-        for i in range(1, len(ids)):
-            learned[i] = learned[i] or (learned[i - 1] and ids[i] == end != ids[i - 1])
-        last = max((i for i, said in enumerate(learned) if said), default=-1)
-        first = next((i for i in range(last, -1, -1) if not learned[i]), -1) + 1
-        if last >= 0 and turns[-1]["role"] == "assistant" and end not in ids[first : last + 1]:
-            return [*ids, end], [*learned, True]
-        return ids, learned
 
     def arrange(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         return packing.pack(examples, max_length) if self.options.packing else iter(examples)
@@ -185,28 +161,3 @@ class SFT(Likelihood[Options]):
 
     def meter(self, state: State) -> TokenMeter:
         return TokenMeter()
-
-
-def _rendered(
-    turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase
-) -> tuple[str, list[tuple[int, int]]]:
-    """The text of a conversation, and from where to where in it the assistant speaks.
-
-    Raises:
-        ValueError: the template renders the beginning of a conversation differently once it goes on.
-    """
-
-    def render(count: int, *, asked: bool = False) -> str:
-        text: str = tokenizer.apply_chat_template(turns[:count], tokenize=False, add_generation_prompt=asked)
-        return text
-
-    whole, spans = render(len(turns)), []
-    for i, turn in enumerate(turns):
-        if turn["role"] != "assistant":
-            continue
-        before, after = render(i, asked=True), render(i + 1)
-        if not (whole.startswith(after) and after.startswith(before)):
-            what = f"the chat template renders the messages before message {i} differently when it follows"
-            raise ValueError(f"{what}, so that its tokens cannot be told: mark them with {{% generation %}}")
-        spans.append((len(before), len(after)))
-    return whole, spans
