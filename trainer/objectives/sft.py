@@ -58,7 +58,11 @@ class SFT(Likelihood[Options]):
     score_names = ("nll", "tokens", "correct")
     pipeline_tag = "text-generation"
     examples: ClassVar[tuple[Row, ...]] = (
-        {"prompt": "Add 3 and 4.", "completion": " It is 7."},
+        {
+            "prompt": "Add 3 and 4.",
+            "completion": " It is 7.",
+            "messages": [{"role": "user", "content": "Add 3 and 4."}, {"role": "assistant", "content": "It is 7."}],
+        },
         {"prompt": "Add 2 to 5.", "completion": " 7"},
     )
 
