@@ -23,7 +23,7 @@ def progress(items: Iterable[T], *, what: str, total: int | None = None, every_s
     start = last = time.monotonic()
     for count, item in enumerate(items):
         now = time.monotonic()
-        if now - last >= every_s:
+        if count and now - last >= every_s:  # of the first alone nothing is known but that it takes long
             last = now
             if total:
                 left_s = (now - start) / count * (total - count)

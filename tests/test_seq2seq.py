@@ -92,6 +92,9 @@ def test_a_decoder_reads_the_target_one_place_behind(config):
 def test_what_is_written_depends_neither_on_chance_nor_on_the_rows_beside_it(beams):
     made = objective(max_new_tokens=12, num_beams=beams)
     network = model(T5, made)
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights.mul_(4)  # so that what is written hangs on what is read, padding included
     examples = [encode(made, row) for row in ROWS]
 
     def measured(part: list[dict[str, Any]]) -> torch.Tensor:
@@ -105,6 +108,9 @@ def test_what_is_written_depends_neither_on_chance_nor_on_the_rows_beside_it(bea
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
     written = made.written(network, made.collate(examples, TOKENIZER), TOKENIZER)
     assert written.shape[1] <= 13
+    for example, row in zip(examples, written.tolist(), strict=True):
+        (alone,) = made.written(network, made.collate([example], TOKENIZER), TOKENIZER).tolist()
+        assert row[: len(alone)] == alone
 
 
 def test_figures_of_a_text():
