@@ -154,7 +154,7 @@ def test_a_conversation_that_cannot_be_used_is_set_aside(talk, why):
 
 def sized(*sizes):
     """Examples of such lengths, that consist of their number."""
-    return [{"row_id": i, "input_ids": [i] * n, "labels": [-100, *[i] * (n - 1)]} for i, n in enumerate(sizes)]
+    return [{"row_id": i, "input_ids": [i] * n, "labels": [i] * n} for i, n in enumerate(sizes)]
 
 
 def test_each_example_goes_whole_into_the_fullest_sequence_with_room():

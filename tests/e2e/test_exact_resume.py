@@ -76,7 +76,8 @@ def run(artifacts: Artifacts, recipe: Recipe) -> None:
 
 def assert_same(golden: Artifacts, other: Artifacts) -> None:
     """Weights, best weights, optimizer, schedule, random states, place in the data and curves are equal, bit for bit."""
-    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "position.json"):
+    (weights,) = (path.name for path in golden.checkpoint.glob("*.safetensors"))  # the model's, or its adapters'
+    for name in (weights, "optimizer.pt", "scheduler.pt", "position.json"):
         assert same_file(golden.checkpoint / name, other.checkpoint / name), name
     for path in golden.checkpoint.glob("rng_state*.pth"):
         assert same_file(path, other.checkpoint / path.name), path.name
