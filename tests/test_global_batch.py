@@ -15,6 +15,8 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "classes": (tiny.CLASSES, NO_DROPOUT),
     "tags": (tiny.TAGS, NO_DROPOUT),
     "targets": (tiny.TARGETS, {"model.config.dropout_rate": 0.0}),
+    "targets, adapters": (tiny.TARGETS, {"model.config.dropout_rate": 0.0, "model.lora": {"r": 4}}),
+    "tags, adapters": (tiny.TAGS, NO_DROPOUT | {"model.lora": {"r": 4}}),
     "next tokens": ({}, {"model.config.attention_dropout": 0.0}),
 }
 SMOOTHED = {"training.arguments": {"label_smoothing_factor": 0.2}}

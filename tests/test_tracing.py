@@ -160,6 +160,6 @@ def test_a_label_is_shown_with_its_sequence(tmp_path, monkeypatch):
         (artifacts.raw / f"{split}.parquet").write_bytes((artifacts.rows / f"{split}.parquet").read_bytes())
     found = dict(steps(artifacts, recipe, 3))
     (tokens_title,) = [title for title in found if title.startswith("tokens")]
-    assert re.fullmatch(r"label \d, learned once for the sequence", found[tokens_title][-1])
+    assert re.fullmatch(r"label \d \(\w+\), learned once for the sequence", found[tokens_title][-1])
     assert not any("*" in line.split(maxsplit=3)[2] for line in found[tokens_title][:-1])
     assert found["loss"] == ["train has not run"]

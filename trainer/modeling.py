@@ -170,6 +170,8 @@ def _with_adapters(network: PreTrainedModel, lora: Lora, objective: Objective[An
         lora_dropout=lora.dropout,
         target_modules=lora.target_modules,
         task_type=_ADAPTED.get(objective.pipeline_tag),
+        # peft tells itself so, but for a head of tags only after it has looked for layers to adapt
+        modules_to_save=["classifier", "score"] if objective.pipeline_tag == "token-classification" else None,
     )
     try:
         with _old_name():
