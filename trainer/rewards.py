@@ -3,7 +3,9 @@ r"""How good completions are: rewards that a recipe can name, and what asks them
 A reward is a function of completions (n texts) and their rows (n mappings: the prompt and the reference columns) that
 gives one number for each completion; what a recipe gives it beside those are keyword arguments.
 
-    rewards: [trainer.rewards:numeric_answer, {name: trainer.rewards:matches, arguments: {pattern: "#### \\d+$"}}]
+    rewards:
+      - trainer.rewards:numeric_answer
+      - {name: "trainer.rewards:matches", arguments: {pattern: '#### \d+$'}}
 """
 
 from __future__ import annotations
