@@ -83,5 +83,28 @@ def test_from_conversations_to_a_published_assistant(project) -> None:
     assert tokenizer.chat_template == TEMPLATE, "whoever loads the model renders as it was taught"
     asked = [{"role": "user", "content": "Capital of Japan? (7)"}]
     ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    assert answer(model, tokenizer, ids).strip() == "Tokyo"
+
+    row = project.run("python", "-m", "tasks", "trace", "params/capitals.yaml", "--row", "17")
+    assert " * " in row
+    assert "nll: " in row
+
+
+def test_from_pairs_to_a_published_model_by_packing_and_adapters(project) -> None:
+    prepare(
+        project,
+        "pairs",
+        pairs(300),
+        {
+            "{name: causal_lm, text_column: text}": "{name: sft, packing: true}",
+            "model:\n": "model:\n  lora: {r: 16, alpha: 64}\n",
+            "hidden_size: 32": "hidden_size: 32\n    initializer_range: 0.2",  # or its frozen head could say nothing clearly
+        },
+    )
+    figures, model, _ = run(project, "pairs")
+    statistics = project.json("runs/pairs/tokens/statistics.json")["splits"]
+    assert statistics["train"]["sequences"] < statistics["train"]["rows"] / 3
+    assert statistics["test"]["sequences"] == statistics["test"]["rows"], "evaluation is never packed"
+    assert figures["model"]["loss"] < figures["untrained"]["loss"] / 2
     assert figures["model"]["token_accuracy"] > 0.5 > figures["untrained"]["token_accuracy"]
     assert not [name for name in model.state_dict() if "lora" in name], "adapters are merged"
