@@ -49,8 +49,8 @@ class Options(Section):
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
     """Share of the pairs that are thought to be labelled the wrong way round; for sigmoid, robust and exo_pair."""
     reference: Literal["model", "ahead"] = "model"
-    """`model` asks a frozen copy of the start model in every step, with `model.lora` the model without its adapters.
-    `ahead` asks once for all pairs before training, and needs no second model in memory."""
+    """`model` asks a frozen copy of the start model in every step, whole on each process; with `model.lora` the model
+    without its adapters. `ahead` asks once for all pairs before training, and needs no second model in memory."""
 
 
 class DPO(Objective[Options]):
