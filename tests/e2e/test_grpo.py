@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from pathlib import Path
 
@@ -48,7 +47,6 @@ def recipe_of(project, objective: str, changes: dict[str, str]) -> str:
 
 
 def test_from_prompts_to_a_model_that_earns_its_reward(project) -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     write_digits(project.root / "data" / "digits.jsonl", 400)
     changes = {"max_steps: 20": "max_steps: 120", "eval_steps: 10": "eval_steps: 60", "save_steps: 5": "save_steps: 45"}
     (project.root / "params/digits.yaml").write_text(recipe_of(project, OBJECTIVE, changes))
