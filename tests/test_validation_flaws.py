@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_validation import UNIQUE, check, ingest, kept, quarantine
+from tests.test_validation import UNIQUE, check, ingest, kept, quarantine
 
 from params import DataError
 from params.schema import ObjectiveChoice

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from test_validation import LONG, check, ingest
+from tests.test_validation import LONG, check, ingest
 
 from params import DataError
 from params.schema import Expectation

@@ -55,7 +55,9 @@ def test_from_rows_with_spans_to_a_published_model(project) -> None:
     metrics = project.json("runs/requests/evaluation/metrics.json")
     assert metrics["model"]["f1"] > 0.8
     assert metrics["untrained"]["f1"] < 0.3
-    assert 2 / (1 / metrics["model"]["precision"] + 1 / metrics["model"]["recall"]) == pytest.approx(metrics["model"]["f1"])
+    assert 2 / (1 / metrics["model"]["precision"] + 1 / metrics["model"]["recall"]) == pytest.approx(
+        metrics["model"]["f1"]
+    )
     config = project.json("runs/requests/model/config.json")
     assert config["id2label"] == {"0": "O", "1": "B-day", "2": "I-day", "3": "B-name", "4": "I-name"}
     receipt = project.json("runs/requests/release/receipt.json")
