@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from params.schema import ObjectiveChoice
 from trainer import objectives
+from trainer.figures import Figures
 from trainer.heartbeat import Heartbeat
 from trainer.trainer import EvergreenTrainer
 
@@ -106,7 +107,7 @@ def trainer(kind: Kind, folder: Path, data: Dataset, *, hidden: int, layers: int
         made = Ours(
             **shared,
             objective=objective,
-            state={},
+            figures=Figures(objective, state={}, tokenizer=tokenizer, metrics=None),
             keep_checkpoints=2,
             identity={"benchmark": "yes"},
             heartbeat=Heartbeat(folder, 0),
