@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.test_validation import UNIQUE, check, ingest, kept, quarantine
 
 from params import DataError
 from params.schema import ObjectiveChoice
+from tests.test_validation import UNIQUE, check, ingest, kept, quarantine
 
 TAGS = ObjectiveChoice(name="token_classification")
 USABLE, KNOWN = "row_is_usable", "row_is_known_to_training"

@@ -6,11 +6,11 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from tests.test_validation import LONG, check, ingest
 
 from params import DataError
 from params.schema import Expectation
 from tasks.validation.report import Check, ValidationReport, render, shorten
+from tests.test_validation import LONG, check, ingest
 
 EVIL = "<script src='https://evil.example/x.js'>alert(1)</script><img src=//evil.example/p onerror=alert(2)>\"'&amp;"
 VOID = {"meta", "br"}
