@@ -133,6 +133,11 @@ WRONG = {
         "training.arguments.learning_rates",
         "did you mean `training.learning_rate`?",
     ),
+    "argument of another Trainer": (
+        {"training.arguments": {"predict_with_generate": True}},
+        "training.arguments.predict_with_generate",
+        "is a field of Seq2SeqTrainingArguments; the objective seq2seq generates by itself: set `objective.generate`",
+    ),
     "owned argument": (
         {"training.arguments": {"output_dir": "x"}},
         "training.arguments.output_dir",

@@ -89,6 +89,13 @@ _OWNED = {
     "local_rank": "accelerate sets it",
     "logging_nan_inf_filter": "a loss that is not finite must be seen",
 }
+_OF_SEQ2SEQ = {
+    "predict_with_generate": "objective.generate",
+    "generation_max_length": "objective.max_new_tokens",
+    "generation_num_beams": "objective.num_beams",
+    "sortish_sampler": "training.group_by_length",
+}
+"""Fields of transformers.Seq2SeqTrainingArguments, and what stands for them in a recipe."""
 _NEEDS_GPU = {
     "precision": "fp16 scales its gradients, which needs a GPU",
     "use_liger_kernel": "Liger's kernels need a GPU",
@@ -115,6 +122,9 @@ def problems(arguments: dict[str, Any]) -> list[Problem]:
         elif name in _OWNED or name.startswith("hub_"):
             reason = _OWNED.get(name, "the publish stage pushes, exactly once")
             found.append(Problem(key, f"belongs to the pipeline: {reason}", "remove it"))
+        elif name in _OF_SEQ2SEQ:
+            what = "is a field of Seq2SeqTrainingArguments"
+            found.append(Problem(key, what, f"the objective seq2seq generates by itself: set `{_OF_SEQ2SEQ[name]}`"))
         elif name == "report_to" and (wrong := reports.problems(value)):
             found += wrong
         elif name not in known:

@@ -36,8 +36,8 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     disable_progress_bar()
     training = job.training
     objective = objectives.build(job.objective)
-    found = list(objective.conflicts(model=job.model, training=training, launch=job.launch))
-    if found := [*modeling.conflicts(job.model, job.launch), *found]:
+    against = objective.conflicts(model=job.model, training=training, launch=job.launch)
+    if found := [*modeling.conflicts(job.model, job.launch), *against]:
         raise RecipeError(".".join(map(str, found[0].key)), found[0].what, found[0].fix)
     state = tokens.read_state(job.tokens)
     tokenizer = tokens.read_tokenizer(job.tokens)

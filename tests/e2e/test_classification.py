@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
+from tests.project import STAGES
+
 LABELS = {
     "weather": ["rain", "sun", "wind", "snow"],
     "food": ["bread", "soup", "rice", "tea"],
@@ -43,8 +44,7 @@ def test_from_labelled_rows_to_a_published_classifier(project) -> None:
         recipe = recipe.replace(old, new)
     (project.root / "params/topics.yaml").write_text(recipe)
 
-    for stage in STAGES:
-        project.run("python", "-m", "tasks", stage, "params/topics.yaml")
+    project.stages("params/topics.yaml")
 
     metrics = json.loads((project.root / "runs/topics/evaluation/metrics.json").read_text())
     assert metrics["model"]["accuracy"] > 0.9
@@ -66,8 +66,7 @@ def test_two_processes_give_the_same_figures_as_one(project, processes: int) -> 
     figures = []
     for number in (1, processes):
         project.edit("params/tiny.yaml", "num_processes: 1", f"num_processes: {number}")
-        for stage in STAGES if number == 1 else STAGES[3:5]:
-            project.run("python", "-m", "tasks", stage, "params/tiny.yaml")
+        project.stages("params/tiny.yaml", STAGES[:5] if number == 1 else STAGES[3:5])
         figures.append(json.loads((project.root / "runs/tiny/evaluation/metrics.json").read_text())["model"])
     for name, value in figures[0].items():
         assert figures[1][name] == pytest.approx(value, rel=1e-3), name

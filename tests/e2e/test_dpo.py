@@ -7,8 +7,6 @@ import math
 
 from tests import preferences
 
-STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
-
 
 def test_from_pairs_of_answers_to_a_published_model(project) -> None:
     columns = preferences.pairs(300)
@@ -28,8 +26,7 @@ def test_from_pairs_of_answers_to_a_published_model(project) -> None:
         recipe = recipe.replace(old, new)
     (project.root / "params/polite.yaml").write_text(recipe)
 
-    for stage in STAGES:
-        project.run("python", "-m", "tasks", stage, "params/polite.yaml")
+    project.stages("params/polite.yaml")
 
     metrics = project.json("runs/polite/evaluation/metrics.json")
     assert metrics["untrained"]["loss"] == math.log(2)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
+from tests.project import STAGES
+
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 OBJECTIVE = """\
 objective:
@@ -51,8 +52,7 @@ def test_from_prompts_to_a_model_that_earns_its_reward(project) -> None:
     changes = {"max_steps: 20": "max_steps: 120", "eval_steps: 10": "eval_steps: 60", "save_steps: 5": "save_steps: 45"}
     (project.root / "params/digits.yaml").write_text(recipe_of(project, OBJECTIVE, changes))
 
-    for stage in STAGES:
-        project.run("python", "-m", "tasks", stage, "params/digits.yaml")
+    project.stages("params/digits.yaml")
 
     metrics = project.json("runs/digits/evaluation/metrics.json")
     assert metrics["untrained"]["reward"] < 0.2
@@ -98,8 +98,7 @@ objective:
         assert old in recipe
         recipe = recipe.replace(old, new)
     (project.root / "params/gsm8k.yaml").write_text(recipe)
-    for stage in STAGES[:5]:
-        project.run("python", "-m", "tasks", stage, "params/gsm8k.yaml")
+    project.stages("params/gsm8k.yaml", STAGES[:5])
     assert 0 <= project.json("runs/gsm8k/evaluation/metrics.json")["model"]["reward"] <= 1.1
     lines = (project.root / "runs/gsm8k/history/metrics.jsonl").read_text().splitlines()
     assert any(json.loads(line).get("reward_std", 0) > 0 for line in lines), "some completions have a digit"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.e2e.test_grpo import STAGES, recipe_of, write_digits
+from tests.e2e.test_grpo import recipe_of, write_digits
 
 OBJECTIVE = """\
 objective:
@@ -23,8 +23,7 @@ def test_each_round_keeps_more_of_what_the_model_writes(project) -> None:
     changes = {"max_steps: 20": "max_steps: 100", "eval_steps: 10": "eval_steps: 50", "save_steps: 5": "save_steps: 30"}
     (project.root / "params/digits.yaml").write_text(recipe_of(project, OBJECTIVE, changes))
 
-    for stage in STAGES:
-        project.run("python", "-m", "tasks", stage, "params/digits.yaml")
+    project.stages("params/digits.yaml")
 
     metrics = project.json("runs/digits/evaluation/metrics.json")
     assert metrics["untrained"]["reward"] < 0.2

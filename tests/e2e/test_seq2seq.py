@@ -14,7 +14,6 @@ from params.artifacts import Artifacts
 from tests import tiny
 from tests.e2e.test_elastic import Training
 from tests.e2e.test_exact_resume import assert_same, run
-from tests.project import STAGES
 from trainer.write_points import KILL_AT
 
 DIGITS = ["zero", "one", "two", "three", "four"]
@@ -49,8 +48,7 @@ def test_from_pairs_of_texts_to_a_published_model(project) -> None:
         recipe = recipe.replace(old, new)
     (project.root / "params/pairs.yaml").write_text(recipe)
 
-    for stage in STAGES:
-        project.run("python", "-m", "tasks", stage, "params/pairs.yaml")
+    project.stages("params/pairs.yaml")
 
     metrics = project.json("runs/pairs/evaluation/metrics.json")
     assert metrics["model"]["exact_match"] > 0.8

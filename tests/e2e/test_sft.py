@@ -7,7 +7,6 @@ import random
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
 ANSWERS = {"France": "Paris", "Italy": "Rome", "Japan": "Tokyo", "Egypt": "Cairo"}
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
 
@@ -49,8 +48,7 @@ def prepare(project, name: str, rows, changes: dict[str, str]) -> None:
 
 def run(project, name: str):
     """Run the stages; the figures, the learned model and its tokenizer as others load them."""
-    for stage in STAGES:
-        project.run("python", "-m", "tasks", stage, f"params/{name}.yaml")
+    project.stages(f"params/{name}.yaml")
     folder = project.root / f"runs/{name}"
     assert json.loads((folder / "release/receipt.json").read_text())["verdict"] == "published"
     model = AutoModelForCausalLM.from_pretrained(folder / "model", use_safetensors=True)

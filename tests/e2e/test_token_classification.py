@@ -7,8 +7,6 @@ import random
 
 import pytest
 
-from tests.project import STAGES
-
 NAMES, DAYS = ["Anna", "Bo", "Chris", "Dora", "Émile"], ["Monday", "Friday", "next week", "May 3rd"]
 
 
@@ -48,8 +46,7 @@ def test_from_rows_with_spans_to_a_published_model(project) -> None:
         recipe = recipe.replace(old, new)
     (project.root / "params/requests.yaml").write_text(recipe)
 
-    for stage in STAGES:
-        project.run("python", "-m", "tasks", stage, "params/requests.yaml")
+    project.stages("params/requests.yaml")
 
     assert project.json("runs/requests/validated/validation.json")["quarantined"] == 1
     metrics = project.json("runs/requests/evaluation/metrics.json")
