@@ -52,9 +52,9 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.command == "check":
         from tasks.checking import check
-        from trainer.imports import without_peft
+        from trainer.imports import leave_out
 
-        without_peft()
+        leave_out("peft")
         check(arguments.recipe)
     elif arguments.command == "trace":
         from tasks.tracing import trace
@@ -82,9 +82,9 @@ def _run(arguments: argparse.Namespace) -> None:
         serve(arguments.folder, port=arguments.port)
     else:
         from tasks import stages
-        from trainer.imports import spare_peft
+        from trainer.imports import leave_out_unused
 
-        spare_peft(load(arguments.recipe))
+        leave_out_unused(load(arguments.recipe))
         start = time.monotonic()
         print(f"{arguments.command}: {arguments.recipe}", flush=True)
         report = stages.run(arguments.command, arguments.recipe)

@@ -35,7 +35,7 @@ def main(job_path: Path) -> int:
     supervisor = os.environ.get(SUPERVISOR)
     die_with_parent(ancestor=int(supervisor) if supervisor else None)
     from params.artifacts import storage_errors
-    from trainer.imports import spare_peft
+    from trainer.imports import leave_out_unused
     from trainer.job import Job
 
     job = Job.load(job_path)
@@ -49,7 +49,7 @@ def main(job_path: Path) -> int:
     alone = exclusive(job.folder / "trainer.lock", "a training in this folder", wait_s=30)
     try:
         with alone if rank == 0 else contextlib.nullcontext(), storage_errors(job.folder):
-            spare_peft(job)
+            leave_out_unused(job)
             from trainer.building import build
 
             trainer = build(job, heartbeat, lambda: bool(asked) or (job.folder / STOP).exists())

@@ -13,10 +13,10 @@ from tasks import training
 _collect = training._collect
 
 
-def keep_and_collect(artifacts: Any, job: Any, key: str) -> Any:
+def keep_and_collect(artifacts: Any, job: Any) -> Any:
     """The folder has every checkpoint in it, and is deleted when the stage is done."""
     shutil.copytree(job.folder, Path(sys.argv[1]))
-    return _collect(artifacts, job, key)
+    return _collect(artifacts, job)
 
 
 training._collect = keep_and_collect

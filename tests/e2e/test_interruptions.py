@@ -96,7 +96,9 @@ def test_a_stopped_rank_is_found_out(project: Project) -> None:
 
 def test_user_code_that_hangs_on_one_rank_is_named_with_its_line(project: Project) -> None:
     hang = "import os, time\n        while os.environ['RANK'] == '1' and os.path.exists('hang'): time.sleep(1)\n"
-    project.edit("trainer/objectives/causal_lm.py", "        longest = max(", f"        {hang}        longest = max(")
+    project.edit(
+        "trainer/objectives/causal_lm.py", "        return pad_batch(", f"        {hang}        return pad_batch("
+    )
     run = Run(project, TWO | LONG | {"launch.stall_timeout_s": 6.0})
     run.start()
     (project.root / "hang").touch()
