@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 RECIPE ?= default
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test chaos check format clean
+.PHONY: help setup run test slow chaos check format clean
 
 help:  ## show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -27,8 +27,11 @@ run: $(INSTALLED)  ## retrain what is stale of RECIPE (default), and publish it
 test: $(INSTALLED)  ## all tests
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
+slow: $(INSTALLED)  ## the tests that `make test` leaves out because a quicker one shows the same
+	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 chaos: $(INSTALLED)  ## kill a training 200 times, and all else that may happen to one (up to 40 minutes)
-	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} $(BIN)/python -m pytest tests/chaos -o log_cli=true -o log_cli_level=INFO
+	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} $(BIN)/python -m pytest tests/chaos -m "slow or not slow" -o log_cli=true -o log_cli_level=INFO
 
 check: $(INSTALLED)  ## lint, format, types, law of imports
 	$(BIN)/ruff check .

@@ -171,7 +171,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("objective", "changes"), VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize(
+    ("objective", "changes"),
+    [
+        pytest.param(*values, id=name, marks=pytest.mark.slow if name.startswith("between") else ())
+        for name, values in VARIANTS.items()
+    ],
+)
 def test_a_killed_run_ends_like_one_that_was_left_alone(
     objective: dict[str, Any], changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 SEED = int(os.environ.get("EVERGREEN_CHAOS_SEED", "1"))
 """Chooses the kills. The same seed gives the same plan; where a random time falls in a save is up to the machine."""
-KILLS = int(os.environ.get("EVERGREEN_CHAOS_KILLS", "10"))
+KILLS = int(os.environ.get("EVERGREEN_CHAOS_KILLS", "6"))
 IS_LONG = 2 * len(WRITE_POINTS) <= KILLS
 """Whether there are enough kills to hit every write point."""
 _STARTING_S, _TRAINING_S = 4.0, 1.5

@@ -62,6 +62,7 @@ def test_from_labelled_rows_to_a_published_classifier(project) -> None:
 
 
 @pytest.mark.parametrize("processes", [2])
+@pytest.mark.slow
 def test_two_processes_give_the_same_figures_as_one(project, processes: int) -> None:
     figures = []
     for number in (1, processes):

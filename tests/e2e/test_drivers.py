@@ -96,6 +96,7 @@ def test_a_release_that_the_hub_lost_is_published_again(finished: Project) -> No
     assert finished.flow() == ["publish"]
 
 
+@pytest.mark.slow
 def test_after_a_forced_repro_the_flow_runs_nothing(finished: Project) -> None:
     assert finished.repro("--force") == ALL
     assert finished.flow() == []

@@ -48,7 +48,17 @@ VARIANTS["fine-tuning: packed, adapters with dropout, noise on embeddings"] = {
 TIMES = ("runtime", "per_second")
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+USUAL = ("grouped by length", "two processes", "fine-tuning")
+"""Those that `make test` tries, too."""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(changes, id=name, marks=() if name.startswith(USUAL) else pytest.mark.slow)
+        for name, changes in VARIANTS.items()
+    ],
+)
 def test_a_killed_run_ends_like_one_that_was_left_alone(tmp_path: Path, monkeypatch: Any, changes: Any) -> None:
     golden, recipe = tiny.tokenized(tmp_path / "golden", tiny.recipe(changes))
     shutil.copytree(golden.root, tmp_path / "killed")

@@ -10,6 +10,7 @@ import psutil
 from tests.project import Project, wait_for
 
 
+@pytest.mark.slow
 def test_a_killed_flow_and_a_killed_dvc_leave_nothing_running(project: Project) -> None:
     project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 200")
 

@@ -150,6 +150,7 @@ def test_two_machines_train_as_one_does_and_the_first_waits_for_the_second(addre
     assert (artifacts.model / "model.safetensors").read_bytes() == on_one_machine
 
 
+@pytest.mark.slow
 def test_a_killed_host_is_named_and_when_it_is_back_the_run_ends_with_the_same_bits(hosts, tmp_path, on_one_machine):
     artifacts = project(tmp_path, hosts)
     hosts[1].start(tmp_path, "join", "params/tiny.yaml", "--machine", "1", log="join.log")
@@ -175,6 +176,7 @@ def test_a_killed_host_is_named_and_when_it_is_back_the_run_ends_with_the_same_b
     assert (artifacts.model / "model.safetensors").read_bytes() == on_one_machine
 
 
+@pytest.mark.slow
 def test_a_machine_that_stays_comes_back_by_itself_after_the_first_host_was_killed(hosts, tmp_path, on_one_machine):
     artifacts = project(tmp_path, hosts)
     joined = hosts[1].start(tmp_path, "join", "params/tiny.yaml", "--machine", "1", log="join.log")
@@ -196,6 +198,7 @@ def test_a_machine_that_never_comes_is_named(addresses, tmp_path):
     assert "TransientError: launch.num_machines: machine 1 did not come within 1 s" in said(artifacts, "train.log")
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_asked_to_stop_stops_all_of_them_with_a_checkpoint(addresses, tmp_path):
     artifacts = project(tmp_path, addresses, {"training.max_steps": 5000, "training.save_steps": 5000})
     train = addresses[0].start(tmp_path, "train", "params/tiny.yaml", log="train.log")

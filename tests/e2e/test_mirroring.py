@@ -105,6 +105,7 @@ def test_a_machine_is_lost_and_another_ends_with_the_same_bits(project: Project,
     assert TOKEN not in log.read_text() + said
 
 
+@pytest.mark.slow
 def test_all_keeps_each_checkpoint_whatever_is_deleted_here(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the Hub of this machine will do."""
     slow = {"launch.micro_batch_size": 1, "training.max_steps": 80, "training.save_steps": 10}

@@ -19,7 +19,7 @@ LONGER = {"training.max_steps": 40}
 """So that the training is stopped on its way, as that of a user is."""
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_sound_project_is_equal(tmp_path: Path, processes: int) -> None:
     changes = {"launch.num_processes": processes, "launch.micro_batch_size": 2, "launch.dataloader_workers": 1}
     artifacts, _ = tiny.tokenized(tmp_path, tiny.recipe(LONGER | changes))
@@ -61,6 +61,7 @@ def test_a_place_in_the_data_that_is_not_taken_up_is_found(project: Project) -> 
     assert "two runs that were left alone are equal" in found
 
 
+@pytest.mark.slow
 def test_a_training_that_does_not_equal_itself_is_told_from_a_fault_of_resuming(project: Project) -> None:
     """Its collator draws from a source of randomness that nobody can seed."""
     project.edit(

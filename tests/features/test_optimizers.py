@@ -96,7 +96,14 @@ def test_what_does_not_run_here_is_known():
     assert set(optimizers.known()) - set(RUNNABLE) == missing
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+def _is_a_variant(name):
+    """Of an optimizer that is tried under another name: in pages, in few bits by bitsandbytes, layer by layer."""
+    return name.startswith("paged_") or name.endswith(("_8bit", "_layerwise")) or "_fused" in name
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if _is_a_variant(name) else ()) for name in RUNNABLE]
+)
 def test_it_learns_and_a_stopped_run_ends_with_the_same_bits(tmp_path, name):
     learns_and_resumes(tmp_path, changes(name), stop_at=5)
 
