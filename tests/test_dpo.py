@@ -271,6 +271,7 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, changes: dict[str
         assert one == other, name
 
 
+@pytest.mark.slow
 def test_two_processes_that_were_killed_end_with_the_same_bits(tmp_path: Path, monkeypatch: Any) -> None:
     two = {"objective.reference": "ahead", "launch.num_processes": 2, "launch.micro_batch_size": 2}
     golden, recipe = preferences.tokenized(tmp_path / "golden", {"training.max_steps": 6, **two})

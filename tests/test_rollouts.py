@@ -174,7 +174,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(
     ("objective", "changes"),
     [
-        pytest.param(*values, id=name, marks=pytest.mark.slow if name.startswith("between") else ())
+        pytest.param(*values, id=name, marks=pytest.mark.slow if name.startswith("dropout") else ())
         for name, values in VARIANTS.items()
     ],
 )

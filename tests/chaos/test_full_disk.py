@@ -36,13 +36,8 @@ def small_disk(victim: Victim) -> Iterator[None]:
         subprocess.run(["umount", disk], check=True)
 
 
-@pytest.mark.parametrize(
-    "left_free",
-    [
-        pytest.param(150_000, id="too little for a checkpoint"),
-        pytest.param(0, id="not a byte", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("left_free", [150_000, 0], ids=["too little for a checkpoint", "not a byte"])
 def test_a_disk_that_fills_up(victim, left_free):
     process = victim.start()
     wait_for(lambda: victim.newest_step() >= 10, "two checkpoints", 120)
