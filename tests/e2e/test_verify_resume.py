@@ -66,8 +66,9 @@ def test_a_training_that_does_not_equal_itself_is_told_from_a_fault_of_resuming(
     """Its collator draws from a source of randomness that nobody can seed."""
     project.edit(
         "trainer/objectives/causal_lm.py",
-        "        return batch\n",
-        '        import os\n\n        batch["input_ids"][0, 0] = 3 + os.urandom(1)[0]\n        return batch\n',
+        "        return pad_batch(examples, tokenizer)\n",
+        "        import os\n\n        batch = pad_batch(examples, tokenizer)\n"
+        '        batch["input_ids"][0, 0] = 3 + os.urandom(1)[0]\n        return batch\n',
     )
     found = verify(project)
     assert re.search(
