@@ -30,9 +30,9 @@ from trainer.figures import Figures, measured_batches
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from trainer.objectives import Objective
+    from trainer.objectives import Objective, State
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ def evaluate(
                 artifacts,
                 network,
                 learned,
+                state=state,
+                tokenizer=tokenizer,
                 name=name,
                 folder=folder,
                 evaluation=evaluation,
@@ -99,6 +101,8 @@ def _figures(
     network: PreTrainedModel,
     objective: Objective[Any],
     *,
+    state: State,
+    tokenizer: PreTrainedTokenizerBase,
     name: str,
     folder: Path,
     evaluation: Evaluation,
@@ -106,8 +110,6 @@ def _figures(
 ) -> dict[str, float]:
     """Score one model; only the trained one's scores are kept row by row."""
     sequences = tokens.read_split(artifacts.tokens, evaluation.split)
-    tokenizer = tokens.read_tokenizer(artifacts.tokens)
-    state = tokens.read_state(artifacts.tokens)
     counted = Figures(objective, state=state, tokenizer=tokenizer, metrics=evaluation.metrics)
     batches = measured_batches(
         network, sequences, objective=objective, tokenizer=tokenizer, figures=counted, batch_size=batch_size

@@ -116,18 +116,48 @@ def label_loss(training: Training) -> Callable[..., Any]:
     would be as many times too large as there are micro-batches.
     """
     smoothing = float(training.arguments.get("label_smoothing_factor") or 0.0)
+    return lambda outputs, labels, num_items_in_batch=None: mean_loss(
+        outputs.logits, labels, num_items_in_batch, smoothing=smoothing
+    )
 
-    def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
-        import torch.nn.functional as F
 
-        items = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        logits = outputs.logits.flatten(0, -2).float()
-        summed = F.cross_entropy(
-            logits, labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
-        )
-        return summed / items
+def mean_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    items: torch.Tensor | int | None,
+    *,
+    smoothing: float,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Cross-entropy in nats, summed over a micro-batch and divided by the labels of its global batch.
 
-    return loss
+    Args:
+        logits: (B, C) or (B, T, C).
+        labels: (B,) or (B, T), of the same places.
+        items: labels in the global batch; without, those of this one.
+        smoothing: share of the target distribution that is spread evenly over all classes.
+        weights: (C,), how much each class counts.
+    """
+    import torch.nn.functional as F
+
+    summed = F.cross_entropy(
+        logits.flatten(0, -2).float(),
+        labels.flatten(),
+        weight=weights,
+        ignore_index=IGNORED,
+        label_smoothing=smoothing,
+        reduction="sum",
+    )
+    return summed / ((labels != IGNORED).sum() if items is None else items)
+
+
+def label_names(labels: Sequence[str]) -> dict[str, Any]:
+    """Configuration keys of a head that chooses among labels."""
+    return {
+        "num_labels": len(labels),
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
 
 
 def next_token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

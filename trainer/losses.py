@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from params import ModelError
-from trainer.likelihood import IGNORED
+from trainer.likelihood import mean_loss
 
 
 def cross_entropy(
@@ -45,13 +44,4 @@ def cross_entropy(
     if weights is not None and len(weights) != logits.shape[-1]:
         what = f"has {len(weights)} class_weights for {logits.shape[-1]} classes"
         raise ModelError("training.loss", what, "give one for each label, in the order of the model's config.id2label")
-    loss = F.cross_entropy(
-        logits.flatten(0, -2).float(),
-        labels.flatten(),
-        weight=weights,
-        ignore_index=IGNORED,
-        label_smoothing=smoothing,
-        reduction="sum",
-    )
-    items = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-    return loss / items
+    return mean_loss(logits, labels, num_items_in_batch, smoothing=smoothing, weights=weights)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from params.schema import Expectation, Section, Training
-from trainer.likelihood import Likelihood, label_loss, pad_batch
+from trainer.likelihood import Likelihood, label_loss, label_names, pad_batch
 from trainer.objectives import Example, Kind, Row, State
 
 if TYPE_CHECKING:
@@ -76,12 +76,7 @@ class SequenceClassification(Likelihood[Options]):
         return AutoModelForSequenceClassification  # type: ignore[no-any-return]
 
     def model_config(self, state: State) -> dict[str, Any]:
-        labels = state["labels"]
-        return {
-            "num_labels": len(labels),
-            "id2label": dict(enumerate(labels)),
-            "label2id": {label: i for i, label in enumerate(labels)},
-        }
+        return label_names(state["labels"])
 
     def loss(self, training: Training) -> Callable[..., Any]:
         return label_loss(training)

@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from params import DataError
 from params.schema import Section, Training
-from trainer.likelihood import IGNORED, Likelihood, label_loss, label_losses, logits_of, pad_batch, token_scores
+from trainer.likelihood import (
+    IGNORED,
+    Likelihood,
+    label_loss,
+    label_losses,
+    label_names,
+    logits_of,
+    pad_batch,
+    token_scores,
+)
 from trainer.objectives import Example, Kind, Row, State
 
 if TYPE_CHECKING:
@@ -128,12 +137,7 @@ class TokenClassification(Likelihood[Options]):
         return AutoModelForTokenClassification  # type: ignore[no-any-return]
 
     def model_config(self, state: State) -> dict[str, Any]:
-        labels = state["labels"]
-        return {
-            "num_labels": len(labels),
-            "id2label": dict(enumerate(labels)),
-            "label2id": {label: i for i, label in enumerate(labels)},
-        }
+        return label_names(state["labels"])
 
     def loss(self, training: Training) -> Callable[..., Any]:
         return label_loss(training)
