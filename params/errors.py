@@ -13,6 +13,7 @@
     └── TransientError     the same call may succeed later: network, busy lock, preemption
         ├── KilledError    a process was killed from outside
         ├── PreemptedError the training was asked to stop, and left a checkpoint
+        ├── StaleBlessingError   another model was published since the gate judged this one
         └── StalledError   a process of a training made no progress any more
 
 `exit_code` follows sysexits.h, so that a parent process can tell the classes apart; only those under `TransientError`
@@ -106,6 +107,10 @@ class KilledError(TransientError):
 
 class PreemptedError(TransientError):
     """The training was asked to stop; its checkpoint is where the next start goes on."""
+
+
+class StaleBlessingError(TransientError):
+    """The gate compared with a champion that is no longer the published model: the comparison must be made again."""
 
 
 class StalledError(TransientError):

@@ -358,6 +358,68 @@ class Metrics(Section):
     """A function of (logits, labels) that reduces a batch of logits before anything is kept; by default argmax."""
 
 
+class Slice(Section):
+    """A way to divide the rows of the split; each part gets figures of its own."""
+
+    column: str | None = None
+    """The column whose values divide the rows."""
+    function: Named | None = None
+    """A function of a row (a mapping of column to value) that returns the name of its part. Needs `name`."""
+    name: str | None = None
+    """What the division is called; a column's own name by default."""
+
+    @validate_model(mode="after")
+    def _exactly_one_way(self) -> Slice:
+        if (self.column is None) == (self.function is None):
+            raise ValueError("give either `column` or `function`")
+        if self.function is not None and self.name is None:
+            raise ValueError("a `function` needs a `name`")
+        return self
+
+    @property
+    def title(self) -> str:
+        """What the division is called."""
+        return str(self.name or self.column)
+
+
+class Gate(Section):
+    """What a model must show to be published. docs/gate.md says how often this errs."""
+
+    metric: str | None = None
+    """The metric that decides; by default the objective's `main_metric`. It must compare across tokenizers."""
+    gain: NonNegativeFloat | None = None
+    """Published if the lower end of the gain's interval over the champion is above this; 0 unless `margin` is given."""
+    margin: PositiveFloat | None = None
+    """Published if the lower end of the gain's interval is above minus this: not worse by more than the margin."""
+    floors: dict[str, float] = {}
+    """Figures that a model must reach whatever the champion does; of those whose smallest is best, must not exceed."""
+    slice_floors: dict[str, float] = {}
+    """The same of every slice with at least `slice_rows` rows; refused when one is below by more than chance explains."""
+    slice_margin: PositiveFloat | None = None
+    """Most that `metric` may fall on any slice; the champion is kept when one falls by more, beyond chance."""
+    slice_rows: PositiveInt = 30
+    """Rows below which a slice is shown and not judged."""
+    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    """Of all intervals; tests of slices, corrected for their number (Holm 1979), use the same."""
+    resamples: Annotated[int, Field(ge=200)] = 2000
+    """Bootstrap resamples."""
+
+    @validate_model(mode="after")
+    def _one_bar(self) -> Gate:
+        if self.gain is not None and self.margin is not None:
+            raise ValueError("give either `gain` (better by so much) or `margin` (not worse by more)")
+        return self
+
+    @property
+    def bar(self) -> float:
+        """What the lower end of the gain's interval must be above."""
+        return -self.margin if self.margin is not None else self.gain or 0.0
+
+
+def _sliced(value: Any) -> Any:
+    return {"column": value} if isinstance(value, str) else value
+
+
 class Evaluation(Section):
     """What is computed on the held-out split."""
 
@@ -367,7 +429,13 @@ class Evaluation(Section):
     split: Literal["test", "validation"] = "test"
     """The split that figures are computed on."""
     compare_untrained: bool = True
-    """Also score the model as it was before training, on the same rows."""
+    """Also score the model as it was before training, on the same rows. The first release must be better than it."""
+    slices: list[Annotated[Slice, BeforeValidator(_sliced)]] = []
+    """Divisions of the rows: a column's name, or `{name: ..., function: package.module:name}`."""
+    worst: NonNegativeInt = 20
+    """How many of the rows that the model does worst on are listed."""
+    gate: Gate = Gate()
+    """What the model must show to be published."""
 
 
 class Publish(Section):
