@@ -21,6 +21,8 @@ from params.errors import ModelError, RecipeError
 
 RECEIPT: Final = "evergreen-receipt.json"
 """Says inside the commit what it is: its id, its files and where they come from."""
+WEIGHTS: Final = ".safetensors"
+"""The suffix of the files that make a model the one it is."""
 
 _PICKLES = frozenset({".bin", ".ckpt", ".h5", ".joblib", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"})
 _CODE = frozenset({".bat", ".dll", ".dylib", ".exe", ".ipynb", ".jar", ".js", ".py", ".pyc", ".pyd", ".sh", ".so"})
@@ -59,6 +61,47 @@ class Release:
     """SHA-256 over the files, the repository and the provenance; the same release has the same id on any day."""
     files: tuple[ReleaseFile, ...]
     """In order of path, the receipt included."""
+
+    @property
+    def weights(self) -> str | None:
+        """The digest of its weights; None for a release without any."""
+        return weights_digest({file.path: file.sha256 for file in self.files})
+
+
+def weights_digest(files: Mapping[str, str]) -> str | None:
+    """What tells two models apart: SHA-256 over the lines `<path> <sha256>` of all .safetensors, in order of path.
+
+    Args:
+        files: path inside the release, with `/` -> SHA-256 of the content in hexadecimal; others than weights are passed
+            over.
+
+    Returns:
+        64 hexadecimal digits; None when no file holds weights.
+    """
+    lines = [f"{path} {files[path]}\n" for path in sorted(files) if path.endswith(WEIGHTS)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else None
+
+
+def folder_weights(folder: Path) -> str:
+    """The same digest for a model in a local folder.
+
+    Raises:
+        ModelError: there are no weights in it.
+    """
+    files = {
+        path.relative_to(folder).as_posix(): _file_sha256(path)
+        for path in folder.rglob(f"*{WEIGHTS}")
+        if path.is_file()
+    }
+    digest = weights_digest(files)
+    if digest is None:
+        raise ModelError(str(folder), f"there is no {WEIGHTS} file in it", "train the model first")
+    return digest
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def plan_release(

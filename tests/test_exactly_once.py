@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import random
 import re
@@ -30,6 +31,7 @@ from params.errors import HubRefusedError, ModelError, RecipeError, TransientErr
 from tasks import exactly_once, hub_faults
 from tasks.exactly_once import RECEIPT, Published, Release, plan_release, publish_release, remote_holds
 from tasks.hub import LocalHub
+from tasks.release_plan import folder_weights, weights_digest
 
 # huggingface_hub uploads by `data=`, which httpx2 deprecates:
 # https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)
@@ -277,6 +279,23 @@ def test_an_empty_folder_and_a_wrong_name_are_refused(folder: Path, tmp_path: Pa
     for name in ("model", "a/b/c", "alice/..", "alice/a b"):
         with pytest.raises(RecipeError, match="namespace/name"):
             plan(folder, repo_id=name)
+
+
+def test_the_digest_of_the_weights_is_that_of_the_weights_alone(folder: Path, tmp_path: Path) -> None:
+    first = plan(folder).weights
+    sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert first == hashlib.sha256(f"model.safetensors {sha256}\n".encode()).hexdigest() == folder_weights(folder)
+    (folder / "config.json").write_text("{}")
+    assert plan(folder).weights == first
+    (folder / "sub/more.safetensors").write_bytes(b"more")
+    both = plan(folder).weights
+    assert both == folder_weights(folder) != first
+    assert both == weights_digest(dict(reversed([(file.path, file.sha256) for file in plan(folder).files])))
+    (folder / "sub/more.safetensors").rename(folder / "sub/other.safetensors")
+    assert plan(folder).weights != both, "the name of a file is a part of it"
+    assert weights_digest({"README.md": sha256}) is None
+    with pytest.raises(ModelError, match=r"no \.safetensors"):
+        folder_weights(tmp_path / "sub")
 
 
 # -- without faults ----------------------------------------------------------------------------------------------------
