@@ -27,9 +27,19 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import disable_progress_bars
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from params.errors import HubRefusedError, ModelError, RecipeError, TransientError
+from params.errors import HubRefusedError, ModelError, RecipeError, StaleBlessingError, TransientError
 from tasks import exactly_once, hub_faults
-from tasks.exactly_once import RECEIPT, Published, Release, plan_release, publish_release, remote_holds
+from tasks.exactly_once import (
+    RECEIPT,
+    Head,
+    Pace,
+    Published,
+    Release,
+    head,
+    plan_release,
+    publish_release,
+    remote_holds,
+)
 from tasks.hub import LocalHub
 from tasks.release_plan import folder_weights, weights_digest
 
@@ -177,9 +187,12 @@ def plan(folder: Path, **changes: object) -> Release:
     return plan_release(folder, **(settings | changes))
 
 
-def publish(api: HfApi, release: Release, clock: Clock | None = None, **more: object) -> Published:
-    clock = clock or Clock()
-    return publish_release(api, release, sleep=clock.sleep, clock=clock, **more)
+def pace(clock: Clock, attempts: int = 8) -> Pace:
+    return Pace(attempts, clock.sleep, clock)
+
+
+def publish(api: HfApi, release: Release, clock: Clock | None = None, attempts: int = 8, **more: object) -> Published:
+    return publish_release(api, release, pace=pace(clock or Clock(), attempts), **more)
 
 
 def assert_published_once(api: HfApi, release: Release, published: Published) -> None:
@@ -411,7 +424,7 @@ def test_remote_holds(api: HfApi, hub: FaultyHub, folder: Path) -> None:
     assert not remote_holds(api, REPO, side.oid)
     hub.faults.append(Fault("commits", "before", 500, times=99))
     with pytest.raises(TransientError, match="500"):
-        remote_holds(api, REPO, first.commit)
+        remote_holds(api, REPO, first.commit, pace=pace(Clock()))
 
 
 def test_a_release_that_was_rolled_back_by_hand_is_brought_back(
@@ -429,6 +442,93 @@ def test_a_release_that_was_rolled_back_by_hand_is_brought_back(
     assert publish(api, plan(folder)).commit == third.commit
     tags = {tag.name: tag.target_commit for tag in api.list_repo_refs(REPO).tags}
     assert tags == {first.tag: first.commit, second.tag: second.commit}, "a tag was moved"
+
+
+# -- what a release replaces -------------------------------------------------------------------------------------------
+
+
+def weights(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+
+
+def test_the_head_is_the_model_that_main_holds(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+    assert head(api, REPO) is None
+    api.create_repo(REPO)
+    assert head(api, REPO) is None, "there are no weights"
+    release = plan(folder)
+    published = publish(api, release)
+    api.create_tag(REPO, tag="a-nickname", revision=published.commit)
+    assert head(api, REPO) == Head(published.commit, release.tag, folder_weights(folder))
+    by_hand = api.create_commit(REPO, [CommitOperationAdd("NOTES", b"x")], commit_message="by hand")
+    assert head(api, REPO) == Head(by_hand.oid, None, folder_weights(folder))
+    with pytest.raises(HubRefusedError, match="401"):
+        head(HfApi(endpoint=hub.endpoint, token="wrong-token-x"), REPO)
+    hub.faults.append(Fault("GET .*/tree/", "lost", times=2))
+    lines: list[str] = []
+    assert head(api, REPO, pace=pace(Clock()), log=lines.append) is not None
+    hub.faults.append(Fault("refs", "before", 503, times=99))
+    with pytest.raises(TransientError, match="no clear answer after 3 attempts"):
+        head(api, REPO, pace=pace(Clock(), attempts=3), log=lines.append)
+    assert len(lines) == 3
+
+
+def test_a_release_replaces_only_what_it_was_compared_with(api: HfApi, folder: Path) -> None:
+    first = plan(folder)
+    with pytest.raises(StaleBlessingError, match="another model"):
+        publish(api, first, replaces="0" * 64)
+    publish(api, first, replaces=None)
+    weights(folder, b"second")
+    second = plan(folder)
+    for replaces in (None, second.weights, "0" * 64):
+        with pytest.raises(StaleBlessingError, match=head(api, REPO).commit) as raised:
+            publish(api, second, replaces=replaces)
+    assert "evaluate again" in raised.value.fix
+    assert len(api.list_repo_commits(REPO)) == 2
+    assert publish(api, second, replaces=first.weights).how == "committed"
+    assert not publish(api, second, replaces=None).superseded, "it has landed, whatever it should have replaced"
+
+
+def test_a_foreign_commit_that_leaves_the_weights_does_not_stop_a_release(api: HfApi, folder: Path) -> None:
+    first = plan(folder)
+    publish(api, first)
+    api.create_commit(REPO, [CommitOperationAdd("README.md", b"---\nlicense: mit\n---\n# By hand")], commit_message="by hand")
+    weights(folder, b"second")
+    assert_published_once(api, plan(folder), publish(api, plan(folder), replaces=first.weights))
+
+
+def test_other_weights_that_land_between_look_and_act_stop_a_release(
+    api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plan(folder)
+    publish(api, first)
+    weights(folder, b"second")
+    commit, foreign = exactly_once._commit, iter(range(1))
+
+    def commit_after_another(*args: object) -> str:
+        for _ in foreign:
+            operations = [CommitOperationAdd("model.safetensors", b"of a stranger")]
+            api.create_commit(REPO, operations, commit_message="by hand")
+        return commit(*args)
+
+    monkeypatch.setattr(exactly_once, "_commit", commit_after_another)
+    with pytest.raises(StaleBlessingError):
+        publish(api, plan(folder), replaces=first.weights)
+    assert [commit.title for commit in api.list_repo_commits(REPO)][:2] == ["by hand", f"Publish {first.tag}"]
+
+
+def test_a_release_that_was_followed_by_another_says_so(api: HfApi, folder: Path) -> None:
+    first = plan(folder)
+    assert not publish(api, first).superseded
+    (folder / "config.json").write_text("{}")
+    publish(api, plan(folder))
+    again = publish(api, first)
+    assert (again.how, again.superseded) == ("found by its tag", False), "main holds its weights"
+    weights(folder, b"second")
+    publish(api, plan(folder))
+    assert publish(api, first).superseded
+    api.delete_tag(REPO, tag=first.tag)
+    again = publish(api, first)
+    assert (again.how, again.superseded) == ("found by its id", True)
 
 
 # -- with faults -------------------------------------------------------------------------------------------------------
