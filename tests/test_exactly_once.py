@@ -24,7 +24,7 @@ import huggingface_hub.utils._http
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils import disable_progress_bars, get_session
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from params.errors import HubRefusedError, ModelError, RecipeError, StaleBlessingError, TransientError
@@ -491,7 +491,9 @@ def test_a_release_replaces_only_what_it_was_compared_with(api: HfApi, folder: P
 def test_a_foreign_commit_that_leaves_the_weights_does_not_stop_a_release(api: HfApi, folder: Path) -> None:
     first = plan(folder)
     publish(api, first)
-    api.create_commit(REPO, [CommitOperationAdd("README.md", b"---\nlicense: mit\n---\n# By hand")], commit_message="by hand")
+    api.create_commit(
+        REPO, [CommitOperationAdd("README.md", b"---\nlicense: mit\n---\n# By hand")], commit_message="by hand"
+    )
     weights(folder, b"second")
     assert_published_once(api, plan(folder), publish(api, plan(folder), replaces=first.weights))
 
@@ -711,6 +713,87 @@ def test_a_hub_that_only_fails(api: HfApi, hub: FaultyHub, folder: Path, clock: 
         publish(api, plan(folder), clock, attempts=4)
     hub.faults.clear()
     assert not api.repo_exists(REPO)
+
+
+@contextlib.contextmanager
+def peer(behave: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The address of a server that treats every connection as `behave` says, until the block ends."""
+    stop = threading.Event()
+
+    def treat(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while not stop.wait(0.02):
+                behave(connection)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=treat, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            stop.set()
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def drip(first: bytes) -> Callable[[socket.socket], None]:
+    """A peer that says `first` on each connection, and then a byte every 20 ms for ever."""
+    begun: set[socket.socket] = set()
+
+    def behave(connection: socket.socket) -> None:
+        connection.sendall(b"x" if connection in begun else first)
+        begun.add(connection)
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    "behave",
+    [
+        lambda connection: None,
+        drip(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n"),
+        drip(b"HTTP/1.1 200 OK\r\nx-endless: "),
+    ],
+    ids=["silent", "drips a body", "drips a header"],
+)
+def test_the_deadline_holds_whatever_the_hub_does(folder: Path, behave: Callable[[socket.socket], None]) -> None:
+    with peer(behave) as endpoint:
+        api, before = HfApi(endpoint=endpoint, token=TOKEN), time.monotonic()
+        for ask in (
+            lambda: publish_release(api, plan(folder), deadline_s=0.6),
+            lambda: head(api, REPO, deadline_s=0.6),
+            lambda: remote_holds(api, REPO, "0" * 40, deadline_s=0.6),
+        ):
+            with pytest.raises(TransientError, match="the deadline passed in the middle of a request"):
+                ask()
+        assert 1.8 <= time.monotonic() - before < 4
+
+
+def test_the_deadline_holds_when_an_upload_is_taken_in_slowly() -> None:
+    with peer(lambda connection: connection.recv(1) and None) as endpoint, hub_faults.bounded_client(0.6):
+        before = time.monotonic()
+        with pytest.raises(hub_faults.OutOfTimeError):
+            get_session().put(f"{endpoint}/uploads/x", content=bytes(50 << 20))
+        assert 0.6 <= time.monotonic() - before < 2
+
+
+def test_after_the_deadline_no_request_begins(hub: FaultyHub) -> None:
+    with hub_faults.bounded_client(0.0), pytest.raises(hub_faults.OutOfTimeError):
+        HfApi(endpoint=hub.endpoint, token=TOKEN).whoami()
+    assert HfApi(endpoint=hub.endpoint, token=TOKEN).whoami()["name"] == "alice", "outside there is no deadline"
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_no_answer_makes_the_client_sleep_by_itself(
+    api: HfApi, hub: FaultyHub, folder: Path, clock: Clock, status: int
+) -> None:
+    hub.faults.append(Fault("GET .*/tree/", "before", status, {"retry-after": "31536000"}, times=99))
+    with pytest.raises(TransientError, match="60 s do not allow another wait of 31536000 s"):
+        publish(api, plan(folder), clock, deadline_s=60)
+    assert clock.slept == []
 
 
 def test_a_hub_that_never_answers(hub: FaultyHub, folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
