@@ -32,14 +32,20 @@ def address(receipt: dict[str, Any]) -> str:
     return f"{receipt['endpoint']}/{receipt['repo_id']}/tree/{receipt['commit']}"
 
 
+def kept(artifacts: Artifacts) -> str | None:
+    """Why the champion stays; None if it does not."""
+    receipt = json.loads(artifacts.receipt.read_text(encoding="utf-8"))
+    return "; ".join(receipt["reasons"]) if receipt["verdict"] == "kept" else None
+
+
 def figures(metrics: dict[str, Any]) -> str:
-    """The model's metrics beside the untrained model's, as a Markdown table."""
-    untrained = metrics.get("untrained") or {}
-    lines = ["| metric | model | untrained |", "| --- | ---: | ---: |"]
+    """The model's metrics beside those of the published model and of the untrained one, as a Markdown table."""
+    others = {name: metrics[name] for name in ("champion", "untrained") if metrics.get(name)}
+    lines = [f"| metric | model |{''.join(f' {name} |' for name in others)}", f"| --- |{' ---: |' * (1 + len(others))}"]
     for name, value in metrics["model"].items():
-        before = f"{untrained[name]:.4g}" if name in untrained else ""
-        lines.append(f"| {name} | {value:.4g} | {before} |")
-    return "\n".join([*lines, "", f"on the {metrics['split']} split"])
+        beside = [f" {other[name]:.4g} |" if name in other else " |" for other in others.values()]
+        lines.append(f"| {name} | {value:.4g} |{''.join(beside)}")
+    return "\n".join([*lines, "", f"on the {metrics['split']} split, {metrics['rows']} rows"])
 
 
 def summary(artifacts: Artifacts, outcomes: dict[str, str]) -> str:
@@ -50,9 +56,9 @@ def summary(artifacts: Artifacts, outcomes: dict[str, str]) -> str:
     if "publish" in outcomes:
         receipt = json.loads(artifacts.receipt.read_text(encoding="utf-8"))
         local = receipt["endpoint"] == "local"
-        lines.append(
-            f"{receipt['verdict']}: {receipt['repo_id']} on {'the Hub in .hub' if local else address(receipt)}"
-        )
+        what = "kept the champion" if receipt["verdict"] == "kept" else receipt["verdict"]
+        lines.append(f"{what}: {receipt['repo_id']} on {'the Hub in .hub' if local else address(receipt)}")
+        lines += [f"  {reason}" for reason in receipt["reasons"]]
         lines.append(f"revision: {receipt['commit']} ({receipt['tag']})")
         if local:
             lines.append("served by: python -m tasks hub")

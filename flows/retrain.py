@@ -10,23 +10,31 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from prefect import Task, flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.states import Completed
 
 from flows import logs, stages
-from flows.artifacts import show, summary
+from flows.artifacts import kept, show, summary
 from flows.locks import heal, sole_run
 from flows.server import at_hand
-from params import EvergreenError, TransientError, load
+from params import EvergreenError, StaleBlessingError, TransientError, load
 from params.artifacts import STAGES, Artifacts
+
+KEPT = "Kept the champion"
+"""The state in which a run ends whose model did not take the place of the published one: as good an end as any."""
+_COMPARISONS = 3
+"""How often a model is compared anew because another one was published meanwhile."""
 
 
 def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
     """Retry what a retry can cure: never bad data, a bad recipe or a refused model."""
-    return isinstance(state.result(raise_on_failure=False), TransientError)
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, TransientError) and not isinstance(error, StaleBlessingError)
 
 
 # DVC alone decides what is stale, so Prefect's caching and result persistence stay off.
@@ -37,16 +45,20 @@ def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
     retry_delay_seconds=[5, 30, 120],
     retry_condition_fn=is_transient,
 )
-def run_stage(stage: str, recipe: str, *, force: bool) -> stages.Outcome:
+def run_stage(stage: str, recipe: str, *, force: bool) -> stages.Outcome | State[stages.Outcome]:
     """Bring one stage up to date, and show its report."""
     heal(get_run_logger())
     outcome = stages.run(stage, recipe, get_run_logger(), force=force)
     show(stage, Artifacts(recipe), outcome)
+    if stage == "publish" and (why := kept(Artifacts(recipe))):
+        return Completed(name=KEPT, message=why, data=outcome)
     return outcome
 
 
 @flow(name="retrain", flow_run_name="retrain-{recipe}", persist_result=False)
-def retrain(recipe: str = "default", *, publish: bool = True, force: bool = False) -> dict[str, str]:
+def retrain(
+    recipe: str = "default", *, publish: bool = True, force: bool = False
+) -> dict[str, str] | State[dict[str, str]]:
     """Retrain what is stale of one recipe, and publish the model.
 
     Args:
@@ -58,14 +70,32 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
     load(stages.recipe_path(recipe))
     wanted = STAGES if publish else STAGES[:-1]
     outcomes: dict[str, str] = {}
+
+    def step(stage: str, *, force: bool = force) -> None:
+        named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{recipe}")
+        outcomes[stage] = named(stage, recipe, force=force)
+
     with sole_run(Artifacts(recipe)):
         heal(get_run_logger())
         if force or any(stages.changed(stage, recipe) for stage in wanted):
             stages.check(recipe, get_run_logger())
-        for stage in wanted:
-            step = run_stage.with_options(name=stage, task_run_name=f"{stage}@{recipe}")
-            outcomes[stage] = step(stage, recipe, force=force)
-    return outcomes
+        for stage in STAGES[:-1]:
+            step(stage)
+        for _ in range(_COMPARISONS - 1):
+            try:
+                return _published(step, recipe, outcomes) if publish else outcomes
+            except StaleBlessingError as error:
+                get_run_logger().warning("%s", error)
+                step("evaluate", force=True)
+        return _published(step, recipe, outcomes)
+
+
+def _published(
+    step: Callable[[str], None], recipe: str, outcomes: dict[str, str]
+) -> dict[str, str] | State[dict[str, str]]:
+    step("publish")
+    why = kept(Artifacts(recipe))
+    return Completed(name=KEPT, message=why, data=outcomes) if why else outcomes
 
 
 def main() -> int:

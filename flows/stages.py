@@ -89,10 +89,10 @@ def run(stage: str, recipe: str, log: bound.Logger, *, force: bool = False) -> O
     name = f"{stage}@{recipe}"
     force = force or (stage == "ingest" and _source_is_unwatched(recipe))
     if not force and not changed(stage, recipe):
-        if stage != "publish" or _release_is_there(recipe, log):
+        if (outdated := _outdated(stage, recipe, log)) is None:
             log.info("%s: nothing has changed", name)
             return "unchanged"
-        log.warning("%s: the Hub no longer holds what the receipt says", name)
+        log.warning("%s: %s", name, outdated)
         force = True
     # Without --wait-for-lock, which goes before the subcommand, a stage that ends while another DVC process holds the
     # project's lock for more than 3 s fails with its work uncommitted.
@@ -126,15 +126,22 @@ def _source_is_unwatched(recipe: str) -> bool:
     return isinstance(source, Sql) or (isinstance(source, Function) and source.refresh)
 
 
-def _release_is_there(recipe: str, log: bound.Logger) -> bool:
-    """Whether the Hub, which DVC cannot watch either, holds what was published; one that gives no answer is believed."""
-    from tasks.publishing import is_there
+def _outdated(stage: str, recipe: str, log: bound.Logger) -> str | None:
+    """What the Hub, which DVC cannot watch either, no longer holds as a stage left it; one that gives no answer is believed."""
+    from tasks.publishing import is_current, is_there
 
+    looks = {
+        "evaluate": (is_current, "another model has been published since the comparison"),
+        "publish": (is_there, "the Hub no longer holds what the receipt says"),
+    }
+    if stage not in looks:
+        return None
+    holds, otherwise = looks[stage]
     try:
-        return is_there(Artifacts(recipe), load(recipe_path(recipe)).publish)
+        return None if holds(Artifacts(recipe), load(recipe_path(recipe)).publish) else otherwise
     except EvergreenError as error:
-        log.warning("publish@%s: could not ask the Hub for the release: %s", recipe, error)
-        return True
+        log.warning("%s@%s: could not ask the Hub: %s", stage, recipe, error)
+        return None
 
 
 def _error(name: str, status: int, text: str) -> EvergreenError:

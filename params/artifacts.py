@@ -88,8 +88,18 @@ class Artifacts:
 
     @property
     def evaluation(self) -> Path:
-        """evaluate: metrics.json, scores.parquet and plots/."""
+        """evaluate: metrics.json, details.json, scores/, plots/ and the blessing."""
         return self.run / "evaluation"
+
+    @property
+    def blessing(self) -> Path:
+        """evaluate: whether the model may be published, and what that is about."""
+        return self.evaluation / "blessing.json"
+
+    @property
+    def page(self) -> Path:
+        """All of a run on one page, for people."""
+        return self.run / "report.html"
 
     @property
     def receipt(self) -> Path:

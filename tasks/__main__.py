@@ -77,9 +77,9 @@ def _run(arguments: argparse.Namespace) -> None:
 
         verify_resume(arguments.recipe, steps=arguments.steps, kills=arguments.kills)
     elif arguments.command == "hub":
-        from tasks.publishing import serve
+        from tasks.hub_serving import serve
 
-        serve(arguments.folder, port=arguments.port)
+        serve(arguments.folder, host=arguments.host, port=arguments.port, tokens=arguments.tokens)
     else:
         from tasks import stages
         from trainer.imports import leave_out_unused
@@ -109,7 +109,13 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--steps", type=int, help="optimizer steps; by default three save intervals, but at most 30")
     verify.add_argument("--kills", type=int, default=2, help="how often a process is killed (default: 2)")
     commands.choices["hub"].add_argument("--folder", type=Path, default=Path(".hub"), help="where repositories are")
-    commands.choices["hub"].add_argument("--port", type=int, default=7860, help="port on 127.0.0.1")
+    commands.choices["hub"].add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: this machine)"
+    )
+    commands.choices["hub"].add_argument("--port", type=int, default=7860, help="port (default: 7860)")
+    commands.choices["hub"].add_argument(
+        "--tokens", type=Path, help="file of tokens and users; needed for another host"
+    )
     return parser
 
 

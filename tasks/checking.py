@@ -198,9 +198,9 @@ def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
 
 
 def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
-    from tasks.publishing import LOCAL, chosen_endpoint
+    from tasks.hub_connection import LOCAL, chosen_endpoint
 
-    endpoint = chosen_endpoint(publish)
+    endpoint = chosen_endpoint(publish.endpoint)
     if endpoint == LOCAL or (publish.dry_run and launch.mirror == "none"):
         return
     from huggingface_hub import get_token

@@ -51,15 +51,15 @@ def fetch(recipe_path: Path) -> None:
         metrics=recipe.evaluation.metrics,
         tokens=artifacts.tokens,
     )
+    from tasks.hub_connection import open_hub
     from tasks.mirror_branch import Branch, asked, within
-    from tasks.publishing import open_hub
 
-    publish = recipe.publish.model_copy(update={"dry_run": False})
+    publish = recipe.publish
     staging = job.folder / ".fetched"
     with (
         exclusive(artifacts.scratch / "train.lock", f"a training of {artifacts.recipe}"),
         storage_errors(job.folder),
-        open_hub(artifacts, publish) as (api, _),
+        open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True) as (api, _),
     ):
         branch = Branch(api, publish.repo_id, publish.private)
         shutil.rmtree(staging, ignore_errors=True)

@@ -98,15 +98,16 @@ def mirror(recipe_path: Path, *, run: str | None = None) -> None:
     artifacts = Artifacts(recipe_path.stem)
     place = artifacts.scratch / "mirror"
     with exclusive(artifacts.scratch / "mirror.lock", f"a mirror of {artifacts.recipe}", wait_s=5.0):
+        from tasks.hub_connection import open_hub
         from tasks.mirror_branch import Branch
-        from tasks.publishing import open_hub
 
         for other in place.glob("*"):
             if run not in (None, other.name):
                 shutil.rmtree(other)
         runs = [place / run] if run else sorted(place.glob("*"))
-        publish = recipe.publish.model_copy(update={"dry_run": False})
-        with open_hub(artifacts, publish) as (api, _):
+        publish = recipe.publish
+        hub = open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True)
+        with hub as (api, _):
             branch = Branch(api, publish.repo_id, publish.private)
             logger.info("mirror: %s checkpoints go to %s", recipe.launch.mirror, branch.where)
             for folder in runs:

@@ -1,61 +1,116 @@
-"""publish: the trained model, its tokenizer and a model card, to a Hub, as exactly one commit.
+"""publish: the model that the gate has blessed, its tokenizer and a model card, to a Hub, as exactly one commit.
 
-The Hub is the one in the folder .hub/, served on this machine for as long as the stage runs, unless HF_ENDPOINT or the
-recipe names another. The receipt says what is where; it is small, lives in git and never in DVC's cache, from which it
-could come back without anything having been published.
+The receipt says what is where; it is small, lives in git and never in DVC's cache, from which it could come back without
+anything having been published. Where the gate keeps the champion, the receipt says so and why, and nothing is sent.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from params import HubRefusedError
+from params import ModelError
 from params.artifacts import Artifacts, whole_folder
-from params.schema import ObjectiveChoice, Publish
+from params.schema import Evaluation, Model, ObjectiveChoice, Publish
+from tasks import gate
+from tasks.hub_connection import open_hub
 from tasks.stages import Report, save_report
 from trainer import objectives
 
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-
 logger = logging.getLogger(__name__)
-LOCAL = "local"
-LOCAL_FOLDER = ".hub"
-LOCAL_TOKEN = "hf_local"  # noqa: S105 (opens the Hub of this machine to this machine, and nothing else)
 
 
 class Receipt(Report):
-    """What was published where."""
+    """What is published where."""
 
     verdict: Literal["published", "kept", "dry-run"]
+    reasons: tuple[str, ...]
+    """Why, in the gate's words."""
     repo_id: str
     endpoint: str
     """Address of the Hub, or `local` for the one in .hub/."""
     commit: str | None
-    tag: str
-    publish_id: str
+    """Of this release or, if the champion was kept, the champion's."""
+    tag: str | None
+    publish_id: str | None
     """Hash of all that was published."""
 
 
-def publish(artifacts: Artifacts, *, publish: Publish, objective: ObjectiveChoice) -> Receipt:
-    """Publish the model of an evaluated run.
+def publish(
+    artifacts: Artifacts,
+    *,
+    seed: int,
+    objective: ObjectiveChoice,
+    model: Model,
+    evaluation: Evaluation,
+    publish: Publish,
+) -> Receipt:
+    """Publish the model of an evaluated run, if the gate has blessed it.
 
     Raises:
+        ModelError: the gate refuses the model, the blessing is another's, or the release holds what must not be published.
+        StaleBlessingError: another model was published since the evaluation.
         HubRefusedError: no token, no access, or the tag is taken by something else.
         TransientError: the Hub cannot be reached; nothing is lost, the next run publishes.
-        ModelError: the release holds what must not be published.
     """
+    blessing = gate.read_blessing(artifacts)
+    recipe = gate.recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
+    _refuse_anothers(artifacts, blessing, recipe=recipe, repo_id=publish.repo_id)
+    if blessing.verdict == "refuse":
+        fix = "look at the report; change data or training, or what evaluation.gate asks for"
+        raise ModelError(str(artifacts.blessing), f"the gate refuses the model: {'; '.join(blessing.reasons)}", fix)
+    if blessing.verdict == "keep":
+        receipt = _kept(blessing)
+    else:
+        receipt = _release(artifacts, blessing, publish, objectives.build(objective))
+    for reason in receipt.reasons:
+        logger.info("publish: %s: %s", receipt.verdict, reason)
+    save_report(receipt, artifacts.receipt)
+    return receipt
+
+
+def _refuse_anothers(artifacts: Artifacts, blessing: gate.Blessing, *, recipe: str, repo_id: str) -> None:
+    """Take no blessing that was given for something else."""
+    other = [
+        what
+        for what, named, there in (
+            ("model", blessing.model, gate.model_digest(artifacts)),
+            ("data", blessing.data, gate.data_digest(artifacts)),
+            ("recipe", blessing.recipe, recipe),
+            ("repository", blessing.champion.repo_id if blessing.champion else repo_id, repo_id),
+        )
+        if named != there
+    ]
+    if other:
+        what = f"the blessing is for another {' and '.join(other)} than those here"
+        raise ModelError(str(artifacts.blessing), what, "run the evaluate stage again, which gives a new one")
+
+
+def _kept(blessing: gate.Blessing) -> Receipt:
+    champion = blessing.champion
+    assert champion is not None, "there is a champion to keep"
+    return Receipt(
+        verdict="kept",
+        reasons=blessing.reasons,
+        repo_id=champion.repo_id,
+        endpoint=champion.endpoint,
+        commit=champion.commit,
+        tag=champion.tag,
+        publish_id=None,
+    )
+
+
+def _release(
+    artifacts: Artifacts, blessing: gate.Blessing, publish: Publish, objective: objectives.Objective[Any]
+) -> Receipt:
     folder = artifacts.scratch / "release"
     with whole_folder(folder) as staging:
-        _assemble(artifacts, publish, objectives.build(objective), staging)
-    with open_hub(artifacts, publish) as (api, endpoint):
+        _assemble(artifacts, publish, objective, staging)
+    hub = open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=not publish.dry_run)
+    with hub as (api, endpoint):
         from tasks.exactly_once import plan_release, publish_release
 
         source = json.loads(artifacts.report("ingest").read_text(encoding="utf-8"))
@@ -65,30 +120,36 @@ def publish(artifacts: Artifacts, *, publish: Publish, objective: ObjectiveChoic
             repo_id=publish.repo_id,
             tag=None,
             private=publish.private,
-            provenance={"run": training["run"], "data_sha256": source["data_sha256"]},
+            provenance={
+                "run": training["run"],
+                "data_sha256": source["data_sha256"],
+                "git_commit": training["git_commit"],
+                "replaces": blessing.champion.commit if blessing.champion else None,
+            },
         )
         commit = None
         if publish.dry_run:
-            logger.info(
-                "publish: dry run: %d files would go to %s on %s", len(release.files), publish.repo_id, endpoint
-            )
+            where = f"{publish.repo_id} on {endpoint}"
+            logger.info("publish: dry run: %d files would go to %s", len(release.files), where)
         else:
             logger.info("publish: %s to %s on %s", release.tag, publish.repo_id, endpoint)
-            published = publish_release(
-                api, release, deadline_s=publish.timeout_s, log=lambda line: logger.info("publish: %s", line)
-            )
-            commit = published.commit
+            commit = publish_release(
+                api,
+                release,
+                replaces=blessing.champion.weights if blessing.champion else None,
+                deadline_s=publish.timeout_s,
+                log=lambda line: logger.info("publish: %s", line),
+            ).commit
     shutil.rmtree(folder)
-    receipt = Receipt(
+    return Receipt(
         verdict="dry-run" if publish.dry_run else "published",
+        reasons=blessing.reasons,
         repo_id=publish.repo_id,
         endpoint=endpoint,
         commit=commit,
         tag=release.tag,
         publish_id=release.publish_id,
     )
-    save_report(receipt, artifacts.receipt)
-    return receipt
 
 
 def is_there(artifacts: Artifacts, publish: Publish) -> bool:
@@ -98,46 +159,32 @@ def is_there(artifacts: Artifacts, publish: Publish) -> bool:
         HubRefusedError, TransientError: the Hub gave no answer to that.
     """
     receipt = json.loads(artifacts.receipt.read_text(encoding="utf-8"))
-    if receipt["verdict"] != "published":
-        return True
-    with open_hub(artifacts, publish) as (api, endpoint):
+    if receipt["verdict"] == "dry-run":
+        return publish.dry_run
+    with open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as (api, endpoint):
         from tasks.exactly_once import remote_holds
 
         return endpoint == receipt["endpoint"] and remote_holds(api, receipt["repo_id"], receipt["commit"])
 
 
-def chosen_endpoint(publish: Publish) -> str:
-    """The Hub's address, or `local`: the recipe's, else HF_ENDPOINT, else the Hub of this machine."""
-    return os.environ.get("HF_ENDPOINT", LOCAL) if publish.endpoint == LOCAL else publish.endpoint
-
-
-@contextlib.contextmanager
-def open_hub(artifacts: Artifacts, publish: Publish) -> Iterator[tuple[HfApi, str]]:
-    """The client of the chosen Hub, and the Hub's name in receipts; the local one runs inside the block.
+def is_current(artifacts: Artifacts, publish: Publish) -> bool:
+    """Whether the blessing is about what the Hub holds now: its champion or, once published, the model itself.
 
     Raises:
-        HubRefusedError: there is no token for a Hub elsewhere.
+        ModelError: there is no blessing.
+        HubRefusedError, TransientError: the Hub does not say what is published.
     """
-    endpoint = chosen_endpoint(publish)
-    if endpoint != LOCAL:
-        from huggingface_hub import HfApi, get_token
+    blessing = gate.read_blessing(artifacts)
+    with open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as (api, endpoint):
+        from tasks.exactly_once import head
 
-        token = get_token()
-        if not token and not publish.dry_run:
-            raise HubRefusedError(endpoint, "there is no token", "set HF_TOKEN, or log in with `hf auth login`")
-        yield HfApi(endpoint=endpoint, token=token), endpoint
-        return
-    from huggingface_hub import HfApi, constants
-
-    from tasks.hub import LocalHub
-
-    owner = publish.repo_id.split("/")[0]
-    xet_off, constants.HF_HUB_DISABLE_XET = constants.HF_HUB_DISABLE_XET, True  # the local Hub has no such storage
-    try:
-        with LocalHub(artifacts.root / LOCAL_FOLDER, tokens={LOCAL_TOKEN: owner}) as hub:
-            yield HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN), LOCAL
-    finally:
-        constants.HF_HUB_DISABLE_XET = xet_off
+        found = head(api, publish.repo_id)
+        if found is None:
+            return blessing.champion is None
+        if found.weights == blessing.model:
+            return True
+        champion = blessing.champion
+        return champion is not None and (champion.endpoint, champion.weights) == (endpoint, found.weights)
 
 
 def _assemble(artifacts: Artifacts, publish: Publish, objective: objectives.Objective[Any], folder: Path) -> None:
@@ -149,17 +196,3 @@ def _assemble(artifacts: Artifacts, publish: Publish, objective: objectives.Obje
         artifacts, publish, pipeline_tag=objective.pipeline_tag, auto_class=objective.model_class().__name__
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-def serve(folder: Path, *, port: int) -> None:
-    """Serve the Hub in `folder` on this machine until it is interrupted."""
-    from tasks.hub import LocalHub
-
-    with LocalHub(folder, tokens={LOCAL_TOKEN: "local"}, port=port) as hub:
-        print(f"The Hub in {folder} is at {hub.endpoint}. To load a model from it:\n")
-        print(f"  HF_ENDPOINT={hub.endpoint} HF_TOKEN={LOCAL_TOKEN} HF_HUB_DISABLE_XET=1 python")
-        print(
-            '  >>> AutoTokenizer.from_pretrained("owner/name", revision="a tag or commit")\n\nCtrl-C stops it.',
-            flush=True,
-        )
-        hub.serve_forever()

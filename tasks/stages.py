@@ -30,11 +30,11 @@ _NEEDED = {
     "validate": {"raw": "ingest"},
     "tokenize": {"rows": "validate"},
     "train": {"tokens": "tokenize"},
-    "evaluate": {"tokens": "tokenize", "model": "train"},
-    "publish": {"raw": "ingest", "tokens": "tokenize", "model": "train", "evaluation": "evaluate"},
+    "evaluate": {"rows": "validate", "tokens": "tokenize", "model": "train"},
+    "publish": {"raw": "ingest", "rows": "validate", "tokens": "tokenize", "model": "train", "evaluation": "evaluate"},
 }
 """The artifacts that a stage starts from, and the stages that make them."""
-_PARTS = {"metrics": "evaluation.metrics"}
+_PARTS = {"metrics": "evaluation.metrics", "repo_id": "publish.repo_id", "endpoint": "publish.endpoint"}
 """Parameters of a stage that are a part of a section only, so that the rest of it may change without making it stale."""
 
 

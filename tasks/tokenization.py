@@ -80,7 +80,7 @@ def tokenize(artifacts: Artifacts, *, tokenization: Tokenization, objective: Obj
         state = learned.fit(_rows(artifacts, "train"))
         (folder / STATE).write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
         encoder = Encoder(learned, tokenizer, tokenization.max_length, state)
-        counts = {split: _write_split(artifacts, split, folder / f"{split}.arrow", encoder) for split in SPLITS}
+        counts = {split: write_split(artifacts, split, folder / f"{split}.arrow", encoder) for split in SPLITS}
         targets = counts["train"].learned_tokens if learned.has_targets else 0
         characters = sum(len(learned.text(row)) for row in _rows(artifacts, "train"))
         report = TokenizationReport(
@@ -180,7 +180,12 @@ def _rows(artifacts: Artifacts, split: str) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
-def _write_split(artifacts: Artifacts, split: str, target: Path, encoder: Encoder) -> SplitStatistics:
+def write_split(artifacts: Artifacts, split: str, target: Path, encoder: Encoder) -> SplitStatistics:
+    """Encode the validated rows of a split into the Arrow file `target`.
+
+    Raises:
+        DataError: they give no sequence.
+    """
     source = artifacts.rows / f"{split}.parquet"
     with pq.ParquetFile(source) as file:
         total = file.metadata.num_rows

@@ -18,7 +18,8 @@ from tasks.__main__ import main
 from tasks.evaluation import evaluate
 from tasks.hub import LocalHub
 from tasks.ingestion import IngestReport
-from tasks.publishing import LOCAL_TOKEN, is_there, publish
+from tasks.hub_connection import LOCAL_TOKEN
+from tasks.publishing import is_there, publish
 from tasks.stages import save_report
 from tasks.training import TrainingReport
 from tests import tiny

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from trainer.objectives import Meter, Objective, State
+    from trainer.objectives import Example, Meter, Objective, State
 
 _PADDING = -100
 Measured = tuple["torch.Tensor", ...]
@@ -79,6 +79,24 @@ class Figures:
         scores = self._objective.judge(logits, written, labels, self._tokenizer)
         return (scores, predictions, labels, batch["input_ids"])
 
+    def batches(
+        self, model: PreTrainedModel, sequences: Dataset, *, batch_size: int
+    ) -> Iterator[tuple[list[Example], Measured]]:
+        """Yield the examples of a split batch by batch, with what is kept of them, on the CPU."""
+        import torch
+
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model.to(device).eval()
+        for start in range(0, len(sequences), batch_size):
+            examples = [sequences[i] for i in range(start, min(start + batch_size, len(sequences)))]
+            batch = {
+                name: value.to(device) if isinstance(value, torch.Tensor) else value
+                for name, value in self._objective.collate(examples, self._tokenizer).items()
+            }
+            with torch.inference_mode():
+                measured = self.measure(model, batch)
+            yield examples, tuple(part.cpu() for part in measured)
+
     def update(self, measured: Measured) -> None:
         """Take in what is kept of a batch, of all processes."""
         self._meter.update(measured[0])
@@ -114,31 +132,6 @@ class Figures:
         except Exception as error:
             raise ModelError(where, f"raised {type(error).__name__}: {error}", "mend the function") from error
         return figures
-
-
-def measured_batches(
-    model: PreTrainedModel,
-    sequences: Dataset,
-    *,
-    objective: Objective[Any],
-    tokenizer: PreTrainedTokenizerBase,
-    figures: Figures,
-    batch_size: int,
-) -> Iterator[tuple[list[int], Measured]]:
-    """Yield, batch by batch, the row ids (B) and what `figures` keep of it, on the CPU."""
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(device).eval()
-    for start in range(0, len(sequences), batch_size):
-        examples = [sequences[i] for i in range(start, min(start + batch_size, len(sequences)))]
-        batch = {
-            name: value.to(device) if isinstance(value, torch.Tensor) else value
-            for name, value in objective.collate(examples, tokenizer).items()
-        }
-        with torch.inference_mode():
-            measured = figures.measure(model, batch)
-        yield [e["row_id"] for e in examples], tuple(part.cpu() for part in measured)
 
 
 def _array(part: Any) -> np.ndarray[Any, Any]:

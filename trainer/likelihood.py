@@ -1,17 +1,19 @@
-"""What the objectives share that give each label a probability: padding, losses per label, figures per token."""
+"""What the objectives share that give each label a probability: padding, losses per label, figures per token and byte."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from params.schema import Training
-from trainer.objectives import Example, Objective, OptionsT
+from trainer.objectives import Example, Objective, OptionsT, Scores, State
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 IGNORED = -100
@@ -52,21 +54,73 @@ class Likelihood(Objective[OptionsT]):
         return self.score(logits, labels)
 
 
-class TokenMeter:
-    """Means over the tokens of any number of sequences, from summed negative log-likelihood, tokens and correct tokens."""
+class Tokens(Likelihood[OptionsT]):
+    """A likelihood whose figures are means over tokens and, for the evaluate stage, over the bytes that they stand for."""
 
-    def __init__(self) -> None:
-        self._sums: Any = 0.0
+    metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {
+        "loss": "min",
+        "perplexity": "min",
+        "token_accuracy": "max",
+    }
+    held_out_metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {"bits_per_byte": "min"}
+    main_metric = "bits_per_byte"
+    per_token = frozenset(metrics)
+    score_names = ("nll", "tokens", "correct")
+    example_figures = ("bytes",)
 
-    def update(self, scores: torch.Tensor) -> None:
-        """Add (B, 3) scores."""
-        self._sums = self._sums + scores.sum(0)
+    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
+        """Negative log-likelihood in nats, tokens, correct tokens, and bytes of the text that they stand for, (N, 4)."""
+        return token_totals(scores)
 
-    def compute(self) -> dict[str, float]:
-        """Loss in nats per token, perplexity = exp(loss), and the share of tokens predicted exactly."""
-        nll, tokens, correct = self._sums.tolist()
-        loss = nll / tokens
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "token_accuracy": correct / tokens}
+    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+        return token_figures(totals)
+
+
+def token_totals(scores: Scores) -> NDArray[np.float64]:
+    """Negative log-likelihood, tokens, correct tokens, and bytes where they are known, (N, 4)."""
+    import numpy as np
+
+    nothing = np.zeros_like(scores["nll"])
+    return np.stack([scores["nll"], scores["tokens"], scores["correct"], scores.get("bytes", nothing)], axis=1)
+
+
+def token_figures(totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Loss in nats per token, perplexity = exp(loss), share of tokens predicted exactly; where bytes are known, bits of a byte.
+
+    Bits per byte are the negative log-likelihood in bits over the bytes (UTF-8) of the text whose tokens were predicted. They
+    compare between tokenizers, which a figure per token does not.
+    """
+    import numpy as np
+
+    nll, tokens, correct, size = np.moveaxis(totals, -1, 0)
+    loss = nll / tokens
+    figures = {"loss": loss, "perplexity": np.exp(np.minimum(loss, 700.0)), "token_accuracy": correct / tokens}
+    return figures | ({"bits_per_byte": nll / math.log(2) / size} if np.any(size) else {})
+
+
+def relabelled(model: PreTrainedModel, labels: Sequence[str]) -> PreTrainedModel:
+    """A classifier whose logits (..., C) stand for `labels`, whatever labels it learned, in whatever order.
+
+    A label that it never learned gets the probability of a blind guess, 1 / C. Labels that only the model knows come after the
+    others: to choose one of them is wrong.
+    """
+    import torch
+
+    learned = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
+    if learned == list(labels):
+        return model
+    only_its_own = [i for i, label in enumerate(learned) if label not in labels]
+    places = [learned.index(label) if label in learned else -1 for label in labels] + only_its_own
+    guess = math.log(len(places))
+
+    def rearrange(_: Any, __: Any, outputs: Any) -> Any:
+        logits = outputs.logits
+        blind = torch.logsumexp(logits, -1, keepdim=True) - guess  # (..., 1)
+        outputs.logits = torch.cat([logits, blind], -1)[..., places]  # the place -1 is the guess
+        return outputs
+
+    model.register_forward_hook(rearrange)
+    return model
 
 
 def logits_of(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
@@ -95,6 +149,12 @@ def pad_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -
         "attention_mask": pad([[1] * len(row) for row in ids], 0),
         "labels": pad(labels, IGNORED) if isinstance(labels[0], list) else torch.tensor(labels),
     }
+
+
+def bytes_of(labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Bytes (UTF-8) of the text that labels stand for, special tokens aside."""
+    text: str = tokenizer.decode([label for label in labels if label != IGNORED], skip_special_tokens=True)
+    return len(text.encode())
 
 
 def label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

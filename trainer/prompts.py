@@ -18,11 +18,13 @@ from ruamel.yaml.error import YAMLError
 from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Named, Section, Training
 from trainer.likelihood import IGNORED, pad_batch
-from trainer.objectives import Example, Kind, Objective, Row, State
+from trainer.objectives import Example, Kind, Objective, Row, Scores, State
 from trainer.rewards import Rewards
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from trainer.completions import Lesson, Rollout
@@ -78,6 +80,8 @@ class Prompts(Objective[OptionsT]):
         "completion_length": "min",
         "ended": "max",
     }
+    main_metric = "reward"
+    per_token = frozenset({"completion_length"})
     score_names = ("reward", "completion_length", "ended")
     pipeline_tag = "text-generation"
     examples: ClassVar[tuple[Row, ...]] = (
@@ -205,30 +209,18 @@ class Prompts(Objective[OptionsT]):
         scores = [(r, len(c), e) for r, c, e in zip(rewards, completions, ended, strict=True)]
         return torch.tensor(scores, dtype=torch.float64, device=batch["input_ids"].device)
 
-    def meter(self, state: State) -> MeanMeter:
-        return MeanMeter(self.score_names)
+    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
+        """One, and the scores, (N, 4)."""
+        import numpy as np
 
+        return np.stack([np.ones_like(scores["reward"]), *(scores[name] for name in self.score_names)], axis=1)
 
-class MeanMeter:
-    """Means of scores over any number of sequences.
+    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+        """The mean of each score."""
+        return {name: totals[..., 1 + i] / totals[..., 0] for i, name in enumerate(self.score_names)}
 
-    Args:
-        names: of the K scores.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-        self._sums: Any = 0.0
-        self._count = 0
-
-    def update(self, scores: torch.Tensor) -> None:
-        """Add (B, K) scores."""
-        self._sums = self._sums + scores.sum(0)
-        self._count += len(scores)
-
-    def compute(self) -> dict[str, float]:
-        """The mean of each."""
-        return dict(zip(self._names, (self._sums / self._count).tolist(), strict=True))
+    def badness(self, scores: Scores) -> NDArray[np.float64]:
+        return -scores["reward"]
 
 
 def spelled(completions: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -16,7 +16,7 @@ from huggingface_hub import HfApi
 
 from params.artifacts import Artifacts
 from tasks.hub import LocalHub
-from tasks.publishing import LOCAL_TOKEN
+from tasks.hub_connection import LOCAL_TOKEN
 from tests import tiny
 from tests.e2e.test_exact_resume import assert_same
 from tests.project import Project, free_port, wait_for

@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import pydantic
 
@@ -20,8 +20,10 @@ from params.loading import suggestion
 from params.schema import Expectation, Launch, Model, ObjectiveChoice, Section, Training
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     import torch
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from trainer.trainer import EvergreenTrainer
@@ -38,14 +40,25 @@ Kind = Literal["string", "label", "list"]
 """What a column holds: text; text or integers; a list of records."""
 
 
-class Meter(Protocol):
+Scores = Mapping[str, "NDArray[np.float64]"]
+"""Figures of N sequences or rows by name, each (N,)."""
+
+
+class Meter:
     """Figures over any number of rows in constant memory."""
+
+    def __init__(self, objective: Objective[Any], state: State) -> None:
+        self._objective, self._state = objective, state
+        self._totals: Any = 0.0
 
     def update(self, scores: torch.Tensor) -> None:
         """Take in per-sequence scores (B, K), in the order of `Objective.score_names`."""
+        columns = dict(zip(self._objective.score_names, scores.double().cpu().numpy().T, strict=True))
+        self._totals = self._totals + self._objective.totals(columns, self._state).sum(0)
 
     def compute(self) -> dict[str, float]:
         """The metrics of all rows so far, by the names in `Objective.metrics`."""
+        return {name: float(value) for name, value in self._objective.compute(self._totals, self._state).items()}
 
 
 class Objective(ABC, Generic[OptionsT]):
@@ -55,8 +68,16 @@ class Objective(ABC, Generic[OptionsT]):
     """The keys that the recipe's `objective` section takes beside `name`."""
     metrics: ClassVar[Mapping[str, Literal["min", "max"]]]
     """The metrics it computes, and whether the smallest or the largest is best."""
+    held_out_metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {}
+    """Those that the evaluate stage computes beside them."""
+    main_metric: ClassVar[str]
+    """The metric that decides whether a model is published, unless the recipe names another."""
+    per_token: ClassVar[frozenset[str]] = frozenset()
+    """Metrics that do not compare between models with different tokenizers."""
     score_names: ClassVar[tuple[str, ...]]
-    """The K figures that are kept of each sequence."""
+    """The K figures that are kept of each sequence. Those of a row of several sequences add up to the row's."""
+    example_figures: ClassVar[tuple[str, ...]] = ()
+    """Integers of an encoded example that the evaluate stage keeps beside the scores."""
     pipeline_tag: ClassVar[str]
     """The Hub's name of the task, for the model card."""
     has_targets: ClassVar[bool] = False
@@ -158,8 +179,39 @@ class Objective(ABC, Generic[OptionsT]):
         """What a model makes of a batch: (B, K) float64 figures, one row per sequence; see `score_names`."""
 
     @abstractmethod
+    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
+        """What of N sequences can be summed, (N, S): all figures follow from the sums, those of any part of the rows too.
+
+        `scores` has each of `score_names`, and of `example_figures` what is known.
+        """
+
+    @abstractmethod
+    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+        """The metrics, each (...), of totals (..., S) that were summed over rows."""
+
     def meter(self, state: State) -> Meter:
         """A fresh accumulator of per-sequence figures."""
+        return Meter(self, state)
+
+    def outcomes(self, metric: str, scores: Scores) -> NDArray[np.bool_] | None:
+        """Whether each of N rows counts as right, (N,), where `metric` is the share of such rows."""
+        return None
+
+    def badness(self, scores: Scores) -> NDArray[np.float64]:
+        """How badly the model does on each of N rows, (N,), to list the worst; by default the first score, per token."""
+        return scores[self.score_names[0]] / scores.get("tokens", 1)
+
+    def notes(self, scores: Mapping[str, float], state: State) -> dict[str, str]:
+        """What to say for people of one row's scores, beside the scores themselves."""
+        return {}
+
+    def calibration(self, totals: NDArray[np.float64], state: State) -> list[dict[str, float]]:
+        """For each bin of confidence its mean, the share that was right, and the rows; of summed totals (S,)."""
+        return []
+
+    def aligned(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
+        """A model that another run has trained, so that it answers in the terms of this run's `state`."""
+        return model
 
     def answer(
         self, row: Row, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from params import ModelError
 from params.schema import Section
-from trainer.likelihood import Likelihood, TokenMeter, next_token_losses, pad_batch, token_scores
+from trainer.likelihood import Tokens, next_token_losses, pad_batch, token_scores
 from trainer.objectives import Example, Kind, Row, State
 
 if TYPE_CHECKING:
@@ -32,16 +32,10 @@ class Options(Section):
     """Fill training sequences to `max_length` with several texts; otherwise one text each, padded."""
 
 
-class CausalLM(Likelihood[Options]):
+class CausalLM(Tokens[Options]):
     """Next-token prediction."""
 
     options_class = Options
-    metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {
-        "loss": "min",
-        "perplexity": "min",
-        "token_accuracy": "max",
-    }
-    score_names = ("nll", "tokens", "correct")
     pipeline_tag = "text-generation"
     examples: ClassVar[tuple[Row, ...]] = (
         {"text": "abs(x, /)\n\nReturn the absolute value of the argument."},
@@ -58,14 +52,26 @@ class CausalLM(Likelihood[Options]):
         """Windows of the row's tokens; the last one ends with the end-of-text token, which is predicted too."""
         if tokenizer.eos_token_id is None:
             raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a causal language model")
-        ids = [*tokenizer(self.text(row), add_special_tokens=False, verbose=False)["input_ids"], tokenizer.eos_token_id]
+        text = self.text(row)
+        encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids = [*encoding["input_ids"], tokenizer.eos_token_id]
         if len(ids) == 1:
             return []
+        ends = [*(end for _, end in encoding["offset_mapping"]), len(text)]
         starts = list(range(0, len(ids), max_length))
         if len(ids) - starts[-1] == 1:
             starts[-1] -= 1  # a window of one token would predict nothing, and leave the end of the text unlearned
-        windows = [ids[start:end] for start, end in pairwise([*starts, len(ids)])]
-        return [{"row_id": row["row_id"], "input_ids": w, "labels": list(w)} for w in windows]
+        return [
+            {
+                "row_id": row["row_id"],
+                "input_ids": ids[start:end],
+                "labels": ids[start:end],
+                "bytes": len(
+                    text[ends[start] : ends[end - 1]].encode()
+                ),  # the first token of a window is not predicted
+            }
+            for start, end in pairwise([*starts, len(ids)])
+        ]
 
     def arrange(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         """Full sequences only: the tokens left over at the end of the split are not trained on."""
@@ -98,6 +104,3 @@ class CausalLM(Likelihood[Options]):
     def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, T, V) logits and (B, T) labels to summed negative log-likelihood, tokens and correct tokens, (B, 3)."""
         return token_scores(logits[:, :-1], labels[:, 1:])
-
-    def meter(self, state: State) -> TokenMeter:
-        return TokenMeter()

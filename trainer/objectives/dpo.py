@@ -20,10 +20,12 @@ from pydantic import Field, PositiveFloat
 from params import ModelError, Problem
 from params.schema import Launch, Model, Section, Training
 from trainer.likelihood import IGNORED, pad_batch
-from trainer.objectives import Example, Kind, Objective, Row, State
+from trainer.objectives import Example, Kind, Objective, Row, Scores, State
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from trainer.trainer import EvergreenTrainer
@@ -66,6 +68,8 @@ class DPO(Objective[Options]):
         "chosen_log_prob": "max",
         "rejected_log_prob": "min",
     }
+    main_metric = "reward_accuracy"
+    per_token = frozenset(metrics)  # the reference model reads the same tokens
     score_names = ("loss", "chosen_reward", "rejected_reward", "chosen_log_prob", "rejected_log_prob")
     pipeline_tag = "text-generation"
     examples: ClassVar[tuple[Row, ...]] = (
@@ -246,8 +250,22 @@ class DPO(Objective[Options]):
         losses, rewards, log_probs = self.preferences(model, batch)
         return torch.stack([losses, *rewards, *log_probs], dim=1)
 
-    def meter(self, state: State) -> PairMeter:
-        return PairMeter()
+    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
+        """One, whether the chosen completion earns more, and the scores, (N, 7); a pair of equal rewards counts half."""
+        import numpy as np
+
+        margins = scores["chosen_reward"] - scores["rejected_reward"]
+        columns = [scores[name] for name in self.score_names]
+        return np.stack([np.ones_like(margins), 0.5 * np.sign(margins) + 0.5, *columns], axis=1)
+
+    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+        """Loss per pair; share of the pairs whose chosen completion earns more; rewards and log-probabilities in nats."""
+        import numpy as np
+
+        pairs, won, *sums = np.moveaxis(totals, -1, 0)
+        means = dict(zip(self.score_names, (total / pairs for total in sums), strict=True))
+        margin = means["chosen_reward"] - means["rejected_reward"]
+        return means | {"reward_accuracy": won / pairs, "reward_margin": margin}
 
 
 def _rejected(example: Example) -> Example:
@@ -255,32 +273,3 @@ def _rejected(example: Example) -> Example:
     prompt = [i for i, label in zip(example["input_ids"], example["labels"], strict=True) if label == IGNORED]
     end = example["rejected"]
     return {"input_ids": prompt + end, "labels": [IGNORED] * len(prompt) + end}
-
-
-class PairMeter:
-    """Means over any number of pairs."""
-
-    def __init__(self) -> None:
-        self._sums: Any = 0.0
-        self._won: Any = 0.0
-        self._pairs = 0
-
-    def update(self, scores: torch.Tensor) -> None:
-        """Add (B, 5) scores. A pair of equal rewards, as all are for the start model, counts half."""
-        margins = scores[:, 1] - scores[:, 2]
-        self._sums = self._sums + scores.sum(0)
-        self._won = self._won + (0.5 * margins.sign() + 0.5).sum()
-        self._pairs += len(scores)
-
-    def compute(self) -> dict[str, float]:
-        """Loss per pair; share of the pairs whose chosen completion earns more; rewards and log-probabilities in nats."""
-        loss, chosen, rejected, chosen_log_prob, rejected_log_prob = (self._sums / self._pairs).tolist()
-        return {
-            "loss": loss,
-            "reward_accuracy": float(self._won) / self._pairs,
-            "reward_margin": chosen - rejected,
-            "chosen_reward": chosen,
-            "rejected_reward": rejected,
-            "chosen_log_prob": chosen_log_prob,
-            "rejected_log_prob": rejected_log_prob,
-        }

@@ -14,7 +14,6 @@ stemming; words are letters and digits of any script. `generate: false` leaves a
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,11 +23,23 @@ from pydantic import PositiveInt
 
 from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
-from trainer.likelihood import IGNORED, Likelihood, TokenMeter, label_loss, label_losses, pad_batch, token_scores
-from trainer.objectives import Example, Kind, Row, State
+from trainer.likelihood import (
+    IGNORED,
+    Likelihood,
+    bytes_of,
+    label_loss,
+    label_losses,
+    pad_batch,
+    token_figures,
+    token_scores,
+    token_totals,
+)
+from trainer.objectives import Example, Kind, Row, Scores, State
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _TEXT_FIGURES = ("exact_match", "rouge1", "rouge2", "rougeL")
@@ -65,7 +76,11 @@ class Seq2Seq(Likelihood[Options]):
         "token_accuracy": "max",
         **dict.fromkeys(_TEXT_FIGURES, "max"),
     }
-    score_names = ("nll", "tokens", "correct", *_TEXT_FIGURES)
+    held_out_metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {"bits_per_byte": "min"}
+    main_metric = "bits_per_byte"
+    per_token = frozenset({"loss", "perplexity", "token_accuracy"})
+    score_names = ("nll", "tokens", "correct", "written", *_TEXT_FIGURES)
+    example_figures = ("bytes",)
     pipeline_tag = "text2text-generation"
     has_targets = True
     examples: ClassVar[tuple[Row, ...]] = (
@@ -114,7 +129,8 @@ class Seq2Seq(Likelihood[Options]):
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
         ids = tokenizer(self._input(row), truncation=True, max_length=max_length)["input_ids"]
         target = self._target_ids(row, tokenizer)[: self._longest_target(max_length)]
-        return [{"row_id": row["row_id"], "input_ids": ids, "labels": target}]
+        said = bytes_of(target, tokenizer)
+        return [{"row_id": row["row_id"], "input_ids": ids, "labels": target, "bytes": said}]
 
     def truncates(
         self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
@@ -177,21 +193,36 @@ class Seq2Seq(Likelihood[Options]):
         labels: torch.Tensor,
         tokenizer: PreTrainedTokenizerBase,
     ) -> torch.Tensor:
-        """As `score`, and the figures of what was written, (B, 7); NaN where nothing was."""
+        """As `score`, whether anything was written, and its figures, (B, 8); zeros where nothing was."""
         import torch
 
         scores = self.score(logits, labels)
         if written is None:
-            return torch.cat([scores, scores.new_full((len(scores), len(_TEXT_FIGURES)), torch.nan)], dim=1)
+            return torch.cat([scores, scores.new_zeros((len(scores), 1 + len(_TEXT_FIGURES)))], dim=1)
         told = tokenizer.batch_decode(written, skip_special_tokens=True)
         there = tokenizer.batch_decode(
             labels.where(labels != IGNORED, tokenizer.pad_token_id), skip_special_tokens=True
         )
-        figures = [text_figures(*pair) for pair in zip(told, there, strict=True)]
+        figures = [[1.0, *text_figures(*pair)] for pair in zip(told, there, strict=True)]
         return torch.cat([scores, scores.new_tensor(figures)], dim=1)
 
-    def meter(self, state: State) -> TextMeter:
-        return TextMeter()
+    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
+        """Those of tokens, the texts written, and their figures, (N, 9)."""
+        import numpy as np
+
+        texts = np.stack([scores[name] for name in ("written", *_TEXT_FIGURES)], axis=1)
+        return np.concatenate([token_totals(scores), texts], axis=1)
+
+    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+        """Figures per token and byte of the target, and means over the texts where any were written."""
+        import numpy as np
+
+        tokens, written = totals[..., :4], totals[..., 4]
+        texts = {name: totals[..., 5 + i] / written for i, name in enumerate(_TEXT_FIGURES)} if np.any(written) else {}
+        return token_figures(tokens) | texts
+
+    def outcomes(self, metric: str, scores: Scores) -> NDArray[np.bool_] | None:
+        return scores["exact_match"] == 1 if metric == "exact_match" else None
 
     def answer(
         self, row: Row, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State
@@ -219,26 +250,6 @@ def text_figures(written: str, target: str) -> list[float]:
 
     found = rouge_score(written, target, rouge_keys=_TEXT_FIGURES[1:], normalizer=_words)
     return [float(written.strip() == target.strip()), *(float(found[f"{k}_fmeasure"]) for k in _TEXT_FIGURES[1:])]
-
-
-class TextMeter:
-    """Figures per token of the target, and means of the figures of each text; those only where texts were written."""
-
-    def __init__(self) -> None:
-        self._tokens = TokenMeter()
-        self._sums: Any = 0.0
-        self._rows = 0
-
-    def update(self, scores: torch.Tensor) -> None:
-        """Add (B, 7) scores."""
-        self._tokens.update(scores[:, :3])
-        self._sums = self._sums + scores[:, 3:].sum(0)
-        self._rows += len(scores)
-
-    def compute(self) -> dict[str, float]:
-        """Loss in nats per token, perplexity = exp(loss), shares and means."""
-        texts = dict(zip(_TEXT_FIGURES, (self._sums / self._rows).tolist(), strict=True))
-        return self._tokens.compute() | {name: value for name, value in texts.items() if not math.isnan(value)}
 
 
 def _words(text: str) -> str:

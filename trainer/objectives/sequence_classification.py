@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from params.schema import Expectation, Section, Training
-from trainer.likelihood import Likelihood, label_loss, label_names, pad_batch
-from trainer.objectives import Example, Kind, Row, State
+from trainer.likelihood import Likelihood, label_loss, label_names, pad_batch, relabelled
+from trainer.objectives import Example, Kind, Row, Scores, State
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     import torch
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_BINS = 15
+"""Of confidence, each of the same width."""
 
 
 class Options(Section):
@@ -33,8 +38,14 @@ class SequenceClassification(Likelihood[Options]):
     """One label per text."""
 
     options_class = Options
-    metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {"loss": "min", "accuracy": "max", "macro_f1": "max"}
-    score_names = ("nll", "label", "prediction")
+    metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {
+        "loss": "min",
+        "accuracy": "max",
+        "macro_f1": "max",
+        "calibration_error": "min",
+    }
+    main_metric = "accuracy"
+    score_names = ("nll", "label", "prediction", "confidence")
     pipeline_tag = "text-classification"
     examples: ClassVar[tuple[Row, ...]] = (
         {"text": "I am still waiting on my card?", "label": "card_arrival"},
@@ -88,43 +99,64 @@ class SequenceClassification(Likelihood[Options]):
         return F.cross_entropy(logits.float(), labels, reduction="none")
 
     def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, C) logits and (B,) labels to negative log-likelihood, label and prediction, (B, 3)."""
+        """(B, C) logits and (B,) labels to negative log-likelihood, label, prediction and its probability, (B, 4)."""
         import torch
 
-        return torch.stack([self.losses(logits, labels).double(), labels.double(), logits.argmax(-1).double()], dim=1)
+        confidence, prediction = logits.double().softmax(-1).max(-1)
+        return torch.stack([self.losses(logits, labels).double(), labels.double(), prediction.double(), confidence], 1)
 
-    def meter(self, state: State) -> ClassMeter:
-        return ClassMeter(len(state["labels"]))
+    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
+        """Loss, one, whether right; per label how often right, predicted, there; per bin rows, confidence, right.
 
+        (N, 3 + 3 C + 3 bins). A prediction that is none of the labels is counted as wrong only.
+        """
+        import numpy as np
 
-class ClassMeter:
-    """Loss, accuracy and macro F1 over any number of rows, from a (C, C) confusion matrix."""
-
-    def __init__(self, num_labels: int) -> None:
-        from torchmetrics import MeanMetric, MetricCollection
-        from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
-
-        # "disable": a loss that is NaN must be seen, by default it would be left out of the mean
-        self._loss = MeanMetric(nan_strategy="disable").set_dtype(_float64())
-        self._classes = MetricCollection(
-            {
-                "accuracy": MulticlassAccuracy(num_labels, average="micro"),
-                "macro_f1": MulticlassF1Score(num_labels, average="macro"),
-            }
+        right = scores["label"] == scores["prediction"]
+        classes = np.arange(len(state["labels"]))
+        there, told = (scores[name][:, None] == classes for name in ("label", "prediction"))  # (N, C)
+        bins = np.minimum((scores["confidence"] * _BINS).astype(int), _BINS - 1)[:, None] == np.arange(_BINS)
+        sure = bins * scores["confidence"][:, None]
+        alone = np.stack([scores["nll"], np.ones_like(right), right], axis=1)
+        return np.concatenate([alone, there & told, told, there, bins, sure, bins & right[:, None]], axis=1).astype(
+            float
         )
 
-    def update(self, scores: torch.Tensor) -> None:
-        """Add (B, 3) scores."""
-        nll, label, prediction = scores.cpu().unbind(1)
-        self._loss.update(nll)
-        self._classes.update(prediction.long(), label.long())
+    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+        """Loss in nats per row; accuracy over rows; F1 averaged over the labels that occur; expected calibration error.
 
-    def compute(self) -> dict[str, float]:
-        """Loss in nats per row; accuracy over rows; F1 averaged over labels."""
-        return {"loss": float(self._loss.compute()), **{k: float(v) for k, v in self._classes.compute().items()}}
+        The calibration error is the mean distance of confidence and accuracy, over bins of confidence that are weighted by
+        their rows (Guo et al. 2017, https://arxiv.org/abs/1706.04599, equation 3), with 15 bins of equal width.
+        """
+        import numpy as np
 
+        labels = len(state["labels"])
+        nll, rows, right = np.moveaxis(totals[..., :3], -1, 0)
+        both, told, there = np.split(totals[..., 3 : 3 + 3 * labels], 3, axis=-1)  # (..., C)
+        occurs = told + there > 0
+        f1 = np.where(occurs, 2 * both / np.maximum(told + there, 1), 0.0).sum(-1) / np.maximum(occurs.sum(-1), 1)
+        _, sure, hit = np.split(totals[..., 3 + 3 * labels :], 3, axis=-1)  # (..., bins)
+        error = np.abs(sure - hit).sum(-1) / rows
+        return {"loss": nll / rows, "accuracy": right / rows, "macro_f1": f1, "calibration_error": error}
 
-def _float64() -> torch.dtype:
-    import torch
+    def outcomes(self, metric: str, scores: Scores) -> NDArray[np.bool_] | None:
+        return scores["label"] == scores["prediction"] if metric == "accuracy" else None
 
-    return torch.float64
+    def notes(self, scores: Mapping[str, float], state: State) -> dict[str, str]:
+        labels = state["labels"]
+        told = int(scores["prediction"])
+        said = labels[told] if told < len(labels) else "a label of another run"
+        return {
+            "expected": labels[int(scores["label"])],
+            "predicted": said,
+            "confidence": f"{scores['confidence']:.3f}",
+        }
+
+    def calibration(self, totals: NDArray[np.float64], state: State) -> list[dict[str, float]]:
+        bins = totals[3 + 3 * len(state["labels"]) :].reshape(3, -1).T
+        return [
+            {"confidence": sure / rows, "accuracy": hit / rows, "rows": int(rows)} for rows, sure, hit in bins if rows
+        ]
+
+    def aligned(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
+        return relabelled(model, state["labels"])

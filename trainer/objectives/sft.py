@@ -12,12 +12,12 @@ which then nothing is left to learn becomes no sequence, and is counted as such.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer import conversations, packing
-from trainer.likelihood import IGNORED, Likelihood, TokenMeter, next_token_losses, pad_batch, token_scores
+from trainer.likelihood import IGNORED, Tokens, bytes_of, next_token_losses, pad_batch, token_scores
 from trainer.objectives import Example, Kind, Row, State
 
 if TYPE_CHECKING:
@@ -46,16 +46,10 @@ class Options(Section):
     """Fill training sequences to `max_length` with several examples that do not see each other; otherwise one, padded."""
 
 
-class SFT(Likelihood[Options]):
+class SFT(Tokens[Options]):
     """Next-token prediction of what an assistant says."""
 
     options_class = Options
-    metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {
-        "loss": "min",
-        "perplexity": "min",
-        "token_accuracy": "max",
-    }
-    score_names = ("nll", "tokens", "correct")
     pipeline_tag = "text-generation"
     examples: ClassVar[tuple[Row, ...]] = (
         {
@@ -124,7 +118,8 @@ class SFT(Likelihood[Options]):
         labels[:1] = [IGNORED]  # nothing stands before it that could predict it
         if all(label == IGNORED for label in labels):
             return []
-        return [{"row_id": row["row_id"], "input_ids": ids[:max_length], "labels": labels}]
+        said = bytes_of(labels, tokenizer)
+        return [{"row_id": row["row_id"], "input_ids": ids[:max_length], "labels": labels, "bytes": said}]
 
     def truncates(
         self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
@@ -162,6 +157,3 @@ class SFT(Likelihood[Options]):
     def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, T, V) logits and (B, T) labels to summed negative log-likelihood, tokens and correct tokens, (B, 3)."""
         return token_scores(logits[:, :-1], labels[:, 1:])
-
-    def meter(self, state: State) -> TokenMeter:
-        return TokenMeter()

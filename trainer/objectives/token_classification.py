@@ -32,12 +32,15 @@ from trainer.likelihood import (
     label_names,
     logits_of,
     pad_batch,
+    relabelled,
     token_scores,
 )
-from trainer.objectives import Example, Kind, Row, State
+from trainer.objectives import Example, Kind, Row, Scores, State
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 OUTSIDE = "O"
@@ -65,6 +68,8 @@ class TokenClassification(Likelihood[Options]):
         "recall": "max",
         "f1": "max",
     }
+    main_metric = "f1"
+    per_token = frozenset({"loss", "token_accuracy"})
     score_names = ("nll", "tokens", "correct", "found", "predicted", "spans")
     pipeline_tag = "token-classification"
     examples: ClassVar[tuple[Row, ...]] = (
@@ -158,8 +163,31 @@ class TokenClassification(Likelihood[Options]):
         spans = torch.tensor(counts, dtype=torch.float64, device=logits.device)
         return torch.cat([token_scores(logits, labels), spans], dim=1)
 
-    def meter(self, state: State) -> SpanMeter:
-        return SpanMeter()
+    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
+        """The scores themselves, (N, 6)."""
+        import numpy as np
+
+        return np.stack([scores[name] for name in self.score_names], axis=1)
+
+    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+        """Loss in nats per sub-word, and shares; a share of nothing is 0, as in seqeval."""
+        import numpy as np
+
+        nll, tokens, correct, found, predicted, there = np.moveaxis(totals, -1, 0)
+        return {
+            "loss": nll / tokens,
+            "token_accuracy": correct / tokens,
+            "precision": found / np.maximum(predicted, 1),
+            "recall": found / np.maximum(there, 1),
+            "f1": 2 * found / np.maximum(predicted + there, 1),
+        }
+
+    def notes(self, scores: Mapping[str, float], state: State) -> dict[str, str]:
+        found, predicted, there = (f"{scores[name]:.0f}" for name in ("found", "predicted", "spans"))
+        return {"spans": f"{found} of {there} found, {predicted} predicted"}
+
+    def aligned(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
+        return relabelled(model, state["labels"])
 
     def answer(
         self, row: Row, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State
@@ -291,25 +319,3 @@ def _flaw(span: Any, text: str) -> str | None:
     if not 0 <= start <= end <= len(text):
         return f"from {start} to {end} is not in the text, which has {len(text)} characters"
     return None if text[int(start) : int(end)].strip() else f"from {start} to {end} there is no text"
-
-
-class SpanMeter:
-    """Means over sub-words, and precision, recall and F1 over spans, from (B, 6) scores."""
-
-    def __init__(self) -> None:
-        self._sums: Any = 0.0
-
-    def update(self, scores: torch.Tensor) -> None:
-        """Add (B, 6) scores."""
-        self._sums = self._sums + scores.sum(0)
-
-    def compute(self) -> dict[str, float]:
-        """Loss in nats per sub-word, and shares; a share of nothing is 0, as in seqeval."""
-        nll, tokens, correct, found, predicted, there = self._sums.tolist()
-        return {
-            "loss": nll / tokens,
-            "token_accuracy": correct / tokens,
-            "precision": found / predicted if predicted else 0.0,
-            "recall": found / there if there else 0.0,
-            "f1": 2 * found / (predicted + there) if predicted + there else 0.0,
-        }
