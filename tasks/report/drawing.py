@@ -1,0 +1,172 @@
+"""How charts are drawn: one style for all of them, as SVG that takes its colours from the page, and as PNG.
+
+An SVG keeps its text as text and names its colours as CSS variables, so that one drawing fits a light and a dark page.
+Both formats hold no clock: the same figure gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#1c241f"
+SOFT = "#5b665e"
+LINE = "#d5dcd7"
+CARD = "#fffffe"
+CANDIDATE = "#1f5fa8"
+CHAMPION = "#9a5a12"
+BASE = "#6c756f"
+GOOD = "#1a6b42"
+BAD = "#a8281e"
+_VARIABLES = {
+    INK: "--ink",
+    SOFT: "--soft",
+    LINE: "--line",
+    CARD: "--card",
+    CANDIDATE: "--candidate",
+    CHAMPION: "--champion",
+    BASE: "--base",
+    GOOD: "--good",
+    BAD: "--bad",
+}
+"""The colours of the light page, each of which stands for a CSS variable of report.html; no two are the same."""
+
+_STYLE = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": SOFT,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": SOFT,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.unicode_minus": True,
+    "figure.dpi": 72,
+    "figure.facecolor": "none",
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10,
+    "grid.color": LINE,
+    "grid.linewidth": 0.8,
+    "legend.fontsize": 10,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "lines.linewidth": 1.6,
+    "patch.edgecolor": INK,
+    "patch.facecolor": CANDIDATE,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "evergreen",
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": SOFT,
+    "xtick.major.size": 3,
+    "ytick.color": SOFT,
+    "ytick.major.size": 0,
+}
+_POINTS_PER_INCH = 72
+_PNG_SCALE = 2
+_XLINK = "{http://www.w3.org/1999/xlink}"
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Draw in the report's style, whatever the user's own settings of matplotlib are; nothing of it is left behind."""
+    from matplotlib.style import context
+
+    with context(_STYLE, after_reset=True), warnings.catch_warnings():  # type: ignore[arg-type]
+        # a page has other fonts than this one: what it cannot show, a browser can
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield
+
+
+def sheet(width: float, height: float, description: str) -> Figure:
+    """An empty figure of `width` by `height` pixels; `description` tells who cannot see it what it shows."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / _POINTS_PER_INCH, height / _POINTS_PER_INCH))
+    figure.set_label(description)
+    return figure
+
+
+def canvas(width: float, height: float, description: str) -> tuple[Figure, Axes]:
+    """A figure to draw on in pixels, from its upper left corner."""
+    figure = sheet(width, height, description)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    return figure, axes
+
+
+def svg(figure: Figure) -> str:
+    """A figure as an `<svg>` element for an HTML page that defines the colours as CSS variables."""
+    text = io.StringIO()
+    with style():
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    description = str(figure.get_label())
+    root = ET.fromstring(text.getvalue())  # noqa: S314 (drawn here)
+    _clean(root, prefix=f"c{hashlib.sha256(text.getvalue().encode() + description.encode()).hexdigest()[:8]}")
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    root.attrib |= {"class": "chart", "role": "img", "aria-label": description}
+    title = ET.Element("title")
+    title.text = description
+    root.insert(0, title)
+    return ET.tostring(root, encoding="unicode")
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as a PNG on white, at twice its size."""
+    content = io.BytesIO()
+    with style():
+        figure.savefig(
+            content,
+            format="png",
+            dpi=_POINTS_PER_INCH * _PNG_SCALE,
+            facecolor=CARD,
+            metadata={"Software": None},
+        )
+    return content.getvalue()
+
+
+def _clean(root: ET.Element, prefix: str) -> None:
+    """Make a drawing fit for a page with others: names that are its own, no fonts, no style sheet, variable colours."""
+    used = set(re.findall(r"#([\w-]+)", " ".join(value for e in root.iter() for value in e.attrib.values())))
+    for element in list(root.iter()):
+        element.tag = element.tag.rpartition("}")[2]
+        for child in [c for c in element if c.tag.rpartition("}")[2] in ("metadata", "style")]:
+            element.remove(child)
+        for name, value in list(element.attrib.items()):
+            del element.attrib[name]
+            if kept := _attribute(name, value, prefix, used):
+                element.attrib[name.removeprefix(_XLINK)] = kept
+        element.tail = None
+        if element.tag != "text":
+            element.text = None
+
+
+def _attribute(name: str, value: str, prefix: str, used: set[str]) -> str | None:
+    if name == "id":
+        return f"{prefix}{value}" if value in used else None
+    if name == "transform" and value.startswith("rotate(-0 "):
+        return None
+    if name == "style":
+        value = re.sub(r"font-family: [^;]*(; |$)", "", value)
+        value = re.sub(r"#[0-9a-f]{6}\b", lambda match: f"var({_VARIABLES[match[0]]})", value)
+        return value.removesuffix("; ")
+    if name == "d":
+        return " ".join(value.split())
+    return re.sub(r"#([\w-]+)", rf"#{prefix}\1", value) if "#" in value else value

@@ -1,0 +1,63 @@
+"""How long each stage took, and how much memory: kept apart from the artifacts, which hold no clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+
+from params.artifacts import STAGES, Artifacts
+from tasks.stages import Report, save_report
+
+
+class Timing(Report):
+    """What a stage took. The flow measures it; a stage that is run by itself leaves none."""
+
+    stage: str
+    seconds: float
+    """From its start to its end, of the last time that it had something to do."""
+    peak_memory_mib: float | None = None
+    """Most memory that its processes held together, in MiB."""
+    outcome: Literal["ran", "restored", "unchanged", "failed"]
+    """What became of it in the last run."""
+    error: str = ""
+    """What it failed of."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run ended in it."""
+        return self.outcome == "failed"
+
+
+def record_timing(artifacts: Artifacts, timing: Timing) -> None:
+    """Keep what a stage took. Of one that had nothing to do, what it took when it last ran stays.
+
+    That a later stage failed in the run before is forgotten.
+
+    Raises:
+        StorageError: the disk is full or read-only.
+    """
+    before = read_timings(artifacts).get(timing.stage)
+    if timing.outcome == "unchanged" and before is not None and not before.failed:
+        kept = {"seconds": before.seconds, "peak_memory_mib": before.peak_memory_mib}
+        timing = timing.model_copy(update=kept)
+    save_report(timing, _path(artifacts, timing.stage))
+    for later in STAGES[STAGES.index(timing.stage) + 1 :]:
+        if (failed := read_timings(artifacts).get(later)) and failed.failed:
+            _path(artifacts, later).unlink()
+
+
+def read_timings(artifacts: Artifacts) -> dict[str, Timing]:
+    """What the stages took, by name and in their order; one that left nothing is not in it."""
+    found = {}
+    for stage in STAGES:
+        try:
+            found[stage] = Timing.model_validate_json(_path(artifacts, stage).read_text(encoding="utf-8"))
+        except (FileNotFoundError, pydantic.ValidationError):
+            continue
+    return found
+
+
+def _path(artifacts: Artifacts, stage: str) -> Path:
+    return artifacts.scratch / "timings" / f"{stage}.json"
