@@ -16,69 +16,32 @@ import csv
 import gc
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from scipy.stats import binomtest, norm
-
-from params import ModelError, RecipeError
+from params import ModelError
 from params.artifacts import Artifacts, whole_folder
 from params.schema import Evaluation, Launch, Model, ObjectiveChoice
 from tasks import champion, gate
-from tasks.gate import Champion, Comparison, Direction, Part
-from tasks.resampling import Resampler, mcnemar
+from tasks.assessment import Assessment
+from tasks.gate import Champion, Direction
+from tasks.resampling import Resampler
 from tasks.scoring import Scores, score
-from tasks.slicing import divisions, texts
 from tasks.stages import Report, save_report
 from tasks.tokenization import Encoder, write_split
 from trainer import modeling, objectives, tokens
 from trainer.figures import Figures
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from trainer.objectives import Objective, State
 
 logger = logging.getLogger(__name__)
-_LONGEST_TEXT = 2000
-"""Characters that are kept of a row's text."""
 _ENDLESS = 1_000_000
 """A tokenizer without a longest sequence says so with a number above this."""
-
-
-class Interval(Report):
-    """Where a figure would be on other rows like these."""
-
-    low: float
-    high: float
-
-
-class WorstRow(Report):
-    """A row on which the model does badly."""
-
-    row_id: int
-    text: str
-    badness: float
-    """How badly, in the unit of the objective's first score."""
-    notes: dict[str, str]
-
-
-class Details(Report):
-    """What people want to know of an evaluation beside its figures."""
-
-    confidence: float
-    resamples: int
-    directions: dict[str, Direction]
-    intervals: dict[str, dict[str, Interval]]
-    """By model and metric."""
-    comparisons: list[Comparison]
-    slices: list[Part]
-    worst: list[WorstRow]
-    calibration: list[dict[str, float]] | None
 
 
 class EvaluationReport(Report):
@@ -124,7 +87,17 @@ def evaluate(
         bench = _Bench(artifacts, learned, model, evaluation, seed, launch.eval_batch_size, folder / "scores")
         bench.score_all(published)
         metric = evaluation.gate.metric or learned.main_metric
-        details = bench.details(metric)
+        details = Assessment(
+            objective=learned,
+            state=bench.state,
+            evaluation=evaluation,
+            rows=artifacts.rows / f"{evaluation.split}.parquet",
+            resampler=bench.resampler,
+            scores=bench.scores,
+            known=bench.figures["model"],
+            directions=bench.directions,
+            reads_alike=bench.reads_alike,
+        ).details(metric)
         verdict = gate.judge(
             evaluation.gate,
             metric=metric,
@@ -256,164 +229,6 @@ class _Bench:
             raise ModelError(f"{name} on {split}", f"{', '.join(bad)} not finite", "mend evaluation.metrics.function")
         told = ", ".join(f"{metric} {value:.4f}" for metric, value in self.figures[name].items())
         logger.info("evaluate: %s on %s: %s", name, split, told)
-
-    def details(self, metric: str) -> Details:
-        """Intervals, comparisons and what else is told of the scores."""
-        self._check_gate(metric)
-        own, settings = self.scores["model"], self.evaluation.gate
-        intervals = {}
-        comparisons: list[Comparison] = []
-        for name, scores in self.scores.items():
-            (resampled,) = self.resampler.resampled([scores])
-            intervals[name] = {m: _interval(self.resampler, values) for m, values in resampled.items()}
-            if name != "model":
-                comparisons += self._comparisons(name, own, scores)
-        worst = np.argsort(-self.objective.badness(own.columns), kind="stable")[: self.evaluation.worst]
-        return Details(
-            confidence=settings.confidence,
-            resamples=settings.resamples,
-            directions=self.directions,
-            intervals=intervals,
-            comparisons=comparisons,
-            slices=list(self._slices(metric)),
-            worst=self._worst(worst),
-            calibration=self.objective.calibration(self.resampler.totals(own), self.state) or None,
-        )
-
-    def _check_gate(self, metric: str) -> None:
-        """Only the model's figures tell which of its metrics there are, and which have intervals."""
-        settings = self.evaluation.gate
-        known, resampled = self.figures["model"], self.resampler.figures(self.scores["model"])
-        for key, name, among in (
-            ("metric", metric, resampled),
-            *(("floors", name, known) for name in settings.floors),
-            *(("slice_floors", name, resampled) for name in settings.slice_floors),
-        ):
-            if name not in among:
-                raise RecipeError(
-                    f"evaluation.gate.{key}", f"there is no {name} to judge by", f"use one of {', '.join(among)}"
-                )
-
-    def _comparable(self, name: str) -> list[str]:
-        """Metrics in which a model compares with this one."""
-        per_token = frozenset() if name == "untrained" or self.reads_alike else self.objective.per_token
-        return [metric for metric in self.resampler.figures(self.scores[name]) if metric not in per_token]
-
-    def _comparisons(self, name: str, own: Scores, other: Scores) -> Iterator[Comparison]:
-        own, other = _same_rows(own, other)
-        mine, theirs = self.resampler.figures(own), self.resampler.figures(other)
-        resampled = self.resampler.resampled([own, other])
-        for metric in self._comparable(name):
-            sign = 1.0 if self.directions[metric] == "max" else -1.0
-            interval = _interval(self.resampler, sign * (resampled[0][metric] - resampled[1][metric]))
-            right = [self.objective.outcomes(metric, scores.columns) for scores in (own, other)]
-            yield Comparison(
-                against="champion" if name == "champion" else "untrained",
-                metric=metric,
-                gain=sign * (mine[metric] - theirs[metric]),
-                low=interval.low,
-                high=interval.high,
-                p_value=None if right[0] is None or right[1] is None else mcnemar(right[0], right[1]),
-                rows=len(own),
-            )
-
-    def _slices(self, metric: str) -> Iterator[Part]:
-        champ = self.scores.get("champion")
-        own = self.scores["model"]
-        if champ is not None:
-            own, champ = _same_rows(own, champ)
-        rows = self.artifacts.rows / f"{self.evaluation.split}.parquet"
-        metrics = dict.fromkeys((metric, *self.evaluation.gate.slice_floors))
-        for division, parts in divisions(rows, self.evaluation.slices, own.row_ids):
-            for part, places in parts.items():
-                theirs = champ.take(places) if champ is not None else None
-                yield from self._part(division, part, own.take(places), theirs, metrics)
-
-    def _part(
-        self, division: str, part: str, own: Scores, champ: Scores | None, metrics: Mapping[str, None]
-    ) -> Iterator[Part]:
-        settings, resampler = self.evaluation.gate, self.resampler
-        judged = len(own) >= settings.slice_rows
-        value = resampler.figures(own)
-        other = resampler.figures(champ) if champ is not None else None
-        resampled = resampler.resampled([own, champ] if champ is not None else [own]) if judged else None
-        for metric in metrics:
-            sign = 1.0 if self.directions[metric] == "max" else -1.0
-            compares = other is not None and metric in self._comparable("champion")
-            gain = sign * (value[metric] - other[metric]) if other is not None and compares else None
-            interval = gain_interval = below_floor = below_margin = None
-            if resampled is not None:
-                interval = _interval(resampler, resampled[0][metric])
-                if (floor := settings.slice_floors.get(metric)) is not None:
-                    right = self.objective.outcomes(metric, own.columns)
-                    below_floor = _below(sign * (value[metric] - floor), resampled[0][metric], right, floor)
-                if gain is not None:
-                    gains = sign * (resampled[0][metric] - resampled[1][metric])
-                    gain_interval = _interval(resampler, gains)
-                    if settings.slice_margin is not None and metric == next(iter(metrics)):
-                        below_margin = _below(gain + settings.slice_margin, gains)
-            yield Part(
-                division=division,
-                part=part,
-                rows=len(own),
-                metric=metric,
-                value=value[metric],
-                low=interval.low if interval else None,
-                high=interval.high if interval else None,
-                champion=other[metric] if other is not None and compares else None,
-                gain=gain,
-                gain_low=gain_interval.low if gain_interval else None,
-                gain_high=gain_interval.high if gain_interval else None,
-                below_floor=below_floor,
-                below_margin=below_margin,
-            )
-
-    def _worst(self, places: NDArray[np.int64]) -> list[WorstRow]:
-        own = self.scores["model"]
-        badness = self.objective.badness(own.columns)
-        ids = [int(own.row_ids[place]) for place in places]
-        found = texts(self.artifacts.rows / f"{self.evaluation.split}.parquet", ids, self.objective.text)
-        return [
-            WorstRow(
-                row_id=row_id,
-                text=found[row_id][:_LONGEST_TEXT],
-                badness=float(badness[place]),
-                notes=self.objective.notes(own.row(int(place)), self.state),
-            )
-            for row_id, place in zip(ids, places, strict=True)
-        ]
-
-
-def _same_rows(one: Scores, other: Scores) -> tuple[Scores, Scores]:
-    """The rows of which both models could make something, which depends on their tokenizers."""
-    if np.array_equal(one.row_ids, other.row_ids):
-        return one, other
-    _, places, others = np.intersect1d(one.row_ids, other.row_ids, assume_unique=True, return_indices=True)
-    return one.take(places), other.take(others)
-
-
-def _below(
-    distance: float, resampled: NDArray[np.float64], right: NDArray[np.bool_] | None = None, floor: float = 0.0
-) -> float:
-    """Probability of a value so far below a limit, if it were just at it: exact for shares of rows, else normal.
-
-    Args:
-        distance: the value above the limit; negative if it is below.
-        resampled: (R,), for its standard error.
-        right: (n,), the rows that a share counts.
-        floor: of the share.
-    """
-    if right is not None and 0 < floor < 1:
-        return float(binomtest(int(right.sum()), len(right), floor, alternative="less").pvalue)
-    error = float(np.nanstd(resampled))
-    if error == 0:
-        return float(distance >= 0)
-    return float(norm.cdf(distance / error))
-
-
-def _interval(resampler: Resampler, resampled: NDArray[np.float64]) -> Interval:
-    low, high = resampler.interval(resampled)
-    return Interval(low=low, high=high)
 
 
 def _write_comparison(folder: Path, figures: dict[str, dict[str, float]]) -> None:
