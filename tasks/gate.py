@@ -144,7 +144,7 @@ def judge(
         better = [describe(start, gate)] if start else []
         return verdict("publish", "first release: no model is published yet", *better)
     champion = against["champion", metric]
-    fallen = _fallen_slices(gate, parts)
+    fallen = list(_fallen_slices(gate, parts))
     if not passes(champion, gate) or fallen:
         return verdict("keep", describe(champion, gate), *fallen)
     return verdict("publish", describe(champion, gate))
