@@ -62,6 +62,8 @@ class PageVisit:
     """What it wrote on the console, and what the browser found wrong with it, as `level: text`."""
     requests: list[str] = field(default_factory=list)
     """The URLs that were asked for, the page's own first; those inside the page (`data:`) are left out."""
+    blocked: list[str] = field(default_factory=list)
+    """The URLs that the page wanted and its own policy (CSP) forbade; they are not in `requests`."""
     dom: str = ""
     """The page as HTML, once it was loaded."""
     content_width: int = 0
@@ -148,6 +150,7 @@ class _Page:
         self._answers: dict[int, dict[str, Any]] = {}
         self._is_idle = False
         self._session = ""
+        self._urls: dict[str, str] = {}
         targets = self._call("Target.getTargets")["targetInfos"]
         tab = next(target["targetId"] for target in targets if target["type"] == "page")
         self._session = self._call("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
@@ -214,7 +217,11 @@ class _Page:
                     self._watch(found["sessionId"])
                 self._call("Runtime.runIfWaitingForDebugger", session=found["sessionId"])
             case "Network.requestWillBeSent" if not found["request"]["url"].startswith("data:"):
+                self._urls[found["requestId"]] = found["request"]["url"]
                 self.visit.requests.append(found["request"]["url"])
+            case "Network.loadingFailed" if found.get("blockedReason") == "csp":
+                self.visit.requests.remove(url := self._urls[found["requestId"]])
+                self.visit.blocked.append(url)
             case "Network.responseReceived" if found["type"] == "Document" and message["sessionId"] == self._session:
                 self.visit.status = found["response"]["status"]
             case "Runtime.consoleAPICalled":

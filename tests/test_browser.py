@@ -25,6 +25,11 @@ def test_all_that_a_page_does_is_seen(tmp_path: Path) -> None:
     assert "<p>after</p>" in visit.dom
     assert visit.content_width >= 800
     assert picture.read_bytes().startswith(b"\x89PNG")
+    policy = "<meta http-equiv='Content-Security-Policy' content=\"img-src 'none'\">"
+    page.write_text(PAGE.replace("<title>", policy + "<title>"))
+    held_back = open_page(page)
+    assert held_back.blocked[:1] == ["https://elsewhere.example/x.png"]
+    assert held_back.hosts == set()
     in_the_dark = tmp_path / "dark.png"
     quiet = tmp_path / "quiet.html"
     quiet.write_text(PAGE.partition("<p>")[0])
