@@ -27,6 +27,14 @@ def show(stage: str, artifacts: Artifacts, outcome: str) -> None:
         create_link_artifact(address(report), link_text=report["repo_id"], key=f"{key}-link", description=description)
 
 
+def link_report(artifacts: Artifacts) -> None:
+    """Leave a link to the page of the run, which stands on the machine that ran it."""
+    if artifacts.page.exists():
+        key = re.sub(r"[^a-z0-9]+", "-", f"report-{artifacts.recipe}".lower()).strip("-")
+        link = artifacts.page.resolve().as_uri()
+        create_link_artifact(link, link_text=str(artifacts.page), key=key, description="verdict, figures, provenance")
+
+
 def address(receipt: dict[str, Any]) -> str:
     """Where a release can be looked at."""
     return f"{receipt['endpoint']}/{receipt['repo_id']}/tree/{receipt['commit']}"
@@ -63,8 +71,8 @@ def summary(artifacts: Artifacts, outcomes: dict[str, str]) -> str:
         if local:
             lines.append("served by: python -m tasks hub")
         lines.append(f"receipt: {artifacts.receipt}")
-    lines.append(f"report: {artifacts.validated / 'report.html'}")
     lines.append(f"figures: {artifacts.report('evaluate')}")
+    lines.append(f"report: {artifacts.page}")
     return "\n".join(lines)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from prefect import Task, flow, get_run_logger, task
@@ -19,7 +18,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
 from flows import logs, stages
-from flows.artifacts import kept, show, summary
+from flows.artifacts import kept, link_report, show, summary
 from flows.locks import heal, sole_run
 from flows.server import at_hand
 from params import EvergreenError, StaleBlessingError, TransientError, load
@@ -27,8 +26,6 @@ from params.artifacts import STAGES, Artifacts
 
 KEPT = "Kept the champion"
 """The state in which a run ends whose model did not take the place of the published one: as good an end as any."""
-_COMPARISONS = 3
-"""How often a model is compared anew because another one was published meanwhile."""
 
 
 def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
@@ -73,28 +70,23 @@ def retrain(
 
     def step(stage: str, *, force: bool = force) -> None:
         named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{recipe}")
-        outcomes[stage] = named(stage, recipe, force=force)
+        ended = named(stage, recipe, force=force)
+        outcomes[stage] = ended.result() if isinstance(ended, State) else ended
 
     with sole_run(Artifacts(recipe)):
         heal(get_run_logger())
         if force or any(stages.changed(stage, recipe) for stage in wanted):
             stages.check(recipe, get_run_logger())
-        for stage in STAGES[:-1]:
-            step(stage)
-        for _ in range(_COMPARISONS - 1):
-            try:
-                return _published(step, recipe, outcomes) if publish else outcomes
-            except StaleBlessingError as error:
-                get_run_logger().warning("%s", error)
-                step("evaluate", force=True)
-        return _published(step, recipe, outcomes)
-
-
-def _published(
-    step: Callable[[str], None], recipe: str, outcomes: dict[str, str]
-) -> dict[str, str] | State[dict[str, str]]:
-    step("publish")
-    why = kept(Artifacts(recipe))
+        try:
+            for stage in wanted:
+                step(stage)
+        except StaleBlessingError as error:  # another model was published meanwhile: that one is to be beaten now
+            get_run_logger().warning("%s", error)
+            for stage in STAGES[-2:]:
+                step(stage, force=True)
+        finally:
+            link_report(Artifacts(recipe))
+    why = kept(Artifacts(recipe)) if publish else None
     return Completed(name=KEPT, message=why, data=outcomes) if why else outcomes
 
 

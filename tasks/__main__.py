@@ -3,23 +3,30 @@
 python -m tasks {ingest,validate,tokenize,train,evaluate,publish} params/<recipe>.yaml
 python -m tasks check params/<recipe>.yaml          find what is wrong in seconds, before any download
 python -m tasks trace params/<recipe>.yaml --row 17  what becomes of one row in every stage
+python -m tasks report params/<recipe>.yaml          all of a run on one page, runs/<recipe>/report.html
 python -m tasks join params/<recipe>.yaml --machine 1  take part in a training of several machines
 python -m tasks fetch params/<recipe>.yaml           take up a run that another machine mirrors to a Hub
 python -m tasks verify-resume params/<recipe>.yaml   does a killed run end like one that was left alone? (minutes)
+python -m tasks releases [recipe]                    what is published, and what was
+python -m tasks rollback <tag> --why "..."           publish an older release again, as a new commit
+python -m tasks reproduce <owner/name>@<revision>    rebuild a release in a temporary clone, and compare the weights
 python -m tasks hub                                  serve the Hub in .hub/ on this machine
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 import time
 from pathlib import Path
 
-from params import EvergreenError, load
+from params import EvergreenError, TransientError, load
+from params.artifacts import Artifacts
 from tasks.stages import FUNCTIONS
 from trainer.process import die_with_parent
 
@@ -80,17 +87,65 @@ def _run(arguments: argparse.Namespace) -> None:
         from tasks.hub_serving import serve
 
         serve(arguments.folder, host=arguments.host, port=arguments.port, tokens=arguments.tokens)
+    elif arguments.command == "report":
+        from tasks.report import read_timings, write_report
+
+        artifacts = Artifacts(arguments.recipe.stem)
+        print(f"report: {write_report(artifacts, timings=read_timings(artifacts))}")
     else:
-        from tasks import stages
         from trainer.imports import leave_out_unused
 
         leave_out_unused(load(arguments.recipe))
-        start = time.monotonic()
-        print(f"{arguments.command}: {arguments.recipe}", flush=True)
-        report = stages.run(arguments.command, arguments.recipe)
+        _run_stage(arguments.command, arguments.recipe)
+
+
+def _run_stage(stage: str, recipe: Path) -> None:
+    """Run a stage, note what it took, and bring the run's page up to date where it ends."""
+    from tasks import stages
+    from tasks.report.timings import Timing, record_timing
+
+    start = time.monotonic()
+    print(f"{stage}: {recipe}", flush=True)
+    failed, page_due = "", stage == "publish"
+    try:
+        report = stages.run(stage, recipe)
         for name, value in stages.figures(report.model_dump(mode="json")):
             print(f"  {name}: {value}")
-        print(f"{arguments.command}: done in {time.monotonic() - start:.1f} s", flush=True)
+    except BaseException as error:
+        failed = str(error) or type(error).__name__
+        page_due = page_due or (isinstance(error, EvergreenError) and not isinstance(error, TransientError))
+        raise
+    finally:
+        seconds = time.monotonic() - start
+        timing = Timing(
+            stage=stage,
+            seconds=round(seconds, 2),
+            peak_memory_mib=round(_peak_memory_mib(), 1),
+            outcome="failed" if failed else "ran",
+            error=failed,
+        )
+        with contextlib.suppress(EvergreenError):  # a full disk: the stage itself has said so, or goes well
+            record_timing(Artifacts(recipe.stem), timing)
+        if page_due:
+            _write_page(Artifacts(recipe.stem))
+    print(f"{stage}: done in {seconds:.1f} s", flush=True)
+
+
+def _write_page(artifacts: Artifacts) -> None:
+    """Write the run's page; that it cannot be written is no failure of the run."""
+    try:
+        from tasks.report import read_timings, write_report
+
+        print(f"report: {write_report(artifacts, timings=read_timings(artifacts))}", flush=True)
+    except Exception:
+        logging.getLogger(__name__).warning("the report could not be written", exc_info=True)
+
+
+def _peak_memory_mib() -> float:
+    """Most memory that this process or one of its children held."""
+    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return float(max(own, children)) / unit
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,6 +180,7 @@ _OTHERS = {
     "join": "take part, on a further machine, in the training that the train stage on machine 0 supervises",
     "mirror": "upload the checkpoints that a training with launch.mirror has left to upload",
     "fetch": "download the last checkpoint of a run that another machine mirrors; the train stage goes on from it",
+    "report": "write the page of a run, runs/<recipe>/report.html, from what there is of it",
     "verify-resume": "train the recipe's first steps with and without kills, and compare the runs bit for bit",
     "hub": "serve the Hub in .hub/ on this machine, to browse it and to load models from it",
 }
