@@ -62,8 +62,8 @@ def _conflict_problems(
         yield from objectives.build(objective).conflicts(model=model, training=training, launch=launch)
 
 
-def _column_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]:
-    """Columns that the objective needs and the source does not have, as far as a look at its head can tell."""
+def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluation) -> Iterator[Problem]:
+    """Columns that the objective or a slice needs and the source does not have, as far as a look at its head can tell."""
     try:
         source = open_source(data.source)
         if not isinstance(data.source, Files | Function):
@@ -76,6 +76,10 @@ def _column_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]
         yield Problem(("data", "source", key), f"{where}: {error.what}" if where else error.what, error.fix)
         return
     columns = head.rows.schema.names if head else []
+    for i, division in enumerate(evaluation.slices):
+        if division.column is not None and division.column not in columns:
+            what = f"the source has no column `{division.column}`"
+            yield Problem(("evaluation", "slices", i), what, suggestion(division.column, columns, "columns"))
     for column in data.split.by:
         if column not in columns:
             yield Problem(
@@ -179,6 +183,38 @@ def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation:
             yield Problem(("training", "best_metric"), what, suggestion(training.best_metric, known, "metrics"))
 
 
+def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
+    """Metrics that the gate asks for, and nobody computes, or that do not compare."""
+    if objective.name not in objectives.names():
+        return
+    found, gate = objectives.find(objective.name), evaluation.gate
+    resampled = [*found.metrics, *found.held_out_metrics]
+    known = [*resampled, *(evaluation.metrics.directions if evaluation.metrics else ())]
+    asked: list[tuple[tuple[str, ...], str, list[str]]] = [
+        *((("floors", name), name, known) for name in gate.floors),
+        *((("slice_floors", name), name, resampled) for name in gate.slice_floors),
+    ]
+    if gate.metric:
+        asked.append((("metric",), gate.metric, resampled))
+    for key, name, among in asked:
+        if name not in among:
+            own = "is the recipe's own, which has no interval" if name in known else "is computed by nobody"
+            yield Problem(("evaluation", "gate", *key), f"{name!r} {own}", suggestion(name, among, "metrics"))
+    if gate.metric in found.per_token and found.main_metric not in found.per_token:
+        what = f"{gate.metric} does not compare with a champion that has another tokenizer"
+        yield Problem(("evaluation", "gate", "metric"), what, f"use {found.main_metric}, or leave it out")
+    if (gate.slice_floors or gate.slice_margin) and not evaluation.slices:
+        what = "there are no slices that could miss it"
+        yield Problem(("evaluation", "gate"), what, "name columns or functions in evaluation.slices")
+    for i, division in enumerate(evaluation.slices):
+        try:
+            if division.function:
+                bind(division.function, "function", 1)
+        except RecipeError as error:
+            key = ("evaluation", "slices", i, "function")
+            yield Problem(key, f"{division.function and division.function.name} {error.what}", error.fix)
+
+
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
     from trainer.arguments import conflicts, split_batch
     from trainer.sharding import check_installed
@@ -258,7 +294,7 @@ def _closest(name: str, known: list[str]) -> str:
 _LOOKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
     (_objective_problems, ("objective",)),
     (_conflict_problems, ("objective", "model", "training", "launch")),
-    (_column_problems, ("objective", "data")),
+    (_column_problems, ("objective", "data", "evaluation")),
     (_expectation_problems, ("validation",)),
     (_model_problems, ("model",)),
     (_adapter_problems, ("model", "launch")),
@@ -267,6 +303,7 @@ _LOOKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
     (_training_problems, ("training",)),
     (_extension_problems, ("training", "objective")),
     (_metric_problems, ("training", "objective", "evaluation")),
+    (_gate_problems, ("objective", "evaluation")),
     (_launch_problems, ("training", "launch")),
     (_publish_problems, ("publish", "launch")),
 ]
