@@ -31,9 +31,8 @@ def write_report(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None) 
     Raises:
         StorageError: the disk is full or read-only.
     """
-    path = artifacts.run / "report.html"
-    write_whole(path, render(artifacts, timings=timings))
-    return path
+    write_whole(artifacts.page, render(artifacts, timings=timings))
+    return artifacts.page
 
 
 def render(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None, quote_rows: bool = True) -> str:
@@ -62,7 +61,7 @@ def _content(
     """What the template fills in."""
     from tasks.report import sections
     from tasks.report.charts import svg
-    from tasks.report.plots import gains
+    from tasks.report.plots import strip
     from tasks.report.provenance import destination, provenance
     from tasks.report.verdict import deciding_figure, decisive, judge, release
     from tasks.report.wording import better, gain, span
@@ -77,7 +76,7 @@ def _content(
             "gain": gain(one.value, one.low, one.high),
             "span": span(one.low, one.high, signed=True),
             "said": better({"low": one.low, "high": one.high}),
-            "chart": svg(gains([one], against=against)),
+            "chart": svg(strip(one, against=against)),
         }
     receipt, champion = release(evidence), evidence.blessing.get("champion")
     return {
@@ -91,9 +90,11 @@ def _content(
         "champion": champion,
         "champion_at": destination(champion) if champion else None,
         "repo_id": evidence.plan.publish.repo_id if evidence.plan else None,
-        "stages": _stages(evidence, verdict.failed, local=timings is not None),
+        "stages": _stages(evidence, verdict.failed, is_published=bool(receipt), local=timings is not None),
         "unreadable": evidence.unreadable,
-        "page_of_checks": _page_of_checks(artifacts, failed=verdict.failed == "validate") if timings is not None else "",
+        "page_of_checks": _page_of_checks(artifacts, failed=verdict.failed == "validate")
+        if timings is not None
+        else "",
         "compared": sections.compared(evidence),
         "sliced": sections.sliced(evidence),
         "worst": sections.worst(evidence) if quote_rows else None,
@@ -106,12 +107,13 @@ def _content(
     }
 
 
-def _stages(evidence: Evidence, failed: str | None, *, local: bool) -> list[tuple[str, str]]:
+def _stages(evidence: Evidence, failed: str | None, *, is_published: bool, local: bool) -> list[tuple[str, str]]:
     """How far the run came: each stage, and `done`, `failed` or `open`."""
     found = []
     for stage in STAGES if local else STAGES[:-1]:
         after = failed is not None and STAGES.index(stage) > STAGES.index(failed)
-        state = "failed" if stage == failed else "open" if after or stage not in evidence.reached else "done"
+        missing = stage not in evidence.reached or (stage == "publish" and not is_published)
+        state = "failed" if stage == failed else "open" if after or missing else "done"
         found.append((stage, state))
     return found
 

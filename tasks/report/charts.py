@@ -7,7 +7,7 @@ from tasks.report.drawing import png, svg
 from tasks.report.evidence import (
     Evidence,
     amount,
-    comparison as compared,
+    compare,
     gather,
     interval,
     metric_names,
@@ -27,8 +27,20 @@ from tasks.report.plots import (
 )
 from tasks.report.wording import line
 
-__all__ = ["bins", "card_pictures", "differences", "overall", "panels", "parts", "png", "sliced_metric", "svg", "values"]
+__all__ = [
+    "bins",
+    "card_pictures",
+    "differences",
+    "overall",
+    "panels",
+    "parts",
+    "png",
+    "sliced_metric",
+    "svg",
+    "values",
+]
 MAX_PANELS = 6
+MAX_SLICES = 20
 
 
 def panels(evidence: Evidence) -> list[Panel]:
@@ -92,8 +104,8 @@ def card_pictures(artifacts: Artifacts) -> dict[str, bytes]:
     if side_by_side := values(evidence):
         found["comparison.png"] = png(comparison(dict(list(side_by_side.items())[:6])))
     if sliced := parts(evidence):
-        metric = sliced_metric(evidence)
-        found["slices.png"] = png(slices(sliced, metric=metric, overall=overall(evidence, metric)))
+        all_rows = overall(evidence, sliced_metric(evidence))
+        found["slices.png"] = png(slices(sliced[:MAX_SLICES], overall=all_rows, columns=2))
     if sure := bins(evidence):
         found["calibration.png"] = png(calibration(sure))
     return found
@@ -114,7 +126,7 @@ def differences(evidence: Evidence, against: str) -> list[Gain]:
     bar = evidence.plan.evaluation.gate.bar if evidence.plan and against == "champion" else None
     found = []
     for i, metric in enumerate(metric_names(evidence)):
-        one = compared(evidence, against, metric)
+        one = compare(evidence, against, metric)
         gain, low, high = (amount(one.get(key)) for key in ("gain", "low", "high"))
         if gain is not None and low is not None and high is not None:
             found.append(Gain(metric, gain, low, high, bar if i == 0 else None))

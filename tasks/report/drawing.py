@@ -52,16 +52,16 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.titlecolor": INK,
     "axes.titlelocation": "left",
-    "axes.titlesize": 11,
+    "axes.titlesize": 12,
     "axes.titleweight": "bold",
     "axes.unicode_minus": True,
     "figure.dpi": 72,
     "figure.facecolor": "none",
     "font.family": ["DejaVu Sans"],
-    "font.size": 10,
+    "font.size": 11,
     "grid.color": LINE,
     "grid.linewidth": 0.8,
-    "legend.fontsize": 10,
+    "legend.fontsize": 11,
     "legend.frameon": False,
     "legend.labelcolor": INK,
     "lines.linewidth": 1.6,
@@ -72,8 +72,10 @@ _STYLE = {
     "text.color": INK,
     "text.parse_math": False,
     "xtick.color": SOFT,
+    "xtick.labelsize": 10,
     "xtick.major.size": 3,
     "ytick.color": SOFT,
+    "ytick.labelsize": 10,
     "ytick.major.size": 0,
 }
 _POINTS_PER_INCH = 72
@@ -86,7 +88,7 @@ def style() -> Iterator[None]:
     """Draw in the report's style, whatever the user's own settings of matplotlib are; nothing of it is left behind."""
     from matplotlib.style import context
 
-    with context(_STYLE, after_reset=True), warnings.catch_warnings():  # type: ignore[arg-type]
+    with context(_STYLE, after_reset=True), warnings.catch_warnings():
         # a page has other fonts than this one: what it cannot show, a browser can
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         yield

@@ -96,7 +96,7 @@ def gather(artifacts: Artifacts, *, local: bool) -> Evidence:
         validation_curve=_curve(artifacts.history / "validation.csv"),
         metrics=read(artifacts.report("evaluate")),
         details=read(artifacts.evaluation / "details.json"),
-        blessing=read(artifacts.evaluation / "blessing.json"),
+        blessing=read(artifacts.blessing),
         receipt=receipt,
         lock=_lock(artifacts.root / "dvc.lock", artifacts.recipe) if local else {},
         reached=[stage for stage in stages if artifacts.report(stage).exists()],
@@ -123,7 +123,7 @@ def metric_names(evidence: Evidence) -> list[str]:
     return sorted(evidence.metrics.get("model") or {}, key=lambda name: name != main)
 
 
-def comparison(evidence: Evidence, against: str, metric: str | None) -> Json:
+def compare(evidence: Evidence, against: str, metric: str | None) -> Json:
     """The paired difference of `metric` from the champion or the untrained model; empty if there is none."""
     found = (c for c in evidence.details.get("comparisons") or () if (c["against"], c["metric"]) == (against, metric))
     return next(found, {})

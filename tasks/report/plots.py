@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 360.0
+WIDTH = 320.0
 """Of a chart, in pixels."""
 MAX_POINTS = 400
-MAX_SLICES = 20
-_LOG_FROM = 50.0
-"""A curve whose largest figure is so many times its smallest is drawn on a logarithmic axis."""
+_LOG_FROM, _LOG_ABOVE = 50.0, 20.0
+"""A curve with so large a figure, so many times its smallest, is drawn on a logarithmic axis."""
+_FEW_POINTS = 40
 MODELS = {"model": (CANDIDATE, "o"), "champion": (CHAMPION, "D"), "untrained": (BASE, "s")}
 NAMES = {"model": "candidate", "champion": "champion", "untrained": "before training"}
 
@@ -97,32 +97,29 @@ class Panel:
     """Step whose weights were kept."""
 
 
+def strip(one: Gain, *, against: str) -> Figure:
+    """One difference with its interval, around zero, where the figures stand beside it."""
+    told = f"Gain in {one.metric} over the {against}: {gain(one.value, one.low, one.high)}"
+    with style():
+        figure, axes = canvas(260, 44, f"{told}, interval {span(one.low, one.high, signed=True)}.")
+        _strip(axes, one, y=11, left=6, right=254)
+        _sides(axes, y=38, left=6, right=254)
+    return figure
+
+
 def gains(found: Sequence[Gain], *, against: str) -> Figure:
     """Differences from one model with their intervals, each on a scale of its own around zero."""
     told = "; ".join(f"{g.metric} {gain(g.value, g.low, g.high)} ({span(g.low, g.high, signed=True)})" for g in found)
     with style():
-        figure, axes = canvas(WIDTH, 46 * len(found) + 22, f"Gain over the {against}, 95% intervals: {told}.")
-        left, right = 8.0, WIDTH - 8
+        figure, axes = canvas(WIDTH, 46 * len(found) + 20, f"Gain over the {against}, with intervals: {told}.")
+        left, right = 6.0, WIDTH - 6
         for i, one in enumerate(found):
             top = 46.0 * i
-            reach = 1.08 * max(abs(one.low), abs(one.high), abs(one.value), abs(one.bar or 0)) or 1.0
-            x = [(left + right) / 2 + (right - left) / 2 * v / reach for v in (one.low, one.value, one.high)]
-            colour = GOOD if one.low > 0 else BAD if one.high < 0 else SOFT
-            axes.text(left, top + 13, line(one.metric, 26), weight="bold")
+            axes.text(left, top + 13, _short(line(one.metric, 60), 18), weight="bold")
             told = f"{gain(one.value, one.low, one.high)}  ({span(one.low, one.high, signed=True)})"
-            axes.text(right, top + 13, told, ha="right", color=colour)
-            axes.plot([left, right], [top + 28] * 2, color=LINE, linewidth=1)
-            axes.plot([(left + right) / 2] * 2, [top + 20, top + 36], color=INK, linewidth=1)
-            if one.bar:
-                at = (left + right) / 2 + (right - left) / 2 * one.bar / reach
-                axes.plot([at] * 2, [top + 20, top + 36], color=SOFT, linewidth=1, linestyle=(0, (2, 2)))
-            axes.plot([x[0], x[2]], [top + 28] * 2, color=colour, linewidth=3, solid_capstyle="butt")
-            filled = colour if colour != SOFT else CARD
-            axes.plot(x[1], top + 28, "o", color=colour, markerfacecolor=filled, markersize=8, markeredgewidth=1.6)
-        foot = 46.0 * len(found) + 13
-        axes.text(left, foot, "← worse", color=SOFT)
-        axes.text(WIDTH / 2, foot, "no difference", color=SOFT, ha="center")
-        axes.text(right, foot, "better →", color=SOFT, ha="right")
+            axes.text(right, top + 13, told, ha="right", color=_said(one))
+            _strip(axes, one, y=top + 29, left=left, right=right)
+        _sides(axes, y=46.0 * len(found) + 14, left=left, right=right)
     return figure
 
 
@@ -134,16 +131,16 @@ def comparison(metrics: Mapping[str, Sequence[Value]]) -> Figure:
     height = sum(26 + 20 * len(values) for values in metrics.values()) + 4
     with style():
         figure, axes = canvas(WIDTH, height, f"Figures side by side. {told}.")
-        left, right, top = 112.0, WIDTH - 64, 0.0
+        left, right, top = 102.0, WIDTH - 62, 0.0
         for metric, values in metrics.items():
             ends = [end for v in values for end in (v.value, v.low, v.high) if end is not None]
             low, width = min(ends), (max(ends) - min(ends)) or 1.0
-            axes.text(8, top + 14, line(metric, 40), weight="bold")
+            axes.text(6, top + 14, _short(line(metric, 60), 34), weight="bold")
             for i, one in enumerate(values):
                 y = top + 30 + 20 * i
                 colour, marker = MODELS[one.model]
-                axes.text(8, y, NAMES[one.model], color=SOFT, va="center")
-                axes.text(WIDTH - 8, y, number(one.value), ha="right", va="center", color=colour, weight="bold")
+                axes.text(6, y, NAMES[one.model], color=SOFT, va="center")
+                axes.text(WIDTH - 6, y, number(one.value), ha="right", va="center", color=colour, weight="bold")
                 axes.plot([left, right], [y, y], color=LINE, linewidth=1)
                 at = [left + (right - left) * (v - low) / width for v in (one.low, one.high) if v is not None]
                 if len(at) == 2:
@@ -153,38 +150,56 @@ def comparison(metrics: Mapping[str, Sequence[Value]]) -> Figure:
     return figure
 
 
-def slices(parts: Sequence[Part], *, metric: str, overall: float | None) -> Figure:
-    """A metric of up to 20 parts of the rows, in the order given, with intervals and the champion's figure."""
-    parts = parts[:MAX_SLICES]
+def slices(
+    parts: Sequence[Part], *, overall: float | None = None, scale: tuple[float, float] | None = None, columns: int = 1
+) -> Figure:
+    """A metric of parts of the rows, in the order given, with intervals and the champion's figure.
+
+    Args:
+        parts: what is drawn.
+        overall: the figure of all rows.
+        scale: the ends of the axis; by default those of what is drawn.
+        columns: in how many columns.
+    """
     told = "; ".join(f"{p.name} {number(p.value)} of {plural(p.rows, 'row')}" for p in parts)
+    rows = math.ceil(len(parts) / columns)
+    head, row = 24.0, 38.0
+    with style():
+        figure, axes = canvas(WIDTH * columns, head + row * rows + 2, f"By slice, with intervals: {told}.")
+        key = [("candidate", CANDIDATE, "o")]
+        key += [("champion", CHAMPION, "D")] if any(p.champion is not None for p in parts) else []
+        key += [("all rows", SOFT, "|")] if overall is not None else []
+        _key(axes, 6, 13, key)
+        for i, part in enumerate(parts):
+            x = WIDTH * (i // rows)
+            _part(axes, part, overall, scale=scale or reach(parts, overall), x=x, top=head + row * (i % rows))
+    return figure
+
+
+def reach(parts: Sequence[Part], overall: float | None) -> tuple[float, float]:
+    """The smallest and the largest figure that slices are drawn with."""
     ends = [v for p in parts for v in (p.value, p.low, p.high, p.champion) if v is not None]
     ends += [overall] if overall is not None else []
-    low, width = min(ends), (max(ends) - min(ends)) or 1.0
-    left, right, row, head = 148.0, WIDTH - 10, 21.0, 44.0
-    has_champion = any(p.champion is not None for p in parts)
+    return min(ends), max(ends)
+
+
+def _part(axes: Axes, part: Part, overall: float | None, *, scale: tuple[float, float], x: float, top: float) -> None:
+    left, right, y = x + 10.0, x + WIDTH - 10.0, top + 25
 
     def at(value: float) -> float:
-        return left + (right - left) * (value - low) / width
+        return left + (right - left) * (value - scale[0]) / ((scale[1] - scale[0]) or 1.0)
 
-    with style():
-        height = head + row * len(parts) + 6
-        figure, axes = canvas(WIDTH, height, f"{metric} by slice, 95% intervals: {told}.")
-        _key(axes, 8, 12, [("candidate", CANDIDATE, "o")] + [("champion", CHAMPION, "D")] * has_champion)
-        if overall is not None:
-            axes.plot([at(overall)] * 2, [head - 8, height - 4], color=SOFT, linewidth=1, linestyle=(0, (3, 3)))
-            where = min(max(at(overall), left + 40), right - 40)
-            axes.text(where, head - 13, f"all rows {number(overall)}", ha="center", color=SOFT)
-        for i, part in enumerate(parts):
-            y = head + row * (i + 0.5)
-            axes.text(left - 12, y, _short(part.name, 25), ha="right", va="center", fontsize=9)
-            axes.plot([left, right], [y, y], color=LINE, linewidth=0.8)
-            if part.low is not None and part.high is not None:
-                axes.plot([at(part.low), at(part.high)], [y, y], color=CANDIDATE, linewidth=2.4, solid_capstyle="butt")
-            axes.plot(at(part.value), y, "o", color=CANDIDATE, markersize=6.5)
-            if part.champion is not None:
-                style_of = {"color": CHAMPION, "markerfacecolor": CARD, "markeredgewidth": 1.4}
-                axes.plot(at(part.champion), y, "D", markersize=5, **style_of)  # type: ignore[arg-type]
-    return figure
+    axes.text(left - 4, top + 13, _short(part.name, 32))
+    told = f"{part.value:.3g}" if abs(part.value) < 1000 else number(part.value)
+    axes.text(right + 4, top + 13, f"{told} of {part.rows:,}", ha="right", color=SOFT)
+    axes.plot([left, right], [y, y], color=LINE, linewidth=1)
+    if overall is not None:
+        axes.plot([at(overall)] * 2, [y - 6, y + 6], color=SOFT, linewidth=1.2)
+    if part.low is not None and part.high is not None:
+        axes.plot([at(part.low), at(part.high)], [y, y], color=CANDIDATE, linewidth=2.6, solid_capstyle="butt")
+    axes.plot(at(part.value), y, "o", color=CANDIDATE, markersize=7)
+    if part.champion is not None:
+        axes.plot(at(part.champion), y, "D", color=CHAMPION, markerfacecolor=CARD, markersize=5, markeredgewidth=1.5)
 
 
 def calibration(bins: Sequence[Bin]) -> Figure:
@@ -194,14 +209,21 @@ def calibration(bins: Sequence[Bin]) -> Figure:
     total = sum(one.rows for one in bins)
     told = "; ".join(f"confidence {percent(b.confidence)}, right {percent(b.accuracy)}" for b in bins)
     with style():
-        figure = sheet(WIDTH, 330, f"Accuracy by confidence: {told}.")
+        figure = sheet(WIDTH, 320, f"Accuracy by confidence: {told}.")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
-        figure.subplots_adjust(left=0.13, right=0.975, top=0.93, bottom=0.125, hspace=0.16)
-        upper.plot([0, 1], [0, 1], color=SOFT, linewidth=1, linestyle=(0, (3, 3)))
-        upper.annotate("as sure as right", (0.02, 0.06), color=SOFT, rotation=0, va="bottom")
+        figure.subplots_adjust(left=0.135, right=0.965, top=0.93, bottom=0.13, hspace=0.22)
+        upper.plot([0, 1], [0, 1], color=SOFT, linewidth=1, linestyle=(0, (3, 3)), label="as sure as right")
         for one in bins:
             upper.plot([one.confidence] * 2, [one.confidence, one.accuracy], color=LINE, linewidth=3)
-        upper.plot([b.confidence for b in bins], [b.accuracy for b in bins], "o-", color=CANDIDATE, markersize=6)
+        upper.plot(
+            [b.confidence for b in bins],
+            [b.accuracy for b in bins],
+            "o-",
+            color=CANDIDATE,
+            markersize=6,
+            label="the model",
+        )
+        upper.legend(loc="best")
         upper.set(xlim=(0, 1), ylim=(0, 1.02), title="Share of rows that it gets right")
         lower.bar(
             [b.confidence for b in bins], [b.rows / total for b in bins], width=0.06, color=CANDIDATE, linewidth=0
@@ -221,7 +243,9 @@ def curves(found: Sequence[Panel]) -> Figure:
     with style():
         figure = sheet(WIDTH * len(found), 230, " ".join(_told(panel) for panel in found))
         for i, panel in enumerate(found):
-            axes = figure.add_axes(((46 + WIDTH * i) / (WIDTH * len(found)), 0.17, 304 / (WIDTH * len(found)), 0.70))
+            axes = figure.add_axes(
+                ((44 + WIDTH * i) / (WIDTH * len(found)), 0.17, (WIDTH - 54) / (WIDTH * len(found)), 0.72)
+            )
             _curve(axes, panel)
     return figure
 
@@ -232,13 +256,13 @@ def durations(found: Mapping[str, float]) -> Figure:
     longest = max(found.values()) or 1.0
     with style():
         figure, axes = canvas(WIDTH, 26 * len(found) + 4, f"Time by stage: {told}.")
-        left, right = 74.0, WIDTH - 84
+        left, right = 70.0, WIDTH - 84
         for i, (stage, value) in enumerate(found.items()):
             y = 26.0 * i + 15
-            axes.text(8, y, stage, va="center")
+            axes.text(6, y, stage, va="center")
             axes.barh(y, right - left, height=10, left=left, color=LINE, linewidth=0)
             axes.barh(y, (right - left) * value / longest, height=10, left=left, color=CANDIDATE, linewidth=0)
-            axes.text(WIDTH - 8, y, seconds(value), ha="right", va="center", color=SOFT)
+            axes.text(WIDTH - 6, y, seconds(value), ha="right", va="center", color=SOFT)
     return figure
 
 
@@ -253,42 +277,30 @@ def _lines(panel: Panel) -> list[tuple[str, Sequence[tuple[float, float]]]]:
 
 
 def _curve(axes: Axes, panel: Panel) -> None:
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
     figures = [value for _, curve in _lines(panel) for _, value in curve]
-    if min(figures) > 0 and max(figures) / min(figures) > _LOG_FROM:
+    if min(figures) > 0 and max(figures) > _LOG_ABOVE and max(figures) / min(figures) > _LOG_FROM:
         axes.set_yscale("log")
-    axes.set_title(line(panel.title, 30))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_title(_short(line(panel.title, 60), 22))
     if panel.best_step is not None:
         axes.axvline(panel.best_step, color=SOFT, linewidth=1, linestyle=(0, (3, 3)))
     if panel.train:
-        thinned = _thin(panel.train)
-        axes.plot(*zip(*thinned, strict=True), color=SOFT, linewidth=1.2, label="training")
+        axes.plot(*zip(*_thin(panel.train), strict=True), color=SOFT, linewidth=1.2, label="training")
     if panel.validation:
-        thinned = _thin(panel.validation)
-        marker = "o" if len(thinned) <= 40 else ""
-        axes.plot(*zip(*thinned, strict=True), color=CANDIDATE, marker=marker, markersize=3.5, label="validation")
-    at_best = [value for step, value in panel.validation if step == panel.best_step]
-    if at_best and panel.best_step is not None:
-        axes.plot(panel.best_step, at_best[-1], "o", color=CANDIDATE, markerfacecolor=CARD, markersize=8)
-        late = panel.best_step > max(step for _, curve in _lines(panel) for step, _ in curve) / 2
-        axes.annotate(
-            f"best {number(at_best[-1])}",
-            (panel.best_step, at_best[-1]),
-            (-9 if late else 9, 9 if _rises(panel.validation) is False else -15),
-            textcoords="offset points",
-            ha="right" if late else "left",
-            weight="bold",
-        )
+        marker = "o" if len(panel.validation) <= _FEW_POINTS else ""
+        curve = zip(*_thin(panel.validation), strict=True)
+        axes.plot(*curve, color=CANDIDATE, marker=marker, markersize=3.5, label="validation")
+    if kept := [(step, value) for step, value in panel.validation if step == panel.best_step]:
+        axes.plot(*kept[-1], "o", color=CANDIDATE, markerfacecolor=CARD, markersize=8)
+        axes.set_title(f"kept: {number(kept[-1][1])}", loc="right", color=CANDIDATE, fontsize=11)
     axes.set_xlabel("optimizer step")
     axes.xaxis.grid(visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if panel.train and panel.validation:
         axes.legend(loc="best")
-
-
-def _rises(curve: Sequence[tuple[float, float]]) -> bool:
-    return curve[-1][1] > curve[0][1]
 
 
 def _thin(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -309,3 +321,28 @@ def _key(axes: Axes, x: float, y: float, entries: Sequence[tuple[str, str, str]]
 
 def _short(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _said(one: Gain) -> str:
+    return GOOD if one.low > 0 else BAD if one.high < 0 else SOFT
+
+
+def _strip(axes: Axes, one: Gain, *, y: float, left: float, right: float) -> None:
+    """An interval on a scale around zero; filled where it lies on one side, with what the gate asks for dashed."""
+    half = (right - left) / 2
+    scale = half / (1.1 * max(abs(one.low), abs(one.high), abs(one.value), abs(one.bar or 0)) or 1.0)
+    low, value, high = (left + half + scale * v for v in (one.low, one.value, one.high))
+    axes.plot([left, right], [y, y], color=LINE, linewidth=1)
+    axes.plot([left + half] * 2, [y - 8, y + 8], color=INK, linewidth=1)
+    if one.bar:
+        axes.plot([left + half + scale * one.bar] * 2, [y - 8, y + 8], color=SOFT, linewidth=1.4, linestyle=(0, (2, 2)))
+    colour = _said(one)
+    axes.plot([low, high], [y, y], color=colour, linewidth=3, solid_capstyle="butt")
+    face = CARD if colour == SOFT else colour
+    axes.plot(value, y, "o", color=colour, markerfacecolor=face, markersize=8, markeredgewidth=1.6)
+
+
+def _sides(axes: Axes, *, y: float, left: float, right: float) -> None:
+    axes.text(left, y, "← worse", color=SOFT, fontsize=10)
+    axes.text((left + right) / 2, y, "no difference", color=SOFT, ha="center", fontsize=10)
+    axes.text(right, y, "better →", color=SOFT, ha="right", fontsize=10)

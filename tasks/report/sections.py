@@ -10,7 +10,7 @@ from typing import Any
 
 from params.artifacts import SPLITS
 from tasks.report import charts, plots
-from tasks.report.evidence import Evidence, Json, amount, comparison, interval, metric_names, worst_slices
+from tasks.report.evidence import Evidence, Json, amount, compare, interval, metric_names, worst_slices
 from tasks.report.plots import NAMES
 from tasks.report.timings import Timing
 from tasks.report.wording import MISSING, better, cut, gain, line, number, percent, plural, seconds, span
@@ -29,11 +29,11 @@ def compared(evidence: Evidence) -> Section | None:
     if not metrics.get("model"):
         return None
     models = [model for model in ("model", *_OPPONENTS) if metrics.get(model)]
-    against = [model for model in _OPPONENTS if any(comparison(evidence, model, m) for m in metrics["model"])]
+    against = [model for model in _OPPONENTS if any(compare(evidence, model, m) for m in metrics["model"])]
     directions = evidence.details.get("directions") or {}
     rows = []
     for metric in metric_names(evidence)[:MAX_ROWS]:
-        found = {model: comparison(evidence, model, metric) for model in against}
+        found = {model: compare(evidence, model, metric) for model in against}
         rows.append(
             {
                 "metric": line(metric, 60),
@@ -45,10 +45,12 @@ def compared(evidence: Evidence) -> Section | None:
             }
         )
     drawn = charts.values(evidence)
-    pictures = [charts.svg(plots.comparison(dict(list(drawn.items())[:MAX_METRICS])))] if drawn else []
+    side_by_side = plots.comparison(dict(list(drawn.items())[:MAX_METRICS]))
+    pictures = [("Side by side", charts.svg(side_by_side))] if drawn else []
     for model in against:
-        if found_gains := charts.differences(evidence, model)[:MAX_METRICS]:
-            pictures.append(charts.svg(plots.gains(found_gains, against=_opponent(model))))
+        found_gains = charts.differences(evidence, model)[:MAX_METRICS]
+        picture = charts.svg(plots.gains(found_gains, against=_opponent(model))) if found_gains else ""
+        pictures += [(f"Gain over the {_opponent(model)}", picture)] if picture else []
     return {
         "lead": _compared_lead(evidence, against),
         "models": [NAMES[model] for model in models],
@@ -60,13 +62,16 @@ def compared(evidence: Evidence) -> Section | None:
 
 def _compared_lead(evidence: Evidence, against: Sequence[str]) -> str:
     count = amount(evidence.metrics.get("rows") or evidence.metrics.get("sequences")) or 0
-    where = f"On {plural(int(count), 'row')} of the {evidence.metrics.get('split')} split"
+    where = f"on {plural(int(count), 'row')} of the {evidence.metrics.get('split')} split"
     if not against:
-        return f"{where}, which training has not seen. There is nothing to compare with."
+        return f"The candidate's figures, {where}, which training has not seen."
     model = against[0]
-    found = [better(one) for metric in metric_names(evidence) if (one := comparison(evidence, model, metric))]
-    counts = ", ".join(f"{found.count(word)} {word}" for word in ("better", "worse", "undecided") if word in found)
-    return f"{where}, the candidate against the {_opponent(model)}: {plural(len(found), 'metric')}, {counts}."
+    found = [better(one) for metric in metric_names(evidence) if (one := compare(evidence, model, metric))]
+    counts = {word: found.count(word) for word in ("better", "worse", "undecided") if word in found}
+    said = ", ".join(f"{word} in {count} of {plural(len(found), 'metric')}" for word, count in counts.items())
+    if len(counts) == 1:
+        said = f"{found[0]} in {'all metrics' if len(found) > 1 else 'the one metric'}"
+    return f"Against the {_opponent(model)}, {where}, the candidate is {said}."
 
 
 def _difference(one: Json) -> tuple[str, str, str]:
@@ -92,6 +97,9 @@ def sliced(evidence: Evidence) -> Section | None:
         return None
     metric = charts.sliced_metric(evidence)
     overall = charts.overall(evidence, metric)
+    shown = drawn[: charts.MAX_SLICES]
+    half = max(5, (len(shown) + 1) // 2)
+    scale = plots.reach(shown, overall)
     judged = [part for part in drawn if part.low is not None]
     worst = (judged or drawn)[0]
     lead = f"The worst is {worst.name}: {metric} {number(worst.value)} on {plural(worst.rows, 'row')}"
@@ -109,9 +117,7 @@ def sliced(evidence: Evidence) -> Section | None:
             "rows": number(part.get("rows")),
             "figure": (number(part.get("value")), span(part.get("low"), part.get("high")) or "too few rows to judge"),
             "champion": number(part.get("champion")),
-            "gain": _difference(
-                {"gain": part.get("gain"), "low": part.get("gain_low"), "high": part.get("gain_high")}
-            ),
+            "gain": _difference({"gain": part.get("gain"), "low": part.get("gain_low"), "high": part.get("gain_high")}),
         }
         for part in ordered[:MAX_ROWS]
     ]
@@ -121,8 +127,10 @@ def sliced(evidence: Evidence) -> Section | None:
         "has_champion": any(part.get("champion") is not None for part in ordered),
         "rows": rows,
         "total": len(ordered),
-        "charts": [charts.svg(plots.slices(drawn, metric=metric, overall=overall))],
-        "shown": min(plots.MAX_SLICES, len(drawn)),
+        "charts": [
+            ("", charts.svg(plots.slices(shown[i : i + half], overall=overall, scale=scale)))
+            for i in range(0, len(shown), half)
+        ],
     }
 
 
@@ -140,7 +148,9 @@ def worst(evidence: Evidence) -> Section | None:
     ]
     if not rows:
         return None
-    lead = f"The {plural(len(rows), 'row')} that the candidate does worst on, the worst first: wrong labels show up here."
+    lead = (
+        f"The {plural(len(rows), 'row')} that the candidate does worst on, the worst first: wrong labels show up here."
+    )
     return {"lead": lead, "rows": rows}
 
 
@@ -152,10 +162,13 @@ def calibrated(evidence: Evidence) -> Section | None:
     total = sum(one.rows for one in found)
     off = 100 * sum(one.rows * abs(one.confidence - one.accuracy) for one in found) / total
     over = 100 * sum(one.rows * (one.confidence - one.accuracy) for one in found) / total
-    leaning = "too sure of itself" if over > 0 else "surer than it says" if over < 0 else "neither too sure nor too shy"
-    leaning = "less sure than it could be" if over < 0 else leaning
+    leaning = "it is surer than it is right" if over > 0 else "it is right more often than it is sure"
     lead = f"Its confidence is off by {off:.1f} percentage points on average (expected calibration error): "
-    return {"lead": f"{lead}{leaning}.", "charts": [charts.svg(plots.calibration(found))]}
+    return {
+        "lead": f"{lead}{leaning}.",
+        "charts": [("", charts.svg(plots.calibration(found)))],
+        "rows": [(percent(one.confidence), percent(one.accuracy), number(one.rows)) for one in found],
+    }
 
 
 def learned(evidence: Evidence) -> Section | None:
@@ -170,7 +183,7 @@ def learned(evidence: Evidence) -> Section | None:
             f"The weights of step {number(training.get('best_step'))} of {number(training.get('steps'))} were kept: there"
             f" {training.get('best_metric')} on the validation split was best, {number(training.get('best_value'))}."
         )
-    return {"lead": lead, "charts": [charts.svg(plots.curves([panel])) for panel in panels]}
+    return {"lead": lead, "charts": [("", charts.svg(plots.curves([panel]))) for panel in panels]}
 
 
 def checked(evidence: Evidence, *, quote_rows: bool) -> Section | None:
@@ -181,17 +194,19 @@ def checked(evidence: Evidence, *, quote_rows: bool) -> Section | None:
     rows_in, rows_out = found.get("rows_in") or {}, found.get("rows_out") or {}
     checks = found.get("checks") or ()
     failing = [check for check in checks if not check.get("success")]
-    lead = (
-        f"{sum(rows_out.values()):,} of {plural(sum(rows_in.values()), 'row')} went on to training;"
-        f" {number(found.get('quarantined'))} were set aside ({percent(found.get('share'))},"
-        f" at most {percent(found.get('max_quarantined'))} may be)."
-        f" {len(failing)} of {plural(len(checks), 'check')} found something."
+    aside = int(found.get("quarantined") or 0)
+    lead = f"All {plural(sum(rows_in.values()), 'row')} went on."
+    if aside:
+        lead = f"{sum(rows_out.values()):,} of {plural(sum(rows_in.values()), 'row')} went on; {aside:,} were set aside"
+        lead += f" ({percent(found.get('share'))}, at most {percent(found.get('max_quarantined'))} may be)."
+    passed = (
+        "every check passed" if not failing else f"{len(failing)} of {plural(len(checks), 'check')} found something"
     )
+    lead += f" {passed.capitalize()}."
     ordered = sorted(checks, key=lambda check: bool(check.get("success")))
     quarantine = evidence.quarantine
     return {
         "lead": lead,
-        "splits": [(split, number(rows_out.get(split)), number(rows_in.get(split))) for split in SPLITS],
         "checks": [_check(check, quote_rows=quote_rows) for check in ordered[:_MAX_CHECKS]],
         "left_out": max(0, len(checks) - _MAX_CHECKS),
         "reasons": [(line(reason, 240), number(count)) for reason, count in quarantine.reasons[:20]]
@@ -262,7 +277,7 @@ def timed(timings: Mapping[str, Timing]) -> Section | None:
         for timing in timings.values()
     ]
     drawn = plots.durations({stage: timing.seconds for stage, timing in timings.items()})
-    return {"lead": lead, "rows": rows, "charts": [charts.svg(drawn)]}
+    return {"lead": lead, "rows": rows, "charts": [("", charts.svg(drawn))]}
 
 
 def _memory(mib: float | None) -> str:

@@ -15,6 +15,7 @@ from tasks.report.wording import cut, number, span
 
 Tone = Literal["good", "note", "bad", "plain"]
 _MAX_REASON = 1200
+_MAX_ERROR = 4000
 
 
 @dataclass(frozen=True)
@@ -34,19 +35,34 @@ class Verdict:
 
 def judge(evidence: Evidence, timings: Mapping[str, Timing] | None) -> Verdict:
     """How the run ended, as far as its artifacts and the clock of its stages tell."""
-    failed = next((stage for stage in STAGES if stage in (timings or {}) and (timings or {})[stage].failed), None)
-    if failed is not None:
-        return _failure(evidence, failed, (timings or {})[failed].error)
+    failed = next((timing for timing in (timings or {}).values() if timing.failed), None)
     verdict = evidence.blessing.get("verdict")
-    reasons = [cut(reason, _MAX_REASON) for reason in evidence.blessing.get("reasons") or ()]
-    if verdict == "publish":
-        return _to_publish(evidence, reasons)
-    if verdict == "keep":
-        sentence = "The candidate was not shown to be better, so the published model stays what it is."
-        return Verdict("note", "Kept the champion", sentence, reasons)
-    if verdict == "refuse":
+    # a refused model ends the publish stage: the refusal says more than the failure
+    if failed is not None and not (failed.stage == "publish" and verdict == "refuse"):
+        return _failure(evidence, failed)
+    return _blessed(evidence) if verdict in ("publish", "keep", "refuse") else _unfinished(evidence)
+
+
+def _blessed(evidence: Evidence) -> Verdict:
+    blessing, receipt = evidence.blessing, release(evidence)
+    reasons = [cut(reason, _MAX_REASON) for reason in blessing.get("reasons") or ()]
+    if blessing["verdict"] == "refuse":
         sentence = "The candidate does not reach what the gate demands, so it is not published."
         return Verdict("bad", "Refused", sentence, reasons)
+    if blessing["verdict"] == "keep":
+        champion = blessing.get("champion") or {}
+        if champion.get("weights") and champion.get("weights") == blessing.get("model"):
+            return Verdict("good", "Published already", "The published model is this very model.", reasons)
+        sentence = "The candidate did not pass the gate, so the published model stays what it is."
+        return Verdict("note", "Kept the champion", sentence, reasons)
+    shown = "The candidate passed the gate."
+    if receipt.get("verdict") == "published":
+        return Verdict("good", "Published", shown, reasons)
+    dry = " This was a dry run: nothing was sent." if receipt.get("verdict") == "dry-run" else ""
+    return Verdict("good", "To be published", shown + dry, reasons)
+
+
+def _unfinished(evidence: Evidence) -> Verdict:
     if evidence.metrics:
         return Verdict("plain", "Evaluated", "There is no verdict of the gate on this model.")
     if not evidence.reached:
@@ -88,20 +104,10 @@ def release(evidence: Evidence) -> Json:
     return receipt if fits and not is_champion else {}
 
 
-def _to_publish(evidence: Evidence, reasons: Sequence[str]) -> Verdict:
-    first = bool(evidence.blessing.get("first_release"))
-    shown = "The first release: it is better than before training." if first else "The candidate passed the gate."
-    receipt = release(evidence)
-    if receipt.get("verdict") == "published":
-        return Verdict("good", "Published", shown, reasons)
-    if receipt.get("verdict") == "dry-run":
-        return Verdict("good", "To be published", f"{shown} This was a dry run: nothing was sent.", reasons)
-    return Verdict("good", "To be published", shown, reasons)
-
-
-def _failure(evidence: Evidence, stage: str, error: str) -> Verdict:
-    stale = [later for later in STAGES[STAGES.index(stage) :] if later in evidence.reached]
-    sentence = f"The run ended in {stage}; what was published before is as it was."
-    if stage == "publish":
+def _failure(evidence: Evidence, failed: Timing) -> Verdict:
+    stale = [later for later in STAGES[STAGES.index(failed.stage) :] if later in evidence.reached]
+    sentence = f"The run ended in {failed.stage}; what was published before is as it was."
+    if failed.stage == "publish":
         sentence = "The model is there, and publishing it failed; the next run tries again."
-    return Verdict("bad", f"Failed in {stage}", sentence, [cut(error, 4000)] if error else [], stage, stale)
+    reasons = [cut(failed.error, _MAX_ERROR)] if failed.error else []
+    return Verdict("bad", f"Failed in {failed.stage}", sentence, reasons, failed.stage, stale)

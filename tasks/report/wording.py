@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from tasks.report.evidence import amount
 
-MISSING = "–"
-MINUS = "−"
+MISSING = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
 
 
 def number(value: object) -> str:
@@ -17,7 +17,7 @@ def number(value: object) -> str:
     if figure is None:
         return MISSING
     size = abs(figure)
-    if isinstance(value, int) or (figure.is_integer() and size >= 1000):
+    if isinstance(value, int) or (figure.is_integer() and 1000 <= size < 1e7):
         text = f"{size:,.0f}"
     elif size and (size < 1e-3 or size >= 1e7):
         text = f"{size:.2e}"
@@ -39,10 +39,7 @@ def gain(value: object, low: object = None, high: object = None) -> str:
     figure, ends = amount(value), (amount(low), amount(high))
     if figure is None:
         return MISSING
-    if ends[0] is None or ends[1] is None:
-        places = decimals(0.0, abs(figure))
-    else:
-        places = decimals(ends[0], ends[1])
+    places = decimals(0.0, figure) if ends[0] is None or ends[1] is None else decimals(ends[0], ends[1])
     return _fixed(figure, places, signed=True)
 
 
