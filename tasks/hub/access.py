@@ -7,17 +7,15 @@ import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from tasks.hub.names import is_valid_namespace
 from tasks.hub.refusals import RefusedError
-from tasks.hub.repositories import is_valid_name
-
-_RESERVED_NAMES = frozenset({"api", "datasets", "models", "spaces", "uploads"})
 
 
 @dataclass(frozen=True)
 class Access:
     """Tokens and the right to write.
 
-    A user may write in the namespace of its own name, and in those whose writers list it.
+    A user may write in the namespace of its own name, and in those whose writers list it; an administrator in all.
 
     Raises:
         ValueError: for an empty token, or a user or namespace whose name cannot be part of a repository's.
@@ -27,11 +25,13 @@ class Access:
     """Token -> user."""
     writers: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Namespace -> the users who may write there besides its owner."""
+    administrators: Collection[str] = ()
+    """Users who may write in every namespace."""
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def __post_init__(self) -> None:
         for name in [*self.tokens.values(), *self.writers]:
-            if not is_valid_name(name) or name in _RESERVED_NAMES:
+            if not is_valid_namespace(name):
                 raise ValueError(f"{name!r} cannot be the name of a user or namespace of the local Hub")
         if not all(token.strip() == token and token for token in self.tokens):
             raise ValueError("a token of the local Hub is empty or has white space around it")
@@ -55,7 +55,12 @@ class Access:
 
     def may_write(self, user: str | None, namespace: str) -> bool:
         """Whether `user` may change the repositories of `namespace`, and see its private ones."""
-        return user is not None and (user == namespace or user in self.writers.get(namespace, ()))
+        mine = (namespace, *self.writers.get(namespace, ()), *self.administrators)
+        return user is not None and user in mine
+
+    def teams(self, user: str) -> list[str]:
+        """The namespaces besides its own whose writers list `user`."""
+        return sorted(namespace for namespace, users in self.writers.items() if user in users and namespace != user)
 
     def require_write(self, user: str | None, namespace: str) -> str:
         """The user, who may write in `namespace`.

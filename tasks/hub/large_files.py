@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tasks.hub.refusals import RefusedError
+from tasks.hub.refusals import RefusedError, repository_not_found
 
 BLOCK_BYTES = 1 << 20
 _STALE_AFTER_S = 24 * 3600
@@ -65,11 +65,18 @@ class LargeFiles:
             _require_announced(sha256, size, digest.hexdigest(), received)
             self._admit(aside, file, sha256)
 
-    async def receive_part(self, sha256: str, number: int, blocks: AsyncIterator[bytes]) -> str:
-        """Store one part of a multipart upload; returns its ETag."""
+    async def receive_part(self, sha256: str, number: int, size: int, blocks: AsyncIterator[bytes]) -> str:
+        """Store one part of a multipart upload, of at most `size` bytes; returns its ETag.
+
+        Raises:
+            RefusedError: 422, when the part is larger.
+        """
         with self._incoming() as (aside, file):
-            digest = hashlib.sha256()
+            digest, received = hashlib.sha256(), 0
             async for block in blocks:
+                received += len(block)
+                if received > size:
+                    raise RefusedError(422, f"The part is larger than the {size} bytes that were announced")
                 digest.update(block)
                 file.write(block)
             _flush(file)
@@ -106,14 +113,23 @@ class LargeFiles:
     def _admit(self, aside: Path, file: BinaryIO, sha256: str) -> None:
         _flush(file)
         target = self.path(sha256)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        for folder in reversed(target.relative_to(self._folder).parents[:-1]):
+            (self._folder / folder).mkdir(exist_ok=True)
         aside.replace(target)
 
     @contextlib.contextmanager
     def _incoming(self) -> Iterator[tuple[Path, BinaryIO]]:
-        """A new file to write into; whatever is not renamed away is removed."""
+        """A new file to write into; whatever is not renamed away is removed.
+
+        Raises:
+            RefusedError: 404, when the repository was deleted meanwhile: its folder is not made again.
+        """
         folder = self._folder / "incoming"
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
+        except FileNotFoundError:
+            raise repository_not_found() from None
         self._remove_stale(folder)
         descriptor, name = tempfile.mkstemp(dir=folder)
         try:

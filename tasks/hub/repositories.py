@@ -1,7 +1,4 @@
-"""The repositories of the local Hub: bare git repositories in a folder, written through dulwich.
-
-    <root>/models/<namespace>/<name>.git      real git: `git log`, `git fsck` and `git clone` work on them
-    <root>/datasets/<namespace>/<name>.git
+"""One repository of the local Hub: a bare git repository in a folder, read and written through dulwich.
 
 A commit writes its objects first and moves the branch last, so a process killed in between leaves nothing but
 unreachable objects. Writers of one repository, in any number of processes, take turns by a kernel lock, under which
@@ -13,34 +10,28 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
-import shutil
 import stat
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from dulwich.errors import NotTreeError
+from dulwich.errors import NotGitRepository, NotTreeError
 from dulwich.index import commit_tree
 from dulwich.lfs import LFSPointer
 from dulwich.object_store import tree_lookup_path
-from dulwich.objects import Blob, Commit, ObjectID
-from dulwich.refs import Ref, check_ref_format
+from dulwich.objects import Blob, Commit, ObjectID, Tag
+from dulwich.refs import Ref
 from dulwich.repo import Repo
 
 from tasks.hub.large_files import LargeFiles
+from tasks.hub.names import COMMIT_ID, RefKind, checked_path, is_storable, reference, refuse_file_as_folder
 from tasks.hub.records import Change, CommitRecord, DeleteFile, DeleteFolder, Entry, PutFile, PutLargeFile
 from tasks.hub.refusals import RefusedError, repository_not_found
 
-KINDS = ("models", "datasets")
 MAIN = "main"
-RefKind = Literal["heads", "tags"]
 
-_NAME = re.compile(r"(?!.*(?:\.\.|--))(?!.*\.git$)[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-_COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _FILE_MODE = stat.S_IFREG | 0o644
 _POINTER_BYTES = 200
 """A git-lfs pointer is never longer; a larger blob is content."""
@@ -52,66 +43,6 @@ LARGE_SUFFIXES = frozenset(_WEIGHTS | _TABLES | _ARCHIVES)
 """Large files whatever their size, as on the Hub; `.gitattributes` of a new repository says so to git-lfs."""
 
 T = TypeVar("T")
-
-
-def is_valid_name(name: str) -> bool:
-    """Whether `name` may be that of a user, a namespace or a repository."""
-    return bool(_NAME.fullmatch(name))
-
-
-class Store:
-    """All repositories under one folder."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def open(self, kind: str, namespace: str, name: str) -> Repository:
-        """The repository of that name.
-
-        Raises:
-            RefusedError: 404 RepoNotFound.
-        """
-        path = self._path(kind, namespace, name)
-        if path is None or not (path / "HEAD").is_file():
-            raise repository_not_found()
-        return Repository(path)
-
-    def create(self, kind: str, namespace: str, name: str, *, private: bool, user: str) -> None:
-        """Make a repository with one commit on main; it becomes visible whole, by one rename.
-
-        Raises:
-            RefusedError: 400 for a name that the Hub would not take, 409 when there is one of that name.
-        """
-        path = self._path(kind, namespace, name)
-        if path is None:
-            raise RefusedError(400, f"Not a repository that can be made here: {kind}/{namespace}/{name}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=".new-"))
-        try:
-            Repository.initialize(aside, private=private, user=user)
-            aside.rename(path)
-        except OSError:
-            if not path.exists():
-                raise
-            raise RefusedError(409, f"You already created this repo: {namespace}/{name}") from None
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-
-    def list(self, kind: str) -> Iterator[tuple[str, str, Repository]]:
-        """Namespace, name and repository of all of that kind, in order of name.
-
-        Raises:
-            RefusedError: 404 for an unknown kind.
-        """
-        if kind not in KINDS:
-            raise RefusedError(404, f"The local Hub keeps no {kind}")
-        for path in sorted((self._root / kind).glob("[!.]*/[!.]*.git")):
-            yield path.parent.name, path.name.removesuffix(".git"), Repository(path)
-
-    def _path(self, kind: str, namespace: str, name: str) -> Path | None:
-        if kind not in KINDS or not is_valid_name(namespace) or not is_valid_name(name):
-            return None
-        return self._root / kind / namespace / f"{name}.git"
 
 
 @dataclass(frozen=True)
@@ -133,7 +64,7 @@ class Repository:
             blob = Blob.from_string(attributes.encode())
             git.object_store.add_object(blob)
             sha = _write_commit(git, {".gitattributes": blob.id}, [], "initial commit", user)
-            git.refs.set_if_equals(_ref("heads", MAIN), None, sha)
+            git.refs.set_if_equals(reference("heads", MAIN), None, sha)
         return repository
 
     @property
@@ -151,7 +82,7 @@ class Repository:
         """Name and commit of all branches (`heads`) or tags."""
         with self._open() as git:
             found = git.refs.as_dict(Ref(f"refs/{kind}".encode()))
-            return {name.decode(): sha.decode() for name, sha in sorted(found.items())}
+            return {name.decode(): _peel(git, sha).decode() for name, sha in sorted(found.items())}
 
     def resolve(self, revision: str) -> str:
         """The commit that a branch, a tag, a full ref or a commit id (7 to 40 digits) stands for.
@@ -162,9 +93,9 @@ class Repository:
         with self._open() as git:
             for candidate in (f"refs/heads/{revision}", f"refs/tags/{revision}", revision):
                 name = Ref(candidate.encode())
-                if candidate.startswith("refs/") and check_ref_format(name) and name in git.refs:
-                    return git.refs[name].decode()
-            if _COMMIT.fullmatch(revision):
+                if candidate.startswith("refs/") and is_storable(name) and name in git.refs:
+                    return _peel(git, git.refs[name]).decode()
+            if COMMIT_ID.fullmatch(revision):
                 for found in git.object_store.iter_prefix(revision.encode()):
                     if isinstance(git.object_store[found], Commit):
                         return found.decode()
@@ -234,7 +165,7 @@ class Repository:
         """
 
         def write(git: Repo) -> str:
-            ref = _ref("heads", branch)
+            ref = reference("heads", branch)
             if ref not in git.refs:
                 raise RefusedError(404, f"Invalid rev id: {branch}", "RevisionNotFound")
             head = git.refs[ref]
@@ -247,7 +178,7 @@ class Repository:
             }
             for change in changes:
                 self._apply(git, files, change)
-            _refuse_file_as_folder(files)
+            refuse_file_as_folder(files)
             message = f"{title}\n\n{description}" if description else title
             sha = _write_commit(git, files, [head], message, user)
             if not git.refs.set_if_equals(ref, head, sha):
@@ -264,7 +195,7 @@ class Repository:
         """
 
         def write(git: Repo) -> None:
-            ref = _ref(kind, name)
+            ref = reference(kind, name)
             if ref in git.refs:
                 raise RefusedError(409, f"Reference already exists: {name}")
             try:
@@ -282,7 +213,7 @@ class Repository:
         """
 
         def write(git: Repo) -> None:
-            ref = _ref(kind, name)
+            ref = reference(kind, name)
             if kind == "heads" and name == MAIN:
                 raise RefusedError(403, f"The branch {MAIN} cannot be deleted")
             if ref not in git.refs:
@@ -291,20 +222,52 @@ class Repository:
 
         self._write(write)
 
+    def move(self, target: Path) -> None:
+        """Put the whole repository elsewhere on the same disk, when nobody writes it.
+
+        Raises:
+            RefusedError: 404, when another process has just done so.
+        """
+        with self._turn():
+            self.path.rename(target)
+
     @contextlib.contextmanager
     def _open(self) -> Iterator[Repo]:
-        with Repo(str(self.path), bare=True) as git:
+        try:
+            git = Repo(str(self.path), bare=True)
+        except NotGitRepository:  # it was deleted since it was found
+            raise repository_not_found() from None
+        with git:
             git.object_store.fsync_object_files = True
             yield git
 
     def _write(self, write: Callable[[Repo], T]) -> T:
-        """Run `write` on a freshly opened repository, alone among all processes.
+        """Run `write` on a freshly opened repository, alone among all processes."""
+        with self._turn(), self._open() as git:
+            return write(git)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Be the only one who writes.
 
         dulwich writes a file as `<file>.lock` and renames it. Where the writer before us was killed, its mark is still
         in the lock file, and such files may stand in the way: we hold the kernel lock, so nobody owns them.
+
+        Raises:
+            RefusedError: 404, when the repository was deleted while we waited.
         """
-        with (self.path / "hub.lock").open("a+") as lock:
+        path = self.path / "hub.lock"
+        try:
+            lock = path.open("a+")
+        except FileNotFoundError:
+            raise repository_not_found() from None
+        with lock:
+            is_ours = False
             fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                is_ours = os.path.samestat(path.stat(), os.fstat(lock.fileno()))
+            if not is_ours:
+                raise repository_not_found()
             if os.fstat(lock.fileno()).st_size:
                 for folder in ("objects", "refs"):
                     for left in (self.path / folder).rglob("*.lock"):
@@ -312,13 +275,12 @@ class Repository:
             lock.write("writing")
             lock.flush()
             try:
-                with self._open() as git:
-                    return write(git)
+                yield
             finally:
                 lock.truncate(0)
 
     def _apply(self, git: Repo, files: dict[str, ObjectID], change: Change) -> None:
-        path = _checked_path(change.path)
+        path = checked_path(change.path)
         match change:
             case PutFile(content=content):
                 files[path] = _add_blob(git, content)
@@ -352,6 +314,13 @@ def _commit(git: Repo, sha: str) -> Commit:
     return commit
 
 
+def _peel(git: Repo, sha: ObjectID) -> ObjectID:
+    """The commit behind an annotated tag, which only git itself makes."""
+    while isinstance(found := git.object_store[sha], Tag):
+        sha = found.object[1]
+    return sha
+
+
 def _record(commit: Commit) -> CommitRecord:
     title, _, message = commit.message.decode().rstrip("\n").partition("\n\n")
     author = commit.author.decode().partition(" <")[0]
@@ -375,29 +344,3 @@ def _write_commit(git: Repo, files: dict[str, ObjectID], parents: list[ObjectID]
     commit.message = f"{message}\n".encode()
     git.object_store.add_object(commit)
     return commit.id
-
-
-def _ref(kind: RefKind, name: str) -> Ref:
-    ref = Ref(f"refs/{kind}/{name.removeprefix(f'refs/{kind}/')}".encode())
-    if not check_ref_format(ref) or name.startswith("-") or re.fullmatch(r"[0-9a-f]{40}", name):
-        raise RefusedError(400, f"Invalid reference name: {name!r}")
-    return ref
-
-
-def _checked_path(path: str) -> str:
-    """The path without a trailing slash; refuses whatever git or a file system could read as another place."""
-    parts = path.removesuffix("/").split("/")
-    odd = any(ord(char) < 32 or char == "\\" for char in path)
-    if odd or len(path.encode()) > 1024 or any(part in ("", ".", "..") or part.lower() == ".git" for part in parts):
-        raise RefusedError(400, f"Invalid path in the repository: {path!r}")
-    return "/".join(parts)
-
-
-def _refuse_file_as_folder(files: Iterable[str]) -> None:
-    names = set(files)
-    for path in names:
-        parent = path.rpartition("/")[0]
-        while parent:
-            if parent in names:
-                raise RefusedError(400, f"{parent!r} cannot be a file and the folder of {path!r}")
-            parent = parent.rpartition("/")[0]

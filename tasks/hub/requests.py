@@ -12,7 +12,9 @@ from pydantic import AfterValidator
 from tasks.hub.access import Access
 from tasks.hub.records import Entry
 from tasks.hub.refusals import repository_not_found
-from tasks.hub.repositories import Repository, Store
+from tasks.hub.repositories import Repository
+from tasks.hub.sessions import Sessions
+from tasks.hub.store import Store
 
 Quoted = Annotated[str, AfterValidator(unquote)]
 """A part of the path, which routes see still quoted: a revision such as `refs%2Fheads%2Fmain` is one part."""
@@ -24,9 +26,11 @@ class Hub:
 
     store: Store
     access: Access
-    endpoint: str
+    sessions: Sessions
     part_bytes: int
     """Large files above this size are uploaded in parts of it."""
+    is_local: bool = True
+    """Whether only this machine is served."""
 
 
 def hub_of(request: Request) -> Hub:
@@ -36,9 +40,20 @@ def hub_of(request: Request) -> Hub:
     return hub
 
 
+def endpoint_of(request: Request) -> str:
+    """The address by which the asker reaches this Hub, which a tunnel or a second network may make another than ours."""
+    return f"{request.url.scheme}://{request.url.netloc}"
+
+
 def user_of(request: Request) -> str | None:
-    """The user who asks; None for a request without a token."""
+    """The user whose token came with the request; None without one. Only this lets anybody write."""
     return hub_of(request).access.user(request.headers.get("authorization", ""))
+
+
+def reader_of(request: Request) -> str | None:
+    """The user who reads: by token, or by having signed in with a browser. For GET and HEAD alone."""
+    assert request.method in ("GET", "HEAD"), "a browser sends its cookie whoever made it ask: it must change nothing"
+    return user_of(request) or hub_of(request).sessions.user(request.cookies)
 
 
 @dataclass(frozen=True)
@@ -68,10 +83,19 @@ def readable_target(request: Request) -> Target:
     Raises:
         RefusedError: 404 RepoNotFound, for a missing repository as for a private one of others.
     """
+    return _target(request, user_of(request))
+
+
+def browsable_target(request: Request) -> Target:
+    """The same for a page or a download, which a browser may ask for by its cookie."""
+    return _target(request, reader_of(request))
+
+
+def _target(request: Request, user: str | None) -> Target:
     parts = {name: unquote(value) for name, value in request.path_params.items()}
     kind = parts.get("kind") or ("datasets" if request.url.path.startswith("/datasets/") else "models")
     namespace, name = parts["namespace"], parts["name"]
-    hub, user = hub_of(request), user_of(request)
+    hub = hub_of(request)
     repository = hub.store.open(kind, namespace, name)
     if not hub.access.may_write(user, namespace) and repository.private:
         raise repository_not_found()
@@ -97,7 +121,9 @@ async def body_of(request: Request) -> bytes:
 
 
 Readable = Annotated[Target, Depends(readable_target)]
+Browsable = Annotated[Target, Depends(browsable_target)]
 Writable = Annotated[Target, Depends(writable_target)]
+Reader = Annotated[str | None, Depends(reader_of)]
 User = Annotated[str | None, Depends(user_of)]
 Body = Annotated[bytes, Depends(body_of)]
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
+from tasks.hub.content_types import file_headers
 from tasks.hub.large_files import BLOCK_BYTES
 from tasks.hub.refusals import RefusedError
 from tasks.hub.repositories import Repository
-from tasks.hub.requests import Quoted, Readable
+from tasks.hub.requests import Browsable, Quoted
 
 router = APIRouter()
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
@@ -24,14 +25,14 @@ _METHODS = ["GET", "HEAD"]
 
 @router.api_route(f"/{{namespace}}/{{name}}/resolve/{_FILE}", methods=_METHODS)
 @router.api_route(f"/datasets/{{namespace}}/{{name}}/resolve/{_FILE}", methods=_METHODS)
-def download(request: Request, target: Readable, revision: Quoted, path: Quoted) -> Response:
+def download(request: Request, target: Browsable, revision: Quoted, path: Quoted) -> Response:
     """A file at a revision."""
     return _send(request, target.repository, revision, path, follow_pointers=True)
 
 
 @router.api_route(f"/{{namespace}}/{{name}}/raw/{_FILE}", methods=_METHODS)
 @router.api_route(f"/datasets/{{namespace}}/{{name}}/raw/{_FILE}", methods=_METHODS)
-def download_raw(request: Request, target: Readable, revision: Quoted, path: Quoted) -> Response:
+def download_raw(request: Request, target: Browsable, revision: Quoted, path: Quoted) -> Response:
     """A file as git holds it: of a large file, its pointer."""
     return _send(request, target.repository, revision, path, follow_pointers=False)
 
@@ -46,7 +47,8 @@ def _send(request: Request, repository: Repository, revision: str, path: str, *,
     large = repository.large_files.path(entry.sha256) if entry.sha256 and follow_pointers else None
     size = entry.pointer_size if entry.sha256 and not follow_pointers else entry.size
     etag = entry.sha256 if large else entry.oid
-    headers = {"X-Repo-Commit": sha, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
+    headers = file_headers(path, as_attachment=request.query_params.get("download") == "true")
+    headers |= {"X-Repo-Commit": sha, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
     if large:
         headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(size)}
 
@@ -58,7 +60,6 @@ def _send(request: Request, repository: Repository, revision: str, path: str, *,
     if partial:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     headers["Content-Length"] = str(stop - start)
-    headers["Content-Type"] = "application/octet-stream"
     status = 206 if partial else 200
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)

@@ -9,12 +9,12 @@ from urllib.parse import parse_qs, urlencode
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
+from tasks.hub.card_metadata import read_card
+from tasks.hub.names import RefKind
 from tasks.hub.records import Entry
-from tasks.hub.refusals import RefusedError
-from tasks.hub.repositories import MAIN, RefKind
+from tasks.hub.refusals import RefusedError, repository_not_found
+from tasks.hub.repositories import MAIN
 from tasks.hub.requests import (
     Body,
     Quoted,
@@ -22,6 +22,7 @@ from tasks.hub.requests import (
     Target,
     User,
     Writable,
+    endpoint_of,
     entry_json,
     hub_of,
     readable_target,
@@ -36,13 +37,14 @@ _REPOSITORY = "/api/{kind}/{namespace}/{name}"
 
 
 @router.get("/api/whoami-v2")
-def whoami(user: User) -> dict[str, object]:
+def whoami(request: Request, user: User) -> dict[str, object]:
     """The user whose token this is."""
     if user is None:
         raise RefusedError(401, "Invalid username or password.")
     token = {"displayName": "local", "role": "write"}
     auth = {"type": "access_token", "accessToken": token}
-    return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": [], "auth": auth}
+    teams = [{"type": "org", "name": team, "roleInOrg": "write"} for team in hub_of(request).access.teams(user)]
+    return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": teams, "auth": auth}
 
 
 class NewRepository(BaseModel):
@@ -62,7 +64,7 @@ def create_repository(request: Request, new: NewRepository, user: User) -> dict[
     writer = hub.access.require_write(user, namespace)
     kind = f"{new.type}s"
     page = f"{namespace}/{new.name}" if kind == "models" else f"{kind}/{namespace}/{new.name}"
-    url = f"{hub.endpoint}/{page}"
+    url = f"{endpoint_of(request)}/{page}"
     try:
         hub.store.create(kind, namespace, new.name, private=new.visibility == "private", user=writer)
     except RefusedError as refusal:
@@ -70,6 +72,30 @@ def create_repository(request: Request, new: NewRepository, user: User) -> dict[
             refusal.details["url"] = url  # what create_repo(exist_ok=True) returns
         raise
     return {"url": url, "name": f"{namespace}/{new.name}", "id": page}
+
+
+class OldRepository(BaseModel):
+    """The body of repos/delete."""
+
+    name: str
+    organization: str | None = None
+    type: str = "model"
+
+
+@router.delete("/api/repos/delete")
+def delete_repository(request: Request, old: OldRepository, user: User) -> dict[str, object]:
+    """Remove a repository with all that it holds."""
+    hub = hub_of(request)
+    namespace, kind = old.organization or user or "", f"{old.type}s"
+    if (
+        user is not None
+        and not hub.access.may_write(user, namespace)
+        and hub.store.open(kind, namespace, old.name).private
+    ):
+        raise repository_not_found()
+    hub.access.require_write(user, namespace)
+    hub.store.delete(kind, namespace, old.name)
+    return {}
 
 
 @router.get("/api/{kind}")
@@ -280,28 +306,22 @@ def delete_branch(target: Writable, branch: Quoted) -> dict[str, object]:
     return {}
 
 
-class Card(BaseModel):
+class SentCard(BaseModel):
     """The body of validate-yaml: a README.md."""
 
     content: str
+    repo_type: str = Field(default="model", alias="repoType")
 
 
 @router.post("/api/validate-yaml")
-def validate_card(card: Card, response: Response) -> dict[str, object]:
-    """Whether the metadata at the top of a model card is YAML."""
-    errors, warnings = [], []
-    head, _, rest = card.content.lstrip().replace("\r\n", "\n").partition("---\n")
-    metadata, closed, _ = f"\n{rest}".partition("\n---")
-    if head or not closed:
-        warnings.append({"message": "empty or missing yaml metadata in repo card"})
-    else:
-        try:
-            if not isinstance(YAML(typ="safe", pure=True).load(metadata) or {}, dict):
-                errors.append({"message": "the metadata is not a mapping of keys to values"})
-        except YAMLError as error:
-            errors.append({"message": f"the metadata is not YAML: {error}"})
-    response.status_code = 400 if errors else 200
-    return {"errors": errors, "warnings": warnings}
+def validate_card(sent: SentCard, response: Response) -> dict[str, object]:
+    """What is wrong with the metadata at the top of a card."""
+    card = read_card(sent.content, is_model=sent.repo_type == "model")
+    response.status_code = 400 if card.errors else 200
+    return {
+        "errors": [{"message": message} for message in card.errors],
+        "warnings": [{"message": message} for message in card.warnings],
+    }
 
 
 def _date(seconds: int) -> str:
@@ -309,5 +329,5 @@ def _date(seconds: int) -> str:
 
 
 def _link_next(request: Request, response: Response, **query: str) -> None:
-    url = f"{hub_of(request).endpoint}{request.url.path}?{urlencode(query)}"
+    url = f"{endpoint_of(request)}{request.url.path}?{urlencode(query)}"
     response.headers["Link"] = f'<{url}>; rel="next"'

@@ -24,7 +24,7 @@ from tasks.hub.large_files import LargeFiles
 from tasks.hub.records import Change, DeleteFile, DeleteFolder, PutFile, PutLargeFile
 from tasks.hub.refusals import RefusedError
 from tasks.hub.repositories import LARGE_SUFFIXES
-from tasks.hub.requests import Body, Quoted, Target, Writable, hub_of
+from tasks.hub.requests import Body, Quoted, Target, Writable, endpoint_of, hub_of
 
 REGULAR_BYTES = 10 << 20
 """A larger file is a large one whatever its name."""
@@ -105,7 +105,7 @@ def _upload_action(request: Request, target: Target, item: LargeObject) -> dict[
 
     def url(action: str) -> str:
         parts = (target.kind, target.namespace, target.name, item.oid, str(item.size), action)
-        return f"{hub.endpoint}/uploads/{'/'.join(map(quote, parts))}?signature={hub.access.sign(*parts)}"
+        return f"{endpoint_of(request)}/uploads/{'/'.join(map(quote, parts))}?signature={hub.access.sign(*parts)}"
 
     if item.size <= hub.part_bytes:
         return {"href": url("whole"), "header": {}}
@@ -142,9 +142,10 @@ def complete_upload(request: Request, files: SignedUpload, sha256: str, size: in
 
 
 @router.put(_UPLOAD + "/{part}")
-async def upload_part(request: Request, files: SignedUpload, sha256: str, part: int) -> Response:
+async def upload_part(request: Request, files: SignedUpload, sha256: str, size: int, part: int) -> Response:
     """One part of a large file; its ETag is what the client sends back with `complete`."""
-    etag = await files.receive_part(sha256, part, request.stream())
+    part_bytes = hub_of(request).part_bytes
+    etag = await files.receive_part(sha256, part, min(part_bytes, size - (part - 1) * part_bytes), request.stream())
     return Response(headers={"ETag": f'"{etag}"'})
 
 
@@ -165,7 +166,7 @@ def commit(request: Request, target: Writable, revision: Quoted, body: Body, cre
         parent=header.get("parentCommit"),
         user=target.user or "",
     )
-    url = f"{hub_of(request).endpoint}/{target.page}/commit/{sha}"
+    url = f"{endpoint_of(request)}/{target.page}/commit/{sha}"
     return {"success": True, "commitOid": sha, "commitUrl": url, "hookOutput": ""}
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
+    from tasks.hub.sessions import Sessions
+
+LOCAL_TOKEN = "hf_local"  # noqa: S105 (opens the Hub of this machine to this machine, and nothing else)
 PART_BYTES = 64 << 20
 _START_TIMEOUT_S = 30
 _STOP_TIMEOUT_S = 5
@@ -36,8 +39,10 @@ class LocalHub:
         root: the folder of the repositories; made when it is missing.
         tokens: token -> user. A user writes in the namespace of its own name; others may read what is public.
         writers: namespace -> users who may write there too.
-        host: a loopback address.
+        administrators: users who may write in every namespace.
+        host: an address of this machine; a loopback one, unless `beyond_this_machine`.
         port: 0 takes a free one.
+        beyond_this_machine: whether other machines may be served.
         part_bytes: larger files are uploaded in parts of this size.
 
     Raises:
@@ -50,16 +55,21 @@ class LocalHub:
         *,
         tokens: Mapping[str, str],
         writers: Mapping[str, Collection[str]] | None = None,
+        administrators: Collection[str] = (),
         host: str = "127.0.0.1",
         port: int = 0,
+        beyond_this_machine: bool = False,
         part_bytes: int = PART_BYTES,
     ) -> None:
         from tasks.hub.access import Access
 
-        if not ipaddress.ip_address("127.0.0.1" if host == "localhost" else host).is_loopback:
+        is_loopback = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host).is_loopback
+        if not is_loopback and not beyond_this_machine:
             raise ValueError(f"the local Hub serves loopback addresses only, not {host}")
         self._root = root
-        self._access = Access(dict(tokens), dict(writers or {}))
+        self._access = Access(dict(tokens), dict(writers or {}), administrators)
+        self._is_local = is_loopback
+        self._sessions: Sessions | None = None
         self._host = "127.0.0.1" if host == "localhost" else host
         self._port = port
         self._part_bytes = part_bytes
@@ -74,13 +84,21 @@ class LocalHub:
             raise RuntimeError("the local Hub is not running: enter it first")
         return self._endpoint
 
-    def application(self) -> ASGIApp:
-        """The ASGI application that is served."""
-        from tasks.hub.application import build_application
-        from tasks.hub.repositories import Store
-        from tasks.hub.requests import Hub
+    def sign_in_link(self, user: str) -> str:
+        """A URL by which a browser can read what `user` may read; it works once, while this Hub runs."""
+        assert self._sessions is not None, "enter it first"
+        return f"{self.endpoint}/-/sign-in?once={self._sessions.invite(user)}"
 
-        return build_application(Hub(Store(self._root), self._access, self.endpoint, self._part_bytes))
+    def _application(self, port: int) -> ASGIApp:
+        from tasks.hub.application import build_application
+        from tasks.hub.requests import Hub
+        from tasks.hub.sessions import Sessions
+        from tasks.hub.store import Store
+
+        self._sessions = Sessions(cookie=f"hub-session-{port}")
+        store = Store(self._root)
+        store.sweep()
+        return build_application(Hub(store, self._access, self._sessions, self._part_bytes, self._is_local))
 
     def __enter__(self) -> Self:
         import uvicorn
@@ -88,9 +106,10 @@ class LocalHub:
         self._root.mkdir(parents=True, exist_ok=True)
         listener = _listen(self._host, self._port)
         shown_host = f"[{self._host}]" if ":" in self._host else self._host
-        self._endpoint = f"http://{shown_host}:{listener.getsockname()[1]}"
+        port = listener.getsockname()[1]
+        self._endpoint = f"http://{shown_host}:{port}"
         config = uvicorn.Config(
-            self.application(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            self._application(port), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],), name="local-hub", daemon=True)

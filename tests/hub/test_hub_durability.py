@@ -145,7 +145,7 @@ KILL_AT = """
     import os, signal, sys
     from pathlib import Path
     from tasks.hub.records import PutFile
-    from tasks.hub.repositories import Store
+    from tasks.hub.store import Store
 
     repository = Store(Path(sys.argv[1])).open("models", "alice", "model")
     step, replace = 0, os.replace

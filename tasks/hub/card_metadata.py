@@ -1,0 +1,205 @@
+"""The metadata at the top of a model card: YAML between two lines `---`; read, and checked as the Hub checks it.
+
+The messages have the Hub's form: `"model-index[0].results[0].dataset.config" must be a string`. Checked is what its
+specification requires (https://github.com/huggingface/hub-docs/blob/main/modelcard.md) and what it is known to refuse:
+the shape of `model-index`, the list of licenses, and lists that hold something other than names. Not checked: whether
+languages, datasets, metrics and tasks are those that the Hub knows.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+MISSING = "empty or missing yaml metadata in repo card"
+_MOST_CHARACTERS = 1 << 17
+_MOST_VALUES = 20_000
+_DEEPEST = 30
+_NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
+
+_PERMISSIVE = (
+    "apache-2.0 mit afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear wtfpl ecl-2.0 isc"
+)
+_PERMISSIVE += " ms-pl postgresql ncsa unlicense zlib"
+_RESPONSIBLE = (
+    "openrail openrail++ bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m"
+)
+_COMMONS = "cc cc0-1.0 cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0"
+_COMMONS += " cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0"
+_DATA = "c-uda cdla-sharing-1.0 cdla-permissive-1.0 cdla-permissive-2.0 odc-by odbl pddl etalab-2.0"
+_COPYLEFT = "agpl-3.0 gfdl gpl gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 lgpl-lr epl-1.0 epl-2.0 eupl-1.1 eupl-1.2 mpl-2.0"
+_COPYLEFT += " osl-3.0 lppl-1.3c ofl-1.1"
+_MAKERS = "h-research intel-research apple-ascl apple-amlr openmdw-1.0 deepfloyd-if-license"
+_MAKERS += " fair-noncommercial-research-license llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 grok2-community gemma"
+LICENSES = frozenset(f"{_PERMISSIVE} {_RESPONSIBLE} {_COMMONS} {_DATA} {_COPYLEFT} {_MAKERS} unknown other".split())
+"""The licenses that the Hub took in May 2026 (https://github.com/huggingface/huggingface_hub/issues/4218)."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A README.md, taken apart."""
+
+    body: str
+    """The Markdown below the metadata."""
+    metadata: dict[str, object] | None = None
+    """None when there is none, or when it cannot be read."""
+    errors: list[str] = field(default_factory=list)
+    """Why the Hub would refuse it."""
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_card(text: str, *, is_model: bool = True) -> Card:
+    """Take a card apart and check its metadata. Nothing that is in it raises an error."""
+    head, body = _split(text)
+    if head is None:
+        return Card(text, warnings=[MISSING])
+    try:
+        metadata = _plain(_parse(head))
+    except (YAMLError, ValueError, RecursionError) as error:
+        return Card(body, errors=[f"the metadata is not YAML: {error or type(error).__name__}"])
+    if metadata is None or metadata == {}:
+        return Card(body, warnings=[MISSING])
+    if not isinstance(metadata, dict):
+        return Card(body, errors=["the metadata is not a mapping of keys to values"])
+    return Card(body, metadata, errors=list(_problems(metadata, is_model=is_model)))
+
+
+def _split(text: str) -> tuple[str | None, str]:
+    """The metadata, None without a whole block of it, and the rest."""
+    lines = text.lstrip("\ufeff \t\r\n").splitlines(keepends=True)
+    if lines and lines[0].rstrip() == "---":
+        for number, line in enumerate(lines[1:], start=1):
+            if line.rstrip() == "---":
+                return "".join(lines[1:number]), "".join(lines[number + 1 :])
+    return None, text
+
+
+def _parse(text: str) -> object:
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f"it is longer than {_MOST_CHARACTERS} characters")
+    if max(accumulate(_NESTING.get(char, 0) for char in text), default=0) > _DEEPEST:  # seconds to parse, otherwise
+        raise ValueError("it has too deeply nested values")
+    return YAML(typ="safe", pure=True).load(io.StringIO(text))
+
+
+def _plain(value: object) -> object:
+    """The same as JSON can hold it. YAML's aliases can make few lines very large, or endless: counted here.
+
+    Raises:
+        ValueError: for too many or too deeply nested values.
+    """
+    left = _MOST_VALUES
+
+    def convert(value: object, depth: int) -> object:
+        nonlocal left
+        left -= 1
+        if left < 0 or depth > _DEEPEST:
+            raise ValueError("it has too many values, or too deeply nested ones")
+        if isinstance(value, dict):
+            return {str(key): convert(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple, set)):
+            return [convert(item, depth + 1) for item in value]
+        if isinstance(value, float) and not math.isfinite(value):
+            return str(value)
+        return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+
+    return convert(value, 0)
+
+
+_Problems = Iterator[str]
+_Check = Callable[[str, object], _Problems]
+
+
+def _problems(metadata: dict[str, object], *, is_model: bool) -> _Problems:
+    if "license" in metadata:
+        yield from _one_or_many("license", metadata["license"], _license)
+    for key in ("language", "tags", "datasets", "metrics", "base_model"):
+        if key in metadata:
+            yield from _one_or_many(key, metadata[key], _string)
+    for key in ("license_name", "license_link", "library_name", "pipeline_tag", "thumbnail"):
+        if key in metadata:
+            yield from _string(key, metadata[key])
+    if "widget" in metadata and not isinstance(metadata["widget"], list):
+        yield '"widget" must be an array'
+    if is_model and "model-index" in metadata:
+        yield from _array("model-index", metadata["model-index"], _model)
+
+
+def _model(where: str, value: object) -> _Problems:
+    yield from _object(where, value, required={"name": _string, "results": _results})
+
+
+def _results(where: str, value: object) -> _Problems:
+    yield from _array(where, value, _result)
+
+
+def _result(where: str, value: object) -> _Problems:
+    yield from _object(where, value, required={"task": _task, "dataset": _dataset, "metrics": _metrics})
+
+
+def _task(where: str, value: object) -> _Problems:
+    yield from _object(where, value, required={"type": _string}, optional={"name": _string})
+
+
+def _dataset(where: str, value: object) -> _Problems:
+    optional: dict[str, _Check] = dict.fromkeys(("config", "split", "revision"), _string)
+    yield from _object(where, value, required={"type": _string, "name": _string}, optional=optional)
+
+
+def _metrics(where: str, value: object) -> _Problems:
+    yield from _array(where, value, _metric)
+
+
+def _metric(where: str, value: object) -> _Problems:
+    optional: dict[str, _Check] = {"name": _string, "config": _string, "verified": _boolean}
+    yield from _object(where, value, required={"type": _string, "value": _anything}, optional=optional)
+
+
+def _object(
+    where: str, value: object, *, required: dict[str, _Check], optional: dict[str, _Check] | None = None
+) -> _Problems:
+    if not isinstance(value, dict):
+        yield f'"{where}" must be of type object'
+        return
+    for key, check in {**required, **(optional or {})}.items():
+        if key in value:
+            yield from check(f"{where}.{key}", value[key])
+        elif key in required:
+            yield f'"{where}.{key}" is required'
+
+
+def _array(where: str, value: object, check: _Check) -> _Problems:
+    if not isinstance(value, list):
+        yield f'"{where}" must be an array'
+        return
+    for number, item in enumerate(value):
+        yield from check(f"{where}[{number}]", item)
+
+
+def _one_or_many(where: str, value: object, check: _Check) -> _Problems:
+    yield from _array(where, value, check) if isinstance(value, list) else check(where, value)
+
+
+def _string(where: str, value: object) -> _Problems:
+    if not isinstance(value, str):
+        yield f'"{where}" must be a string'
+
+
+def _boolean(where: str, value: object) -> _Problems:
+    if not isinstance(value, bool):
+        yield f'"{where}" must be a boolean'
+
+
+def _license(where: str, value: object) -> _Problems:
+    if value not in LICENSES:
+        yield f'"{where}" must be one of [{", ".join(sorted(LICENSES))}]'
+
+
+def _anything(_where: str, _value: object) -> _Problems:
+    yield from ()

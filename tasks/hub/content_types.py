@@ -1,0 +1,85 @@
+"""What a browser may do with a file of a repository: show it, and nothing more.
+
+A file is whatever somebody has uploaded. HTML is shown, because reports are HTML, but in a sandbox: no script, no form,
+no request to any host, this Hub included, and no right of the Hub's own pages.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+_TEXT = "text/plain; charset=utf-8"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".htm": "text/html; charset=utf-8",
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".gif": "image/gif",
+    ".webp": "image/webp",
+    ".avif": "image/avif",
+    ".svg": "image/svg+xml",
+}
+_TEXTS = frozenset(
+    [
+        ".cff",
+        ".cfg",
+        ".css",
+        ".csv",
+        ".gitattributes",
+        ".ini",
+        ".jinja",
+        ".js",
+        ".json",
+        ".jsonl",
+        ".log",
+        ".md",
+        ".py",
+        ".rst",
+        ".sh",
+        ".toml",
+        ".tsv",
+        ".txt",
+        ".xml",
+        ".yaml",
+        ".yml",
+    ]
+)
+_POLICY = (
+    "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src data:; frame-ancestors 'none'"
+)
+
+
+def file_headers(path: str, *, as_attachment: bool) -> dict[str, str]:
+    """Headers for the content of a file."""
+    name = path.rpartition("/")[2]
+    disposition = "attachment" if as_attachment else "inline"
+    return {
+        "Content-Type": content_type(path),
+        "Content-Disposition": f"{disposition}; filename*=UTF-8''{quote(name, safe='')}",
+        "Content-Security-Policy": _POLICY,
+        "X-Content-Type-Options": "nosniff",
+        "X-DNS-Prefetch-Control": "off",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "private, no-cache",
+    }
+
+
+def content_type(path: str) -> str:
+    """The type under which a file is sent; what no browser shall interpret goes as plain text or as bytes."""
+    name = path.rpartition("/")[2].lower()
+    suffix = "." + name.rpartition(".")[2]
+    if suffix in _TEXTS or "." not in name:
+        return _TEXT
+    return _TYPES.get(suffix, "application/octet-stream")
+
+
+def opens_in_browser(path: str) -> bool:
+    """Whether a browser shows the file itself better than a page about it could."""
+    return content_type(path).startswith(("text/html", "image/"))
+
+
+def is_picture(path: str) -> bool:
+    """Whether the file can be shown in a page."""
+    return content_type(path).startswith("image/")

@@ -1,0 +1,64 @@
+"""The templates in pages/, and the headers with which every page is sent."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.responses import HTMLResponse
+
+_FOLDER = Path(__file__).with_name("pages")
+_STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
+_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src 'self' data:; form-action 'self'"
+_HEADERS = {
+    "Content-Security-Policy": f"{_POLICY}; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-DNS-Prefetch-Control": "off",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def page(
+    template: str, *, user: str | None, status: int = 200, shown: Mapping[str, object] | None = None
+) -> HTMLResponse:
+    """A page.
+
+    Args:
+        template: a file in pages/.
+        user: who has signed in.
+        status: of the answer.
+        shown: what the template shows.
+    """
+    text = _ENVIRONMENT.get_template(template).render(user=user, status=status, **(shown or {}))
+    return HTMLResponse(text, status, _HEADERS)
+
+
+def date(seconds: int) -> str:
+    """A time of a commit, to the minute."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def size(count: int) -> str:
+    """Bytes as a reader likes to see them."""
+    amount = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "bytes" or amount >= 100 else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+)
+_ENVIRONMENT.filters |= {"date": date, "size": size, "quoted": quote}
+_ENVIRONMENT.globals["style"] = Markup(_STYLE)  # noqa: S704 (a file of this package)
