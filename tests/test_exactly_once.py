@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,14 +24,12 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import disable_progress_bars, get_session
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from params.errors import HubRefusedError, ModelError, RecipeError, StaleBlessingError, TransientError
 from tasks import exactly_once, hub_faults
 from tasks.exactly_once import (
     RECEIPT,
     Head,
-    Pace,
     Published,
     Release,
     head,
@@ -40,8 +37,8 @@ from tasks.exactly_once import (
     publish_release,
     remote_holds,
 )
-from tasks.hub import LocalHub
 from tasks.release_plan import folder_weights, weights_digest
+from tests.chaos.publish_faults import STRANGER, Clock, Fault, FaultyHub
 
 # huggingface_hub uploads by `data=`, which httpx2 deprecates:
 # https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)
@@ -52,87 +49,6 @@ TOKEN = "token-of-alice"
 
 
 # -- a Hub with faults -------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Fault:
-    """What happens to the next `times` requests whose "METHOD /path" matches."""
-
-    match: str
-    kind: str
-    """`before`: `status` instead of the work; `after`: the work, then `status`; `lost`: the work, then half an answer."""
-    status: int = 503
-    headers: dict[str, str] = field(default_factory=dict)
-    times: int = 1
-
-
-class Faults:
-    """ASGI middleware that answers as `faults` say, and counts the requests that did their work."""
-
-    def __init__(self, app: ASGIApp, faults: list[Fault], done: list[str]) -> None:
-        self.app, self.faults, self.done = app, faults, done
-        self.lock = threading.Lock()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        line = f"{scope['method']} {scope['path']}"
-        fault = None if (b"x-stranger", b"1") in scope["headers"] else self.take(line)
-        if fault is None:
-            self.done.append(line)
-            return await self.app(scope, receive, send)
-        if fault.kind == "before":
-            while (await receive()).get("more_body"):
-                pass
-        else:
-            self.done.append(line)
-            await self.app(scope, receive, self.swallow)
-        headers = [(name.encode(), value.encode()) for name, value in fault.headers.items()]
-        if fault.kind == "lost":
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
-            await send({"type": "http.response.body", "body": b"{", "more_body": True})
-            return None  # uvicorn closes the connection in the middle of the answer
-        headers.append((b"content-length", b"0"))
-        await send({"type": "http.response.start", "status": fault.status, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
-        return None
-
-    async def swallow(self, message: Message) -> None:
-        """Let the answer of the application go nowhere."""
-
-    def take(self, line: str) -> Fault | None:
-        with self.lock:
-            for fault in self.faults:
-                if fault.times and re.search(fault.match, line):
-                    fault.times -= 1
-                    return fault
-        return None
-
-
-class FaultyHub(LocalHub):
-    """A local Hub whose faults a test can set."""
-
-    faults: list[Fault]
-    done: list[str]
-
-    def application(self) -> ASGIApp:
-        self.faults, self.done = [], []
-        return Faults(super().application(), self.faults, self.done)
-
-
-class Clock:
-    """Time that passes only in sleep."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.slept: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
 
 
 @pytest.fixture(autouse=True)
@@ -187,12 +103,8 @@ def plan(folder: Path, **changes: object) -> Release:
     return plan_release(folder, **(settings | changes))
 
 
-def pace(clock: Clock, attempts: int = 8) -> Pace:
-    return Pace(attempts, clock.sleep, clock)
-
-
 def publish(api: HfApi, release: Release, clock: Clock | None = None, attempts: int = 8, **more: object) -> Published:
-    return publish_release(api, release, pace=pace(clock or Clock(), attempts), **more)
+    return publish_release(api, release, pace=(clock or Clock()).pace(attempts), **more)
 
 
 def assert_published_once(api: HfApi, release: Release, published: Published) -> None:
@@ -424,7 +336,7 @@ def test_remote_holds(api: HfApi, hub: FaultyHub, folder: Path) -> None:
     assert not remote_holds(api, REPO, side.oid)
     hub.faults.append(Fault("commits", "before", 500, times=99))
     with pytest.raises(TransientError, match="500"):
-        remote_holds(api, REPO, first.commit, pace=pace(Clock()))
+        remote_holds(api, REPO, first.commit, pace=Clock().pace())
 
 
 def test_a_release_that_was_rolled_back_by_hand_is_brought_back(
@@ -465,10 +377,10 @@ def test_the_head_is_the_model_that_main_holds(api: HfApi, hub: FaultyHub, folde
         head(HfApi(endpoint=hub.endpoint, token="wrong-token-x"), REPO)
     hub.faults.append(Fault("GET .*/tree/", "lost", times=2))
     lines: list[str] = []
-    assert head(api, REPO, pace=pace(Clock()), log=lines.append) is not None
+    assert head(api, REPO, pace=Clock().pace(), log=lines.append) is not None
     hub.faults.append(Fault("refs", "before", 503, times=99))
     with pytest.raises(TransientError, match="no clear answer after 3 attempts"):
-        head(api, REPO, pace=pace(Clock(), attempts=3), log=lines.append)
+        head(api, REPO, pace=Clock().pace(3), log=lines.append)
     assert len(lines) == 3
 
 
@@ -622,7 +534,7 @@ class Interruption(Clock):
 
 def test_any_schedule_of_faults_with_twins_and_a_stranger(hub: FaultyHub, api: HfApi, folder: Path) -> None:
     """Faults at random requests, two publishers of one release and a foreign writer: never two, never none."""
-    stranger = HfApi(endpoint=hub.endpoint, token=TOKEN, headers={"x-stranger": "1"})
+    stranger = HfApi(endpoint=hub.endpoint, token=TOKEN, headers=STRANGER)
     for seed in range(8):
         rng, repo = random.Random(seed), f"alice/model-{seed}"
         release = plan(folder, repo_id=repo)
