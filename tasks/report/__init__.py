@@ -64,7 +64,7 @@ def _content(
     from tasks.report.plots import strip
     from tasks.report.provenance import destination, provenance
     from tasks.report.verdict import deciding_figure, decisive, judge, release
-    from tasks.report.wording import better, gain, span
+    from tasks.report.wording import better, gain, number, percent, span
 
     verdict = judge(evidence, timings)
     difference = decisive(evidence)
@@ -75,20 +75,23 @@ def _content(
             "against": against,
             "gain": gain(one.value, one.low, one.high),
             "span": span(one.low, one.high, signed=True),
+            "bar": None if one.bar is None else number(one.bar),
             "said": better({"low": one.low, "high": one.high}),
             "chart": svg(strip(one, against=against)),
         }
-    receipt, champion = release(evidence), evidence.blessing.get("champion")
+    receipt = {} if verdict.failed else release(evidence)
+    before = evidence.receipt if verdict.failed else evidence.blessing.get("champion") or {}
     return {
         "recipe": evidence.recipe,
-        "run": evidence.training.get("run"),
+        "run": None if verdict.failed else evidence.training.get("run"),
+        "confidence": percent(evidence.details.get("confidence") or 0.95),
         "verdict": verdict,
         "figure": deciding_figure(evidence),
         "decided": decided,
         "receipt": receipt,
         "release": destination(receipt) if receipt.get("commit") else None,
-        "champion": champion,
-        "champion_at": destination(champion) if champion else None,
+        "before": before,
+        "before_at": destination(before) if before.get("commit") else None,
         "repo_id": evidence.plan.publish.repo_id if evidence.plan else None,
         "stages": _stages(evidence, verdict.failed, is_published=bool(receipt), local=timings is not None),
         "unreadable": evidence.unreadable,
@@ -103,7 +106,7 @@ def _content(
         "checked": sections.checked(evidence, quote_rows=quote_rows),
         "tokenized": sections.tokenized(evidence),
         "timed": sections.timed(timings) if timings else None,
-        "provenance": provenance(evidence),
+        "provenance": provenance(evidence, receipt),
     }
 
 

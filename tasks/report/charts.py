@@ -123,7 +123,8 @@ def overall(evidence: Evidence, metric: str) -> float | None:
 
 def differences(evidence: Evidence, against: str) -> list[Gain]:
     """The gains over one model, that of the metric that decides first."""
-    bar = evidence.plan.evaluation.gate.bar if evidence.plan and against == "champion" else None
+    decides = "champion" if evidence.blessing.get("champion") else "untrained"
+    bar = evidence.plan.evaluation.gate.bar if evidence.plan and against == decides else None
     found = []
     for i, metric in enumerate(metric_names(evidence)):
         one = compare(evidence, against, metric)

@@ -190,8 +190,7 @@ def _part(axes: Axes, part: Part, overall: float | None, *, scale: tuple[float, 
         return left + (right - left) * (value - scale[0]) / ((scale[1] - scale[0]) or 1.0)
 
     axes.text(left - 4, top + 13, _short(part.name, 32))
-    told = f"{part.value:.3g}" if abs(part.value) < 1000 else number(part.value)
-    axes.text(right + 4, top + 13, f"{told} of {part.rows:,}", ha="right", color=SOFT)
+    axes.text(right + 4, top + 13, f"{number(part.value)} of {part.rows:,}", ha="right", color=SOFT)
     axes.plot([left, right], [y, y], color=LINE, linewidth=1)
     if overall is not None:
         axes.plot([at(overall)] * 2, [y - 6, y + 6], color=SOFT, linewidth=1.2)

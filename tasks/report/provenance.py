@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks.report.evidence import Evidence, Json
-from tasks.report.verdict import release
 from tasks.report.wording import cut, line, number
 
 Entry = tuple[str, str]
 """A label and a value."""
 
 
-def provenance(evidence: Evidence) -> dict[str, Any]:
-    """The entries of the section, the recipe's text, and what dvc.lock has recorded."""
+def provenance(evidence: Evidence, receipt: Json) -> dict[str, Any]:
+    """The entries of the section, the recipe's text, and what dvc.lock has recorded; `receipt` is of this run."""
     return {
         "lead": "All that decided on this model, by hash.",
-        "entries": [(label, cut(value, 300)) for label, value in _entries(evidence)],
+        "entries": [(label, cut(value, 300)) for label, value in _entries(evidence, receipt)],
         "recipe_text": cut(evidence.recipe_text, 60_000),
         "outputs": [entry for stage, body in evidence.lock.items() for entry in _outputs(stage, body)][:200],
     }
@@ -31,7 +30,7 @@ def destination(where: Json) -> tuple[str, str]:
     return f"{repo_id} on {'the Hub in .hub' if endpoint == 'local' else endpoint}", ""
 
 
-def _entries(evidence: Evidence) -> Iterator[Entry]:
+def _entries(evidence: Evidence, receipt: Json) -> Iterator[Entry]:
     training, source, blessing = evidence.training, evidence.source, evidence.blessing
     yield "recipe", f"params/{evidence.recipe}.yaml"
     if blessing.get("recipe"):
@@ -52,7 +51,7 @@ def _entries(evidence: Evidence) -> Iterator[Entry]:
         yield "data of the verdict, SHA-256", str(blessing["data"])
     if champion := blessing.get("champion"):
         yield "champion", _release(champion)
-    if receipt := release(evidence):
+    if receipt:
         yield "release", _release(receipt)
         yield "release, SHA-256", str(receipt.get("publish_id"))
     if versions := training.get("versions"):

@@ -68,7 +68,7 @@ def _compared_lead(evidence: Evidence, against: Sequence[str]) -> str:
     model = against[0]
     found = [better(one) for metric in metric_names(evidence) if (one := compare(evidence, model, metric))]
     counts = {word: found.count(word) for word in ("better", "worse", "undecided") if word in found}
-    said = ", ".join(f"{word} in {count} of {plural(len(found), 'metric')}" for word, count in counts.items())
+    said = ", ".join(f"{word} in {count}" for word, count in counts.items()) + f" of {plural(len(found), 'metric')}"
     if len(counts) == 1:
         said = f"{found[0]} in {'all metrics' if len(found) > 1 else 'the one metric'}"
     return f"Against the {_opponent(model)}, {where}, the candidate is {said}."
@@ -108,8 +108,10 @@ def sliced(evidence: Evidence) -> Section | None:
     if tested:
         fell = sum(part["gain_high"] < 0 for part in tested)
         chance = len(tested) * (1 - (amount(evidence.details.get("confidence")) or 0.95)) / 2
-        lead += f" Of {len(tested)} compared with the champion, {fell} fell with their whole interval;"
-        lead += f" about {chance:.1f} would by chance alone."
+        lead += (
+            f" In {fell} of {plural(len(tested), 'slice')} the whole interval of the gain over the champion is below"
+        )
+        lead += f" zero; by chance alone it would be in about {chance:.1f}."
     rows = [
         {
             "name": line(part.get("part"), 80) or "(empty)",

@@ -30,7 +30,7 @@ class Verdict:
     failed: str | None = None
     """The stage that the run ended in."""
     stale: Sequence[str] = field(default=())
-    """Stages after that one whose artifacts, shown below, are those of an earlier run."""
+    """Stages from that one on whose artifacts, shown below, are those of an earlier run."""
 
 
 def judge(evidence: Evidence, timings: Mapping[str, Timing] | None) -> Verdict:
@@ -105,7 +105,7 @@ def release(evidence: Evidence) -> Json:
 
 
 def _failure(evidence: Evidence, failed: Timing) -> Verdict:
-    stale = [later for later in STAGES[STAGES.index(failed.stage) :] if later in evidence.reached]
+    stale = [later for later in STAGES[STAGES.index(failed.stage) : -1] if later in evidence.reached]
     sentence = f"The run ended in {failed.stage}; what was published before is as it was."
     if failed.stage == "publish":
         sentence = "The model is there, and publishing it failed; the next run tries again."

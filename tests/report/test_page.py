@@ -12,7 +12,8 @@ import pytest
 
 from params.artifacts import STAGES, Artifacts
 from tasks.report import Timing, read_timings, record_timing, render, write_report
-from tasks.report.wording import MISSING
+from tasks.report.wording import MINUS, MISSING
+from tests import tiny
 from tests.report import example
 
 VOID = {"meta", "br"}
@@ -113,6 +114,13 @@ def test_it_begins_with_the_verdict_and_why(published):
         assert part.replace("0.9000", "0.900") in page, part
 
 
+def test_what_the_gate_asks_for(run):
+    change(run.evaluation / "details.json", confidence=0.9)
+    tiny.write(run.recipe_path, tiny.recipe({"evaluation.gate": {"margin": 0.02}}, **tiny.CLASSES))
+    page = words(render(run, timings=TIMINGS))
+    assert f"90% interval +0.011 to +0.049 the gate asks for all of it above {MINUS}0.020" in page
+
+
 def test_data_stay_text(published):
     outline = assert_self_contained(render(published, timings=TIMINGS))
     assert outline.text.count("<script src='https://evil.example/x.js'>alert(1)</script>") > 20
@@ -194,7 +202,12 @@ def test_nothing_at_all(tmp_path):
 
 def test_results_of_an_earlier_run_are_called_so(published):
     failed = {"train": Timing(stage="train", seconds=3.0, outcome="failed")}
-    assert "train, evaluate, publish is from an earlier run" in words(render(published, timings=failed))
+    text = words(render(published, timings=failed))
+    assert "published before release-beef" in text
+    assert text.index("Failed in train") < text.index("published before") < text.index("Curves")
+    assert "published as" not in text
+    assert "0123456789abcdef" not in text[: text.index("Candidate against")]
+    assert "What stands below of train, evaluate is from an earlier run" in text
 
 
 def test_a_failed_validation_links_to_its_own_page(run):
