@@ -29,6 +29,9 @@ from params.errors import EvergreenError, HubRefusedError
 
 _UNCLEAR_STATUSES = frozenset({408, 409, 412, 425, 429})
 """And all from 500 on: another look may find the release landed, or the way free."""
+_EXPIRED_STATUSES = frozenset({400, 403, 404, 410})
+"""Of an upload: its URL is signed for a while, and the parts of a large file are gone once somebody, perhaps an earlier
+attempt whose answer was lost, has put them together. The next attempt asks anew where to upload, and if at all."""
 _CONNECT_TIMEOUT_S = 10.0
 _ANSWER_TIMEOUT_S = 120.0
 _WRITE_BYTES = 16 << 10
@@ -72,7 +75,7 @@ def refusal(error: BaseException, api: HfApi, repo_id: str) -> EvergreenError | 
         return cause
     if isinstance(cause, HfHubHTTPError):
         status = cause.response.status_code
-        expired = uploading and status == 403  # an upload URL is signed for a while; the next attempt gets a new one
+        expired = uploading and status in _EXPIRED_STATUSES
         if status not in _UNCLEAR_STATUSES and status < 500 and not expired:
             fix = _fix(status, repo_id)
     elif isinstance(cause, OfflineModeIsEnabled):

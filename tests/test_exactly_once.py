@@ -476,6 +476,15 @@ def test_faults_of_the_other_requests(api: HfApi, hub: FaultyHub, folder: Path, 
     assert_published_once(api, release, publish(api, release, attempts=2))
 
 
+@pytest.mark.parametrize("kind", ["after", "lost"])
+def test_a_large_file_whose_parts_were_put_together_unheard(tmp_path: Path, folder: Path, kind: str) -> None:
+    with FaultyHub(tmp_path / "hub", tokens={TOKEN: "alice"}, part_bytes=2000) as hub:
+        api, release = HfApi(endpoint=hub.endpoint, token=TOKEN), plan(folder)
+        hub.faults.append(Fault("POST /uploads/.*/complete", kind))
+        assert_published_once(api, release, publish(api, release, attempts=2))
+        assert sum(line.startswith("PUT /uploads/") for line in hub.done) == 3, "the parts were sent again"
+
+
 @pytest.mark.parametrize("request_line", ["POST .*/commit/", "PUT /uploads", "GET .*/tree/", "preupload"])
 def test_retry_after_is_honoured(api: HfApi, hub: FaultyHub, folder: Path, clock: Clock, request_line: str) -> None:
     release = plan(folder)

@@ -1,20 +1,65 @@
-"""A Hub that fails as it is told, and many schedules of failures under which a release must land exactly once."""
+"""A Hub that fails as it is told, and many schedules of failures under which a release must land exactly once.
+
+A schedule is made from its seed alone: what is released over what, which requests fail and how, who commits in between,
+how many publishers run at once and when they are killed. Publishers are processes, run again until one has finished.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import random
 import re
 import threading
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub.constants
+import huggingface_hub.utils._http
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import disable_progress_bars, logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tasks.exactly_once import Pace
+from params.errors import EvergreenError, StaleBlessingError
+from tasks import hub_faults
+from tasks.exactly_once import ANY_WEIGHTS, Pace, Release, plan_release, publish_release
 from tasks.hub import LocalHub
+from tasks.hub_repository import tree_weights
 
+SEED = int(os.environ.get("EVERGREEN_CHAOS_SEED", "1"))
+PUBLISHES = int(os.environ.get("EVERGREEN_CHAOS_PUBLISHES", "30"))
+TOKEN = "token-of-alice"
 STRANGER = {"x-stranger": "1"}
 """Headers of a client for whom the Hub never fails."""
+PART_BYTES = 1 << 16
+"""Larger files are uploaded in parts; some of ours are larger."""
+_ROUNDS = 15
+_ANSWER_TIMEOUT_S = 0.3
+_REQUESTS = {
+    "GET .*/refs": 1,
+    "GET .*/commits/": 1,
+    "GET .*/tree/": 1,
+    "POST .*/repos/create": 1,
+    "POST .*/preupload/": 1,
+    "POST .*/objects/batch": 1,
+    "PUT /uploads/": 2,
+    "POST /uploads/.*/complete": 1,
+    "POST .*/commit/": 6,
+    "POST .*/tag/": 3,
+    "": 2,
+}
+"""What can fail, and how often it is chosen."""
+_WAITS = ({}, {}, {"retry-after": "0"}, {"retry-after": "2"}, {"retry-after": "31536000"})
+_STALE = StaleBlessingError.__name__
 
 
 @dataclass
@@ -25,15 +70,19 @@ class Fault:
     kind: str
     """`before`: `status` instead of the work; `after`: the work, then `status`; `lost`: the work, then half an answer;
     `cut`: a part of the request is read, then the connection is closed; `silent`: no work and no answer; `mute`: the
-    work, and no answer; `first`: `action`, then the work."""
+    work, and no answer; `none`: the work and its answer."""
     status: int = 503
     headers: dict[str, str] = field(default_factory=dict)
     times: int = 1
-    action: Callable[[], None] | None = field(default=None, repr=False)
+    action: Callable[[], None] = field(default=lambda: None, repr=False)
+    """What happens first."""
 
 
 class Faults:
-    """ASGI middleware that answers as `faults` say, and counts the requests that did their work."""
+    """ASGI middleware that answers as `faults` say, and counts the requests that did their work.
+
+    To a request line belongs the value of the header x-schedule.
+    """
 
     def __init__(self, app: ASGIApp, faults: list[Fault], done: list[str]) -> None:
         self.app, self.faults, self.done = app, faults, done
@@ -42,13 +91,12 @@ class Faults:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        line = f"{scope['method']} {scope['path']}"
-        fault = None if (b"x-stranger", b"1") in scope["headers"] else self.take(line)
-        if fault is not None and fault.kind == "first":
-            assert fault.action is not None
+        headers = dict(scope["headers"])
+        line = f"{scope['method']} {scope['path']} {headers.get(b'x-schedule', b'').decode()}".rstrip()
+        fault = None if b"x-stranger" in headers else self.take(line)
+        if fault is not None:
             await asyncio.to_thread(fault.action)
-            fault = None
-        if fault is None:
+        if fault is None or fault.kind == "none":
             self.done.append(line)
             return await self.app(scope, receive, send)
         if fault.kind == "cut":
@@ -67,9 +115,9 @@ class Faults:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
             await send({"type": "http.response.body", "body": b"{", "more_body": True})
             return None  # uvicorn closes the connection in the middle of the answer
-        headers = [(name.encode(), value.encode()) for name, value in fault.headers.items()]
-        headers.append((b"content-length", b"0"))
-        await send({"type": "http.response.start", "status": fault.status, "headers": headers})
+        told = [(name.encode(), value.encode()) for name, value in fault.headers.items()]
+        told.append((b"content-length", b"0"))
+        await send({"type": "http.response.start", "status": fault.status, "headers": told})
         await send({"type": "http.response.body", "body": b""})
         return None
 
@@ -113,3 +161,253 @@ class Clock:
     def pace(self, attempts: int = 8) -> Pace:
         """A publisher's, by this clock."""
         return Pace(attempts, self.sleep, self)
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One fault of a schedule, and who else acts at that moment."""
+
+    request: str
+    kind: str
+    status: int
+    headers: dict[str, str]
+    who: str
+    """Nobody; a `stranger` who commits a file of its own, a `rival` who commits other weights, or `death`: the
+    publishers are killed."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is to happen, all of it from the seed."""
+
+    seed: int
+    is_first: bool
+    """Whether the repository is empty; otherwise it holds an earlier release."""
+    is_compared: bool
+    """Whether the release may only replace the weights that were there at the beginning."""
+    publishers: int
+    troubles: tuple[Trouble, ...]
+    kills_s: tuple[float | None, ...]
+    """For each publisher in order of start: when it is killed, in seconds after it."""
+
+    @property
+    def name(self) -> str:
+        """Of the repository, and in no other's."""
+        return f"chaos-{self.seed}-x"
+
+    @property
+    def repo_id(self) -> str:
+        return f"alice/{self.name}"
+
+
+def schedule(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    rng = random.Random(seed)
+    troubles = []
+    for _ in range(rng.randrange(0, 6)):
+        who = rng.choice(["", "", "", "", "stranger", "stranger", "rival", "death"])
+        kinds = ["before", "before", "after", "lost", "cut", "silent", "mute"]
+        troubles.append(
+            Trouble(
+                request=rng.choices(list(_REQUESTS), list(_REQUESTS.values()))[0],
+                kind=rng.choice([*kinds, "none", "none"] if who else kinds),
+                status=rng.choice([408, 409, 412, 429, 429, 500, 502, 503, 504]),
+                headers=rng.choice(_WAITS),
+                who=who,
+            )
+        )
+    return Schedule(
+        seed=seed,
+        is_first=rng.random() < 0.4,
+        is_compared=rng.random() < 0.6,
+        publishers=rng.choice([1, 1, 2]),
+        troubles=tuple(troubles),
+        kills_s=tuple(rng.choice([None, None, rng.uniform(0.0, 0.3)]) for _ in range(rng.randrange(0, 4))),
+    )
+
+
+def write_model(folder: Path, rng: random.Random) -> None:
+    """Some small files and some that are uploaded in one piece or in parts."""
+    (folder / "sub").mkdir(parents=True)
+    (folder / "README.md").write_text(f"---\nlicense: mit\n---\n# Model {rng.random()}\n")
+    (folder / "config.json").write_text(json.dumps({"number": rng.random()}))
+    for number in range(rng.randrange(1, 4)):
+        (folder / f"sub/{rng.randrange(10)}-{number}.txt").write_text("x" * rng.randrange(100))
+    (folder / "model.safetensors").write_bytes(rng.randbytes(rng.randrange(1000, 3 * PART_BYTES)))
+    if rng.random() < 0.3:
+        (folder / "sub/more.safetensors").write_bytes(rng.randbytes(rng.randrange(1000, PART_BYTES)))
+
+
+def plan(schedule: Schedule, folder: Path) -> Release:
+    """The release of a schedule's folder."""
+    return plan_release(folder, repo_id=schedule.repo_id, tag=None, private=False, provenance={"seed": schedule.seed})
+
+
+def run_publisher(schedule: Schedule, folder: Path, endpoint: str, replaces: str | None, told: Path) -> None:
+    """A process that publishes; `told` is written when it ends by itself."""
+    make_quick()
+    hub_faults._ANSWER_TIMEOUT_S = _ANSWER_TIMEOUT_S
+    api = HfApi(endpoint=endpoint, token=TOKEN, headers={"x-schedule": schedule.name})
+    pace = Pace(attempts=6, sleep=lambda wait_s: time.sleep(min(wait_s, 0.01)))
+    try:
+        done = publish_release(api, plan(schedule, folder), replaces=replaces, deadline_s=10, pace=pace)
+    except EvergreenError as error:
+        told.write_text(json.dumps({"error": type(error).__name__, "what": str(error)}))
+        os._exit(error.exit_code)
+    told.write_text(json.dumps({"commit": done.commit, "tag": done.tag, "how": done.how}))
+
+
+def make_quick() -> None:
+    """Let the client of this process wait for nobody."""
+    huggingface_hub.constants.HF_HUB_DISABLE_XET = True
+    huggingface_hub.utils._http.time = SimpleNamespace(sleep=lambda _: None, time=time.time)
+    disable_progress_bars()
+    logging.set_verbosity_error()
+
+
+class Campaign:
+    """Carries schedules out, one after the other."""
+
+    def __init__(self, hub: FaultyHub, root: Path) -> None:
+        self.hub, self.root = hub, root
+        self.stranger = HfApi(endpoint=hub.endpoint, token=TOKEN, headers=STRANGER)
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["pytest", "tests.chaos.publish_faults"])
+        self.running: list[BaseProcess] = []
+        self.foreign = 0
+        self.tally: Counter[str] = Counter()
+
+    def carry_out(self, schedule: Schedule) -> None:
+        """Publish under a schedule, and again without one; raises AssertionError for what must not have come of it."""
+        folder = self.root / schedule.name
+        rng = random.Random(schedule.seed)
+        write_model(folder / "before", rng)
+        write_model(folder / "model", rng)
+        before = None if schedule.is_first else plan(schedule, folder / "before")
+        if before is not None:
+            publish_release(self.stranger, before)
+        elif any(trouble.who for trouble in schedule.troubles):
+            self.stranger.create_repo(schedule.repo_id)
+        release = plan(schedule, folder / "model")
+        replaces = (before.weights if before else None) if schedule.is_compared else ANY_WEIGHTS
+        self.hub.faults[:] = [self._fault(schedule, trouble) for trouble in schedule.troubles]
+        try:
+            ends = self._run_until_finished(schedule, folder, replaces)
+            self.tally["faults met"] += sum(fault.times == 0 for fault in self.hub.faults)
+        finally:
+            self.hub.faults.clear()
+        ends += self._run(schedule, folder, replaces, 1, [])
+        self._assert_landed_once(schedule, before, release, replaces, ends)
+
+    def _run_until_finished(self, schedule: Schedule, folder: Path, replaces: str | None) -> list[dict[str, str]]:
+        kills, ends = list(schedule.kills_s), []
+        for _ in range(_ROUNDS):
+            count = schedule.publishers
+            found = self._run(schedule, folder, replaces, count, kills[:count])
+            kills = kills[count:]
+            ends += found
+            if all("commit" in end or end.get("error") == _STALE for end in found):
+                return ends
+        raise AssertionError(f"no publisher has finished in {_ROUNDS} rounds: {ends}")
+
+    def _run(
+        self, schedule: Schedule, folder: Path, replaces: str | None, count: int, kills_s: list[float | None]
+    ) -> list[dict[str, str]]:
+        """What each of `count` publishers at once said at its end; a killed one nothing."""
+        told = [folder / f"told-{number}.json" for number in range(count)]
+        for path in told:
+            path.unlink(missing_ok=True)
+        self.running = [
+            self.context.Process(
+                target=run_publisher, args=(schedule, folder / "model", self.hub.endpoint, replaces, path)
+            )
+            for path in told
+        ]
+        for process in self.running:
+            process.start()
+        timers = [
+            threading.Timer(kill_s, process.kill)
+            for process, kill_s in zip(self.running, kills_s, strict=False)
+            if kill_s is not None
+        ]
+        for timer in timers:
+            timer.start()
+        for process in self.running:
+            process.join(60)
+        for timer in timers:
+            timer.cancel()
+            timer.join()
+        codes = [process.exitcode for process in self.running]
+        self.tally["killed"] += codes.count(-9)
+        self.tally["publishers"] += count
+        assert set(codes) <= {0, -9, os.EX_TEMPFAIL}, (codes, [path.read_text() for path in told if path.exists()])
+        return [json.loads(path.read_text()) if code != -9 else {} for path, code in zip(told, codes, strict=True)]
+
+    def _fault(self, schedule: Schedule, trouble: Trouble) -> Fault:
+        actions = {"": lambda: None, "death": self._kill}
+        actions["stranger"] = lambda: self._commit(schedule, f"other-{self.foreign}", "by a stranger")
+        actions["rival"] = lambda: self._commit(schedule, "model.safetensors", "by a rival")
+        match = f"^(?=.*{schedule.name}).*{trouble.request}"
+        return Fault(match, trouble.kind, trouble.status, trouble.headers, action=actions[trouble.who])
+
+    def _kill(self) -> None:
+        for process in self.running:
+            process.kill()
+
+    def _commit(self, schedule: Schedule, path: str, title: str) -> None:
+        self.foreign += 1
+        content = random.Random(self.foreign).randbytes(100)
+        with contextlib.suppress(OSError, RuntimeError):  # it may meet a fault itself
+            self.stranger.create_commit(
+                schedule.repo_id, [CommitOperationAdd(path, content)], commit_message=title, commit_description=path
+            )
+
+    def _assert_landed_once(
+        self,
+        schedule: Schedule,
+        before: Release | None,
+        release: Release,
+        replaces: str | None,
+        ends: list[dict[str, str]],
+    ) -> None:
+        commits = list(self.stranger.list_repo_commits(schedule.repo_id))[::-1]
+        trees = [self._tree(schedule, commit.commit_id) for commit in commits]
+        ours = [n for n, commit in enumerate(commits) if f"Publish-Id: {release.publish_id}" in commit.message]
+        rivals = [n for n, commit in enumerate(commits) if commit.title == "by a rival"]
+        said = {end["commit"] for end in ends if "commit" in end}
+        tags = {tag.name: tag.target_commit for tag in self.stranger.list_repo_refs(schedule.repo_id).tags}
+        if before is not None:
+            assert tags.pop(before.tag) == commits[1].commit_id
+        if any(end.get("error") == _STALE for end in ends):
+            assert schedule.is_compared, "nobody asked"
+            assert rivals, "the weights did not change"
+            assert (ours, tags, said) == ([], {}, set()), "it was refused and has landed"
+            self.tally["stale"] += 1
+        else:
+            assert len(ours) == 1, f"{len(ours)} commits"
+            assert tags == {release.tag: commits[ours[0]].commit_id}
+            assert said == set(tags.values())
+            if schedule.is_compared:
+                assert tree_weights(trees[ours[0] - 1]) == replaces, "it replaced what it was not compared with"
+            self.tally["landed"] += 1
+        expected: dict[str, tuple[str, ...]] = {}
+        for commit, tree in zip(commits, trees, strict=True):
+            found = {path: _content(file) for path, file in tree.items() if path != ".gitattributes"}
+            plans = {f"Publish {plan.tag}": plan for plan in (before, release) if plan is not None}
+            if commit.title in plans:
+                expected = {file.path: (file.sha256, file.git_sha1) for file in plans[commit.title].files}
+            elif commit.title in ("by a stranger", "by a rival"):
+                expected = expected | {commit.message.strip(): (found[commit.message.strip()],)}
+                self.tally["foreign commits"] += 1
+            else:
+                assert commit is commits[0], f"an unknown commit: {commit.title}"
+            assert found.keys() == expected.keys(), commit.title
+            assert all(found[path] in expected[path] for path in found), commit.title
+
+    def _tree(self, schedule: Schedule, commit: str) -> Mapping[str, RepoFile]:
+        entries = self.stranger.list_repo_tree(schedule.repo_id, recursive=True, revision=commit)
+        return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+
+
+def _content(file: RepoFile) -> str:
+    return file.lfs.sha256 if file.lfs else file.blob_id
