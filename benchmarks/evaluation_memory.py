@@ -68,7 +68,7 @@ def evaluate(root: Path) -> None:
 
     recipe = load(root / "params" / "memory.yaml")
     sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "evaluation", "launch")}
-    run(Artifacts("memory", root), **sections)
+    run(Artifacts("memory", root), repo_id=recipe.publish.repo_id, endpoint=recipe.publish.endpoint, **sections)
 
 
 def peak_mib(root: Path) -> tuple[float, float]:

@@ -52,7 +52,7 @@ training:
   save_steps: 5
   logging_steps: 5
 launch: {num_processes: 1, micro_batch_size: 8, eval_batch_size: 32}
-evaluation: {split: test, compare_untrained: true, metrics: null}
+evaluation: {split: test, compare_untrained: true, metrics: null, gate: {resamples: 200}}
 publish: {repo_id: tests/tiny, endpoint: local}
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,9 +21,11 @@ class Letters:
     eos_token_id = END
     pad_token_id = 0
 
-    def __call__(self, text, *, add_special_tokens, verbose):
+    def __call__(self, text, *, add_special_tokens, return_offsets_mapping, verbose):
         assert not add_special_tokens
-        return {"input_ids": [ord(letter) - ord("a") + 1 for letter in text]}
+        assert return_offsets_mapping
+        ids = [ord(letter) - ord("a") + 1 for letter in text]
+        return {"input_ids": ids, "offset_mapping": [(i, i + 1) for i in range(len(text))]}
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def ids(examples):
 
 
 def test_a_text_ends_with_the_end_of_text_token(objective):
-    assert encode(objective, "ab") == [{"row_id": 10, "input_ids": [1, 2, 9], "labels": [1, 2, 9]}]
+    assert encode(objective, "ab") == [{"row_id": 10, "input_ids": [1, 2, 9], "labels": [1, 2, 9], "bytes": 1}]
 
 
 def test_a_long_text_becomes_windows_that_lose_nothing(objective):
@@ -57,6 +60,15 @@ def test_every_token_is_in_one_window_and_the_end_is_predicted(objective, length
     assert all(len(window) <= max_length for window in windows)
     assert windows[-1][-1] == END
     assert len(windows[-1]) > 1
+
+
+def test_a_window_knows_the_bytes_of_what_it_predicts(objective):
+    # the first token of a window is not predicted, the end of the text is, and has no bytes
+    assert [e["bytes"] for e in encode(objective, "abcdef")] == [3, 1]
+    assert [e["bytes"] for e in encode(objective, "abcdefgh")] == [3, 2, 0]
+    # "ä" and "é" are two bytes, "字" is three
+    assert [e["bytes"] for e in encode(objective, "aäb字éa")] == [2 + 1 + 3, 1]
+    assert [e["bytes"] for e in encode(objective, "äéa")] == [2 + 1]
 
 
 def test_an_empty_text_gives_no_sequence(objective):
@@ -132,6 +144,16 @@ def test_figures_weigh_every_token_alike(objective):
     meter.update(torch.tensor([[6.0, 3.0, 1.0]], dtype=torch.float64))  # nll, tokens, correct
     meter.update(torch.tensor([[2.0, 1.0, 1.0], [0.0, 4.0, 4.0]], dtype=torch.float64))
     assert meter.compute() == {"loss": 1.0, "perplexity": pytest.approx(math.e), "token_accuracy": 0.75}
+
+
+def test_where_bytes_are_known_there_are_bits_per_byte(objective):
+    # two rows of 8 and 4 bits over 4 and 2 bytes
+    columns = {"nll": [8, 4], "tokens": [3, 1], "correct": [1, 1], "bytes": [4, 2]}
+    columns = {name: np.array(values, float) for name, values in columns.items()}
+    columns["nll"] *= math.log(2)
+    figures = objective.compute(objective.totals(columns, {}).sum(0), {})
+    assert figures["bits_per_byte"] == pytest.approx(2.0)
+    assert figures.keys() == {**objective.metrics, **objective.held_out_metrics}.keys()
 
 
 def test_a_hopeless_loss_is_no_overflow(objective):

@@ -364,7 +364,8 @@ def test_a_stage_before_its_turn_says_what_to_run_first(project, capsys, stage):
 def test_a_stage_is_refused_what_it_needs_not_what_came_before(project):
     """A clone that pulled only a stage's own dependencies can run it."""
     path = tiny.write(project / "params" / "tiny.yaml", tiny.recipe())
-    Path("runs/tiny/tokens").mkdir(parents=True)
+    for name in ("tokens", "validated/rows"):
+        Path("runs/tiny", name).mkdir(parents=True)
     with pytest.raises(DataError, match="evaluate needs what train makes, which is not there"):
         run("evaluate", path)
 

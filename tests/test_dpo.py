@@ -17,9 +17,8 @@ from transformers import Trainer
 from params import KilledError, RecipeError
 from params.artifacts import Artifacts
 from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
-from tasks.evaluation import evaluate
 from tasks.tokenization import train_tokenizer
-from tests import preferences
+from tests import preferences, releases
 from tests.e2e.test_exact_resume import assert_same, run
 from tests.features import in_process
 from trainer import objectives, tokens
@@ -292,14 +291,7 @@ def test_training_and_the_evaluate_stage_give_the_same_figures(tmp_path: Path, k
     run(artifacts, recipe)
     evaluations = [entry for entry in history(artifacts) if "eval_loss" in entry]
     best = min(evaluations, key=lambda entry: entry["eval_loss"])
-    report = evaluate(
-        artifacts,
-        seed=recipe.seed,
-        objective=recipe.objective,
-        model=recipe.model,
-        evaluation=recipe.evaluation,
-        launch=recipe.launch,
-    )
+    report = releases.evaluate(artifacts, recipe)
     for name, value in report.model.items():
         assert value == pytest.approx(best[f"eval_{name}"], rel=1e-4, abs=1e-5), name
     assert report.model["reward_accuracy"] > 0.9

@@ -82,16 +82,19 @@ def test_losses_and_scores_that_can_be_worked_out_by_hand(objective):
     labels = torch.tensor([0, 1])
     assert objective.losses(logits, labels).tolist() == pytest.approx([-math.log(0.7), -math.log(0.25)])
     assert objective.score(logits, labels).tolist() == [
-        pytest.approx([-math.log(0.7), 0, 0]),
-        pytest.approx([-math.log(0.25), 1, 2]),
+        pytest.approx([-math.log(0.7), 0, 0, 0.7]),
+        pytest.approx([-math.log(0.25), 1, 2, 0.5]),
     ]
 
 
 def test_figures_in_any_sub_batches(objective):
-    #        nll, label, prediction: 3 of 5 right
-    scores = torch.tensor([[1, 0, 0], [2, 0, 1], [3, 1, 1], [4, 2, 1], [5, 2, 2]], dtype=torch.float64)
+    # nll, label, prediction, its probability: 3 of 5 right
+    scores = [[1, 0, 0, 0.9], [2, 0, 1, 0.5], [3, 1, 1, 1.0], [4, 2, 1, 0.52], [5, 2, 2, 0.7]]
+    scores = torch.tensor(scores, dtype=torch.float64)
     # F1 by hand: a: 2*1/(2*1+0+1) = 2/3; b: 2*1/(2*1+2+0) = 1/2; c: 2*1/(2*1+0+1) = 2/3
     expected = {"loss": 3.0, "accuracy": 0.6, "macro_f1": (2 / 3 + 1 / 2 + 2 / 3) / 3}
+    # of 15 bins, 0.5 and 0.52 are in one, none right; 0.7, 0.9 and 1.0 each in one of their own, all right
+    expected["calibration_error"] = (1.02 + 0.3 + 0.1 + 0.0) / 5
     for size in (1, 2, 3, 5):
         meter = objective.meter({"labels": ["a", "b", "c"]})
         for part in scores.split(size):
@@ -101,5 +104,5 @@ def test_figures_in_any_sub_batches(objective):
 
 def test_a_label_without_rows_does_not_count(objective):
     meter = objective.meter({"labels": ["a", "b", "never"]})
-    meter.update(torch.tensor([[1, 0, 0], [1, 1, 1]], dtype=torch.float64))
+    meter.update(torch.tensor([[1, 0, 0, 0.5], [1, 1, 1, 0.5]], dtype=torch.float64))
     assert meter.compute()["macro_f1"] == 1.0

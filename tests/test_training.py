@@ -21,8 +21,7 @@ from safetensors.torch import load_file
 from params import load
 from params.artifacts import Artifacts
 from tasks import training
-from tasks.evaluation import evaluate
-from tests import tiny
+from tests import releases, tiny
 from trainer.checkpoints import verify
 
 ROOT = Path(__file__).parents[1]
@@ -170,15 +169,7 @@ def test_a_killed_worker_is_transient_and_the_next_start_ends_with_the_same_bits
 
 
 def figures(artifacts, recipe):
-    report = evaluate(
-        artifacts,
-        seed=recipe.seed,
-        objective=recipe.objective,
-        model=recipe.model,
-        evaluation=recipe.evaluation,
-        launch=recipe.launch,
-    )
-    return report.model
+    return releases.evaluate(artifacts, recipe).model
 
 
 def test_a_killed_supervisor_leaves_no_trainer_and_two_processes_give_the_same_figures(uninterrupted, tmp_path):

@@ -44,7 +44,7 @@ RECIPE: dict[str, Any] = {
         "logging_steps": 1,
     },
     "launch": {"num_processes": 1, "micro_batch_size": 4, "eval_batch_size": 16},
-    "evaluation": {"split": "test", "compare_untrained": True},
+    "evaluation": {"split": "test", "compare_untrained": True, "gate": {"resamples": 200}},
     "publish": {"repo_id": "tests/tiny", "endpoint": "local"},
 }
 CLASSES = {

@@ -9,7 +9,7 @@ OBJECTIVE = '''
 
 from __future__ import annotations
 
-from trainer.likelihood import Likelihood, TokenMeter, label_losses, pad_batch, token_scores
+from trainer.likelihood import Likelihood, label_losses, pad_batch, token_figures, token_scores, token_totals
 from params.schema import Section
 
 
@@ -25,6 +25,7 @@ class Reversal(Likelihood[Options]):
 
     options_class = Options
     metrics = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
+    main_metric = "token_accuracy"
     score_names = ("nll", "tokens", "correct")
     pipeline_tag = "token-classification"
     examples = ({"sentence": "abc"}, {"sentence": "the rain"})
@@ -56,8 +57,11 @@ class Reversal(Likelihood[Options]):
     def score(self, logits, labels):
         return token_scores(logits, labels)
 
-    def meter(self, state):
-        return TokenMeter()
+    def totals(self, scores, state):
+        return token_totals(scores)
+
+    def compute(self, totals, state):
+        return token_figures(totals)
 '''
 
 

@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader
 from params import KilledError, ModelError, Recipe, RecipeError
 from params.artifacts import Artifacts
 from tasks.checking import all_problems
-from tasks.evaluation import evaluate
 from tasks.training import train
-from tests import tiny
+from tests import releases, tiny
 from tests.features.in_process import job, losses, trained, trainer_of
 from trainer import extensions
 from trainer.figures import Figures
@@ -176,14 +175,7 @@ def test_two_processes_learn_the_same(tmp_path):
         }
         artifacts, recipe = tiny.tokenized(tmp_path / str(processes), tiny.recipe(changes))
         run(artifacts, recipe)
-        report = evaluate(
-            artifacts,
-            seed=recipe.seed,
-            objective=recipe.objective,
-            model=recipe.model,
-            evaluation=recipe.evaluation,
-            launch=recipe.launch,
-        )
+        report = releases.evaluate(artifacts, recipe)
         lines = (artifacts.history / "validation.csv").read_text().splitlines()
         found.append([float(x) for line in lines[1:] for x in line.split(",")] + sorted(report.model.values()))
         assert "half" in lines[0]

@@ -115,7 +115,8 @@ class SequenceClassification(Likelihood[Options]):
         right = scores["label"] == scores["prediction"]
         classes = np.arange(len(state["labels"]))
         there, told = (scores[name][:, None] == classes for name in ("label", "prediction"))  # (N, C)
-        bins = np.minimum((scores["confidence"] * _BINS).astype(int), _BINS - 1)[:, None] == np.arange(_BINS)
+        place = (np.nan_to_num(scores["confidence"]) * _BINS).astype(int)  # the loss says that it is no number
+        bins = np.minimum(place, _BINS - 1)[:, None] == np.arange(_BINS)
         sure = bins * scores["confidence"][:, None]
         alone = np.stack([scores["nll"], np.ones_like(right), right], axis=1)
         return np.concatenate([alone, there & told, told, there, bins, sure, bins & right[:, None]], axis=1).astype(
