@@ -23,6 +23,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from params import EvergreenError, TransientError, load
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     if "DVC_STAGE" in os.environ:
         die_with_parent()
     try:
-        _run(arguments)
+        _COMMANDS.get(arguments.command, _stage)(arguments)
     except EvergreenError as error:
         sys.stdout.flush()
         print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -56,47 +57,80 @@ def main(argv: list[str] | None = None) -> int:
     return os.EX_OK
 
 
-def _run(arguments: argparse.Namespace) -> None:
-    if arguments.command == "check":
-        from tasks.checking import check
-        from trainer.imports import leave_out
+def _check(arguments: argparse.Namespace) -> None:
+    from tasks.checking import check
+    from trainer.imports import leave_out
 
-        leave_out("peft")
-        check(arguments.recipe)
-    elif arguments.command == "trace":
-        from tasks.tracing import trace
+    leave_out("peft")
+    check(arguments.recipe)
 
-        trace(arguments.recipe, row_id=arguments.row)
-    elif arguments.command == "join":
-        from tasks.joining import join
 
-        join(arguments.recipe, machine=arguments.machine)
-    elif arguments.command == "mirror":
-        from tasks.mirroring import mirror
+def _trace(arguments: argparse.Namespace) -> None:
+    from tasks.tracing import trace
 
-        mirror(arguments.recipe, run=arguments.run)
-    elif arguments.command == "fetch":
-        from tasks.fetching import fetch
+    trace(arguments.recipe, row_id=arguments.row)
 
-        fetch(arguments.recipe)
-    elif arguments.command == "verify-resume":
-        from tasks.verification import verify_resume
 
-        verify_resume(arguments.recipe, steps=arguments.steps, kills=arguments.kills)
-    elif arguments.command == "hub":
-        from tasks.hub_serving import serve
+def _join(arguments: argparse.Namespace) -> None:
+    from tasks.joining import join
 
-        serve(arguments.folder, host=arguments.host, port=arguments.port, tokens=arguments.tokens)
-    elif arguments.command == "report":
-        from tasks.report import read_timings, write_report
+    join(arguments.recipe, machine=arguments.machine)
 
-        artifacts = Artifacts(arguments.recipe.stem)
-        print(f"report: {write_report(artifacts, timings=read_timings(artifacts))}")
-    else:
-        from trainer.imports import leave_out_unused
 
-        leave_out_unused(load(arguments.recipe))
-        _run_stage(arguments.command, arguments.recipe)
+def _mirror(arguments: argparse.Namespace) -> None:
+    from tasks.mirroring import mirror
+
+    mirror(arguments.recipe, run=arguments.run)
+
+
+def _fetch(arguments: argparse.Namespace) -> None:
+    from tasks.fetching import fetch
+
+    fetch(arguments.recipe)
+
+
+def _releases(arguments: argparse.Namespace) -> None:
+    from tasks.release_commands import show_releases
+
+    show_releases(arguments.recipe)
+
+
+def _rollback(arguments: argparse.Namespace) -> None:
+    from tasks.release_commands import roll_back
+
+    roll_back(arguments.tag, recipe=arguments.recipe, by=arguments.by, why=arguments.why)
+
+
+def _reproduce(arguments: argparse.Namespace) -> None:
+    from tasks.release_commands import rebuild
+
+    rebuild(arguments.target, keep=arguments.keep)
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from tasks.report import read_timings, write_report
+
+    artifacts = Artifacts(arguments.recipe.stem)
+    print(f"report: {write_report(artifacts, timings=read_timings(artifacts))}")
+
+
+def _verify_resume(arguments: argparse.Namespace) -> None:
+    from tasks.verification import verify_resume
+
+    verify_resume(arguments.recipe, steps=arguments.steps, kills=arguments.kills)
+
+
+def _hub(arguments: argparse.Namespace) -> None:
+    from tasks.hub_serving import serve
+
+    serve(arguments.folder, host=arguments.host, port=arguments.port, tokens=arguments.tokens)
+
+
+def _stage(arguments: argparse.Namespace) -> None:
+    from trainer.imports import leave_out_unused
+
+    leave_out_unused(load(arguments.recipe))
+    _run_stage(arguments.command, arguments.recipe)
 
 
 def _run_stage(stage: str, recipe: Path) -> None:
@@ -155,8 +189,18 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in {**{stage: f"run the {stage} stage" for stage in FUNCTIONS}, **_OTHERS}.items():
         command = commands.add_parser(name, help=text, description=text)
-        if name != "hub":
+        if name not in {"hub", "releases", "rollback", "reproduce"}:
             command.add_argument("recipe", type=Path, help="params/<recipe>.yaml")
+    commands.choices["releases"].add_argument(
+        "recipe", type=Path, nargs="?", help="params/<recipe>.yaml; by default all"
+    )
+    rollback = commands.choices["rollback"]
+    rollback.add_argument("tag", help="of the release to go back to")
+    rollback.add_argument("--why", required=True, help="the reason, for those who come after you")
+    rollback.add_argument("--by", help="who asks for it (default: the user of git)")
+    rollback.add_argument("--recipe", type=Path, help="whose repository it is (default: the one that has the tag)")
+    commands.choices["reproduce"].add_argument("target", help="<owner/name>@<tag, commit or branch>")
+    commands.choices["reproduce"].add_argument("--keep", action="store_true", help="keep the clone, to look at it")
     commands.choices["trace"].add_argument("--row", type=int, required=True, help="row_id, as in the raw data")
     commands.choices["join"].add_argument("--machine", type=int, required=True, help="its number, from 1 on")
     commands.choices["mirror"].add_argument("--run", help="key of the run to watch until standard input ends")
@@ -181,8 +225,25 @@ _OTHERS = {
     "mirror": "upload the checkpoints that a training with launch.mirror has left to upload",
     "fetch": "download the last checkpoint of a run that another machine mirrors; the train stage goes on from it",
     "report": "write the page of a run, runs/<recipe>/report.html, from what there is of it",
+    "releases": "list what is published, what was, and what was rolled back by whom and why",
+    "rollback": "publish the files of an older release again, as a new commit; the gate is overridden",
+    "reproduce": "rebuild a release from its own record in a temporary clone, and compare the weights",
     "verify-resume": "train the recipe's first steps with and without kills, and compare the runs bit for bit",
     "hub": "serve the Hub in .hub/ on this machine, to browse it and to load models from it",
+}
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "check": _check,
+    "trace": _trace,
+    "join": _join,
+    "mirror": _mirror,
+    "fetch": _fetch,
+    "releases": _releases,
+    "rollback": _rollback,
+    "reproduce": _reproduce,
+    "report": _report,
+    "verify-resume": _verify_resume,
+    "hub": _hub,
 }
 
 if __name__ == "__main__":

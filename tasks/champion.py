@@ -43,7 +43,8 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: str) ->
         HubRefusedError, TransientError: the Hub does not say what is published.
     """
     with open_hub(artifacts, repo_id=repo_id, endpoint=endpoint) as (api, chosen):
-        from tasks.exactly_once import head
+        from tasks.hub_repository import head
+        from tasks.releases import taken_back
 
         found = head(api, repo_id)
         if found is None:
@@ -51,13 +52,14 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: str) ->
         champion = Champion(endpoint=chosen, repo_id=repo_id, commit=found.commit, tag=found.tag, weights=found.weights)
         if champion.weights == weights:
             return Published(champion, None, None)
+        why = taken_back(api, repo_id, weights)
         folder = artifacts.scratch / "champion" / champion.commit
         if not folder.exists():
             shutil.rmtree(folder.parent, ignore_errors=True)
             logger.info("evaluate: downloading the champion, %s of %s", champion.tag or champion.commit, repo_id)
             with whole_folder(folder) as staging:
                 _download(api, champion, staging)
-        return Published(champion, folder, None)
+        return Published(champion, folder, why)
 
 
 def _download(api: HfApi, champion: Champion, folder: Path) -> None:

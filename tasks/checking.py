@@ -211,8 +211,8 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
             if division.function:
                 bind(division.function, "function", 1)
         except RecipeError as error:
-            key = ("evaluation", "slices", i, "function")
-            yield Problem(key, f"{division.function and division.function.name} {error.what}", error.fix)
+            what = f"{division.function and division.function.name} {error.what}"
+            yield Problem(("evaluation", "slices", i, "function"), what, error.fix)
 
 
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:

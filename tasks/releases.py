@@ -17,7 +17,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from params.errors import HubRefusedError
-from tasks.hub_repository import PACE, PUBLISH_ID, Pace, history, refs, until_clear
+from tasks.hub_repository import PACE, PUBLISH_ID, Pace, history, refs, tree, tree_weights, until_clear
 
 ROLLBACK_ID: Final = "Rollback-Id"
 ROLLED_BACK_TO: Final = "Rolled-Back-To"
@@ -45,6 +45,8 @@ class ReleaseEntry:
     """Of a release."""
     to: str | None
     """Of a rollback: the tag whose files main got back."""
+    came_from: str | None
+    """Of a rollback: the commit that main was at."""
     by: str | None
     """Of a rollback: who asked for it."""
     why: str | None
@@ -91,6 +93,7 @@ def releases(
                     kind="rollback" if is_rollback else "release" if publish_id else "other",
                     publish_id=publish_id,
                     to=trailers.get(ROLLED_BACK_TO),
+                    came_from=trailers.get(ROLLED_BACK_FROM),
                     by=trailers.get(BY) if is_rollback else None,
                     why=trailers.get(REASON) if is_rollback else None,
                     is_head=number == 0,
@@ -99,6 +102,43 @@ def releases(
         return found
 
     return until_clear(api, repo_id, look, fix="try again later", deadline_s=deadline_s, pace=pace, log=log)
+
+
+def taken_back(api: HfApi, repo_id: str, weights: str, *, deadline_s: float = 60.0, pace: Pace = PACE) -> str | None:
+    """Who rolled back from the model with these weights, and why; None if nobody did, or it was published again since.
+
+    Args:
+        api: the client.
+        repo_id: a repository that exists.
+        weights: their digest, as `tasks.release_plan.weights_digest` makes it.
+        deadline_s: no attempt starts, and no wait and no request goes on, later than this.
+        pace: of the attempts.
+
+    Raises:
+        HubRefusedError, TransientError: as for `releases`.
+    """
+    entries = releases(api, repo_id, deadline_s=deadline_s, pace=pace)
+
+    def of(commit: str | None) -> str | None:
+        if commit is None:
+            return None
+        found: str | None = until_clear(
+            api,
+            repo_id,
+            lambda: tree_weights(tree(api, repo_id, commit)),
+            fix="try again later",
+            deadline_s=deadline_s,
+            pace=pace,
+        )
+        return found
+
+    rollbacks = [number for number, entry in enumerate(entries) if entry.kind == "rollback"]
+    for entry in entries[: rollbacks[-1] + 1 if rollbacks else 0]:
+        if of(entry.commit) == weights:
+            return None
+        if entry.kind == "rollback" and of(entry.came_from) == weights:
+            return f"by {entry.by}: {entry.why}"
+    return None
 
 
 def lines(entries: Sequence[ReleaseEntry]) -> list[str]:
