@@ -162,7 +162,7 @@ def is_there(artifacts: Artifacts, publish: Publish) -> bool:
     if receipt["verdict"] == "dry-run":
         return publish.dry_run
     with open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as (api, endpoint):
-        from tasks.exactly_once import remote_holds
+        from tasks.hub_repository import remote_holds
 
         return endpoint == receipt["endpoint"] and remote_holds(api, receipt["repo_id"], receipt["commit"])
 
@@ -176,7 +176,7 @@ def is_current(artifacts: Artifacts, publish: Publish) -> bool:
     """
     blessing = gate.read_blessing(artifacts)
     with open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as (api, endpoint):
-        from tasks.exactly_once import head
+        from tasks.hub_repository import head
 
         found = head(api, publish.repo_id)
         if found is None:
@@ -188,11 +188,29 @@ def is_current(artifacts: Artifacts, publish: Publish) -> bool:
 
 
 def _assemble(artifacts: Artifacts, publish: Publish, objective: objectives.Objective[Any], folder: Path) -> None:
-    """Put together what is published: the model's folder, and the card."""
-    from tasks.model_card import write_card
+    """Put together what is published: the model's folder, the record of how it was made, the card, its pictures, the report.
+
+    Rows of the data are quoted only where the repository is private.
+    """
+    from tasks import provenance
+    from tasks.model_card import PICTURES, write_card
+    from tasks.report import render
+    from tasks.report.charts import card_pictures
 
     shutil.copytree(artifacts.model, folder, dirs_exist_ok=True)
+    record = provenance.provenance(artifacts)
+    (folder / provenance.FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    pictures = card_pictures(artifacts)
+    for name, picture in pictures.items():
+        (folder / name).write_bytes(picture)
+    (folder / "report.html").write_text(render(artifacts, timings=None, quote_rows=publish.private), encoding="utf-8")
     card = write_card(
-        artifacts, publish, pipeline_tag=objective.pipeline_tag, auto_class=objective.model_class().__name__
+        artifacts,
+        publish,
+        pipeline_tag=objective.pipeline_tag,
+        auto_class=objective.model_class().__name__,
+        pictures=[name for name in PICTURES if name in pictures],
+        has_report=True,
+        record=record,
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
