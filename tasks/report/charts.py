@@ -13,16 +13,13 @@ from tasks.report.evidence import (
     metric_names,
     worst_slices,
 )
+from tasks.report.graphs import Bin, Panel, calibration, curves
 from tasks.report.plots import (
     MODELS,
-    Bin,
     Gain,
-    Panel,
     Part,
     Value,
-    calibration,
     comparison,
-    curves,
     slices,
 )
 from tasks.report.wording import line

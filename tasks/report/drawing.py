@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+WIDTH = 320.0
+"""Of a chart in pixels: so narrow that a phone shows its text at its own size."""
 INK = "#1c241f"
 SOFT = "#5b665e"
 LINE = "#d5dcd7"
 CARD = "#fffffe"
 CANDIDATE = "#1f5fa8"
 CHAMPION = "#9a5a12"
-BASE = "#6c756f"
+BASE = "#646d67"
 GOOD = "#1a6b42"
 BAD = "#a8281e"
 _VARIABLES = {
@@ -111,6 +113,11 @@ def canvas(width: float, height: float, description: str) -> tuple[Figure, Axes]
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
     return figure, axes
+
+
+def short(text: str, limit: int) -> str:
+    """A label that fits."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def svg(figure: Figure) -> str:

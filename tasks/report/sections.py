@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from params.artifacts import SPLITS
-from tasks.report import charts, plots
+from tasks.report import charts, graphs, plots
 from tasks.report.evidence import Evidence, Json, amount, compare, interval, metric_names, worst_slices
 from tasks.report.plots import NAMES
 from tasks.report.timings import Timing
@@ -168,7 +168,7 @@ def calibrated(evidence: Evidence) -> Section | None:
     lead = f"Its confidence is off by {off:.1f} percentage points on average (expected calibration error): "
     return {
         "lead": f"{lead}{leaning}.",
-        "charts": [("", charts.svg(plots.calibration(found)))],
+        "charts": [("", charts.svg(graphs.calibration(found)))],
         "rows": [(percent(one.confidence), percent(one.accuracy), number(one.rows)) for one in found],
     }
 
@@ -185,7 +185,7 @@ def learned(evidence: Evidence) -> Section | None:
             f"The weights of step {number(training.get('best_step'))} of {number(training.get('steps'))} were kept: there"
             f" {training.get('best_metric')} on the validation split was best, {number(training.get('best_value'))}."
         )
-    return {"lead": lead, "charts": [("", charts.svg(plots.curves([panel]))) for panel in panels]}
+    return {"lead": lead, "charts": [("", charts.svg(graphs.curves([panel]))) for panel in panels]}
 
 
 def checked(evidence: Evidence, *, quote_rows: bool) -> Section | None:
@@ -278,7 +278,7 @@ def timed(timings: Mapping[str, Timing]) -> Section | None:
         }
         for timing in timings.values()
     ]
-    drawn = plots.durations({stage: timing.seconds for stage, timing in timings.items()})
+    drawn = graphs.durations({stage: timing.seconds for stage, timing in timings.items()})
     return {"lead": lead, "rows": rows, "charts": [("", charts.svg(drawn))]}
 
 

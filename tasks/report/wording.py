@@ -19,10 +19,12 @@ def number(value: object) -> str:
     size = abs(figure)
     if isinstance(value, int) or (figure.is_integer() and 1000 <= size < 1e7):
         text = f"{size:,.0f}"
-    elif size and (size < 1e-3 or size >= 1e7):
+    elif not size:
+        text = "0"
+    elif size < 1e-3 or size >= 1e7:
         text = f"{size:.2e}"
     else:
-        text = f"{size:,.{max(0, 3 - max(0, math.floor(math.log10(size)) if size else 0))}f}"
+        text = f"{size:,.{3 - min(3, max(0, math.floor(math.log10(size))))}f}"
     return f"{MINUS}{text}" if figure < 0 else text
 
 

@@ -20,3 +20,11 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
 def run(tmp_path: Path) -> Artifacts:
     """A run that was published, for one test alone."""
     return example.write(tmp_path)
+
+
+@pytest.fixture
+def plain(run: Artifacts) -> Artifacts:
+    """The same without what charts are drawn from, which takes longest."""
+    for path in ("evaluation/details.json", "history/train.csv", "history/validation.csv"):
+        (run.run / path).unlink()
+    return run

@@ -11,7 +11,7 @@ import matplotlib as mpl
 import pytest
 from PIL import Image
 
-from tasks.report import plots
+from tasks.report import graphs, plots
 from tasks.report.charts import card_pictures, png, svg
 from tests.report import example
 
@@ -21,7 +21,7 @@ GAINS = [
     plots.Gain("f1", 0, 0, 0),
 ]
 PARTS = [plots.Part(f"$part_{i}$ <你好>", 40, 0.1 * i, 0.1 * i - 0.05, 0.1 * i + 0.05, 0.3) for i in range(1, 9)]
-BINS = [plots.Bin(0.55, 0.5, 40), plots.Bin(0.95, 0.9, 4)]
+BINS = [graphs.Bin(0.55, 0.5, 40), graphs.Bin(0.95, 0.9, 4)]
 CURVE = [(float(step), 4 / (step + 1)) for step in range(0, 1000, 2)]
 CHARTS = {
     "gains": lambda: plots.gains(GAINS, against="champion"),
@@ -35,12 +35,12 @@ CHARTS = {
     "slices": lambda: plots.slices(PARTS, overall=0.4),
     "one slice": lambda: plots.slices([plots.Part("only", 3, 0.0)]),
     "columns": lambda: plots.slices(PARTS, columns=2),
-    "calibration": lambda: plots.calibration(BINS),
-    "curves": lambda: plots.curves([plots.Panel("loss", CURVE, CURVE[::50], 900.0)]),
-    "log curve": lambda: plots.curves([plots.Panel("perplexity", (), [(0.0, 5000.0), (10.0, 10.0)], 10.0)] * 2),
-    "one point": lambda: plots.curves([plots.Panel("loss", CURVE[:1])]),
-    "durations": lambda: plots.durations({"ingest": 0.4, "train": 7300.0}),
-    "no time": lambda: plots.durations({"ingest": 0.0}),
+    "calibration": lambda: graphs.calibration(BINS),
+    "curves": lambda: graphs.curves([graphs.Panel("loss", CURVE, CURVE[::50], 900.0)]),
+    "log curve": lambda: graphs.curves([graphs.Panel("perplexity", (), [(0.0, 5000.0), (10.0, 10.0)], 10.0)] * 2),
+    "one point": lambda: graphs.curves([graphs.Panel("loss", CURVE[:1])]),
+    "durations": lambda: graphs.durations({"ingest": 0.4, "train": 7300.0}),
+    "no time": lambda: graphs.durations({"ingest": 0.0}),
 }
 
 
@@ -89,7 +89,7 @@ def test_the_style_leaves_the_users_own_alone():
 
 def test_long_curves_are_thinned():
     long = [(float(step), 1.0) for step in range(100_000)]
-    assert len(svg(plots.curves([plots.Panel("loss", long)]))) < 30_000
+    assert len(svg(graphs.curves([graphs.Panel("loss", long)]))) < 30_000
 
 
 def test_pictures_of_the_card(published, tmp_path):

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -159,14 +160,14 @@ def test_every_input_may_be_missing(run, missing):
     assert_self_contained(render(run, timings=TIMINGS))
 
 
-def test_a_file_that_cannot_be_read_is_named(run):
-    run.blessing.write_text('{"verdict": "pub')
-    run.recipe_path.write_text("seed: [")
-    assert "Could not be read, and is not shown: blessing.json" in words(render(run, timings={}))
+def test_a_file_that_cannot_be_read_is_named(plain):
+    plain.blessing.write_text('{"verdict": "pub')
+    plain.recipe_path.write_text("seed: [")
+    assert "Could not be read, and is not shown: blessing.json" in words(render(plain, timings={}))
 
 
 @pytest.mark.parametrize("stage", STAGES[:-1])
-def test_a_run_that_ended_early_says_how_far_it_came(run, stage):
+def test_a_run_that_ended_early_says_how_far_it_came(plain, stage):
     folders = {
         "ingest": "raw",
         "validate": "validated",
@@ -176,13 +177,13 @@ def test_a_run_that_ended_early_says_how_far_it_came(run, stage):
     }
     later = STAGES[STAGES.index(stage) : -1]
     for name in later:
-        shutil.rmtree(run.run / folders[name])
-    shutil.rmtree(run.receipt.parent)
+        shutil.rmtree(plain.run / folders[name])
+    shutil.rmtree(plain.receipt.parent)
     done = {name: TIMINGS[name] for name in STAGES[: STAGES.index(stage)]}
     failed = Timing(
         stage=stage, seconds=3.0, outcome="failed", error=f"DataError: it is bad {example.EVIL}\n  fix: mend it"
     )
-    page = render(run, timings={**done, stage: failed})
+    page = render(plain, timings={**done, stage: failed})
     assert headline(page) == f"Failed in {stage}"
     text = words(page)
     assert "DataError: it is bad <script" in text
@@ -210,14 +211,14 @@ def test_results_of_an_earlier_run_are_called_so(published):
     assert "What stands below of train, evaluate is from an earlier run" in text
 
 
-def test_a_failed_validation_links_to_its_own_page(run):
-    shutil.rmtree(run.validated)
-    page = run.scratch / "validation-failed" / "report.html"
+def test_a_failed_validation_links_to_its_own_page(plain):
+    shutil.rmtree(plain.validated)
+    page = plain.scratch / "validation-failed" / "report.html"
     page.parent.mkdir(parents=True)
     page.write_text("why")
     failed = {"validate": Timing(stage="validate", seconds=1.0, outcome="failed")}
-    (link,) = (a for a in Outline(render(run, timings=failed)).addresses if not a.startswith("#"))
-    assert (run.run / link).resolve() == page.resolve()
+    (link,) = (a for a in Outline(render(plain, timings=failed)).addresses if not a.startswith("#"))
+    assert (plain.run / link).resolve() == page.resolve()
 
 
 @pytest.mark.parametrize(
@@ -236,31 +237,31 @@ def test_a_failed_validation_links_to_its_own_page(run):
         ({"verdict": "refuse"}, None, "Refused", "bad"),
     ],
 )
-def test_verdicts(run, blessing, receipt, shown, tone):
-    change(run.blessing, **blessing)
+def test_verdicts(plain, blessing, receipt, shown, tone):
+    change(plain.blessing, **blessing)
     if receipt is None:
-        run.receipt.unlink()
+        plain.receipt.unlink()
     else:
-        example.save(run.receipt, {**example.RECEIPT, **receipt})
-    page = render(run, timings=TIMINGS)
+        example.save(plain.receipt, {**example.RECEIPT, **receipt})
+    page = render(plain, timings=TIMINGS)
     assert headline(page) == shown
     assert f'class="verdict card {tone}"' in page
     if shown != "Published":
         assert "published as" not in words(page)
 
 
-def test_a_refusal_is_not_called_a_failure(run):
-    change(run.blessing, verdict="refuse")
+def test_a_refusal_is_not_called_a_failure(plain):
+    change(plain.blessing, verdict="refuse")
     failed = {"publish": Timing(stage="publish", seconds=1.0, outcome="failed", error="ModelError: the gate refuses")}
-    assert headline(render(run, timings=failed)) == "Refused"
+    assert headline(render(plain, timings=failed)) == "Refused"
 
 
-def test_a_release_on_a_network_is_a_link(run):
-    change(run.receipt, endpoint="https://hub.example")
-    page = render(run, timings=TIMINGS)
+def test_a_release_on_a_network_is_a_link(plain):
+    change(plain.receipt, endpoint="https://hub.example")
+    page = render(plain, timings=TIMINGS)
     assert f'href="https://hub.example/tests/tiny/tree/{"d" * 40}"' in page
-    change(run.receipt, endpoint="javascript:alert(1)//")
-    assert 'href="javascript' not in render(run, timings=TIMINGS)
+    change(plain.receipt, endpoint="javascript:alert(1)//")
+    assert 'href="javascript' not in render(plain, timings=TIMINGS)
 
 
 def test_hundreds_of_slices_and_long_texts_stay_small(tmp_path):
@@ -329,3 +330,23 @@ def test_a_later_failure_of_the_run_before_is_forgotten(tmp_path):
     record_timing(artifacts, TIMINGS["evaluate"])
     record_timing(artifacts, TIMINGS["validate"])
     assert list(read_timings(artifacts)) == ["ingest", "validate", "evaluate"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_colours_of_text_can_be_told_from_their_ground(scheme):
+    style = files("tasks.report").joinpath("page.html.jinja").read_text()
+    light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    colours = dict(re.findall(r"(--[\w-]+): #(\w{6})", light + (dark if scheme == "dark" else "")))
+    grounds = {name: ["--page", "--card"] for name in ("--ink", "--soft", "--candidate", "--champion", "--base")}
+    grounds |= {f"--{name}": ["--card", f"--{name}-wash"] for name in ("good", "bad", "note")}
+    for ink, places in grounds.items():
+        for place in places:
+            dim, bright = sorted(luminance(colours[name]) for name in (ink, place))
+            assert (bright + 0.05) / (dim + 0.05) >= 4.5, (ink, place)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance, as WCAG 2 defines it."""
+    shares = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
