@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -13,7 +15,7 @@ from tasks.hub import routes_downloads, routes_pages, routes_repositories, route
 from tasks.hub.bounds import BoundedRequests
 from tasks.hub.page_templates import page
 from tasks.hub.refusals import RefusedError, repository_not_found
-from tasks.hub.requests import Hub
+from tasks.hub.requests import Hub, kind_of
 
 
 def build_application(hub: Hub) -> ASGIApp:
@@ -53,6 +55,15 @@ def build_application(hub: Hub) -> ASGIApp:
     def refuse_request(request: Request, error: RequestValidationError) -> Response:
         problems = "; ".join(f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors())
         return refuse(request, RefusedError(400, f"The request is malformed: {problems}"))
+
+    @app.exception_handler(FileNotFoundError)
+    @app.exception_handler(KeyError)
+    def refuse_deleted(request: Request, error: Exception) -> Response:
+        """A repository may be deleted at any moment, whatever is being read or written in it."""
+        parts = {name: unquote(value) for name, value in request.path_params.items()}
+        if "namespace" in parts and not hub.store.holds(kind_of(request), parts["namespace"], parts["name"]):
+            return refuse(request, repository_not_found())
+        raise error
 
     @app.exception_handler(UnicodeEncodeError)
     def refuse_text(request: Request, _: UnicodeEncodeError) -> Response:

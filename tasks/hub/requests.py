@@ -91,10 +91,15 @@ def browsable_target(request: Request) -> Target:
     return _target(request, reader_of(request))
 
 
+def kind_of(request: Request) -> str:
+    """Whether the path of this request is one of `models` or of `datasets`."""
+    is_dataset = request.url.path.startswith("/datasets/")
+    return unquote(request.path_params.get("kind") or ("datasets" if is_dataset else "models"))
+
+
 def _target(request: Request, user: str | None) -> Target:
     parts = {name: unquote(value) for name, value in request.path_params.items()}
-    kind = parts.get("kind") or ("datasets" if request.url.path.startswith("/datasets/") else "models")
-    namespace, name = parts["namespace"], parts["name"]
+    kind, namespace, name = kind_of(request), parts["namespace"], parts["name"]
     hub = hub_of(request)
     repository = hub.store.open(kind, namespace, name)
     if not hub.access.may_write(user, namespace) and repository.private:

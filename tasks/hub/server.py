@@ -89,13 +89,14 @@ class LocalHub:
         assert self._sessions is not None, "enter it first"
         return f"{self.endpoint}/-/sign-in?once={self._sessions.invite(user)}"
 
-    def _application(self, port: int) -> ASGIApp:
+    def application(self) -> ASGIApp:
+        """The ASGI application that is served."""
         from tasks.hub.application import build_application
         from tasks.hub.requests import Hub
         from tasks.hub.sessions import Sessions
         from tasks.hub.store import Store
 
-        self._sessions = Sessions(cookie=f"hub-session-{port}")
+        self._sessions = Sessions(cookie=f"hub-session-{self.endpoint.rpartition(':')[2]}")
         store = Store(self._root)
         store.sweep()
         return build_application(Hub(store, self._access, self._sessions, self._part_bytes, self._is_local))
@@ -106,10 +107,9 @@ class LocalHub:
         self._root.mkdir(parents=True, exist_ok=True)
         listener = _listen(self._host, self._port)
         shown_host = f"[{self._host}]" if ":" in self._host else self._host
-        port = listener.getsockname()[1]
-        self._endpoint = f"http://{shown_host}:{port}"
+        self._endpoint = f"http://{shown_host}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
-            self._application(port), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            self.application(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],), name="local-hub", daemon=True)

@@ -37,9 +37,14 @@ class Store:
             RefusedError: 404 RepoNotFound.
         """
         path = self._path(kind, namespace, name)
-        if path is None or not (path / "HEAD").is_file():
+        if path is None or not self.holds(kind, namespace, name):
             raise repository_not_found()
         return Repository(path)
+
+    def holds(self, kind: str, namespace: str, name: str) -> bool:
+        """Whether there is a repository of that name."""
+        path = self._path(kind, namespace, name)
+        return path is not None and (path / "HEAD").is_file()
 
     def create(self, kind: str, namespace: str, name: str, *, private: bool, user: str) -> None:
         """Make a repository with one commit on main; it becomes visible whole, by one rename.

@@ -141,52 +141,55 @@ def test_kill_in_the_middle_of_commits(root: Path) -> None:
     assert fsck(root) == "0 "
 
 
-KILL_AT = """
-    import os, signal, sys
-    from pathlib import Path
-    from tasks.hub.records import PutFile
-    from tasks.hub.store import Store
-
-    repository = Store(Path(sys.argv[1])).open("models", "alice", "model")
-    step, replace = 0, os.replace
-
-    def commit(content):
-        changes = [PutFile("a/b.txt", b"b" + content), PutFile("c.txt", b"c" + content)]
-        repository.commit("main", changes, title="t", description="", parent=None, user="alice")
-
-    for fatal in range(1, 20):
-        child = os.fork()
-        if child == 0:
-            def dying_replace(source, target):
-                global step
-                step += 1
-                if step == fatal:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                replace(source, target)
-            os.replace = dying_replace
-            commit(b"%d" % fatal)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        killed = os.WIFSIGNALED(status)
-        print(fatal if killed else "done", end=" ", flush=True)
-        if not killed:
-            break
-        commit(b"%d" % fatal)  # the same again, over what the killed one left behind
-"""
+STRIDES = {"create": 29, "commit": 31, "assemble": 37, "tag": 11, "untag": 7, "delete": 23}
+"""Every how manieth place is tried in the short form: the places are some 640, and each takes a third of a second."""
 
 
-def test_kill_before_each_write_of_a_commit(hub: LocalHub, alice: HfApi, root: Path) -> None:
-    """A child is killed before its 1st, 2nd, 3rd ... rename; the same commit then lands in another process."""
-    alice.create_repo(REPO)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILL_AT), str(root)], capture_output=True, text=True, check=True
-    )
-    # two blobs, two trees, the commit, the branch: six renames, and the seventh child lives
-    assert done.stdout.split() == ["1", "2", "3", "4", "5", "6", "done"]
-    assert fsck(root) == "0 "
-    history = alice.list_repo_commits(REPO)
-    assert len(history) == 1 + 6 + 1, "a killed commit landed, or an unharmed one did not"
-    assert [path.name for path in (root / "models/alice/model.git").rglob("*.lock")] == ["hub.lock"]
+def kill_at_writes(operation: str, folder: Path, stride: int) -> tuple[int, int]:
+    program = [sys.executable, "-m", "tests.hub.kills", operation, str(folder), str(stride)]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    places, landed = map(int, done.stdout.split())
+    return places, landed
+
+
+@pytest.mark.parametrize(("operation", "stride"), STRIDES.items())
+def test_kill_before_some_writes(operation: str, stride: int, tmp_path: Path) -> None:
+    places, landed = kill_at_writes(operation, tmp_path, stride)
+    assert places > stride
+    assert 0 <= landed < places
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", STRIDES)
+def test_kill_before_every_write(operation: str, tmp_path: Path) -> None:
+    places, _ = kill_at_writes(operation, tmp_path, 1)
+    assert places > 20
+
+
+def test_a_repository_deleted_under_its_users(root: Path) -> None:
+    """Readers, writers and uploads of a repository that is deleted meanwhile are told so, and leave nothing behind."""
+    with server_process(root) as (_, one), server_process(root) as (_, two):
+        for turn in range(3):
+            one.create_repo(REPO)
+
+            content = b"x" * 100 + bytes([turn])
+            writers = [partial(put_many, api, content) for api in (one, two)]
+            outcomes = at_once([*writers, partial(delete_soon, two)])
+            assert set(outcomes) <= {200, 404}, outcomes
+            assert [path.name for path in (root / "models/alice").iterdir()] == []
+
+
+def put_many(api: HfApi, content: bytes) -> object:
+    for number in range(30):
+        put(api, f"{number}.safetensors", content + bytes([number]))
+    return 200
+
+
+def delete_soon(api: HfApi) -> object:
+    time.sleep(0.15)
+    api.delete_repo(REPO)
+    return 200
 
 
 def test_sigterm_stops_the_server_in_good_order(root: Path) -> None:
