@@ -131,12 +131,13 @@ def explain(error: BaseException, api: HfApi) -> str:
 
 
 def refuse_malformed_token(api: HfApi, repo_id: str) -> None:
-    """Let no token pass that cannot be sent: the HTTP library would quote it in full.
+    """Let no token pass that cannot be sent, the client's own or the one it would find: the HTTP library would quote it.
 
     Raises:
         HubRefusedError: the token holds white space, such as a line end.
     """
-    if isinstance(api.token, str) and not re.fullmatch(r"[\x21-\x7e]+", api.token):
+    token = get_token() if api.token in (None, True) else api.token
+    if isinstance(token, str) and not re.fullmatch(r"[\x21-\x7e]+", token):
         what = "the token holds white space or characters that no token has"
         raise HubRefusedError(f"{api.endpoint}/{repo_id}", what, "copy it again, without the line end")
 

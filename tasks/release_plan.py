@@ -18,24 +18,24 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils._validators import validate_repo_id
 
 from params.errors import ModelError, RecipeError
+from tasks.secret_search import find_secrets
 
 RECEIPT: Final = "evergreen-receipt.json"
 """Says inside the commit what it is: its id, its files and where they come from."""
 WEIGHTS: Final = ".safetensors"
 """The suffix of the files that make a model the one it is."""
 
-_PICKLES = frozenset({".bin", ".ckpt", ".h5", ".joblib", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"})
-_CODE = frozenset({".bat", ".dll", ".dylib", ".exe", ".ipynb", ".jar", ".js", ".py", ".pyc", ".pyd", ".sh", ".so"})
-_PICKLE_START = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04")
-"""Pickle protocols 2 to 5, and the zip that torch.save writes."""
-_SECRETS = {
-    "a Hugging Face token": re.compile(rb"\bhf_[A-Za-z0-9]{30,}"),
-    "an AWS key": re.compile(rb"\bAKIA[0-9A-Z]{16}\b"),
-    "a GitHub token": re.compile(rb"\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{60,}"),
-    "an API key": re.compile(rb"\bsk-[A-Za-z0-9_-]{32,}|\bAIza[0-9A-Za-z_-]{35}"),
-    "a Slack token": re.compile(rb"\bxox[baprs]-[0-9A-Za-z-]{10,}"),
-    "a private key": re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
+_PICKLES = frozenset({".bin", ".ckpt", ".h5", ".joblib", ".keras", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"})
+_PROGRAMS = {".bat", ".cmd", ".class", ".dll", ".dylib", ".egg", ".exe", ".jar", ".js", ".ps1", ".sh", ".so", ".wasm"}
+_CODE = frozenset({".ipynb", ".py", ".pyc", ".pyd", ".pyo", ".pyw", ".pyz", ".whl", *_PROGRAMS})
+_STARTS = {
+    "holds a pickle or an archive": re.compile(rb"\x80[\x02-\x05]|PK\x03\x04|PK\x05\x06"),
+    "holds an archive, into which nobody has looked": re.compile(
+        rb"\x1f\x8b|BZh[1-9]|\xfd7zXZ\0|7z\xbc\xaf|\x28\xb5\x2f\xfd|Rar!|(?s:.{257})ustar"
+    ),
+    "is a program": re.compile(rb"\x7fELF|MZ\x90\0|#!\s*/|[\xce\xcf]\xfa\xed\xfe|\xca\xfe\xba\xbe|\0asm"),
 }
+"""Pickle protocols 2 to 5 and the zip that torch.save writes; other archives; what an operating system runs."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def plan_release(
     }
     publish_id = hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
     receipt = json.dumps({"publish_id": publish_id, **body}, sort_keys=True, indent=1).encode() + b"\n"
-    problems += _find_secrets(RECEIPT, receipt)
+    problems += find_secrets(RECEIPT, receipt)
     if problems:
         what = "cannot be published:" + "".join(f"\n    {problem}" for problem in problems)
         raise ModelError(str(folder), what, "remove or replace these; weights belong into .safetensors")
@@ -150,7 +150,9 @@ def _collect(folder: Path, problems: list[str]) -> Iterator[ReleaseFile]:
     """The files in order of path; what may not be published goes to `problems`."""
     for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix()):
         name = path.relative_to(folder).as_posix()
-        if path.is_symlink():
+        if find_secrets("", name.encode(errors="surrogateescape")):
+            problems.append("the name of a file holds something like a secret")
+        elif path.is_symlink():
             problems.append(f"{name}: is a symbolic link")
         elif any(part.startswith(".") for part in Path(name).parts):
             problems.append(f"{name}: is hidden; such files often hold settings or secrets")
@@ -173,29 +175,20 @@ def _collect(folder: Path, problems: list[str]) -> Iterator[ReleaseFile]:
 
 def _find_content_problems(name: str, path: Path) -> list[str]:
     with path.open("rb") as file:
-        start = file.read(8192)
-        if _PICKLE_START.match(start):
-            return [f"{name}: holds a pickle or an archive, whatever its name says"]
-        if b"\0" in start:
-            return []
-        content = start + file.read()
-    problems = _find_secrets(name, content)
-    if Path(name).name == "config.json":
+        start = file.read(512)
+    for what, pattern in _STARTS.items():
+        if pattern.match(start):
+            return [f"{name}: {what}, whatever its name says"]
+    problems = find_secrets(name, path)
+    file_name = Path(name).name
+    if file_name.endswith("config.json"):
         try:
-            config = json.loads(content)
+            config = json.loads(path.read_bytes())
         except ValueError as error:
             return [*problems, f"{name}: is not JSON: {error}"]
-        if isinstance(config, dict) and "auto_map" in config:
+        is_ours = file_name == "config.json"  # an adapter's config may have the key, with nothing in it
+        if isinstance(config, dict) and ("auto_map" in config if is_ours else config.get("auto_map")):
             problems.append(f"{name}: has auto_map, which makes its users run code of the repository")
-    return problems
-
-
-def _find_secrets(name: str, content: bytes) -> list[str]:
-    problems = []
-    for what, pattern in _SECRETS.items():
-        if match := pattern.search(content):
-            line = content.count(b"\n", 0, match.start()) + 1
-            problems.append(f"{name}:{line}: holds something like {what}")
     return problems
 
 

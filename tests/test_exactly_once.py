@@ -26,7 +26,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import disable_progress_bars, get_session
 
 from params.errors import HubRefusedError, ModelError, RecipeError, StaleBlessingError, TransientError
-from tasks import exactly_once, hub_faults
+from tasks import exactly_once, hub_faults, secret_search
 from tasks.exactly_once import (
     RECEIPT,
     Head,
@@ -166,6 +166,19 @@ SECRET = "hf_" + "a1B2" * 10
         ("key.txt", b"-----BEGIN RSA PRIVATE KEY-----", "something like a private key"),
         ("config.json", b'{"auto_map": {"AutoModel": "m.M"}}', "has auto_map"),
         ("config.json", b"{", "is not JSON"),
+        ("tokenizer_config.json", b'{"auto_map": {"AutoTokenizer": "t.T"}}', "has auto_map"),
+        ("weights.txt", b"\x1f\x8b\x08rest", "an archive, into which nobody has looked"),
+        ("data.txt", bytes(257) + b"ustar\x0000", "an archive, into which nobody has looked"),
+        ("run.txt", b"#!/bin/sh\nrm", "is a program"),
+        ("run", b"\x7fELF\x02", "is a program"),
+        ("notes.txt", b"x" * 9000 + b" " + SECRET.encode(), "notes.txt:1: holds something like a Hugging Face token"),
+        ("notes.txt", b"\n" * 9000 + SECRET.encode() + bytes(9), "notes.txt:9001: holds something like a Hugging"),
+        ("a.safetensors", bytes(100) + SECRET.encode(), "a.safetensors:1: holds something like a Hugging Face token"),
+        ("notes.txt", f"a\nb {SECRET}".encode("utf-16"), "notes.txt:2: holds something like a Hugging Face token"),
+        ("notes.txt", f"a\nb {SECRET}".encode("utf-16-be"), "notes.txt:2: holds something like a Hugging Face token"),
+        ("a.txt", b"ASIA" + b"A1" * 8, "something like an AWS key"),
+        ("a.txt", b"glpat-" + b"a-" * 10, "something like a GitLab token"),
+        ("a.txt", b"postgres://me:hunter2@host/rows", "something like a password in an address"),
         (RECEIPT, b"{}", "is written by the publication itself"),
     ],
 )
@@ -175,6 +188,67 @@ def test_what_may_not_be_published(folder: Path, name: str, content: bytes, prob
     with pytest.raises(ModelError, match=re.escape(problem)) as raised:
         plan(folder)
     assert name.partition("/")[0] in str(raised.value)
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("adapter_config.json", b'{"auto_map": null}'),
+        ("notes.txt", b"see https://example.org:8080/a@b, mailto:a@b.org, task-" + b"a" * 40 + b", xhf_" + b"a" * 40),
+        ("merges.txt", b"#version: 0.2\nMZ a\n"),
+    ],
+)
+def test_what_may_be_published(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    assert name in {file.path for file in plan(folder).files}
+
+
+IN_USE = "token.of-a-mirror_77"
+
+
+@pytest.mark.parametrize("place", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "file", "login"])
+@pytest.mark.parametrize("path", ["README.md", "model.safetensors", "sub/utf-16.txt"])
+def test_the_token_in_use_is_found_whatever_it_looks_like(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, path: str
+) -> None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "stored"))
+    with (folder / path).open("ab") as file:
+        file.write(f"\n{IN_USE}!".encode("utf-16-le" if "16" in path else "utf-8"))
+    plan(folder)
+    if place == "file":
+        (tmp_path / "token").write_text(f"{IN_USE}\n")
+    elif place == "login":
+        (tmp_path / "stored").write_text(f"[mine]\nhf_token = {IN_USE}\n")
+    else:
+        monkeypatch.setenv(place, f" {IN_USE}\n")
+    with pytest.raises(ModelError, match=f"{path}:[0-9]+: holds the token that this machine uses") as raised:
+        plan(folder)
+    assert IN_USE not in str(raised.value)
+
+
+def test_a_secret_across_two_blocks_is_found_and_numbers_cost_little(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secret_search, "BLOCK_BYTES", 4096)
+    monkeypatch.setenv("HF_TOKEN", IN_USE)
+    for start in (4080, 8192 - 30, 3 * 4096 - 1):
+        (folder / "notes.txt").write_bytes(b"\n" * start + SECRET.encode() + b"\n" * 5000)
+        with pytest.raises(ModelError, match=f"notes.txt:{start + 1}: holds something like a Hugging Face token"):
+            plan(folder)
+    (folder / "notes.txt").unlink()
+    (folder / "model.safetensors").write_bytes(bytes(4 * 4096 - 5) + IN_USE.encode())
+    with pytest.raises(ModelError, match=r"model\.safetensors:1: holds the token"):
+        plan(folder)
+
+
+def test_a_secret_in_a_name_is_found_and_not_told(folder: Path) -> None:
+    (folder / f"{SECRET}.txt").write_text("x")
+    with pytest.raises(ModelError, match="the name of a file holds") as raised:
+        plan(folder)
     assert SECRET not in str(raised.value)
 
 
@@ -593,6 +667,17 @@ def test_a_malformed_token_is_never_shown(hub: FaultyHub, folder: Path, token: s
         publish(HfApi(endpoint=hub.endpoint, token=token), plan(folder))
     assert token.strip() not in str(raised.value)
     assert hub.done == []
+
+
+def test_a_malformed_token_of_the_environment_is_never_shown(
+    hub: FaultyHub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "token-of alice\n")
+    with pytest.raises(HubRefusedError, match="the token holds white space") as raised:
+        publish(HfApi(endpoint=hub.endpoint), plan(folder))
+    assert "alice" not in str(raised.value).replace(REPO, "")
+    monkeypatch.setenv("HF_TOKEN", f"{TOKEN}\n")
+    assert publish(HfApi(endpoint=hub.endpoint), plan(folder)).how == "committed", "the client leaves out a line end"
 
 
 def test_the_token_and_signatures_are_in_no_message(api: HfApi, hub: FaultyHub, folder: Path) -> None:
