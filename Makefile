@@ -30,8 +30,8 @@ test: $(INSTALLED)  ## all tests
 slow: $(INSTALLED)  ## the tests that `make test` leaves out because a quicker one shows the same
 	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-chaos: $(INSTALLED)  ## kill a training 200 times, and all else that may happen to one (up to 40 minutes)
-	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} $(BIN)/python -m pytest tests/chaos -m "slow or not slow" -o log_cli=true -o log_cli_level=INFO
+chaos: $(INSTALLED)  ## kill a training 200 times, publish under 500 schedules of faults, and more (up to an hour)
+	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} EVERGREEN_CHAOS_PUBLISHES=$${EVERGREEN_CHAOS_PUBLISHES:-500} $(BIN)/python -m pytest tests/chaos -m "slow or not slow" -o log_cli=true -o log_cli_level=INFO
 
 check: $(INSTALLED)  ## lint, format, types, law of imports
 	$(BIN)/ruff check .
