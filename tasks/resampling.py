@@ -144,14 +144,16 @@ class Resampler:
         return found
 
     def _left_out(self, scores: Scores) -> dict[str, NDArray[np.float64]]:
-        """The figures of all rows but one, for each of them, (N,)."""
-        totals = self.totals(scores)
-        with np.errstate(divide="ignore", invalid="ignore"):  # nothing is left of a single row
-            found = [
-                self.objective.compute(totals - self._parts(scores, start), self.state)
-                for start in range(0, len(scores), _CHUNK)
-            ]
-        return {metric: np.concatenate([part[metric] for part in found]) for metric in found[0]}
+        """The figures of all rows but one, for each of them, (N,); NaN where without a row there is none."""
+        totals, names = self.totals(scores), self.figures(scores)
+        found: dict[str, list[NDArray[np.float64]]] = {metric: [] for metric in names}
+        for start in range(0, len(scores), _CHUNK):
+            left = totals - self._parts(scores, start)  # (n, S)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                figures = self.objective.compute(left, self.state)
+            for metric, parts in found.items():
+                parts.append(figures.get(metric, np.full(len(left), np.nan)))
+        return {metric: np.concatenate(parts) for metric, parts in found.items()}
 
     def _parts(self, scores: Scores, start: int) -> NDArray[np.float64]:
         chunk = {name: column[start : start + _CHUNK] for name, column in scores.columns.items()}

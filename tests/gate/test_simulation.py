@@ -1,0 +1,67 @@
+"""A short form of benchmarks/gate_simulation.py: rates of error and power, of a few hundred pairs of models."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.gate_simulation import (
+    FAMILIES,
+    GATES,
+    Accuracy,
+    BitsPerByte,
+    Family,
+    MacroF1,
+    Spans,
+    cells,
+    slice_cells,
+)
+
+SHORT: list[tuple[Family, int]] = [
+    (Accuracy(200, 0.9, 0.02), 800),
+    (Accuracy(1000, 0.9, 0.05), 400),
+    (BitsPerByte(200, 0.5, rare=False), 200),
+    (BitsPerByte(200, 0.5, rare=True), 200),
+]
+
+
+def id_of(value: object) -> str | None:
+    return f"{value.describe()} of {value.rows} rows" if isinstance(value, Family) else None
+
+
+@pytest.mark.parametrize(("family", "pairs"), SHORT, ids=id_of)
+def test_a_model_that_is_not_above_the_bar_is_published_as_seldom_as_was_asked(family: Family, pairs: int) -> None:
+    """At most 2.5% of them; of a few hundred pairs more are seen by chance, so that up to three standard errors are allowed."""
+    allowed = 0.025 + 3 * (0.025 * 0.975 / pairs) ** 0.5
+    found = list(cells(family, pairs))
+    errors = [cell for cell in found if cell.is_error]
+    assert {cell.gate for cell in errors} == set(GATES)
+    for cell in errors:
+        assert cell.published <= allowed, cell
+    for gate, settings in GATES.items():
+        rates = [cell.published for cell in found if cell.gate == gate]
+        assert rates == sorted(rates), "the better, the more often"
+        clearly_worse = [cell.published for cell in errors if cell.gate == gate and cell.gain < settings.bar - 0.01]
+        assert all(rate < 0.02 for rate in clearly_worse)
+
+
+def test_a_better_model_is_published() -> None:
+    rates = {(cell.gate, cell.gain): cell.published for cell in cells(Accuracy(1000, 0.9, 0.05), 100)}
+    assert rates["no worse (default)", 0.04] > 0.98
+    assert rates["margin: 0.01", 0.02] > 0.85
+    assert rates["gain: 0.01", 0.04] > 0.85
+
+
+def test_slices_that_are_fine_raise_no_alarm_and_a_bad_one_does() -> None:
+    rates = {(cell.gate, cell.truth, cell.rows): cell for cell in slice_cells(25, slices=50)}
+    for cell in rates.values():
+        if cell.is_error:
+            assert cell.alarm <= 0.05 + 3 * (0.05 * 0.95 / 25) ** 0.5, cell
+    assert rates["slice_margin: 0.05", "one worse by 0.3", 200].alarm > 0.95
+    assert rates["slice_floors: 0.8", "one worse by 0.3", 200].alarm > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [Spans(200), MacroF1(300, 0.1), BitsPerByte(1000, 1.0, rare=False)], ids=id_of)
+def test_so_it_is_for_other_scores(family: Family) -> None:
+    assert family in FAMILIES
+    test_a_model_that_is_not_above_the_bar_is_published_as_seldom_as_was_asked(family, 1000)
