@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlencode
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
+from tasks.hub.bounds import BODY_BYTES
 from tasks.hub.card_metadata import read_card
 from tasks.hub.names import RefKind
 from tasks.hub.records import Entry
@@ -139,6 +140,7 @@ def _describe(target: Target, revision: str, response: Response, *, blobs: bool)
     response.headers["X-Repo-Commit"] = sha
     files = [entry for entry in repository.entries(sha, recursive=True) if not entry.is_folder]
     modified = _date(repository.history(sha, skip=0, limit=1)[0].time)
+    metadata = _metadata(target, sha)
     return {
         "_id": target.page,
         "id": target.id,
@@ -150,10 +152,31 @@ def _describe(target: Target, revision: str, response: Response, *, blobs: bool)
         "disabled": False,
         "downloads": 0,
         "likes": 0,
-        "tags": [],
+        "tags": [tag for tag in _listed(metadata.get("tags")) if isinstance(tag, str)],
+        "cardData": metadata,
+        **{key: value for key, value in metadata.items() if key in _SHOWN and isinstance(value, str)},
         "lastModified": modified,
         "siblings": [_sibling(entry, blobs=blobs) for entry in files],
     }
+
+
+_SHOWN = ("pipeline_tag", "library_name")
+
+
+def _metadata(target: Target, sha: str) -> dict[str, object]:
+    """The metadata of the card at a commit, as far as the Hub would take it."""
+    try:
+        entry = target.repository.entry(sha, "README.md")
+    except RefusedError:
+        return {}
+    if entry.sha256 or entry.size > BODY_BYTES:
+        return {}
+    card = read_card(target.repository.read(entry).decode(errors="replace"), is_model=target.kind == "models")
+    return {} if card.errors else card.metadata or {}
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
 
 
 def _sibling(entry: Entry, *, blobs: bool) -> dict[str, object]:

@@ -20,6 +20,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from tasks.hub.card_metadata import read_card
 from tasks.hub.large_files import LargeFiles
 from tasks.hub.records import Change, DeleteFile, DeleteFolder, PutFile, PutLargeFile
 from tasks.hub.refusals import RefusedError
@@ -158,6 +159,7 @@ def commit(request: Request, target: Writable, revision: Quoted, body: Body, cre
     title = header.get("summary")
     if not isinstance(title, str) or not title.strip():
         raise RefusedError(400, "The commit has no summary")
+    _refuse_broken_card(target, changes)
     sha = target.repository.commit(
         revision.removeprefix("refs/heads/"),
         changes,
@@ -168,6 +170,19 @@ def commit(request: Request, target: Writable, revision: Quoted, body: Body, cre
     )
     url = f"{endpoint_of(request)}/{target.page}/commit/{sha}"
     return {"success": True, "commitOid": sha, "commitUrl": url, "hookOutput": ""}
+
+
+def _refuse_broken_card(target: Target, changes: list[Change]) -> None:
+    """Let no card in whose metadata the Hub refuses; clients ask beforehand, but need not.
+
+    Raises:
+        RefusedError: 400.
+    """
+    for change in changes:
+        if isinstance(change, PutFile) and change.path == "README.md":
+            card = read_card(change.content.decode(errors="replace"), is_model=target.kind == "models")
+            if card.errors:
+                raise RefusedError(400, f"Invalid metadata in README.md: {'; '.join(card.errors)}")
 
 
 def _parse_commit(body: bytes) -> tuple[dict[str, Any], list[Change]]:

@@ -13,9 +13,17 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars
 
 from tasks.hub import LocalHub
+from tests.hub.contract import CONTRACT_HUB, IS_LOCAL, PREFIX, TOKEN, local_only
 
 PART_BYTES = 1 << 20
 TOKENS = {"token-of-alice": "alice", "token-of-bob": "bob"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave another Hub alone with all that is not the contract."""
+    for item in items:
+        if not IS_LOCAL and item.path.parent == Path(__file__).parent and item.path.name != "test_hub_api.py":
+            item.add_marker(local_only)
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +54,36 @@ def hub(running_hub: tuple[LocalHub, Path], root: Path) -> LocalHub:
 
 
 @pytest.fixture
-def alice(hub: LocalHub) -> HfApi:
-    return HfApi(endpoint=hub.endpoint, token="token-of-alice")
+def endpoint(request: pytest.FixtureRequest) -> str:
+    """The address of the Hub that is tested."""
+    return request.getfixturevalue("hub").endpoint if IS_LOCAL else CONTRACT_HUB.rstrip("/")
+
+
+@pytest.fixture
+def local_root(request: pytest.FixtureRequest) -> Path | None:
+    """The folder of the Hub, when it is the local one."""
+    return request.getfixturevalue("root") if IS_LOCAL else None
+
+
+@pytest.fixture
+def alice(endpoint: str) -> HfApi:
+    return HfApi(endpoint=endpoint, token=TOKEN)
+
+
+@pytest.fixture
+def me(alice: HfApi) -> str:
+    """The user whose token it is: alice, on the local Hub."""
+    return "alice" if IS_LOCAL else alice.whoami(cache=True)["name"]
+
+
+@pytest.fixture
+def repo(alice: HfApi, me: str) -> Iterator[str]:
+    """A name of a repository that is not there yet; what a test makes of that name is deleted on a Hub elsewhere."""
+    name = f"{me}/{PREFIX}model"
+    yield name
+    if not IS_LOCAL:
+        for kind in ("model", "dataset"):
+            alice.delete_repo(name, repo_type=kind, missing_ok=True)
 
 
 @pytest.fixture
@@ -56,8 +92,8 @@ def bob(hub: LocalHub) -> HfApi:
 
 
 @pytest.fixture
-def anyone(hub: LocalHub) -> HfApi:
-    return HfApi(endpoint=hub.endpoint, token=False)
+def anyone(endpoint: str) -> HfApi:
+    return HfApi(endpoint=endpoint, token=False)
 
 
 @pytest.fixture
