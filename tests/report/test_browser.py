@@ -13,6 +13,9 @@ from tests.report.test_page import TIMINGS
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True), (360, False)])
 def test_the_page_loads_nothing_and_fits(published, tmp_path, width, dark):
     page = write_report(published, timings=TIMINGS)
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<details>") >= 4
+    page.write_text(text.replace("<details>", "<details open>"), encoding="utf-8")
     visit = open_page(page, width=width, dark=dark, screenshot=tmp_path / "page.png")
     assert visit.console == []
     assert visit.requests == [page.as_uri()]
