@@ -19,7 +19,7 @@ Section = dict[str, Any]
 MAX_METRICS = 12
 MAX_ROWS = 400
 _MAX_CHECKS = 100
-_MAX_TEXT = 700
+_MAX_TEXT = 400
 _OPPONENTS = ("champion", "untrained")
 
 
