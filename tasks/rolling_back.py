@@ -94,10 +94,14 @@ def _look_and_act(api: HfApi, repo_id: str, tag: str, trailers: dict[str, str]) 
         raise HubRefusedError(where, f"there is no tag {tag!r}", known)
     if (at := branches.get(MAIN)) is None:
         raise HubRefusedError(where, f"the repository has no branch {MAIN}", "make one, or remove the repository")
+    wanted = tree(api, repo_id, tags[tag])
     for commit in history(api, repo_id):
         if f"{ROLLBACK_ID}: {trailers[ROLLBACK_ID]}" in commit.message.splitlines():
+            if _changes(wanted, tree(api, repo_id, commit.commit_id), tags[tag]):
+                what = f"commit {commit.commit_id} has the id of this rollback and other files than {tag}"
+                raise HubRefusedError(where, what, "find out who wrote it, and roll back again")
             return RolledBack(commit.commit_id, tag, changed=True)  # landed, whatever has followed since
-    wanted, there = tree(api, repo_id, tags[tag]), tree(api, repo_id, at)
+    there = tree(api, repo_id, at)
     changes = _changes(wanted, there, tags[tag])
     if not changes:
         return RolledBack(at, tag, changed=False)

@@ -28,7 +28,7 @@ _LOOKS_LIKE = {
     "an API key": (rb"sk-[A-Za-z0-9_-]{32,}", rb"AIza[0-9A-Za-z_-]{35}"),
     "a Slack token": (rb"xox[baprs]-[0-9A-Za-z-]{10,}",),
     "a private key": (rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----",),
-    "a password in an address": (rb"://[^\s/:@\"'<>{},\\\0]{1,64}:[^\s/:@\"'<>{},\\\0]{3,200}@[A-Za-z0-9]",),
+    "a password in an address": (rb"://[\w.~%!$&*+;=-]{1,64}:[\w.~%!$&*+;=-]{3,200}@[A-Za-z0-9]",),
 }
 # Each begins with its first letters, by which a search is many times quicker than by what may stand before them.
 _PATTERNS = {what: [re.compile(pattern) for pattern in patterns] for what, patterns in _LOOKS_LIKE.items()}

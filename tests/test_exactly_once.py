@@ -197,6 +197,7 @@ def test_what_may_not_be_published(folder: Path, name: str, content: bytes, prob
         ("adapter_config.json", b'{"auto_map": null}'),
         ("notes.txt", b"see https://example.org:8080/a@b, mailto:a@b.org, task-" + b"a" * 40 + b", xhf_" + b"a" * 40),
         ("merges.txt", b"#version: 0.2\nMZ a\n"),
+        ("more.safetensors", b"\0://\x81\x02:\x83\x04\x85\xa6\x07@a"),
     ],
 )
 def test_what_may_be_published(folder: Path, name: str, content: bytes) -> None:

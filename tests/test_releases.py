@@ -21,7 +21,7 @@ from tasks.exactly_once import Published, head, plan_release, publish_release
 from tasks.hub_repository import tree
 from tasks.releases import ReleaseEntry, lines, releases
 from tasks.rolling_back import RolledBack, roll_back
-from tests.chaos.publish_faults import Clock, Fault, FaultyHub
+from tests.chaos.publish_faults import STRANGER, Clock, Fault, FaultyHub
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 
@@ -166,24 +166,23 @@ def test_a_rollback_that_landed_is_not_repeated_over_a_release_that_followed(
     assert (entries[1].commit, entries[0].tags) == (done.commit, ("v3",))
 
 
+@pytest.mark.parametrize("request_line", ["GET .*/tree/", "POST .*/commit/"])
 def test_a_foreign_commit_in_between_is_rolled_back_as_well(
-    api: HfApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: HfApi, hub: FaultyHub, tmp_path: Path, request_line: str
 ) -> None:
     release(api, tmp_path, 1)
     release(api, tmp_path, 2)
-    commit_on, foreign = rolling_back.commit_on, iter(range(1))
+    stranger = HfApi(endpoint=hub.endpoint, token=TOKEN, headers=STRANGER)
 
-    def commit_after_another(*args: object, **more: object) -> str:
-        for _ in foreign:
-            api.create_commit(REPO, [CommitOperationAdd("OTHER", b"x")], commit_message="by hand")
-        return commit_on(*args, **more)
+    def commit_another() -> None:
+        stranger.create_commit(REPO, [CommitOperationAdd("OTHER", b"x")], commit_message="by hand")
 
-    monkeypatch.setattr(rolling_back, "commit_on", commit_after_another)
+    hub.faults.append(Fault(request_line, "none", action=commit_another))
     done = back(api)
-    assert blobs(api, done.commit) == blobs(api, "v1")
+    assert blobs(api, done.commit) == blobs(api, "main") == blobs(api, "v1")
     entries = releases(api, REPO)
-    assert f"Rolled-Back-From: {entries[1].commit}" in api.list_repo_commits(REPO)[0].message
-    assert entries[1].title == "by hand"
+    assert [entry.title for entry in entries[:2]] == ["Roll back to v1", "by hand"]
+    assert entries[0].came_from == entries[1].commit
 
 
 def test_what_is_refused(api: HfApi, hub: FaultyHub, tmp_path: Path) -> None:
@@ -230,6 +229,7 @@ def test_the_log_tells_releases_rollbacks_and_commits_of_others(api: HfApi, tmp_
         kind="rollback",
         publish_id=None,
         to="v1",
+        came_from=entries[1].commit,
         by="ann Publish-Id: 1",
         why="it said: Rolled-Back-To: v2 [31m",
         is_head=True,
