@@ -2,6 +2,7 @@
 
     store.py               all repositories, by name
     repositories.py        one bare git repository; commits compare and swap their parent
+    git_objects.py         what git keeps of it
     records.py             files, commits, and the changes of a commit
     names.py               names that are refused
     large_files.py         the git-lfs objects beside them

@@ -11,7 +11,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tasks.hub import routes_downloads, routes_pages, routes_repositories, routes_sign_in, routes_uploads
+from tasks.hub import (
+    routes_downloads,
+    routes_pages,
+    routes_repositories,
+    routes_revisions,
+    routes_sign_in,
+    routes_uploads,
+)
 from tasks.hub.bounds import BoundedRequests
 from tasks.hub.page_templates import page
 from tasks.hub.refusals import RefusedError, repository_not_found
@@ -23,6 +30,7 @@ def build_application(hub: Hub) -> ASGIApp:
     app = FastAPI(openapi_url=None)
     app.state.hub = hub
     app.include_router(routes_repositories.router)
+    app.include_router(routes_revisions.router)
     app.include_router(routes_uploads.router)
     app.include_router(routes_downloads.router)
     app.include_router(routes_sign_in.router)  # before the pages, to which `-` could be a namespace

@@ -11,30 +11,25 @@ import contextlib
 import fcntl
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from dulwich.errors import NotGitRepository, NotTreeError
-from dulwich.index import commit_tree
 from dulwich.lfs import LFSPointer
 from dulwich.object_store import tree_lookup_path
-from dulwich.objects import Blob, Commit, ObjectID, Tag
+from dulwich.objects import Blob, Commit, ObjectID
 from dulwich.refs import Ref
 from dulwich.repo import Repo
 
+from tasks.hub.git_objects import add_blob, peel, read_commit, read_entry, record_of, write_commit
 from tasks.hub.large_files import LargeFiles
 from tasks.hub.names import COMMIT_ID, RefKind, checked_path, is_storable, reference, refuse_file_as_folder
 from tasks.hub.records import Change, CommitRecord, DeleteFile, DeleteFolder, Entry, PutFile, PutLargeFile
 from tasks.hub.refusals import RefusedError, repository_not_found
 
 MAIN = "main"
-
-_FILE_MODE = stat.S_IFREG | 0o644
-_POINTER_BYTES = 200
-"""A git-lfs pointer is never longer; a larger blob is content."""
 
 _WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".model", ".onnx", ".pt", ".pth", ".safetensors", ".tflite"}
 _TABLES = {".arrow", ".msgpack", ".npy", ".npz", ".parquet", ".pickle", ".pkl"}
@@ -63,7 +58,7 @@ class Repository:
         with repository._open() as git:
             blob = Blob.from_string(attributes.encode())
             git.object_store.add_object(blob)
-            sha = _write_commit(git, {".gitattributes": blob.id}, [], "initial commit", user)
+            sha = write_commit(git, {".gitattributes": blob.id}, [], "initial commit", user)
             git.refs.set_if_equals(reference("heads", MAIN), None, sha)
         return repository
 
@@ -82,7 +77,7 @@ class Repository:
         """Name and commit of all branches (`heads`) or tags."""
         with self._open() as git:
             found = git.refs.as_dict(Ref(f"refs/{kind}".encode()))
-            return {name.decode(): _peel(git, sha).decode() for name, sha in sorted(found.items())}
+            return {name.decode(): peel(git, sha).decode() for name, sha in sorted(found.items())}
 
     def resolve(self, revision: str) -> str:
         """The commit that a branch, a tag, a full ref or a commit id (7 to 40 digits) stands for.
@@ -94,7 +89,7 @@ class Repository:
             for candidate in (f"refs/heads/{revision}", f"refs/tags/{revision}", revision):
                 name = Ref(candidate.encode())
                 if candidate.startswith("refs/") and is_storable(name) and name in git.refs:
-                    return _peel(git, git.refs[name]).decode()
+                    return peel(git, git.refs[name]).decode()
             if COMMIT_ID.fullmatch(revision):
                 for found in git.object_store.iter_prefix(revision.encode()):
                     if isinstance(git.object_store[found], Commit):
@@ -105,7 +100,7 @@ class Repository:
         """Up to `limit` commits from `sha` backwards, after the first `skip`."""
         with self._open() as git:
             walker = git.get_walker(include=[ObjectID(sha.encode())], max_entries=skip + limit)
-            return [_record(entry.commit) for entry in list(walker)[skip:]]
+            return [record_of(entry.commit) for entry in list(walker)[skip:]]
 
     def entries(self, sha: str, folder: str = "", *, recursive: bool) -> list[Entry]:
         """The files and folders at a commit, under `folder`, in git's order.
@@ -115,9 +110,9 @@ class Repository:
         """
         prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
         with self._open() as git:
-            tree = _commit(git, sha).tree
+            tree = read_commit(git, sha).tree
             found = [
-                self._entry(git, item.path.decode(), item.mode, item.sha)
+                read_entry(git, item.path.decode(), item.mode, item.sha)
                 for item in git.object_store.iter_tree_contents(tree, include_trees=True)
                 if item.path and item.path.startswith(prefix.encode()) and item.mode is not None and item.sha
                 if recursive or b"/" not in item.path[len(prefix) :]
@@ -135,12 +130,12 @@ class Repository:
         missing = RefusedError(404, f"{path} does not exist at {sha}", "EntryNotFound")
         with self._open() as git:
             try:
-                mode, oid = tree_lookup_path(git.object_store.__getitem__, _commit(git, sha).tree, path.encode())
+                mode, oid = tree_lookup_path(git.object_store.__getitem__, read_commit(git, sha).tree, path.encode())
             except (KeyError, ValueError, NotTreeError):
                 raise missing from None
             if stat.S_ISDIR(mode):
                 raise missing
-            return self._entry(git, path, mode, oid)
+            return read_entry(git, path, mode, oid)
 
     def read(self, entry: Entry) -> bytes:
         """The content of a file that is not a large one."""
@@ -173,14 +168,14 @@ class Repository:
                 raise RefusedError(412, "A commit has happened since. Please refresh and try again.")
             files = {
                 item.path.decode(): item.sha
-                for item in git.object_store.iter_tree_contents(_commit(git, head.decode()).tree)
+                for item in git.object_store.iter_tree_contents(read_commit(git, head.decode()).tree)
                 if item.path is not None and item.sha is not None
             }
             for change in changes:
                 self._apply(git, files, change)
             refuse_file_as_folder(files)
             message = f"{title}\n\n{description}" if description else title
-            sha = _write_commit(git, files, [head], message, user)
+            sha = write_commit(git, files, [head], message, user)
             if not git.refs.set_if_equals(ref, head, sha):
                 raise RefusedError(412, "A commit has happened since. Please refresh and try again.")
             return sha.decode()
@@ -283,64 +278,15 @@ class Repository:
         path = checked_path(change.path)
         match change:
             case PutFile(content=content):
-                files[path] = _add_blob(git, content)
+                files[path] = add_blob(git, content)
             case PutLargeFile(sha256=sha256, size=size):
                 stored = self.large_files.size(sha256)
                 if stored is None or size not in (None, stored):
                     raise RefusedError(400, f"The large file {path} was not uploaded: no {sha256} of {size} bytes")
-                files[path] = _add_blob(git, LFSPointer(sha256, stored).to_bytes())
+                files[path] = add_blob(git, LFSPointer(sha256, stored).to_bytes())
             case DeleteFile():
                 if files.pop(path, None) is None:
                     raise RefusedError(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
             case DeleteFolder():
                 for inside in [file for file in files if file.startswith(f"{path}/")]:
                     del files[inside]
-
-    def _entry(self, git: Repo, path: str, mode: int, oid: ObjectID) -> Entry:
-        if stat.S_ISDIR(mode):
-            return Entry(path, oid.decode(), 0, is_folder=True)
-        content = git.object_store.get_raw(oid)[1]
-        if len(content) <= _POINTER_BYTES:
-            pointer = LFSPointer.from_bytes(content)
-            # dulwich reads pointers leniently; one that is not written exactly so is a file like any other.
-            if pointer is not None and pointer.is_valid_oid() and pointer.to_bytes() == content:
-                return Entry(path, oid.decode(), pointer.size, sha256=pointer.oid, pointer_size=len(content))
-        return Entry(path, oid.decode(), len(content))
-
-
-def _commit(git: Repo, sha: str) -> Commit:
-    commit = git.object_store[ObjectID(sha.encode())]
-    assert isinstance(commit, Commit), sha
-    return commit
-
-
-def _peel(git: Repo, sha: ObjectID) -> ObjectID:
-    """The commit behind an annotated tag, which only git itself makes."""
-    while isinstance(found := git.object_store[sha], Tag):
-        sha = found.object[1]
-    return sha
-
-
-def _record(commit: Commit) -> CommitRecord:
-    title, _, message = commit.message.decode().rstrip("\n").partition("\n\n")
-    author = commit.author.decode().partition(" <")[0]
-    return CommitRecord(commit.id.decode(), title, message, author, commit.commit_time)
-
-
-def _add_blob(git: Repo, content: bytes) -> ObjectID:
-    blob = Blob.from_string(content)
-    git.object_store.add_object(blob)
-    return blob.id
-
-
-def _write_commit(git: Repo, files: dict[str, ObjectID], parents: list[ObjectID], message: str, user: str) -> ObjectID:
-    commit = Commit()
-    commit.tree = commit_tree(git.object_store, [(path.encode(), oid, _FILE_MODE) for path, oid in files.items()])
-    commit.parents = parents
-    commit.author = commit.committer = f"{user} <{user}@localhost>".encode()
-    commit.author_time = commit.commit_time = int(time.time())
-    commit.author_timezone = commit.commit_timezone = 0
-    commit.encoding = b"UTF-8"
-    commit.message = f"{message}\n".encode()
-    git.object_store.add_object(commit)
-    return commit.id

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from pydantic import AfterValidator
 
 from tasks.hub.access import Access
@@ -140,3 +141,14 @@ def entry_json(entry: Entry) -> dict[str, object]:
     if entry.sha256:
         shown["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
     return shown
+
+
+def iso_date(seconds: int) -> str:
+    """Seconds since 1970 as the Hub writes a time."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
+
+def link_next(request: Request, response: Response, query: dict[str, str]) -> None:
+    """Name the next page of an answer in its header `Link`."""
+    url = f"{endpoint_of(request)}{request.url.path}?{urlencode(query)}"
+    response.headers["Link"] = f'<{url}>; rel="next"'

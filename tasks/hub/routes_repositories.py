@@ -1,18 +1,16 @@
-"""The routes about repositories: who am I, create, list, look into, tag and branch."""
+"""The routes about repositories: who am I, create, delete, list and look into."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from tasks.hub.bounds import BODY_BYTES
 from tasks.hub.card_metadata import read_card
-from tasks.hub.names import RefKind
 from tasks.hub.records import Entry
 from tasks.hub.refusals import RefusedError, repository_not_found
 from tasks.hub.repositories import MAIN
@@ -22,16 +20,16 @@ from tasks.hub.requests import (
     Readable,
     Target,
     User,
-    Writable,
     endpoint_of,
     entry_json,
     hub_of,
+    iso_date,
+    link_next,
     readable_target,
     writable_target,
 )
 
 TREE_PAGE = 1000
-COMMITS_PAGE = 50
 
 router = APIRouter()
 _REPOSITORY = "/api/{kind}/{namespace}/{name}"
@@ -139,7 +137,7 @@ def _describe(target: Target, revision: str, response: Response, *, blobs: bool)
     sha = repository.resolve(revision)
     response.headers["X-Repo-Commit"] = sha
     files = [entry for entry in repository.entries(sha, recursive=True) if not entry.is_folder]
-    modified = _date(repository.history(sha, skip=0, limit=1)[0].time)
+    modified = iso_date(repository.history(sha, skip=0, limit=1)[0].time)
     metadata = _metadata(target, sha)
     return {
         "_id": target.page,
@@ -200,43 +198,6 @@ def check_write() -> dict[str, object]:
     return {}
 
 
-@router.get(_REPOSITORY + "/refs")
-def list_refs(target: Readable) -> dict[str, object]:
-    """All branches and tags."""
-
-    def shown(kind: RefKind) -> list[dict[str, str]]:
-        found = target.repository.refs(kind).items()
-        return [{"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": sha} for name, sha in found]
-
-    return {"branches": shown("heads"), "tags": shown("tags"), "converts": [], "pullRequests": []}
-
-
-@router.get(_REPOSITORY + "/commits/{revision}")
-def list_commits(
-    *,
-    request: Request,
-    target: Readable,
-    revision: Quoted,
-    response: Response,
-    p: Annotated[int, Query(ge=0)] = 0,
-) -> list[dict[str, object]]:
-    """One page of the history, newest first; `Link` names the next page."""
-    sha = target.repository.resolve(revision)
-    found = target.repository.history(sha, skip=p * COMMITS_PAGE, limit=COMMITS_PAGE + 1)
-    if len(found) > COMMITS_PAGE:
-        _link_next(request, response, p=str(p + 1))
-    return [
-        {
-            "id": commit.sha,
-            "title": commit.title,
-            "message": commit.message,
-            "date": _date(commit.time),
-            "authors": [{"user": commit.author}],
-        }
-        for commit in found[:COMMITS_PAGE]
-    ]
-
-
 Cursor = Annotated[int, Query(ge=0)]
 
 
@@ -277,7 +238,7 @@ def _tree_page(
     found = target.repository.entries(sha, folder, recursive=recursive)
     response.headers["X-Repo-Commit"] = sha
     if len(found) > cursor + TREE_PAGE:
-        _link_next(request, response, recursive=str(recursive), cursor=str(cursor + TREE_PAGE))
+        link_next(request, response, {"recursive": str(recursive), "cursor": str(cursor + TREE_PAGE)})
     return [entry_json(entry) for entry in found[cursor : cursor + TREE_PAGE]]
 
 
@@ -287,46 +248,6 @@ def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[dict[
     sha = target.repository.resolve(revision)
     wanted = set(parse_qs(body.decode(errors="replace")).get("paths", []))
     return [entry_json(entry) for entry in target.repository.entries(sha, recursive=True) if entry.path in wanted]
-
-
-class NewTag(BaseModel):
-    """The body of a tag's creation; git's annotation message is not kept."""
-
-    tag: str
-
-
-@router.post(_REPOSITORY + "/tag/{revision}")
-def create_tag(target: Writable, revision: Quoted, new: NewTag) -> dict[str, object]:
-    """Tag a commit; a tag never moves."""
-    target.repository.create_ref("tags", new.tag, target.repository.resolve(revision))
-    return {}
-
-
-@router.delete(_REPOSITORY + "/tag/{tag}")
-def delete_tag(target: Writable, tag: Quoted) -> dict[str, object]:
-    """Remove a tag."""
-    target.repository.delete_ref("tags", tag)
-    return {}
-
-
-class NewBranch(BaseModel):
-    """The body of a branch's creation."""
-
-    starting_point: str = Field(default=MAIN, alias="startingPoint")
-
-
-@router.post(_REPOSITORY + "/branch/{branch}")
-def create_branch(target: Writable, branch: Quoted, new: NewBranch) -> dict[str, object]:
-    """Make a branch."""
-    target.repository.create_ref("heads", branch, target.repository.resolve(new.starting_point))
-    return {}
-
-
-@router.delete(_REPOSITORY + "/branch/{branch}")
-def delete_branch(target: Writable, branch: Quoted) -> dict[str, object]:
-    """Remove a branch; its commits stay."""
-    target.repository.delete_ref("heads", branch)
-    return {}
 
 
 class SentCard(BaseModel):
@@ -345,12 +266,3 @@ def validate_card(sent: SentCard, response: Response) -> dict[str, object]:
         "errors": [{"message": message} for message in card.errors],
         "warnings": [{"message": message} for message in card.warnings],
     }
-
-
-def _date(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-
-
-def _link_next(request: Request, response: Response, **query: str) -> None:
-    url = f"{endpoint_of(request)}{request.url.path}?{urlencode(query)}"
-    response.headers["Link"] = f'<{url}>; rel="next"'
