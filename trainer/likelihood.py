@@ -111,7 +111,7 @@ def relabelled(model: PreTrainedModel, labels: Sequence[str]) -> PreTrainedModel
         return model
     only_its_own = [i for i, label in enumerate(learned) if label not in labels]
     places = [learned.index(label) if label in learned else -1 for label in labels] + only_its_own
-    guess = math.log(len(places))
+    guess = math.log(sum(place >= 0 for place in places))  # so that it is 1 / C once the guesses are among the rest
 
     def rearrange(_: Any, __: Any, outputs: Any) -> Any:
         logits = outputs.logits

@@ -134,8 +134,12 @@ def _bitsandbytes(quantization: Quantization) -> Any:
 
 
 def trained_model(folder: Path, objective: Objective[Any]) -> PreTrainedModel:
-    """The model that the train stage left in `folder`."""
-    return _load(str(folder), objective, revision=None)
+    """The model that a train stage left in `folder`.
+
+    Raises:
+        ModelError: it cannot be loaded, or is a model for another task, whose head would be a random one here.
+    """
+    return _load(str(folder), objective, revision=None, is_whole=True)
 
 
 def only_pickle(folder: Path) -> bool:
@@ -210,7 +214,9 @@ def _build(
     return network
 
 
-def _load(path: str, objective: Objective[Any], *, revision: str | None, **overrides: Any) -> PreTrainedModel:
+def _load(
+    path: str, objective: Objective[Any], *, revision: str | None, is_whole: bool = False, **overrides: Any
+) -> PreTrainedModel:
     import torch
 
     if Path(path).is_dir() and only_pickle(Path(path)):
@@ -220,12 +226,13 @@ def _load(path: str, objective: Objective[Any], *, revision: str | None, **overr
             "convert them to safetensors (`save_pretrained` writes them) and point to that folder",
         )
     try:
-        network: PreTrainedModel = objective.model_class().from_pretrained(
+        network, info = objective.model_class().from_pretrained(
             path,
             revision=revision or "main",
             use_safetensors=True,
             trust_remote_code=False,
             dtype=torch.float32,
+            output_loading_info=True,
             **overrides,
         )
     except (ConnectionError, TimeoutError) as error:
@@ -234,4 +241,8 @@ def _load(path: str, objective: Objective[Any], *, revision: str | None, **overr
         raise ModelError(
             path, f"cannot be loaded: {error}", "check the path, the revision and the model's type"
         ) from error
-    return network
+    if is_whole and (missing := sorted(info["missing_keys"])):
+        what = f"lacks {', '.join(missing[:5])}, which {type(network).__name__} has"
+        raise ModelError(path, what, "use the objective that it was trained with")
+    loaded: PreTrainedModel = network
+    return loaded
