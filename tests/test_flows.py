@@ -15,10 +15,20 @@ import psutil
 import pytest
 
 from flows import bound, stages
-from flows.artifacts import _rows, figures
+from flows.artifacts import _rows, figures, kept, summary
 from flows.locks import heal
 from flows.retrain import is_transient
-from params import DataError, EvergreenError, KilledError, RecipeError, StorageError, TransientError
+from params import (
+    DataError,
+    EvergreenError,
+    KilledError,
+    ModelError,
+    RecipeError,
+    StaleBlessingError,
+    StorageError,
+    TransientError,
+)
+from params.artifacts import Artifacts, write_whole
 from tests import tiny
 from tests.project import ROOT, wait_for
 
@@ -149,6 +159,8 @@ class TestErrors:
             (255, "ERROR: exited with 1", EvergreenError),
             (255, "'a' is busy, it is being blocked by:\n  (PID 4): dvc repro", TransientError),
             (255, "TransientError: Hub: no answer\n  fix: wait\nexited with 75", TransientError),
+            (255, "StaleBlessingError: Hub: another one\n  fix: compare\nexited with 75", StaleBlessingError),
+            (255, "ModelError: blessing.json: the gate refuses\n  fix: learn\nexited with 66", ModelError),
         ],
     )
     def test_an_exit_status_becomes_its_error(self, status, text, expected) -> None:
@@ -156,7 +168,13 @@ class TestErrors:
 
     @pytest.mark.parametrize(
         ("error", "again"),
-        [(KilledError("a", "b", "c"), True), (TransientError("a", "b", "c"), True), (DataError("a", "b", "c"), False)],
+        [
+            (KilledError("a", "b", "c"), True),
+            (TransientError("a", "b", "c"), True),
+            (DataError("a", "b", "c"), False),
+            (ModelError("a", "b", "c"), False),
+            (StaleBlessingError("a", "b", "c"), False),  # the same comparison would be as stale: the flow makes it anew
+        ],
     )
     def test_only_what_may_pass_is_tried_again(self, error, again) -> None:
         from prefect.states import Failed
@@ -168,10 +186,37 @@ def test_a_report_becomes_a_table() -> None:
     assert _rows({"a": {"b": 1}, "c": [1, 2]}) == [{"figure": "a.b", "value": 1}, {"figure": "c", "value": "1, 2"}]
 
 
-def test_figures_stand_beside_the_untrained_models() -> None:
-    both = figures({"model": {"loss": 1.5}, "untrained": {"loss": 5.0}, "split": "test"})
-    assert "| loss | 1.5 | 5 |" in both
-    assert "| loss | 1.5 |  |" in figures({"model": {"loss": 1.5}, "untrained": None, "split": "test"})
+def test_figures_stand_beside_those_of_the_champion_and_of_the_untrained_model() -> None:
+    shown = {"split": "test", "rows": 40, "model": {"loss": 1.5, "bits_per_byte": 0.5}}
+    both = figures(shown | {"untrained": {"loss": 5.0}, "champion": {"bits_per_byte": 0.75}})
+    assert "| metric | model | champion | untrained |" in both
+    assert "| loss | 1.5 | | 5 |" in both
+    assert "| bits_per_byte | 0.5 | 0.75 | |" in both
+    assert both.endswith("on the test split, 40 rows")
+    alone = figures(shown | {"untrained": None, "champion": None})
+    assert "| metric | model |\n" in alone
+    assert "| loss | 1.5 |\n" in alone
+
+
+def receipt(tmp_path: Path, **changes: object) -> Artifacts:
+    artifacts = Artifacts("tiny", tmp_path)
+    content = {"verdict": "published", "reasons": ["it is better"], "repo_id": "o/n", "endpoint": "local"}
+    content |= {"commit": "c" * 40, "tag": "release-1", "publish_id": "d" * 64, **changes}
+    write_whole(artifacts.receipt, json.dumps(content))
+    metrics = {"split": "test", "rows": 40, "model": {"loss": 1.5}, "untrained": None, "champion": None}
+    write_whole(artifacts.report("evaluate"), json.dumps(metrics))
+    return artifacts
+
+
+def test_a_run_that_keeps_the_champion_says_so_and_why(tmp_path) -> None:
+    artifacts = receipt(tmp_path)
+    assert kept(artifacts) is None
+    said = summary(artifacts, {"publish": "ran"})
+    assert "published: o/n on the Hub in .hub\n  it is better\n" in said
+    artifacts = receipt(tmp_path, verdict="kept", reasons=["it is worse", "it is slower"], publish_id=None)
+    assert kept(artifacts) == "it is worse; it is slower"
+    said = summary(artifacts, {"publish": "ran"})
+    assert "kept the champion: o/n on the Hub in .hub\n  it is worse\n  it is slower\n" in said
 
 
 @pytest.mark.parametrize("name", ["DO_NOT_TRACK", "DVC_NO_ANALYTICS", "PREFECT_SERVER_ANALYTICS_ENABLED"])
