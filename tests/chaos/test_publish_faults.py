@@ -41,7 +41,7 @@ def test_a_release_lands_exactly_once_whatever_happens(campaign: Campaign, said_
         try:
             campaign.carry_out(planned)
         except AssertionError as error:
-            pytest.fail(f"EVERGREEN_CHAOS_PUBLISH={seed}: {error}\n{planned}", pytrace=False)
+            pytest.fail(f"EVERGREEN_CHAOS_PUBLISH={seed}: {error}\n{planned}")
     said_at_end.append(
         f"{len(seeds)} publications with EVERGREEN_CHAOS_SEED={SEED}, carried out in {time.monotonic() - started:.0f} s: "
         + ", ".join(f"{count} {what}" for what, count in campaign.tally.items())
