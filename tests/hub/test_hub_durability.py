@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -178,6 +179,30 @@ def test_a_repository_deleted_under_its_users(root: Path) -> None:
             outcomes = at_once([*writers, partial(delete_soon, two)])
             assert set(outcomes) <= {200, 404}, outcomes
             assert [path.name for path in (root / "models/alice").iterdir()] == []
+
+
+def test_a_repository_deleted_under_an_upload(alice: HfApi, hub: LocalHub, root: Path) -> None:
+    alice.create_repo(REPO)
+    content = b"x" * 1000
+    answer = httpx2.post(
+        f"{hub.endpoint}/{REPO}.git/info/lfs/objects/batch",
+        json={"objects": [{"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}]},
+        headers={"Authorization": "Bearer token-of-alice"},
+    )
+
+    def blocks() -> Iterator[bytes]:
+        yield content[:500]
+        incoming = root / "models/alice/model.git/lfs/incoming"
+        give_up = time.monotonic() + 10
+        while not (incoming.exists() and list(incoming.iterdir())):  # the server is about to write
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        alice.delete_repo(REPO)
+        yield content[500:]
+
+    upload = httpx2.put(answer.json()["objects"][0]["actions"]["upload"]["href"], content=blocks())
+    assert (upload.status_code, upload.headers["x-error-code"]) == (404, "RepoNotFound")
+    assert [path.name for path in (root / "models/alice").iterdir()] == []
 
 
 def put_many(api: HfApi, content: bytes) -> object:
