@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import binomtest, norm
 
 from params import RecipeError
 from params.schema import Evaluation
 from tasks.gate import Comparison, Direction, Part
-from tasks.resampling import Resampler, mcnemar
+from tasks.resampling import Gain, Resampler
 from tasks.scoring import Scores
 from tasks.slicing import divisions, texts
 from tasks.stages import Report
@@ -121,26 +120,25 @@ class Assessment:
                     f"evaluation.gate.{key}", f"there is no {name} to judge by", f"use one of {', '.join(among)}"
                 )
 
-    def _comparable(self, name: str) -> list[str]:
-        """Metrics in which a model compares with this one."""
-        per_token = frozenset() if name == "untrained" or self.reads_alike else self.objective.per_token
-        return [metric for metric in self.resampler.figures(self.scores[name]) if metric not in per_token]
+    def _gains(self, own: Scores, other: Scores, *, against: str) -> dict[str, Gain]:
+        """How much better the model is on the same rows, in the metrics that compare."""
+        (gains,) = self.resampler.gains([(own, other)], self.directions)
+        return {metric: gain for metric, gain in gains.items() if against == "untrained" or self._compares(metric)}
+
+    def _compares(self, metric: str) -> bool:
+        """Whether a metric compares with the champion's."""
+        return self.reads_alike or metric not in self.objective.per_token
 
     def _comparisons(self, name: str, own: Scores, other: Scores) -> Iterator[Comparison]:
         own, other = _same_rows(own, other)
-        mine, theirs = self.resampler.figures(own), self.resampler.figures(other)
-        resampled = self.resampler.resampled([own, other])
-        for metric in self._comparable(name):
-            sign = 1.0 if self.directions[metric] == "max" else -1.0
-            interval = _interval(self.resampler, sign * (resampled[0][metric] - resampled[1][metric]))
-            right = [self.objective.outcomes(metric, scores.columns) for scores in (own, other)]
+        for metric, gain in self._gains(own, other, against=name).items():
             yield Comparison(
                 against="champion" if name == "champion" else "untrained",
                 metric=metric,
-                gain=sign * (mine[metric] - theirs[metric]),
-                low=interval.low,
-                high=interval.high,
-                p_value=None if right[0] is None or right[1] is None else mcnemar(right[0], right[1]),
+                gain=gain.value,
+                low=gain.low,
+                high=gain.high,
+                p_value=gain.p_value,
                 rows=len(own),
             )
 
@@ -161,23 +159,14 @@ class Assessment:
         settings, resampler = self.evaluation.gate, self.resampler
         judged = len(own) >= settings.slice_rows
         value = resampler.figures(own)
-        other = resampler.figures(champ) if champ is not None else None
-        resampled = resampler.resampled([own, champ] if champ is not None else [own]) if judged else None
+        other = resampler.figures(champ) if champ is not None else {}
+        resampled = resampler.resampled([own])[0] if judged else {}
+        gains = self._gains(own, champ, against="champion") if judged and champ is not None else {}
+        below_floor = resampler.shortfalls(own, settings.slice_floors, self.directions) if judged else {}
         for metric in metrics:
-            sign = 1.0 if self.directions[metric] == "max" else -1.0
-            compares = other is not None and metric in self._comparable("champion")
-            gain = sign * (value[metric] - other[metric]) if other is not None and compares else None
-            interval = gain_interval = below_floor = below_margin = None
-            if resampled is not None:
-                interval = _interval(resampler, resampled[0][metric])
-                if (floor := settings.slice_floors.get(metric)) is not None:
-                    right = self.objective.outcomes(metric, own.columns)
-                    below_floor = _below(sign * (value[metric] - floor), resampled[0][metric], right, floor)
-                if gain is not None:
-                    gains = sign * (resampled[0][metric] - resampled[1][metric])
-                    gain_interval = _interval(resampler, gains)
-                    if settings.slice_margin is not None and metric == next(iter(metrics)):
-                        below_margin = _below(gain + settings.slice_margin, gains)
+            interval = _interval(resampler, resampled[metric]) if judged else None
+            gain = gains.get(metric)
+            margin = settings.slice_margin if metric == next(iter(metrics)) else None
             yield Part(
                 division=division,
                 part=part,
@@ -186,12 +175,12 @@ class Assessment:
                 value=value[metric],
                 low=interval.low if interval else None,
                 high=interval.high if interval else None,
-                champion=other[metric] if other is not None and compares else None,
-                gain=gain,
-                gain_low=gain_interval.low if gain_interval else None,
-                gain_high=gain_interval.high if gain_interval else None,
-                below_floor=below_floor,
-                below_margin=below_margin,
+                champion=other[metric] if metric in other and self._compares(metric) else None,
+                gain=gain.value if gain else None,
+                gain_low=gain.low if gain else None,
+                gain_high=gain.high if gain else None,
+                below_floor=below_floor.get(metric),
+                below_margin=gain.at_most(-margin) if gain and margin is not None else None,
             )
 
     def _worst(self, places: NDArray[np.int64]) -> list[WorstRow]:
@@ -216,25 +205,6 @@ def _same_rows(one: Scores, other: Scores) -> tuple[Scores, Scores]:
         return one, other
     _, places, others = np.intersect1d(one.row_ids, other.row_ids, assume_unique=True, return_indices=True)
     return one.take(places), other.take(others)
-
-
-def _below(
-    distance: float, resampled: NDArray[np.float64], right: NDArray[np.bool_] | None = None, floor: float = 0.0
-) -> float:
-    """Probability of a value so far below a limit, if it were just at it: exact for shares of rows, else normal.
-
-    Args:
-        distance: the value above the limit; negative if it is below.
-        resampled: (R,), for its standard error.
-        right: (n,), the rows that a share counts.
-        floor: of the share.
-    """
-    if right is not None and 0 < floor < 1:
-        return float(binomtest(int(right.sum()), len(right), floor, alternative="less").pvalue)
-    error = float(np.nanstd(resampled))
-    if error == 0:
-        return float(distance >= 0)
-    return float(norm.cdf(distance / error))
 
 
 def _interval(resampler: Resampler, resampled: NDArray[np.float64]) -> Interval:
