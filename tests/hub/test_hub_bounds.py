@@ -100,8 +100,9 @@ def test_names_that_are_odd_but_names(alice: HfApi, hub: LocalHub, root: Path) -
 def test_names_of_tags_that_no_file_can_have(alice: HfApi, hub: LocalHub, name: str) -> None:
     alice.create_repo(REPO)
     url = f"{hub.endpoint}/api/models/{REPO}/tag/main"
-    answer = httpx2.post(url, content=json.dumps({"tag": name}), headers=HEADERS)
-    assert answer.status_code == 400, answer.text
+    sent = json.dumps({"tag": name})  # by hand: the client would not send half a surrogate pair
+    answer = httpx2.post(url, content=sent, headers=HEADERS | {"Content-Type": "application/json"})
+    assert (answer.status_code, "malformed" in answer.text) == (400, False), answer.text
     assert not alice.list_repo_refs(REPO).tags
 
 
