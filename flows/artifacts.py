@@ -27,8 +27,17 @@ def show(stage: str, artifacts: Artifacts, outcome: str) -> None:
         create_link_artifact(address(report), link_text=report["repo_id"], key=f"{key}-link", description=description)
 
 
-def link_report(artifacts: Artifacts) -> None:
-    """Leave a link to the page of the run, which stands on the machine that ran it."""
+def link_report(artifacts: Artifacts, *, renew: bool) -> None:
+    """Leave a link to the page of the run, which stands on the machine that ran it; the publish stage writes it.
+
+    Args:
+        artifacts: of the run.
+        renew: whether it is to be written now, because the run does not publish.
+    """
+    if renew and artifacts.evaluation.exists():
+        from tasks.report import read_timings, write_report
+
+        write_report(artifacts, timings=read_timings(artifacts))
     if artifacts.page.exists():
         key = re.sub(r"[^a-z0-9]+", "-", f"report-{artifacts.recipe}".lower()).strip("-")
         link = artifacts.page.resolve().as_uri()

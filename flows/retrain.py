@@ -85,7 +85,7 @@ def retrain(
             for stage in STAGES[-2:]:
                 step(stage, force=True)
         finally:
-            link_report(Artifacts(recipe))
+            link_report(Artifacts(recipe), renew=not publish)
     why = kept(Artifacts(recipe)) if publish else None
     return Completed(name=KEPT, message=why, data=outcomes) if why else outcomes
 

@@ -451,8 +451,8 @@ class Publish(Section):
     """Licence identifier for the model card, as the Hub spells it."""
     dry_run: bool = False
     """Do everything but the commit."""
-    timeout_s: PositiveFloat = 600.0
-    """Seconds after which no further attempt is made; the next run publishes."""
+    timeout_s: PositiveFloat = 3600.0
+    """Seconds after which publishing ends, an upload under way included; the next run publishes."""
 
 
 class Recipe(Section):

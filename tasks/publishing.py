@@ -127,23 +127,26 @@ def _release(
                 "replaces": blessing.champion.commit if blessing.champion else None,
             },
         )
-        commit = None
+        commit, reasons = None, blessing.reasons
         if publish.dry_run:
             where = f"{publish.repo_id} on {endpoint}"
             logger.info("publish: dry run: %d files would go to %s", len(release.files), where)
         else:
             logger.info("publish: %s to %s on %s", release.tag, publish.repo_id, endpoint)
-            commit = publish_release(
+            published = publish_release(
                 api,
                 release,
                 replaces=blessing.champion.weights if blessing.champion else None,
                 deadline_s=publish.timeout_s,
                 log=lambda line: logger.info("publish: %s", line),
-            ).commit
+            )
+            commit = published.commit
+            if published.superseded:
+                reasons = (*reasons, "it was released before, and main holds another model since")
     shutil.rmtree(folder)
     return Receipt(
         verdict="dry-run" if publish.dry_run else "published",
-        reasons=blessing.reasons,
+        reasons=reasons,
         repo_id=publish.repo_id,
         endpoint=endpoint,
         commit=commit,
