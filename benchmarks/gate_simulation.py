@@ -224,7 +224,6 @@ FAMILIES: tuple[Family, ...] = (
     Spans(200),
     Spans(1000),
     MacroF1(300, 0.1),
-    MacroF1(1000, 0.1),
 )
 
 

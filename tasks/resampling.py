@@ -130,14 +130,14 @@ class Resampler:
         self, own: Scores, floors: Mapping[str, float], directions: Mapping[str, Literal["min", "max"]]
     ) -> dict[str, float]:
         """By metric, the probability of a figure so far on the wrong side of its floor, if the model were just at it."""
-        from scipy.stats import binom
+        from scipy.special import bdtr
 
         figures, left_out = self.figures(own), self._left_out(own)
         found = {}
         for metric, floor in floors.items():
             right = self.objective.outcomes(metric, own.columns)
             if right is not None:  # exactly, by the binomial distribution
-                found[metric] = float(binom.cdf(right.sum(), len(right), min(max(floor, 0.0), 1.0)))
+                found[metric] = float(bdtr(float(right.sum()), len(right), min(max(floor, 0.0), 1.0)))
                 continue
             sign = 1.0 if directions[metric] == "max" else -1.0
             found[metric] = Jackknife.of(sign * figures[metric], sign * left_out[metric]).tail(sign * floor)
@@ -185,12 +185,12 @@ def score_test(only_one: int, only_other: int, rows: int, gain: float) -> float:
     The score test of paired shares (Tango 1998, Statistics in Medicine 17, 891-908), with the correction for continuity that Edwards (1948, https://doi.org/10.1007/BF02289261) gave McNemar's, which it is for
     a gain of 0: without it, worse models pass a little too often where the models differ on few rows.
     """
-    from scipy.stats import norm
+    from scipy.special import ndtr
 
     excess, error = _score(only_one, only_other, rows, gain)
     if error == 0:
         return float(excess <= 0)
-    return float(norm.sf(excess / error))
+    return float(ndtr(-excess / error))
 
 
 def _score(only_one: int, only_other: int, rows: int, gain: float) -> tuple[float, float]:
@@ -204,9 +204,9 @@ def _score(only_one: int, only_other: int, rows: int, gain: float) -> tuple[floa
 def _least_gain(only_one: int, only_other: int, rows: int, level: float) -> float:
     """The gain above which `score_test` rules out none at `level`."""
     from scipy.optimize import brentq
-    from scipy.stats import norm
+    from scipy.special import ndtri
 
-    critical = norm.isf(level)
+    critical = -float(ndtri(level))
 
     def distance(gain: float) -> float:
         excess, error = _score(only_one, only_other, rows, gain)
@@ -247,21 +247,21 @@ class Jackknife:
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """The limits that `tail` rules out at neither side."""
-        from scipy.stats import t
+        from scipy.special import stdtrit
 
-        reach = float(t.isf((1 - confidence) / 2, self.freedom))
+        reach = -float(stdtrit(self.freedom, (1 - confidence) / 2))
         low = self.value - self.error * max(reach, self._skewed(reach))
         return low, self.value - self.error * min(-reach, self._skewed(-reach))
 
     def tail(self, limit: float) -> float:
         """Probability of a figure so low, if the true one were `limit`."""
-        from scipy.stats import t
+        from scipy.special import stdtr
 
         if self.error == 0:
             return float(self.value >= limit)
         distance, skewness = (self.value - limit) / self.error, self.skewness
         straight = distance + skewness * distance**2 / 3 + skewness**2 * distance**3 / 27 + skewness / 6
-        return float(t.cdf(max(distance, straight), self.freedom))
+        return float(stdtr(self.freedom, max(distance, straight)))
 
     def _skewed(self, straight: float) -> float:
         """The distance, in standard errors, that is `straight` once the skewness is removed."""
@@ -280,12 +280,10 @@ def mcnemar(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
         one: (N,), the rows that one model gets right.
         other: (N,), those of the other.
     """
-    from scipy.stats import binomtest
+    from scipy.special import bdtr
 
     only_one, only_other = int((one & ~other).sum()), int((other & ~one).sum())
-    if only_one + only_other == 0:
-        return 1.0
-    return float(binomtest(only_one, only_one + only_other, 0.5).pvalue)
+    return min(1.0, 2 * float(bdtr(float(min(only_one, only_other)), only_one + only_other, 0.5)))
 
 
 def holm(p_values: Sequence[float], level: float) -> list[bool]:
