@@ -135,8 +135,10 @@ def parsed(card):
 
 
 def test_text_of_data_and_recipe_stays_text(run):
-    with run.recipe_path.open("a") as file:
-        file.write("# ```\n# ````\n# </code> {{ 7 * 7 }} {% raw %}\n# ---\n")
+    fences = 'license: "mine\n   ```\n   ````\n   # h", repo_id:'  # a line of these could end the card's fence
+    text = run.recipe_path.read_text().replace("repo_id:", fences)
+    assert "\n   ```\n" in text
+    run.recipe_path.write_text(text + "# </code> {{ 7 * 7 }} {% raw %}\n# ---\n")
     pictures = ["comparison.png", "curves.png", "slices.png"]
     blocks, every = parsed(card_of(run, pictures=pictures, has_report=True))
     assert {t.type for t in every if t.type.startswith("html")} == set()
