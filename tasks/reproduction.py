@@ -3,7 +3,7 @@
     release --provenance--> a temporary clone of the project at its commit: recipe, rows, validate, tokenize, train
             --weights-----> SHA-256 of each file, against those that the clone made
 
-tasks.rebuilding is the clone.
+tasks.rebuilding is the clone, tasks.recorded_rows what comes into it as data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from params import ModelError, RecipeError
 from params.artifacts import Artifacts
 from tasks.hub_connection import open_hub
 from tasks.provenance import FILE, REBUILT, versions
-from tasks.rebuilding import Record, Release, bring_rows, cloned, file_sha256, write_recipe
+from tasks.rebuilding import Record, Release, cloned, file_sha256, write_recipe
+from tasks.recorded_rows import bring_rows
 from tasks.stages import Report
 
 logger = logging.getLogger(__name__)
