@@ -34,7 +34,6 @@ SERVE = """
     import sys
     from pathlib import Path
     from tasks.hub import LocalHub
-from tests.project import wait_for
     with LocalHub(Path(sys.argv[1]), tokens={"token-of-alice": "alice"}) as hub:
         print(hub.endpoint, flush=True)
         hub.serve_forever()
