@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks import gate_simulation
 from benchmarks.workload import sequences, trainer
 
 ROOT = Path(__file__).parents[1]
@@ -36,3 +38,20 @@ def test_every_benchmark_can_be_imported(path):
     assert module.__doc__
     if path.stem != "workload":
         assert path.stem in module.__doc__  # the command that runs it
+
+
+def test_the_simulation_of_the_gate_has_every_cell(capsys, monkeypatch, tmp_path):
+    """tests/gate/test_simulation.py looks at the rates."""
+    families = (gate_simulation.Accuracy(200, 0.9, 0.05), gate_simulation.BitsPerByte(50, 0.5, rare=True))
+    monkeypatch.setattr(gate_simulation, "FAMILIES", families)
+    monkeypatch.setattr("sys.argv", ["gate_simulation", "--pairs", "2", "--json", str(tmp_path / "figures.json")])
+    gate_simulation.main()
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    for family in families:
+        cells = [row[2:] for row in rows if row[0] == family.describe()]
+        assert len(cells) == len(gate_simulation.GATES)
+        assert all(0 <= float(value) <= 100 for row in cells for value in row)
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {figure["pairs"] for figure in figures} == {2}
+    assert sum("alarm" in figure for figure in figures) == 24

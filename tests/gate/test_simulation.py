@@ -40,7 +40,7 @@ def test_a_model_that_is_not_above_the_bar_is_published_as_seldom_as_was_asked(f
     for gate, settings in GATES.items():
         rates = [cell.published for cell in found if cell.gate == gate]
         assert rates == sorted(rates), "the better, the more often"
-        clearly_worse = [cell.published for cell in errors if cell.gate == gate and cell.gain < settings.bar - 0.01]
+        clearly_worse = [cell.published for cell in errors if cell.gate == gate and cell.gain < settings.bar - 0.015]
         assert all(rate < 0.02 for rate in clearly_worse)
 
 
