@@ -23,8 +23,18 @@ LOCAL_TOKEN = "hf_local"  # noqa: S105 (opens the Hub of this machine to this ma
 
 
 def chosen_endpoint(endpoint: str) -> str:
-    """The Hub's address, or `local`: the recipe's, else HF_ENDPOINT, else the Hub of this machine."""
-    return os.environ.get("HF_ENDPOINT", LOCAL) if endpoint == LOCAL else endpoint
+    """The Hub's address, or `local`: the recipe's, else HF_ENDPOINT, else the Hub of this machine.
+
+    Raises:
+        HubRefusedError: the address holds a password, which would be in every message and in the receipt.
+    """
+    chosen = os.environ.get("HF_ENDPOINT", LOCAL) if endpoint == LOCAL else endpoint
+    scheme, _, rest = chosen.partition("://")
+    if "@" in rest:
+        where = f"{scheme}://***@{rest.rpartition('@')[2]}"
+        what = "the endpoint holds a user or a password, which would be in every message and in the receipt"
+        raise HubRefusedError(where, what, "leave it out; the token belongs into HF_TOKEN")
+    return chosen
 
 
 @contextlib.contextmanager
@@ -40,7 +50,7 @@ def open_hub(
         to_write: whether a token is needed.
 
     Raises:
-        HubRefusedError: there is no token for a Hub elsewhere.
+        HubRefusedError: there is no token for a Hub elsewhere, or a password in its address.
     """
     endpoint = chosen_endpoint(endpoint)
     if endpoint != LOCAL:
