@@ -45,6 +45,7 @@ def all_problems(document: Document) -> list[Problem]:
         if all(name in sections for name in names):
             problems += look(*(sections[name] for name in names))
     problems += _dvc_problems(document, sections)
+    problems += _secret_problems(document)
     for name, what, known in flaws():
         written = str(config["model_type"]) if config and name == "model_type" else name
         problems.append(Problem(("model", "config", *([name] if name else [])), what, _closest(written, known)))
@@ -236,7 +237,11 @@ def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
 def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
     from tasks.hub_connection import LOCAL, chosen_endpoint
 
-    endpoint = chosen_endpoint(publish.endpoint)
+    try:
+        endpoint = chosen_endpoint(publish.endpoint)
+    except EvergreenError as error:
+        yield Problem(("publish", "endpoint"), error.what, error.fix)
+        return
     if endpoint == LOCAL or (publish.dry_run and launch.mirror == "none"):
         return
     from huggingface_hub import get_token
@@ -245,6 +250,14 @@ def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
         yield Problem(
             ("publish", "endpoint"), f"no token for {endpoint}", "set HF_TOKEN, or log in with `hf auth login`"
         )
+
+
+def _secret_problems(document: Document) -> Iterator[Problem]:
+    """Secrets in the recipe's text, all of which goes into git, the report and the model card."""
+    from tasks.secret_search import find_secrets
+
+    for found in find_secrets("line", document.path):
+        yield Problem((), found, "take it out; a token belongs into HF_TOKEN, a password into a variable `${NAME}`")
 
 
 def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Problem]:
