@@ -77,7 +77,7 @@ class Project:
             "GIT_COMMITTER_EMAIL": "test@example.org",
         }
 
-    def run(self, *command: str, ok: bool = True, timeout_s: float = 180) -> str:
+    def run(self, *command: str, ok: bool = True, timeout_s: float = 400) -> str:
         """Run a command to its end; its output, or a failed test with it."""
         done = subprocess.run(
             command,

@@ -21,8 +21,9 @@ def test_the_flow_says_what_there_is_now(finished: Project) -> None:
     receipt = finished.json("runs/tiny/release/receipt.json")
     assert receipt["verdict"] == "published"
     assert receipt["repo_id"] == "tests/tiny"
-    for words in (receipt["repo_id"], receipt["commit"], receipt["tag"], "perplexity", "validated/report.html"):
+    for words in (receipt["repo_id"], receipt["commit"], receipt["tag"], "perplexity", "runs/tiny/report.html"):
         assert words in finished.first_run
+    assert (finished.root / "runs/tiny/report.html").exists()
     assert (finished.root / "runs/tiny/validated/report.html").exists()
     metrics = finished.json("runs/tiny/evaluation/metrics.json")
     assert metrics["model"]["perplexity"] < metrics["untrained"]["perplexity"] / 2
@@ -34,10 +35,11 @@ def test_after_the_flow_dvc_runs_nothing(finished: Project) -> None:
     assert (finished.root / "dvc.lock").read_bytes() == lock
 
 
-def test_git_has_nothing_of_a_run_but_its_lock_and_receipt(finished: Project) -> None:
+def test_git_has_nothing_of_a_run_but_its_lock_blessing_and_receipt(finished: Project) -> None:
     finished.run("git", "add", "-A")
     tracked = finished.run("git", "ls-files", "runs", "dvc.lock").split()
-    assert tracked == ["dvc.lock", "runs/.gitignore", "runs/tiny/release/receipt.json"]
+    blessing, receipt = "runs/tiny/evaluation/blessing.json", "runs/tiny/release/receipt.json"
+    assert tracked == ["dvc.lock", "runs/.gitignore", blessing, receipt]
 
 
 def test_a_second_flow_runs_nothing_within_seconds(finished: Project) -> None:
@@ -93,7 +95,7 @@ def test_launch_makes_nothing_stale(finished: Project) -> None:
 def test_a_release_that_the_hub_lost_is_published_again(finished: Project) -> None:
     shutil.rmtree(finished.root / ".hub")
     assert finished.repro() == []  # DVC cannot know
-    assert finished.flow() == ["publish"]
+    assert finished.flow() == ["evaluate", "publish"]  # the blessing was against what the Hub lost
 
 
 @pytest.mark.slow
