@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from params import HubRefusedError
 from params.artifacts import Artifacts
+from tasks.hub import LOCAL_TOKEN, LocalHub
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 LOCAL = "local"
 LOCAL_FOLDER = ".hub"
-LOCAL_TOKEN = "hf_local"  # noqa: S105 (opens the Hub of this machine to this machine, and nothing else)
 
 
 def chosen_endpoint(endpoint: str) -> str:
@@ -62,8 +62,6 @@ def open_hub(
         yield HfApi(endpoint=endpoint, token=token or False), endpoint
         return
     from huggingface_hub import HfApi, constants
-
-    from tasks.hub import LocalHub
 
     owner = repo_id.split("/", maxsplit=1)[0]
     xet_off, constants.HF_HUB_DISABLE_XET = constants.HF_HUB_DISABLE_XET, True  # the local Hub has no such storage

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from params import Recipe, load
 from params.artifacts import Artifacts
 from params.schema import HubDataset, Publish
-from tasks.provenance import FILE, provenance
+from tasks.release_record import FILE, provenance
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData

@@ -195,14 +195,14 @@ def _assemble(artifacts: Artifacts, publish: Publish, objective: objectives.Obje
 
     Rows of the data are quoted only where the repository is private.
     """
-    from tasks import provenance
+    from tasks import release_record
     from tasks.model_card import PICTURES, write_card
     from tasks.report import render
     from tasks.report.charts import card_pictures
 
     shutil.copytree(artifacts.model, folder, dirs_exist_ok=True)
-    record = provenance.provenance(artifacts)
-    (folder / provenance.FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    record = release_record.provenance(artifacts)
+    (folder / release_record.FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     pictures = card_pictures(artifacts)
     for name, picture in pictures.items():
         (folder / name).write_bytes(picture)

@@ -28,7 +28,7 @@ from ruamel.yaml import YAML
 import params
 from params import EvergreenError, KilledError, ModelError, RecipeError, TransientError, load
 from params.artifacts import storage_errors
-from tasks.provenance import FILE
+from tasks.release_record import FILE
 
 logger = logging.getLogger(__name__)
 _TOOL_TIMEOUT_S = 3600.0

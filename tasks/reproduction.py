@@ -25,9 +25,10 @@ from typing import Literal
 from params import ModelError, RecipeError
 from params.artifacts import Artifacts
 from tasks.hub_connection import open_hub
-from tasks.provenance import FILE, REBUILT, versions
+from tasks.provenance import versions
 from tasks.rebuilding import Record, Release, cloned, file_sha256, write_recipe
 from tasks.recorded_rows import bring_rows
+from tasks.release_record import FILE, REBUILT
 from tasks.stages import Report
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from huggingface_hub import HfApi
 from params import ModelError, load
 from params.artifacts import Artifacts
 from params.errors import StaleBlessingError
-from tasks import gate
+from tasks import gate, rolling_back
 from tasks.__main__ import main
 from tasks.hub import LocalHub
 from tasks.hub_connection import LOCAL_TOKEN
@@ -157,6 +157,31 @@ def test_a_better_model_takes_the_champions_place(project, tmp_path):
     inside = file_of(artifacts, found.commit, "evergreen-receipt.json", tmp_path)
     assert inside["provenance"]["replaces"] == first.commit
     assert is_current(artifacts, recipe.publish)
+
+
+def test_a_model_that_was_rolled_back_is_kept(project):
+    artifacts, recipe, first = project
+    releases.learn(artifacts, recipe, BETTER)
+    releases.evaluate(artifacts, recipe)
+    second = releases.publish(artifacts, recipe)
+
+    def go_back(tag, why):
+        with LocalHub(artifacts.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as hub:
+            api = HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN)
+            return rolling_back.roll_back(api, REPO, tag, by="Ada", why=why).commit
+
+    back = go_back(first.tag, "wrong tone")
+    assert releases.evaluate(artifacts, recipe).verdict == "keep"
+    receipt = releases.publish(artifacts, recipe)
+    assert (receipt.verdict, receipt.commit) == ("kept", back)
+    assert receipt.reasons == ("this very model was released before, and taken back: by Ada: wrong tone",)
+    assert published(artifacts).commit == back
+    again = go_back(second.tag, "it was the right one")
+    assert releases.evaluate(artifacts, recipe).verdict == "keep"
+    assert blessing_of(artifacts)["reasons"] == [
+        "the published model has the same weights: there is nothing to publish"
+    ]
+    assert published(artifacts).commit == again
 
 
 def test_a_model_below_a_floor_is_refused_with_the_reason(project, monkeypatch, capsys):

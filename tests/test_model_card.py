@@ -20,7 +20,7 @@ from params import RecipeError, load
 from tasks.hub import LocalHub
 from tasks.hub_connection import LOCAL_TOKEN
 from tasks.model_card import PICTURES, write_card
-from tasks.provenance import provenance
+from tasks.release_record import provenance
 from tests import tiny
 from tests.report import example
 from trainer import modeling, objectives, tokens

@@ -19,9 +19,9 @@ from params.artifacts import Artifacts
 from tasks import reproduction
 from tasks.hub import LocalHub
 from tasks.hub_connection import LOCAL_TOKEN
-from tasks.provenance import FILE
 from tasks.rebuilding import cloned, write_recipe
 from tasks.recorded_rows import bring_rows
+from tasks.release_record import FILE
 from tests.project import STAGES, Project, copy_project, wait_for, write_sentences
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
