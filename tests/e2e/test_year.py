@@ -74,7 +74,7 @@ NOVEMBER = Month(
     GAIN,
     recipe=ANOTHER_ARCHITECTURE,
 )
-DECEMBER = Month("more intents", 24, ALL, "publish", GAIN)
+DECEMBER = Month("more intents, and longer", 24, ALL, "publish", GAIN, recipe={"max_steps: 160": "max_steps: 480"})
 
 
 @pytest.fixture
@@ -105,7 +105,9 @@ def live_through(bank: Bank, month: Month) -> None:
         assert "the gate refuses the model: accuracy 0." in done.output
     else:
         assert done.receipt is not None
-        assert (done.receipt["verdict"], done.receipt["commit"], done.receipt["tag"]) == ("kept", *after[-1])
+        commit, tag = after[-1]
+        assert (done.receipt["verdict"], done.receipt["commit"]) == ("kept", commit)
+        assert done.receipt["tag"] == (tag if tag.startswith("release-") else None)
 
 
 def never_worse(bank: Bank, releases: list[str], intents: int) -> None:
