@@ -89,6 +89,8 @@ def test_a_model_comes_back_from_the_cache_and_its_blessing_does_not(finished: P
 
 def test_a_refused_model_fails_the_run_and_nothing_else(finished: Project) -> None:
     before = finished.json("runs/tiny/evaluation/blessing.json")
+    (finished.root / "tasks/rival.py").write_text(RIVAL)  # for the next test, which so need not train anew
+    finished.edit("dvc.yaml", "code: trainer/losses.py", "code: tasks/rival.py")
     finished.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 40")
     finished.edit("params/tiny.yaml", GATE, "gate: {resamples: 200, floors: {bits_per_byte: 0.01}}")
     out = flow(finished, os.EX_NOINPUT)
@@ -103,7 +105,6 @@ def test_a_refused_model_fails_the_run_and_nothing_else(finished: Project) -> No
 
 
 def test_a_model_is_compared_anew_when_another_was_published_meanwhile(finished: Project) -> None:
-    (finished.root / "tasks/rival.py").write_text(RIVAL)
     own = "slices: [{name: all, function: 'tasks.rival:publish_once'}], gate: {resamples: 200}"
     finished.edit("params/tiny.yaml", "gate: {resamples: 200, floors: {bits_per_byte: 0.01}}", own)
     out = flow(finished)
