@@ -152,8 +152,9 @@ def judge(
 
 def passes(comparison: Comparison, gate: Gate) -> bool:
     """Whether the gain is above the bar, beyond chance; an equal share of right rows is also tested exactly."""
-    by_chance = gate.bar == 0 and comparison.p_value is not None and comparison.p_value > 1 - gate.confidence
-    return comparison.low > gate.bar and not by_chance
+    bar = _bar(comparison, gate)
+    by_chance = bar == 0 and comparison.p_value is not None and comparison.p_value > 1 - gate.confidence
+    return comparison.low > bar and not by_chance
 
 
 def describe(comparison: Comparison, gate: Gate) -> str:
@@ -167,8 +168,14 @@ def describe(comparison: Comparison, gate: Gate) -> str:
     text += f"; McNemar p = {comparison.p_value:.2g})" if comparison.p_value is not None else ")"
     if passes(comparison, gate):
         return text
-    wanted = f"above {gate.bar:.4g}" if gate.bar >= 0 else f"no more than {-gate.bar:.4g} worse"
+    bar = _bar(comparison, gate)
+    wanted = f"above {bar:.4g}" if bar >= 0 else f"no more than {-bar:.4g} worse"
     return f"{text}; the gain's lower end must be {wanted}"
+
+
+def _bar(comparison: Comparison, gate: Gate) -> float:
+    """A `margin` is one to the champion: a model that is no better than before training has learned nothing."""
+    return max(gate.bar, 0.0) if comparison.against == "untrained" else gate.bar
 
 
 def _missed_floors(gate: Gate, directions: Mapping[str, Direction], figures: Mapping[str, float]) -> Iterator[str]:

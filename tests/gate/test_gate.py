@@ -160,6 +160,15 @@ def test_a_first_release_must_be_better_than_its_start() -> None:
     )
 
 
+def test_a_margin_is_not_one_to_the_start() -> None:
+    no_better = gain(0.0, -0.005, 0.005, against="untrained")
+    verdict = judge(Gate(margin=0.01), no_better, has_champion=False)
+    assert verdict.verdict == "refuse"
+    assert verdict.reasons[0].endswith("the gain's lower end must be above 0")
+    assert judge(Gate(margin=0.01), gain(0.0, -0.005, 0.005), no_better).verdict == "publish"
+    assert judge(Gate(gain=0.01), gain(0.02, 0.005, 0.03, against="untrained"), has_champion=False).verdict == "refuse"
+
+
 def test_later_ones_need_not_be_better_than_their_start() -> None:
     """They start from the champion, perhaps, which they are compared with anyway."""
     assert judge(None, BETTER, gain(-0.1, -0.2, 0.1, against="untrained")).verdict == "publish"
