@@ -74,6 +74,8 @@ def summary(artifacts: Artifacts, outcomes: dict[str, str]) -> str:
         receipt = json.loads(artifacts.receipt.read_text(encoding="utf-8"))
         local = receipt["endpoint"] == "local"
         what = "kept the champion" if receipt["verdict"] == "kept" else receipt["verdict"]
+        if outcomes["publish"] == "unchanged":
+            lines.append("nothing was published: nothing has changed since the run whose end was")
         lines.append(f"{what}: {receipt['repo_id']} on {'the Hub in .hub' if local else address(receipt)}")
         lines += [f"  {reason}" for reason in receipt["reasons"]]
         lines.append(f"revision: {receipt['commit']} ({receipt['tag']})")

@@ -26,6 +26,10 @@ from tasks.stages import Report
 Direction = Literal["min", "max"]
 
 
+_TINY = 1e-12
+"""A probability below which its size says nothing any more."""
+
+
 class Champion(Report):
     """The model that is published now."""
 
@@ -165,7 +169,8 @@ def describe(comparison: Comparison, gate: Gate) -> str:
     low, high = sorted((sign * comparison.low, sign * comparison.high))
     text = f"{comparison.metric} is {abs(comparison.gain):.4g} {side} than {other}"
     text += f" ({gate.confidence:.0%} interval {low:.4g} to {high:.4g} {side}"
-    text += f"; McNemar p = {comparison.p_value:.2g})" if comparison.p_value is not None else ")"
+    p_value = comparison.p_value
+    text += ")" if p_value is None else f"; McNemar p = {p_value:.2g})" if p_value > _TINY else "; McNemar p < 1e-12)"
     if passes(comparison, gate):
         return text
     bar = _bar(comparison, gate)
