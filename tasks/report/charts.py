@@ -121,7 +121,8 @@ def overall(evidence: Evidence, metric: str) -> float | None:
 def differences(evidence: Evidence, against: str) -> list[Gain]:
     """The gains over one model, that of the metric that decides first."""
     decides = "champion" if evidence.blessing.get("champion") else "untrained"
-    bar = evidence.plan.evaluation.gate.bar if evidence.plan and against == decides else None
+    gate = evidence.plan.evaluation.gate if evidence.plan and against == decides else None
+    bar = None if gate is None else max(gate.bar, 0.0) if against == "untrained" else gate.bar
     found = []
     for i, metric in enumerate(metric_names(evidence)):
         one = compare(evidence, against, metric)
