@@ -171,6 +171,8 @@ def _write_page(artifacts: Artifacts) -> None:
         from tasks.report import read_timings, write_report
 
         print(f"report: {write_report(artifacts, timings=read_timings(artifacts))}", flush=True)
+    except EvergreenError as error:
+        print(f"report: {error.where}: {error.what}", flush=True)
     except Exception:
         logging.getLogger(__name__).warning("the report could not be written", exc_info=True)
 
