@@ -14,11 +14,12 @@ help:  ## show these lines
 setup: $(INSTALLED)  ## make .venv and install everything, as pinned in constraints.txt
 
 # torch first and by itself: pinned like this it is the build for this machine's index, an open range takes far larger ones.
+# --use-pep517: an older pip (Debian 12 has 23.0) would build seqeval by its setup.py, which can no longer be done.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --use-pep517 -c constraints.txt -e '.[dev]'
 	@touch $@
 
 run: $(INSTALLED)  ## retrain what is stale of RECIPE (default), and publish it
