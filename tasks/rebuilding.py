@@ -132,7 +132,9 @@ class Clone:
         Raises:
             TransientError: it failed.
         """
-        environment = {**_environment(), "DVC_SITE_CACHE_DIR": str(self.folder / "dvc"), "DVC_NO_ANALYTICS": "1"}
+        unwrapped = {"COLUMNS": "10000"}  # DVC breaks lines at the width of the terminal, addresses too
+        quiet = {"DVC_SITE_CACHE_DIR": str(self.folder / "dvc"), "DVC_NO_ANALYTICS": "1"}
+        environment = {**_environment(), **quiet, **unwrapped}
         return _output([sys.executable, "-m", "dvc", *arguments], at or self.project, environment, "DVC")
 
 
