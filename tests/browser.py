@@ -118,7 +118,7 @@ def _browser() -> Iterator[str]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "HOME": profile},
+            env={**os.environ, "HOME": profile, "TMPDIR": profile},
             start_new_session=True,  # its children end with it
         )
         try:
