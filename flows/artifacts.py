@@ -17,7 +17,7 @@ def show(stage: str, artifacts: Artifacts, outcome: str) -> None:
     if not path.exists():
         return
     report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    key = re.sub(r"[^a-z0-9]+", "-", f"{stage}-{artifacts.recipe}".lower()).strip("-")
+    key = _key(stage, artifacts)
     description = f"{stage}@{artifacts.recipe}: {outcome} ({path})"
     if stage == "evaluate":
         create_markdown_artifact(figures(report), key=key, description=description)
@@ -39,9 +39,13 @@ def link_report(artifacts: Artifacts, *, renew: bool) -> None:
 
         write_report(artifacts, timings=read_timings(artifacts))
     if artifacts.page.exists():
-        key = re.sub(r"[^a-z0-9]+", "-", f"report-{artifacts.recipe}".lower()).strip("-")
-        link = artifacts.page.resolve().as_uri()
+        link, key = artifacts.page.resolve().as_uri(), _key("report", artifacts)
         create_link_artifact(link, link_text=str(artifacts.page), key=key, description="verdict, figures, provenance")
+
+
+def _key(what: str, artifacts: Artifacts) -> str:
+    """An artifact's name, in the letters that Prefect allows."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{what}-{artifacts.recipe}".lower()).strip("-")
 
 
 def address(receipt: dict[str, Any]) -> str:

@@ -94,7 +94,6 @@ class Assessment:
             intervals[name] = {m: _interval(self.resampler, values) for m, values in resampled.items()}
             if name != "model":
                 comparisons += self._comparisons(name, own, scores)
-        worst = np.argsort(-self.objective.badness(own.columns), kind="stable")[: self.evaluation.worst]
         return Details(
             confidence=settings.confidence,
             resamples=settings.resamples,
@@ -102,7 +101,7 @@ class Assessment:
             intervals=intervals,
             comparisons=comparisons,
             slices=list(self._slices(metric)),
-            worst=self._worst(worst),
+            worst=self._worst(own),
             calibration=self.objective.calibration(self.resampler.totals(own), self.state) or None,
         )
 
@@ -183,9 +182,9 @@ class Assessment:
                 below_margin=gain.at_most(-margin) if gain and margin is not None else None,
             )
 
-    def _worst(self, places: NDArray[np.int64]) -> list[WorstRow]:
-        own = self.scores["model"]
+    def _worst(self, own: Scores) -> list[WorstRow]:
         badness = self.objective.badness(own.columns)
+        places = np.argsort(-badness, kind="stable")[: self.evaluation.worst]
         ids = [int(own.row_ids[place]) for place in places]
         found = texts(self.rows, ids, self.objective.text)
         return [

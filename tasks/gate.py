@@ -19,7 +19,7 @@ from typing import Literal
 from params import ModelError
 from params.artifacts import SPLITS, Artifacts
 from params.schema import Evaluation, Gate, Model, ObjectiveChoice
-from tasks.release_plan import folder_weights
+from tasks.release_plan import file_sha256, folder_weights
 from tasks.resampling import holm
 from tasks.stages import Report
 
@@ -220,8 +220,7 @@ def data_digest(artifacts: Artifacts) -> str:
     """What names the validated rows of all splits."""
     digest = hashlib.sha256()
     for split in SPLITS:
-        with (artifacts.rows / f"{split}.parquet").open("rb") as file:
-            digest.update(f"{split} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        digest.update(f"{split} {file_sha256(artifacts.rows / f'{split}.parquet')}\n".encode())
     return digest.hexdigest()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import hashlib
 import logging
 import os
 import re
@@ -295,9 +294,3 @@ def _error(stage: str, status: int, said: str) -> EvergreenError:
         return _ERRORS[printed[1]](f"{stage}, {printed[2]}", printed[3], printed[4].splitlines()[0])
     last = next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
     return EvergreenError(stage, f"exited with {status}: {last}", "the code of that commit does not run here")
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,7 +18,8 @@ from ruamel.yaml import YAML
 
 from params import DataError, TransientError
 from params.artifacts import SPLITS, Artifacts
-from tasks.rebuilding import Clone, RecordedRecipe, Release, file_sha256
+from tasks.rebuilding import Clone, RecordedRecipe, Release
+from tasks.release_plan import file_sha256
 
 logger = logging.getLogger(__name__)
 

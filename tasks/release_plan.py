@@ -88,18 +88,20 @@ def folder_weights(folder: Path) -> str:
     Raises:
         ModelError: there are no weights in it.
     """
-    files = {
-        path.relative_to(folder).as_posix(): _file_sha256(path)
-        for path in folder.rglob(f"*{WEIGHTS}")
-        if path.is_file()
-    }
-    digest = weights_digest(files)
+    digest = weights_digest(weights_in(folder))
     if digest is None:
         raise ModelError(str(folder), f"there is no {WEIGHTS} file in it", "train the model first")
     return digest
 
 
-def _file_sha256(path: Path) -> str:
+def weights_in(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of weights in a folder, by its path there."""
+    paths = sorted(path for path in folder.rglob(f"*{WEIGHTS}") if path.is_file())
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

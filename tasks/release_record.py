@@ -14,6 +14,7 @@ from ruamel.yaml.error import YAMLError
 
 from params import RecipeError, load
 from params.artifacts import Artifacts
+from tasks.release_plan import weights_in
 
 FILE: Final = "evergreen-provenance.json"
 """The provenance inside a release, beside the model card that tells it to people."""
@@ -37,7 +38,6 @@ def provenance(artifacts: Artifacts) -> dict[str, Any]:
     text = artifacts.recipe_path.read_text(encoding="utf-8")
     _refuse_password(artifacts, text)
     source, training = (_read(artifacts.report(stage)) for stage in ("ingest", "train"))
-    weights = {p.relative_to(artifacts.model).as_posix(): p for p in sorted(artifacts.model.rglob("*.safetensors"))}
     return {
         "schema": SCHEMA,
         "recipe": {
@@ -55,7 +55,7 @@ def provenance(artifacts: Artifacts) -> dict[str, Any]:
         | {"sha256": source["data_sha256"]},
         "dvc_lock": _dvc_lock(artifacts),
         "commands": [f"python -m tasks {stage} params/{artifacts.recipe}.yaml" for stage in REBUILT],
-        "weights": {name: _sha256(path) for name, path in weights.items()},
+        "weights": weights_in(artifacts.model),
     }
 
 
@@ -84,7 +84,7 @@ def _dvc_lock(artifacts: Artifacts) -> dict[str, Any] | None:
         return None
     run = f"runs/{artifacts.recipe}"
     report = artifacts.report("train")
-    is_of_this_run = _md5(found["train"], "outs", f"{run}/history/{report.name}") == _digest(report, "md5")
+    is_of_this_run = _md5(found["train"], "outs", f"{run}/history/{report.name}") == _md5_of(report)
     links = (("ingest", "validate", f"{run}/raw"), ("tokenize", "train", f"{run}/tokens"))
     if not is_of_this_run or any(_md5(found[a], "outs", path) != _md5(found[b], "deps", path) for a, b, path in links):
         return None
@@ -114,10 +114,6 @@ def _read(path: Path) -> dict[str, Any]:
     return report
 
 
-def _sha256(path: Path) -> str:
-    return _digest(path, "sha256")
-
-
-def _digest(path: Path, algorithm: str) -> str:
+def _md5_of(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
+        return hashlib.file_digest(file, "md5").hexdigest()

@@ -26,8 +26,9 @@ from params import ModelError, RecipeError
 from params.artifacts import Artifacts
 from tasks.hub_connection import open_hub
 from tasks.provenance import versions
-from tasks.rebuilding import Record, Release, cloned, file_sha256, write_recipe
+from tasks.rebuilding import Record, Release, cloned, write_recipe
 from tasks.recorded_rows import bring_rows
+from tasks.release_plan import weights_in
 from tasks.release_record import FILE, REBUILT
 from tasks.stages import Report
 
@@ -110,7 +111,7 @@ def reproduce(
         rows_from = bring_rows(clone, made, release, timeout_s)
         for stage in REBUILT[1:]:
             clone.stage(stage, recipe.name, timeout_s=timeout_s)
-        rebuilt = {p.relative_to(made.model).as_posix(): file_sha256(p) for p in made.model.rglob("*.safetensors")}
+        rebuilt = weights_in(made.model)
         run = json.loads(made.report("train").read_text(encoding="utf-8"))["run"]
         files = tuple(
             WeightsFile(path=name, released=release.weights.get(name), rebuilt=rebuilt.get(name))
