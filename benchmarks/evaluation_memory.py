@@ -40,8 +40,10 @@ publish: {repo_id: benchmarks/memory}
 
 def prepare(root: Path, rows: int) -> None:
     """A run up to its training, with `rows` held-out rows of about 128 tokens."""
-    from tasks.tokenization import tokenize
-    from trainer import modeling, objectives, tokens
+    from tasks.tokenization.stage import tokenize
+    from trainer import objectives
+    from trainer.data import tokens
+    from trainer.model.network import initial_model
 
     (root / "params").mkdir(parents=True)
     path = root / "params" / "memory.yaml"
@@ -52,7 +54,7 @@ def prepare(root: Path, rows: int) -> None:
         texts = [" ".join(f"{(i * 31 + k * 7) % 97:02d}" for k in range(43)) for i in range(count)]
         pq.write_table(pa.table({"row_id": range(count), "text": texts}), artifacts.rows / f"{split}.parquet")
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
-    network = modeling.initial_model(
+    network = initial_model(
         recipe.model,
         objective=objectives.build(recipe.objective),
         state={},
@@ -64,7 +66,7 @@ def prepare(root: Path, rows: int) -> None:
 
 def evaluate(root: Path) -> None:
     """The stage itself, in the process whose memory is watched."""
-    from tasks.evaluation import evaluate as run
+    from tasks.evaluation.stage import evaluate as run
 
     recipe = load(root / "params" / "memory.yaml")
     sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "evaluation", "launch")}

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from params.schema import Gate, ObjectiveChoice
-from tasks.gate import Comparison, Part, judge, passes
-from tasks.resampling import Gain, Resampler, share_gain
-from tasks.scoring import Scores
+from tasks.evaluation.gate import Comparison, Part, judge, passes
+from tasks.evaluation.scoring import Scores
+from tasks.evaluation.statistics import Gain, Resampler, share_gain
 from trainer import objectives
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from benchmarks.workload import environment, sequences
 from params.schema import ObjectiveChoice
 from trainer import objectives
-from trainer.figures import Figures
-from trainer.heartbeat import Heartbeat
-from trainer.rollouts import RolloutTrainer
+from trainer.loop.metrics import Figures
+from trainer.loop.rollout_trainer import RolloutTrainer
+from trainer.runtime.heartbeat import Heartbeat
 
 STEPS = 16
 SERVED = (1, 4, 8)

@@ -27,9 +27,9 @@ from transformers.utils import logging as transformers_logging
 
 from params.schema import ObjectiveChoice
 from trainer import objectives
-from trainer.figures import Figures
-from trainer.heartbeat import Heartbeat
-from trainer.trainer import EvergreenTrainer
+from trainer.loop.metrics import Figures
+from trainer.loop.trainer import EvergreenTrainer
+from trainer.runtime.heartbeat import Heartbeat
 
 Kind = Literal["ours", "plain"]
 VOCABULARY = 8192

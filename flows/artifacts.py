@@ -35,7 +35,7 @@ def link_report(artifacts: Artifacts, *, renew: bool) -> None:
         renew: whether it is to be written now, because the run does not publish.
     """
     if renew and artifacts.evaluation.exists():
-        from tasks.report import read_timings, write_report
+        from tasks.report.page import read_timings, write_report
 
         write_report(artifacts, timings=read_timings(artifacts))
     if artifacts.page.exists():

@@ -27,7 +27,7 @@ from typing import IO, TypeAlias
 
 import psutil
 
-from trainer.process import die_with_parent
+from trainer.runtime.lifetime import die_with_parent
 
 Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
 

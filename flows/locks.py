@@ -18,7 +18,7 @@ import psutil
 
 from flows.bound import Logger
 from params.artifacts import Artifacts
-from trainer.process import exclusive
+from trainer.runtime.lifetime import exclusive
 
 _GUARD_WAIT_S = 10.0
 

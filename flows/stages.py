@@ -128,7 +128,7 @@ def _source_is_unwatched(recipe: str) -> bool:
 
 def _outdated(stage: str, recipe: str, log: bound.Logger) -> str | None:
     """What the Hub, which DVC cannot watch either, no longer holds as a stage left it; one that gives no answer is believed."""
-    from tasks.publishing import is_current, is_there
+    from tasks.publishing.stage import is_current, is_there
 
     looks = {
         "evaluate": (is_current, "another model has been published since the comparison"),

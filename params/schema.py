@@ -286,7 +286,7 @@ class Training(Section):
     """A function of (outputs, labels, num_items_in_batch) in place of the model's own loss; trainer.losses has some."""
     trainer: Importable | None = None
     """A subclass of transformers.Trainer that overrides compute_loss, create_optimizer, create_scheduler or
-    get_train_dataloader; trainer.extensions says what it may not."""
+    get_train_dataloader; trainer.loop.extensions says what it may not."""
     callbacks: list[Named] = []
     """Subclasses of transformers.TrainerCallback. One that must survive a resume is an ExportableState, too."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2

@@ -29,7 +29,7 @@ from pathlib import Path
 from params import EvergreenError, TransientError, load
 from params.artifacts import Artifacts
 from tasks.stages import FUNCTIONS
-from trainer.process import die_with_parent
+from trainer.runtime.lifetime import die_with_parent
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,76 +58,76 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    from tasks.checking import check
-    from trainer.imports import leave_out
+    from tasks.diagnostics.check import check
+    from trainer.runtime.imports import leave_out
 
     leave_out("peft")
     check(arguments.recipe)
 
 
 def _trace(arguments: argparse.Namespace) -> None:
-    from tasks.tracing import trace
+    from tasks.diagnostics.trace import trace
 
     trace(arguments.recipe, row_id=arguments.row)
 
 
 def _join(arguments: argparse.Namespace) -> None:
-    from tasks.joining import join
+    from tasks.training.join import join
 
     join(arguments.recipe, machine=arguments.machine)
 
 
 def _mirror(arguments: argparse.Namespace) -> None:
-    from tasks.mirroring import mirror
+    from tasks.mirror.upload import mirror
 
     mirror(arguments.recipe, run=arguments.run)
 
 
 def _fetch(arguments: argparse.Namespace) -> None:
-    from tasks.fetching import fetch
+    from tasks.mirror.fetch import fetch
 
     fetch(arguments.recipe)
 
 
 def _releases(arguments: argparse.Namespace) -> None:
-    from tasks.release_commands import show_releases
+    from tasks.releases.commands import show_releases
 
     show_releases(arguments.recipe)
 
 
 def _rollback(arguments: argparse.Namespace) -> None:
-    from tasks.release_commands import roll_back
+    from tasks.releases.commands import roll_back
 
     roll_back(arguments.tag, recipe=arguments.recipe, by=arguments.by, why=arguments.why)
 
 
 def _reproduce(arguments: argparse.Namespace) -> None:
-    from tasks.release_commands import rebuild
+    from tasks.releases.commands import rebuild
 
     rebuild(arguments.target, keep=arguments.keep)
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from tasks.report import read_timings, write_report
+    from tasks.report.page import read_timings, write_report
 
     artifacts = Artifacts(arguments.recipe.stem)
     print(f"report: {write_report(artifacts, timings=read_timings(artifacts))}")
 
 
 def _verify_resume(arguments: argparse.Namespace) -> None:
-    from tasks.verification import verify_resume
+    from tasks.diagnostics.verify_resume import verify_resume
 
     verify_resume(arguments.recipe, steps=arguments.steps, kills=arguments.kills)
 
 
 def _hub(arguments: argparse.Namespace) -> None:
-    from tasks.hub_serving import serve
+    from tasks.hub_server.serve import serve
 
     serve(arguments.folder, host=arguments.host, port=arguments.port, tokens=arguments.tokens)
 
 
 def _stage(arguments: argparse.Namespace) -> None:
-    from trainer.imports import leave_out_unused
+    from trainer.runtime.imports import leave_out_unused
 
     leave_out_unused(load(arguments.recipe))
     _run_stage(arguments.command, arguments.recipe)
@@ -168,7 +168,7 @@ def _run_stage(stage: str, recipe: Path) -> None:
 def _write_page(artifacts: Artifacts) -> None:
     """Write the run's page; that it cannot be written is no failure of the run."""
     try:
-        from tasks.report import read_timings, write_report
+        from tasks.report.page import read_timings, write_report
 
         print(f"report: {write_report(artifacts, timings=read_timings(artifacts))}", flush=True)
     except EvergreenError as error:

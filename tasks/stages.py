@@ -19,12 +19,12 @@ from params import DataError, load
 from params.artifacts import Artifacts, storage_errors, write_whole
 
 FUNCTIONS = {
-    "ingest": "tasks.ingestion:ingest",
-    "validate": "tasks.validation:validate",
-    "tokenize": "tasks.tokenization:tokenize",
-    "train": "tasks.training:train",
-    "evaluate": "tasks.evaluation:evaluate",
-    "publish": "tasks.publishing:publish",
+    "ingest": "tasks.ingestion.stage:ingest",
+    "validate": "tasks.validation.stage:validate",
+    "tokenize": "tasks.tokenization.stage:tokenize",
+    "train": "tasks.training.stage:train",
+    "evaluate": "tasks.evaluation.stage:evaluate",
+    "publish": "tasks.publishing.stage:publish",
 }
 _NEEDED = {
     "validate": {"raw": "ingest"},

@@ -1,4 +1,4 @@
-"""Fixtures for tests that drive a whole project; tests.project makes it."""
+"""Fixtures for tests that drive a whole project; tests.support.project makes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.project import Project, copy_project
+from tests.support.project import Project, copy_project
 
 # Tests run side by side, and their models are too small to gain from threads. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

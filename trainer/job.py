@@ -30,7 +30,7 @@ _EFFECTLESS_ARGUMENTS = {"run_name", "project", "skip_memory_metrics", "debug"}
 
 
 class Job(Section):
-    """One training, as `tasks.training` hands it to `trainer.worker`."""
+    """One training, as `tasks.training.stage` hands it to `trainer.worker`."""
 
     seed: int
     objective: ObjectiveChoice

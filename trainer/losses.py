@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from params import ModelError
-from trainer.likelihood import mean_loss
+from trainer.objectives.bases.likelihood import mean_loss
 
 
 def cross_entropy(

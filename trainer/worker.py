@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
-from trainer.heartbeat import BEREFT, Heartbeat
-from trainer.process import SUPERVISOR, die_with_parent, exclusive
+from trainer.runtime.heartbeat import BEREFT, Heartbeat
+from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, exclusive
 
 if TYPE_CHECKING:
     from trainer.job import Job
-    from trainer.trainer import EvergreenTrainer
+    from trainer.loop.trainer import EvergreenTrainer
 
 logger = logging.getLogger("trainer")
 STOP = "stop"
@@ -35,8 +35,8 @@ def main(job_path: Path) -> int:
     supervisor = os.environ.get(SUPERVISOR)
     die_with_parent(ancestor=int(supervisor) if supervisor else None)
     from params.artifacts import storage_errors
-    from trainer.imports import leave_out_unused
     from trainer.job import Job
+    from trainer.runtime.imports import leave_out_unused
 
     job = Job.load(job_path)
     rank = int(os.environ.get("RANK", "0"))
@@ -50,7 +50,7 @@ def main(job_path: Path) -> int:
     try:
         with alone if rank == 0 else contextlib.nullcontext(), storage_errors(job.folder):
             leave_out_unused(job)
-            from trainer.building import build
+            from trainer.build import build
 
             trainer = build(job, heartbeat, lambda: bool(asked) or (job.folder / STOP).exists())
             _train(job, trainer)
@@ -82,8 +82,8 @@ def _lost_a_peer(error: Exception) -> bool:
 def _train(job: Job, trainer: EvergreenTrainer) -> None:
     from transformers import TrainerState
 
-    from trainer import sharding
-    from trainer.trainer import is_finished
+    from trainer.loop import sharding
+    from trainer.loop.trainer import is_finished
 
     sharding.check(trainer, job.checkpoint)
     start = time.monotonic()
@@ -93,7 +93,7 @@ def _train(job: Job, trainer: EvergreenTrainer) -> None:
         trainer.train(resume_from_checkpoint=str(job.checkpoint) if job.checkpoint else None)
     trainer.accelerator.end_training()  # a process group that is still there lets DeepSpeed abort at exit
     step, of = trainer.state.global_step, trainer.state.max_steps
-    if trainer.guard.stopped:
+    if trainer.loop.guard.stopped:
         raise PreemptedError(
             "train", f"stopped at step {step} of {of}, as asked", f"start again: checkpoint-{step} goes on"
         )

@@ -10,7 +10,7 @@ from params.schema import Expectation
 from tasks.validation import checks
 from tasks.validation.report import Check, Example, Origin, describe, shorten
 from tasks.validation.rows import Rows
-from trainer.objectives import Objective, Row
+from trainer.objectives.bases.objective import Objective, Row
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -109,5 +109,5 @@ def render(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["shorten"] = shorten
-    template = environment.from_string(files("tasks").joinpath("validation_report.html.jinja").read_text("utf-8"))
+    template = environment.from_string(files("tasks.validation").joinpath("report.html.jinja").read_text("utf-8"))
     return template.render(report=report, recipe=recipe, failures=failures, rows=rows, at_fault=at_fault) + "\n"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from params import DataError
 from params.artifacts import SPLITS
 from params.loading import suggestion
-from trainer.objectives import Kind
+from trainer.objectives.bases.objective import Kind
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tests.chaos.victims import EX_TEMPFAIL, Left, Victim
-from trainer.write_points import WRITE_POINTS
+from trainer.checkpoints.fault_points import WRITE_POINTS
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +219,9 @@ def _find(victim: Victim, process: subprocess.Popen[bytes], target: str) -> int 
     if target == "supervisor":
         return process.pid
     if target == "launcher":
-        return next((p.pid for p in victim.project.processes("trainer.launcher") if p.ppid() == process.pid), None)
+        return next(
+            (p.pid for p in victim.project.processes("trainer.runtime.launcher") if p.ppid() == process.pid), None
+        )
     pulse = victim.pulses().get(int(target.removeprefix("rank ")))
     return pulse.pid if pulse and pulse.phase != "finished" and _is_below(victim, pulse.pid) else None
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks import __main__ as command_line
-from tasks import training
+from tasks.training import stage
 
-_collect = training._collect
+_collect = stage._collect
 
 
 def keep_and_collect(artifacts: Any, job: Any) -> Any:
@@ -19,5 +19,5 @@ def keep_and_collect(artifacts: Any, job: Any) -> Any:
     return _collect(artifacts, job)
 
 
-training._collect = keep_and_collect
+stage._collect = keep_and_collect
 sys.exit(command_line.main(["train", "params/tiny.yaml"]))

@@ -16,7 +16,7 @@ import pytest
 
 from tests.chaos.campaign import IS_LONG, KILLS, SEED, Campaign, plan, table
 from tests.chaos.victims import Victim
-from trainer.write_points import WRITE_POINTS
+from trainer.checkpoints.fault_points import WRITE_POINTS
 
 STEPS = {
     "training.max_steps": 600 if IS_LONG else 120,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.victims import EX_TEMPFAIL, Victim
-from trainer.resuming import choose
+from trainer.checkpoints.resume import choose
 
 
 def flip_a_bit(checkpoint: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from params.artifacts import Artifacts
 from tests.chaos.campaign import IS_LONG
 from tests.chaos.victims import folder_differences
-from tests.project import Project, wait_for
+from tests.support.project import Project, wait_for
 
 pytestmark = pytest.mark.skipif(not IS_LONG, reason="`make chaos` kills the drivers too")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.victims import Left, Victim
-from tests.project import wait_for
+from tests.support.project import wait_for
 
 DISK = "4m"
 """Room for the checkpoints of the tiny model, each of about half a MiB."""

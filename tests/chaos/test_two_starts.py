@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.chaos.victims import EX_TEMPFAIL
-from tests.project import wait_for
+from tests.support.project import wait_for
 
 
 def test_of_two_at_once_one_trains(victim):

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from params.artifacts import Artifacts
-from tests import tiny
-from tests.project import CODE, ROOT, Project, wait_for
-from trainer import heartbeat
-from trainer.write_points import KILL_AT
+from tests.support import tiny
+from tests.support.project import CODE, ROOT, Project, wait_for
+from trainer.checkpoints.fault_points import KILL_AT
+from trainer.runtime import heartbeat
 
 EX_TEMPFAIL = 75
 SIZES = {"train": 1600, "validation": 64, "test": 16}
@@ -58,7 +58,7 @@ class Victim:
 
     Args:
         root: an empty folder for the project.
-        changes: to tests.tiny.RECIPE, as `tiny.recipe` takes them.
+        changes: to tests.support.tiny.RECIPE, as `tiny.recipe` takes them.
         sizes: rows of each split.
     """
 

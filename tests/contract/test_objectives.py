@@ -14,10 +14,10 @@ from transformers import AutoConfig
 
 from params import RecipeError
 from params.schema import ObjectiveChoice, TrainTokenizer
-from tasks.tokenization import train_tokenizer
+from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
-from trainer.likelihood import Likelihood, logits_of
-from trainer.prompts import Prompts
+from trainer.objectives.bases.likelihood import Likelihood, logits_of
+from trainer.objectives.bases.prompts import Prompts
 
 ROOT = Path(__file__).parents[2]
 MAX_LENGTH = 24

@@ -19,33 +19,33 @@ DVC = YAML(typ="safe").load(ROOT / "dvc.yaml")
 RECIPES = DVC["vars"][0]["recipes"]
 PACKAGES = ("params", "trainer", "tasks")
 # An objective names the Trainer that trains it; nothing but training asks.
-TRAINERS = {"trainer.trainer", "trainer.preference", "trainer.rollouts"}
+TRAINERS = {"trainer.loop.trainer", "trainer.loop.preference_trainer", "trainer.loop.rollout_trainer"}
 
 # What may change without making a stage's result stale.
 HARMLESS = {
     "params": "typed reading of the recipe, whose values are declared key by key",
     "tasks.stages": "how a stage is called",
     "tasks.progress": "what is logged meanwhile",
-    "trainer.process": "who dies with whom",
-    "trainer.imports": "what is not imported",
-    "trainer.progress": "what is logged meanwhile",
-    "trainer.recording": "what is written down meanwhile",
-    "trainer.reports": "what is written down meanwhile",
-    "trainer.heartbeat": "signs of life",
-    "trainer.launcher": "how processes start, and what their end is called",
-    "trainer.agreement": "when all processes save or stop, not what they learn",
-    "trainer.resuming": "where an interrupted run goes on: it gives the same weights",
-    "trainer.guard": "when a training saves and stops",
-    "trainer.sharding": "whether accelerate does as it was told",
-    "trainer.saving": "how a checkpoint gets to the disk",
-    "trainer.write_points": "instants of a save",
+    "trainer.runtime.lifetime": "who dies with whom",
+    "trainer.runtime.imports": "what is not imported",
+    "trainer.reporting.progress": "what is logged meanwhile",
+    "trainer.reporting.step_record": "what is written down meanwhile",
+    "trainer.reporting.trackers": "what is written down meanwhile",
+    "trainer.runtime.heartbeat": "signs of life",
+    "trainer.runtime.launcher": "how processes start, and what their end is called",
+    "trainer.loop.collectives": "when all processes save or stop, not what they learn",
+    "trainer.checkpoints.resume": "where an interrupted run goes on: it gives the same weights",
+    "trainer.loop.guard": "when a training saves and stops",
+    "trainer.loop.sharding": "whether accelerate does as it was told",
+    "trainer.checkpoints.saver": "how a checkpoint gets to the disk",
+    "trainer.checkpoints.fault_points": "instants of a save",
     "trainer.iterative": "a trainer for scripts; no stage uses it",
-    "tasks.mirroring": "copies of checkpoints on a Hub",
-    "tasks.supervision": "who watches a training",
-    "tasks.ranks": "who watches a training",
-    "tasks.hub_faults": "how long a Hub is waited for, and what its refusals are called",
-    "tasks.secret_search": "what is refused, not what is published",
-    "tasks.hub": "the server that stands in for the real Hub: what is published does not depend on it",
+    "tasks.mirror.upload": "copies of checkpoints on a Hub",
+    "tasks.training.supervisor": "who watches a training",
+    "tasks.training.ranks": "who watches a training",
+    "tasks.hub_client.faults": "how long a Hub is waited for, and what its refusals are called",
+    "tasks.publishing.secrets": "what is refused, not what is published",
+    "tasks.hub_server": "the server that stands in for the real Hub: what is published does not depend on it",
 }
 
 # What a stage reads of the recipe without declaring it.
@@ -186,7 +186,7 @@ def test_the_flow_runs_the_stages_under_their_names() -> None:
 def closure(entry: str, graph: grimp.ImportGraph) -> set[str]:
     """The modules that run when `entry` works, except the harmless ones and other objectives."""
     found: set[str] = set()
-    queue = [entry, *(["trainer.worker"] if entry == "tasks.training" else [])]
+    queue = [entry, *(["trainer.worker"] if entry == "tasks.training.stage" else [])]
     while queue:
         module = queue.pop()
         if module in found or any(module == h or module.startswith(f"{h}.") for h in HARMLESS):
@@ -196,7 +196,7 @@ def closure(entry: str, graph: grimp.ImportGraph) -> set[str]:
         if module == "trainer.objectives":  # it imports them by name
             imported |= graph.find_children(module)
         named = module.startswith("trainer.objectives")
-        queue += [m for m in imported if not (named and m in TRAINERS) or entry == "tasks.training"]
+        queue += [m for m in imported if not (named and m in TRAINERS) or entry == "tasks.training.stage"]
         parent = module.rpartition(".")[0]
         if parent:
             queue.append(parent)

@@ -20,9 +20,11 @@ from ruamel.yaml import YAML
 from params import Recipe
 from params.loading import read
 from params.schema import Training
-from tasks.checking import all_problems
-from tests import tiny
-from trainer import arguments, configurations, objectives
+from tasks.diagnostics.check import all_problems
+from tests.support import tiny
+from trainer import objectives
+from trainer.loop import arguments
+from trainer.model import config_check
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
@@ -89,7 +91,7 @@ def test_a_row_has_recipe_lines_that_check_takes(row: list[str], tmp_path: Path,
     columns = {"text": "a text", "label": "a label"} | dict(objectives.find(content["objective"]["name"]).examples[0])
     (tmp_path / "rows.jsonl").write_text(json.dumps(columns) + "\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(configurations, "start", lambda config: lambda: configurations.flaws(config))
+    monkeypatch.setattr(config_check, "start", lambda config: lambda: config_check.flaws(config))
     found = all_problems(read(tiny.write(tmp_path / "row.yaml", content)))
     if "GPU" in feature:  # where there is none, `check` says so
         found = [p for p in found if "GPU" not in p.what and "not installed" not in p.what]

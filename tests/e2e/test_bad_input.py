@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.hub import LocalHub
-from tests.project import STAGES, Project, copy_project, free_port
+from tasks.hub_server import LocalHub
+from tests.support.project import STAGES, Project, copy_project, free_port
 
 CONFIG, DATA, MODEL, STORAGE, TRANSIENT, ACCESS = (
     os.EX_CONFIG,

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.project import STAGES
+from tests.support.project import STAGES
 
 LABELS = {
     "weather": ["rain", "sun", "wind", "snow"],

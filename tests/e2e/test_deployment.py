@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.project import STAGES, Project, copy_project, free_port, wait_for, write_sentences
+from tests.support.project import STAGES, Project, copy_project, free_port, wait_for, write_sentences
 
 TINY = """
   - <<: *retrain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from tests import preferences
+from tests.support import preferences
 
 
 def test_from_pairs_of_answers_to_a_published_model(project) -> None:

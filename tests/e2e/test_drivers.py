@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.project import STAGES, Project
+from tests.support.project import STAGES, Project
 
 ALL = list(STAGES)
 

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from params import DivergedError, PreemptedError, RecipeError
-from tasks.supervision import supervise
-from tests import tiny
-from trainer.checkpoints import all_checkpoints
+from tasks.training.supervisor import supervise
+from tests.support import tiny
+from trainer.checkpoints.resume import choose
+from trainer.checkpoints.sealed import all_checkpoints
+from trainer.data.tokens import read_split
 from trainer.job import Job, identity
-from trainer.resuming import choose
-from trainer.tokens import read_split
 
 CHANGES = {
     "objective.packing": False,  # so that a row is one sequence

@@ -11,9 +11,9 @@ import pytest
 
 from params import KilledError, Recipe
 from params.artifacts import Artifacts
-from tasks.training import train
-from tests import tiny
-from trainer.write_points import KILL_AT
+from tasks.training.stage import train
+from tests.support import tiny
+from trainer.checkpoints.fault_points import KILL_AT
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "dropout, packing, log lines across checkpoints": {"training.logging_steps": 5},

@@ -9,7 +9,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from tests.project import Project
+from tests.support.project import Project
 
 LEARNING_RATE, SLOW = "learning_rate: 1e-2", "learning_rate: 2e-3"
 GATE = "gate: {resamples: 200}"
@@ -19,7 +19,7 @@ RIVAL = '''
 from pathlib import Path
 
 from params.artifacts import Artifacts
-from tasks.hub_connection import open_hub
+from tasks.hub_client.connection import open_hub
 
 
 def publish_once(row):
@@ -31,8 +31,8 @@ def publish_once(row):
 def publish():
     from safetensors.torch import load_file, save_file
 
-    from tasks.exactly_once import plan_release, publish_release
-    from tasks.hub_repository import head
+    from tasks.publishing.exactly_once import plan_release, publish_release
+    from tasks.hub_client.repository import head
 
     folder = Path("rival")
     folder.mkdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.project import STAGES
+from tests.support.project import STAGES
 
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 OBJECTIVE = """\

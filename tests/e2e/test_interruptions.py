@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests import tiny
-from tests.project import Project, wait_for
-from trainer import heartbeat
-from trainer.heartbeat import Pulse
+from tests.support import tiny
+from tests.support.project import Project, wait_for
+from trainer.runtime import heartbeat
+from trainer.runtime.heartbeat import Pulse
 
 LONG = {"training.max_steps": 2000, "training.eval_steps": 1000, "training.save_steps": 1000}
 """Longer than any of these tests: no checkpoint comes by itself."""

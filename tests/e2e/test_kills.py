@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.project import Project, wait_for
+from tests.support.project import Project, wait_for
 
 
 @pytest.mark.slow

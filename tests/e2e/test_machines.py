@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from params import RecipeError, load
-from tasks.joining import join
-from tests import tiny
-from tests.project import free_port
+from tasks.training.join import join
+from tests.support import tiny
+from tests.support.project import free_port
 
 ROOT = Path(__file__).parents[2]
 CHANGES = {"training.max_steps": 80, "training.eval_steps": 40, "training.save_steps": 8, "launch.num_processes": 2}
@@ -216,7 +216,7 @@ def test_a_machine_that_is_asked_to_stop_stops_all_of_them_with_a_checkpoint(add
 def test_a_machine_that_cannot_start_its_processes_says_so(addresses, tmp_path):
     artifacts = project(tmp_path, addresses)
     (tmp_path / "broken").mkdir()
-    broken = "import sys\nif 'trainer.launcher' in sys.orig_argv: sys.exit('no launcher here')\n"
+    broken = "import sys\nif 'trainer.runtime.launcher' in sys.orig_argv: sys.exit('no launcher here')\n"
     (tmp_path / "broken" / "sitecustomize.py").write_text(broken)
     train = addresses[0].start(tmp_path, "train", "params/tiny.yaml", log="train.log")
     path = f"{tmp_path / 'broken'}{os.pathsep}{ROOT}"

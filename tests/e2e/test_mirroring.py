@@ -15,11 +15,11 @@ import pytest
 from huggingface_hub import HfApi
 
 from params.artifacts import Artifacts
-from tasks.hub import LocalHub
-from tasks.hub_connection import LOCAL_TOKEN
-from tests import tiny
+from tasks.hub_client.connection import LOCAL_TOKEN
+from tasks.hub_server import LocalHub
 from tests.e2e.test_exact_resume import assert_same
-from tests.project import Project, free_port, wait_for
+from tests.support import tiny
+from tests.support.project import Project, free_port, wait_for
 
 TOKEN = "hf_tokenoftests"
 REPO = "tests/tiny"

@@ -9,7 +9,7 @@ OBJECTIVE = '''
 
 from __future__ import annotations
 
-from trainer.likelihood import Likelihood, label_losses, pad_batch, token_figures, token_scores, token_totals
+from trainer.objectives.bases.likelihood import Likelihood, label_losses, pad_batch, token_figures, token_scores, token_totals
 from params.schema import Section
 
 

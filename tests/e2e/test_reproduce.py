@@ -16,13 +16,13 @@ from safetensors.numpy import load_file, save_file
 
 from params import DataError, HubRefusedError, ModelError, RecipeError
 from params.artifacts import Artifacts
-from tasks import reproduction
-from tasks.hub import LocalHub
-from tasks.hub_connection import LOCAL_TOKEN
-from tasks.rebuilding import cloned, write_recipe
-from tasks.recorded_rows import bring_rows
-from tasks.release_record import FILE
-from tests.project import STAGES, Project, copy_project, wait_for, write_sentences
+from tasks.hub_client.connection import LOCAL_TOKEN
+from tasks.hub_server import LocalHub
+from tasks.publishing.provenance import FILE
+from tasks.releases import reproduce
+from tasks.releases.clone import cloned, write_recipe
+from tasks.releases.rows import bring_rows
+from tests.support.project import STAGES, Project, copy_project, wait_for, write_sentences
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 REPO = "tests/tiny"
@@ -132,7 +132,7 @@ def test_weights_that_were_altered_on_the_hub_are_found_out(released, api, tmp_p
 
 def rows_from(project):
     """Where the rows of main come from, in a clone of its commit."""
-    release = reproduction._find(project.root, f"{REPO}@main", "local")
+    release = reproduce._find(project.root, f"{REPO}@main", "local")
     with cloned(project.root, release.record.git_commit, release, keep=False) as clone:
         write_recipe(clone, clone.project / "params" / "tiny.yaml", release)
         made = Artifacts("tiny", clone.project)
@@ -150,7 +150,7 @@ def test_rows_come_from_the_cache_else_from_the_remote_else_from_the_same_source
         shutil.rmtree(cache)
         remote.rename(remote.with_name("remote-away"))
         with pytest.raises(DataError, match=r"train was [0-9a-f]{12} and is [0-9a-f]{12}") as caught:
-            reproduction.reproduce(here.root, f"{REPO}@main", endpoint="local")
+            reproduce.reproduce(here.root, f"{REPO}@main", endpoint="local")
         assert "test was" in str(caught.value)
         rows.write_bytes(kept)
         assert rows_from(here) == ("source", expected), "the file is beside the project, and the clone is elsewhere"
@@ -180,14 +180,14 @@ def test_what_cannot_be_made_again_is_refused_with_the_reason(here, api):
     for name, (change, kind, what) in cases.items():
         altered(api, name, {FILE: json.dumps(record | change).encode()})
         with pytest.raises(kind, match=what):
-            reproduction.reproduce(here.root, f"{REPO}@{name}", endpoint="local")
+            reproduce.reproduce(here.root, f"{REPO}@{name}", endpoint="local")
     with pytest.raises(RecipeError, match="names no release"):
-        reproduction.reproduce(here.root, REPO, endpoint="local")
+        reproduce.reproduce(here.root, REPO, endpoint="local")
     with pytest.raises(HubRefusedError, match="404"):
-        reproduction.reproduce(here.root, f"{REPO}@nowhere", endpoint="local")
+        reproduce.reproduce(here.root, f"{REPO}@nowhere", endpoint="local")
     api.create_repo("tests/plain")
     with pytest.raises(ModelError, match="no release that says how it was made"):
-        reproduction.reproduce(here.root, "tests/plain@main", endpoint="local")
+        reproduce.reproduce(here.root, "tests/plain@main", endpoint="local")
     assert clones(here) == []
 
 

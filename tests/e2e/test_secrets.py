@@ -24,7 +24,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from tests.chaos.publish_faults import Fault, FaultyHub
-from tests.project import STAGES, Project, copy_project, free_port, wait_for
+from tests.support.project import STAGES, Project, copy_project, free_port, wait_for
 
 RECIPE = "params/tiny.yaml"
 OK, ACCESS, CONFIG, MODEL, TRANSIENT = os.EX_OK, os.EX_NOPERM, os.EX_CONFIG, os.EX_NOINPUT, os.EX_TEMPFAIL

@@ -11,10 +11,10 @@ import pytest
 
 from params import KilledError
 from params.artifacts import Artifacts
-from tests import tiny
 from tests.e2e.test_elastic import Training
 from tests.e2e.test_exact_resume import assert_same, run
-from trainer.write_points import KILL_AT
+from tests.support import tiny
+from trainer.checkpoints.fault_points import KILL_AT
 
 DIGITS = ["zero", "one", "two", "three", "four"]
 MODEL = """\

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests import tiny
-from tests.project import Project
+from tests.support import tiny
+from tests.support.project import Project
 
 COMMAND = [sys.executable, "-m", "tasks", "verify-resume", "params/tiny.yaml", "--steps", "8", "--kills", "1"]
 LONGER = {"training.max_steps": 40}
@@ -53,7 +53,7 @@ def verify(project: Project, **changes: Any) -> str:
 
 
 def test_a_place_in_the_data_that_is_not_taken_up_is_found(project: Project) -> None:
-    project.edit("trainer/sampling.py", 'self.epoch, self.batch = state["epoch"], state["batch"]', "pass")
+    project.edit("trainer/data/order.py", 'self.epoch, self.batch = state["epoch"], state["batch"]', "pass")
     found = verify(project)
     assert re.search(
         r"first difference in the rows, step 5, rank 0 \(repeated\), micro-batch 1: \[\d+, .*\] and \[\d+, ", found

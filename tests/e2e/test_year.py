@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tests.year import ROWS, Bank, Change, as_they_are, doubled, rotated, shuffled
+from tests.support.year import ROWS, Bank, Change, as_they_are, doubled, rotated, shuffled
 
 pytestmark = pytest.mark.skipif(not ROWS.is_dir(), reason=f"the rows of Banking77 are not in {ROWS}")
 ALL = 200

@@ -43,11 +43,11 @@ from transformers.optimization import GreedyLR
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils import logging
 
-from trainer.agreement import Agreement
 from trainer.iterative.card import card
 from trainer.iterative.configuration import IterativeSFTConfig, check_arguments
 from trainer.iterative.loading import load_model, load_tokenizer, name_of
 from trainer.iterative.rows import Row, Rows
+from trainer.loop.collectives import Agreement
 
 logger = logging.get_logger(__name__)
 

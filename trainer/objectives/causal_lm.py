@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from params import ModelError
 from params.schema import Section
-from trainer.likelihood import Tokens, next_token_losses, pad_batch, token_scores
-from trainer.objectives import Example, Kind, Row, State
+from trainer.objectives.bases.likelihood import Tokens, next_token_losses, pad_batch, token_scores
+from trainer.objectives.bases.objective import Example, Kind, Row, State
 
 if TYPE_CHECKING:
     import torch

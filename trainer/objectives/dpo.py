@@ -19,8 +19,8 @@ from pydantic import Field, PositiveFloat
 
 from params import ModelError, Problem
 from params.schema import Launch, Model, Section, Training
-from trainer.likelihood import IGNORED, pad_batch
-from trainer.objectives import Example, Kind, Objective, Row, Scores, State
+from trainer.objectives.bases.likelihood import IGNORED, pad_batch
+from trainer.objectives.bases.objective import Example, Kind, Objective, Row, Scores, State
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from trainer.trainer import EvergreenTrainer
+    from trainer.loop.trainer import EvergreenTrainer
 
 _SMOOTHED = ("sigmoid", "robust", "exo_pair")
 
@@ -159,7 +159,7 @@ class DPO(Objective[Options]):
         return AutoModelForCausalLM  # type: ignore[no-any-return]
 
     def trainer_class(self) -> type[EvergreenTrainer]:
-        from trainer.preference import PreferenceTrainer
+        from trainer.loop.preference_trainer import PreferenceTrainer
 
         return PreferenceTrainer
 

@@ -25,13 +25,14 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from params import Problem
 from params.schema import Fraction, Launch, Model, Training
-from trainer.prompts import Prompts, Sampling
+from trainer.objectives.bases.prompts import Prompts
+from trainer.objectives.bases.sampling import Sampling
 
 if TYPE_CHECKING:
     import torch
 
-    from trainer.completions import Lesson, Rollout
-    from trainer.trainer import EvergreenTrainer
+    from trainer.loop.trainer import EvergreenTrainer
+    from trainer.objectives.bases.rollout import Lesson, Rollout
 
 _EPSILON = 1e-4
 
@@ -64,7 +65,7 @@ class GRPO(Prompts[Options]):
     options_class = Options
 
     def trainer_class(self) -> type[EvergreenTrainer]:
-        from trainer.rollouts import RolloutTrainer
+        from trainer.loop.rollout_trainer import RolloutTrainer
 
         return RolloutTrainer
 
@@ -96,7 +97,7 @@ class GRPO(Prompts[Options]):
     def lessons(self, rollout: Rollout) -> list[Lesson]:
         import torch
 
-        from trainer.completions import Lesson
+        from trainer.objectives.bases.rollout import Lesson
 
         advantages = self.advantages(torch.tensor(rollout.rewards)).tolist()
         return [
@@ -118,7 +119,7 @@ class GRPO(Prompts[Options]):
     def losses(
         self, logits: torch.Tensor, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        from trainer.completions import log_probabilities
+        from trainer.objectives.bases.generation import log_probabilities
 
         learned = batch["learned"]
         now = log_probabilities(logits, batch["input_ids"], learned, self.options.temperature)  # (B, T)

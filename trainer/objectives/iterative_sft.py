@@ -17,15 +17,16 @@ from pydantic import PositiveInt
 
 from params import Problem
 from params.schema import Launch, Model, Training
-from trainer.objectives import Example, Kind, Row, State
-from trainer.prompts import Prompts, Sampling
+from trainer.objectives.bases.objective import Example, Kind, Row, State
+from trainer.objectives.bases.prompts import Prompts
+from trainer.objectives.bases.sampling import Sampling
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from trainer.completions import Lesson, Rollout
-    from trainer.trainer import EvergreenTrainer
+    from trainer.loop.trainer import EvergreenTrainer
+    from trainer.objectives.bases.rollout import Lesson, Rollout
 
 
 class Options(Sampling):
@@ -51,7 +52,7 @@ class IterativeSFT(Prompts[Options]):
     logs_rounds: ClassVar[bool] = True
 
     def trainer_class(self) -> type[EvergreenTrainer]:
-        from trainer.rollouts import RolloutTrainer
+        from trainer.loop.rollout_trainer import RolloutTrainer
 
         return RolloutTrainer
 
@@ -95,7 +96,7 @@ class IterativeSFT(Prompts[Options]):
         return {**super().figures(rollout), "kept": len(self.kept(rollout.rewards)) / len(rollout.rewards)}
 
     def lessons(self, rollout: Rollout) -> list[Lesson]:
-        from trainer.completions import Lesson
+        from trainer.objectives.bases.rollout import Lesson
 
         kept = [rollout.completions[i] for i in self.kept(rollout.rewards)]
         if not kept and rollout.fallback:
@@ -108,6 +109,6 @@ class IterativeSFT(Prompts[Options]):
     def losses(
         self, logits: torch.Tensor, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        from trainer.completions import log_probabilities
+        from trainer.objectives.bases.generation import log_probabilities
 
         return -log_probabilities(logits, batch["input_ids"], batch["learned"]) * batch["weights"][:, None], {}

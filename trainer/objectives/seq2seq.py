@@ -23,7 +23,7 @@ from pydantic import PositiveInt
 
 from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
-from trainer.likelihood import (
+from trainer.objectives.bases.likelihood import (
     IGNORED,
     Likelihood,
     bytes_of,
@@ -34,7 +34,7 @@ from trainer.likelihood import (
     token_scores,
     token_totals,
 )
-from trainer.objectives import Example, Kind, Row, Scores, State
+from trainer.objectives.bases.objective import Example, Kind, Row, Scores, State
 
 if TYPE_CHECKING:
     import numpy as np

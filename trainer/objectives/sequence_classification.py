@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from params.schema import Expectation, Section, Training
-from trainer.likelihood import Likelihood, label_loss, label_names, pad_batch, relabelled
-from trainer.objectives import Example, Kind, Row, Scores, State
+from trainer.objectives.bases.likelihood import Likelihood, label_loss, label_names, pad_batch, relabelled
+from trainer.objectives.bases.objective import Example, Kind, Row, Scores, State
 
 if TYPE_CHECKING:
     import numpy as np

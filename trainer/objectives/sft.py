@@ -6,7 +6,7 @@ r"""Supervised fine-tuning: learn the answer to a prompt, or an assistant's turn
 A prompt becomes the tokens that it will have when the model is asked; the end-of-text token after an answer is learned
 too. Conversations are rendered by the tokenizer's chat template, or the recipe's; where the template marks what the
 assistant generates, that is learned, elsewhere what each assistant's turn adds. What is too long loses its end; a row of
-which then nothing is left to learn becomes no sequence, and is counted as such. Training may pack (trainer.packing).
+which then nothing is left to learn becomes no sequence, and is counted as such. Training may pack (trainer.objectives.bases.packing).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
-from trainer import conversations, packing
-from trainer.likelihood import IGNORED, Tokens, bytes_of, next_token_losses, pad_batch, token_scores
-from trainer.objectives import Example, Kind, Row, State
+from trainer.objectives.bases import chat, packing
+from trainer.objectives.bases.likelihood import IGNORED, Tokens, bytes_of, next_token_losses, pad_batch, token_scores
+from trainer.objectives.bases.objective import Example, Kind, Row, State
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ class SFT(Tokens[Options]):
     def flaw(self, row: Row) -> str | None:
         if not self.options.messages_column:
             return None
-        return conversations.flaw(row[self.options.messages_column])
+        return chat.flaw(row[self.options.messages_column])
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options
@@ -111,7 +111,7 @@ class SFT(Tokens[Options]):
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
         """One sequence; none if all that could be learned lies behind `max_length`."""
         messages = self.options.messages_column
-        ids, learned = conversations.tokens(row[messages], tokenizer) if messages else self._pair(row, tokenizer)
+        ids, learned = chat.tokens(row[messages], tokenizer) if messages else self._pair(row, tokenizer)
         if not self.options.completion_only:
             learned = [True] * len(ids)
         labels = [token if wanted else IGNORED for token, wanted in zip(ids, learned, strict=True)][:max_length]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from params import DataError
 from params.schema import Section, Training
-from trainer.likelihood import (
+from trainer.objectives.bases.likelihood import (
     IGNORED,
     Likelihood,
     label_loss,
@@ -35,7 +35,7 @@ from trainer.likelihood import (
     relabelled,
     token_scores,
 )
-from trainer.objectives import Example, Kind, Row, Scores, State
+from trainer.objectives.bases.objective import Example, Kind, Row, Scores, State
 
 if TYPE_CHECKING:
     import numpy as np

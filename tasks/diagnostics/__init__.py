@@ -1,0 +1,1 @@
+"""check, trace, verify-resume, and the comparison of two runs."""

@@ -1,0 +1,326 @@
+"""check: find what is wrong with a recipe in seconds, before anything is downloaded or trained.
+
+All problems are reported together. A section that is malformed does not hide the problems of the others. What only the
+data can show (labels, row counts, lengths) is left to the stages, except the names of columns, which a file's head tells.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from params import EvergreenError, Problem, RecipeError
+from params.importing import bind, source_files
+from params.loading import Document, parse, read, suggestion, valid_sections
+from params.schema import Evaluation, Files, Function, Launch, Model, ObjectiveChoice, PretrainedTokenizer, Training
+from tasks.ingestion.source import open_source
+from trainer import objectives
+from trainer.loop import extensions
+from trainer.model import config_check, network
+
+logger = logging.getLogger(__name__)
+
+
+def check(path: Path) -> None:
+    """Look at everything in the recipe at `path` that can be looked at now.
+
+    Raises:
+        RecipeError: with every problem, each with file:line, key, what and fix.
+    """
+    document = read(path)
+    problems = all_problems(document)
+    if problems:
+        raise document.error(problems)
+    logger.info("check: %s is sound", path)
+
+
+def all_problems(document: Document) -> list[Problem]:
+    """What is wrong with a recipe; an empty list if nothing is."""
+    _, problems = parse(document)
+    sections = valid_sections(document)
+    config = sections["model"].config if "model" in sections else None
+    flaws = config_check.start(config) if config else list
+    for look, names in _LOOKS:
+        if all(name in sections for name in names):
+            problems += look(*(sections[name] for name in names))
+    problems += _dvc_problems(document, sections)
+    problems += _secret_problems(document)
+    for name, what, known in flaws():
+        written = str(config["model_type"]) if config and name == "model_type" else name
+        problems.append(Problem(("model", "config", *([name] if name else [])), what, _closest(written, known)))
+    return problems
+
+
+def _objective_problems(objective: ObjectiveChoice) -> list[Problem]:
+    return objectives.problems(objective)
+
+
+def _conflict_problems(
+    objective: ObjectiveChoice, model: Model, training: Training, launch: Launch
+) -> Iterator[Problem]:
+    if not objectives.problems(objective):
+        yield from objectives.build(objective).conflicts(model=model, training=training, launch=launch)
+
+
+def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluation) -> Iterator[Problem]:
+    """Columns that the objective or a slice needs and the source does not have, as far as a look at its head can tell."""
+    try:
+        source = open_source(data.source)
+        if not isinstance(data.source, Files | Function):
+            return  # its head is a query or a download away
+        head = next(iter(source.batches("train")), None)
+    except EvergreenError as error:
+        default = {"files": "train", "function": "function", "sql": "url"}.get(data.source.kind, "repo_id")
+        named, _, rest = error.where.removeprefix("data.source.").partition(": ")
+        key, where = (named, rest) if named in type(data.source).model_fields else (default, error.where)
+        yield Problem(("data", "source", key), f"{where}: {error.what}" if where else error.what, error.fix)
+        return
+    columns = head.rows.schema.names if head else []
+    for i, division in enumerate(evaluation.slices):
+        if division.column is not None and division.column not in columns:
+            what = f"the source has no column `{division.column}`"
+            yield Problem(("evaluation", "slices", i), what, suggestion(division.column, columns, "columns"))
+    for column in data.split.by:
+        if column not in columns:
+            yield Problem(
+                ("data", "split", "by"), f"the source has no column `{column}`", suggestion(column, columns, "columns")
+            )
+    if not objectives.problems(objective):
+        for column in objectives.build(objective).columns():
+            if column not in columns:
+                fix = f"{suggestion(column, columns, 'columns')}; name it with the objective's `..._column` options"
+                yield Problem(("objective",), f"it needs a column `{column}`, which the source does not have", fix)
+
+
+def _expectation_problems(validation: Any) -> Iterator[Problem]:
+    """Expectation types that Great Expectations does not have; its names are those of its modules, read unimported."""
+    spec = importlib.util.find_spec("great_expectations")
+    assert spec is not None
+    assert spec.origin is not None
+    core = Path(spec.origin).parent / "expectations" / "core"
+    known = sorted(p.stem for p in core.glob("*expect_*.py"))
+    for i, expectation in enumerate(validation.expectations):
+        if expectation.type not in known:
+            key = ("validation", "expectations", i, "type")
+            yield Problem(key, f"there is no expectation {expectation.type!r}", _closest(expectation.type, known))
+
+
+def _model_problems(model: Model) -> Iterator[Problem]:
+    if model.pretrained is not None:
+        yield from _pretrained_problems(("model", "pretrained"), model.pretrained, weights=True)
+
+
+def _adapter_problems(model: Model, launch: Launch) -> Iterator[Problem]:
+    yield from network.conflicts(model, launch)
+
+
+def _tokenizer_problems(tokenization: Any) -> Iterator[Problem]:
+    if isinstance(tokenization.tokenizer, PretrainedTokenizer):
+        yield from _pretrained_problems(
+            ("tokenization", "tokenizer", "path"), tokenization.tokenizer.path, weights=False
+        )
+
+
+def _pretrained_problems(key: tuple[str, ...], path: str, *, weights: bool) -> Iterator[Problem]:
+    from trainer.model.network import only_pickle
+
+    folder = Path(path)
+    if folder.is_dir():
+        if weights and only_pickle(folder):
+            yield Problem(key, f"{path} holds weights as pickle only", "convert them with `save_pretrained`")
+        elif not (folder / ("config.json" if weights else "tokenizer.json")).exists():
+            yield Problem(key, f"{path} holds no {'config.json' if weights else 'tokenizer.json'}", "check the folder")
+    elif path.startswith((".", "/", "~")) or path.count("/") != 1:
+        yield Problem(key, f"there is no folder {path}", "give a folder of this machine, or owner/name on the Hub")
+
+
+def _length_problems(model: Model, tokenization: Any) -> Iterator[Problem]:
+    positions = (model.config or {}).get("max_position_embeddings", (model.config or {}).get("n_positions"))
+    if isinstance(positions, int) and positions < tokenization.max_length:
+        what = f"{tokenization.max_length} tokens are more than the model's {positions} positions"
+        yield Problem(("tokenization", "max_length"), what, f"use at most {positions}")
+
+
+def _training_problems(training: Training) -> Iterator[Problem]:
+    from transformers import SchedulerType
+    from transformers.training_args import OptimizerNames
+
+    from trainer.loop import arguments
+
+    yield from arguments.problems(training.arguments)
+    for key, value, kind in (
+        ("lr_scheduler", training.lr_scheduler, SchedulerType),
+        ("optimizer", training.optimizer, OptimizerNames),
+    ):
+        known = [str(member.value) for member in kind]
+        if value not in known:
+            yield Problem(("training", key), f"transformers has no {key} {value!r}", _closest(value, known))
+
+
+def _extension_problems(training: Training, objective: ObjectiveChoice) -> Iterator[Problem]:
+    if not objectives.problems(objective):
+        yield from extensions.problems(training, objectives.build(objective).trainer_class)
+
+
+def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
+    own = evaluation.metrics
+    if own:
+        for part, call, given in (("function", own.function, 1), ("preprocess_logits", own.preprocess_logits, 2)):
+            try:
+                if call:
+                    bind(call, part, given)
+            except RecipeError as error:
+                yield Problem(("evaluation", "metrics", part), f"{call and call.name} {error.what}", error.fix)
+    if objective.name in objectives.names():
+        known = list(objectives.find(objective.name).metrics)
+        for name in own.directions if own else ():
+            if name in known:
+                key = ("evaluation", "metrics", "directions", name)
+                yield Problem(key, f"{objective.name} computes a {name} of its own", "give yours another name")
+        known += own.directions if own else []
+        if training.best_metric not in known:
+            what = f"{objective.name} does not compute {training.best_metric!r}"
+            yield Problem(("training", "best_metric"), what, suggestion(training.best_metric, known, "metrics"))
+
+
+def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
+    """Metrics that the gate asks for, and nobody computes, or that do not compare."""
+    if objective.name not in objectives.names():
+        return
+    found, gate = objectives.find(objective.name), evaluation.gate
+    resampled = [*found.metrics, *found.held_out_metrics]
+    known = [*resampled, *(evaluation.metrics.directions if evaluation.metrics else ())]
+    asked: list[tuple[tuple[str, ...], str, list[str]]] = [
+        *((("floors", name), name, known) for name in gate.floors),
+        *((("slice_floors", name), name, resampled) for name in gate.slice_floors),
+    ]
+    if gate.metric:
+        asked.append((("metric",), gate.metric, resampled))
+    for key, name, among in asked:
+        if name not in among:
+            own = "is the recipe's own, which has no interval" if name in known else "is computed by nobody"
+            yield Problem(("evaluation", "gate", *key), f"{name!r} {own}", suggestion(name, among, "metrics"))
+    if gate.metric in found.per_token and found.main_metric not in found.per_token:
+        what = f"{gate.metric} does not compare with a champion that has another tokenizer"
+        yield Problem(("evaluation", "gate", "metric"), what, f"use {found.main_metric}, or leave it out")
+    if (gate.slice_floors or gate.slice_margin) and not evaluation.slices:
+        what = "there are no slices that could miss it"
+        yield Problem(("evaluation", "gate"), what, "name columns or functions in evaluation.slices")
+    for i, division in enumerate(evaluation.slices):
+        try:
+            if division.function:
+                bind(division.function, "function", 1)
+        except RecipeError as error:
+            what = f"{division.function and division.function.name} {error.what}"
+            yield Problem(("evaluation", "slices", i, "function"), what, error.fix)
+
+
+def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
+    from trainer.loop.arguments import conflicts
+    from trainer.loop.batch import split_batch
+    from trainer.loop.sharding import check_installed
+
+    yield from conflicts(training, launch)
+    try:
+        split_batch(training.global_batch_size, launch)
+    except EvergreenError as error:
+        yield Problem(("launch", "num_processes"), error.what, error.fix)
+    if launch.accelerate_config and not Path(launch.accelerate_config).is_file():
+        what = f"there is no file {launch.accelerate_config}"
+        yield Problem(("launch", "accelerate_config"), what, "name one of params/accelerate, or one of your own")
+    try:
+        check_installed(launch.accelerate_config)
+    except EvergreenError as error:
+        yield Problem(("launch", "accelerate_config"), error.what, error.fix)
+
+
+def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
+    from tasks.hub_client.connection import LOCAL, chosen_endpoint
+
+    try:
+        endpoint = chosen_endpoint(publish.endpoint)
+    except EvergreenError as error:
+        yield Problem(("publish", "endpoint"), error.what, error.fix)
+        return
+    if endpoint == LOCAL or (publish.dry_run and launch.mirror == "none"):
+        return
+    from huggingface_hub import get_token
+
+    if not get_token():
+        yield Problem(
+            ("publish", "endpoint"), f"no token for {endpoint}", "set HF_TOKEN, or log in with `hf auth login`"
+        )
+
+
+def _secret_problems(document: Document) -> Iterator[Problem]:
+    """Secrets in the recipe's text, all of which goes into git, the report and the model card."""
+    from tasks.publishing.secrets import find_secrets
+
+    for found in find_secrets("line", document.path):
+        yield Problem((), found, "take it out; a token belongs into HF_TOKEN, a password into a variable `${NAME}`")
+
+
+def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Problem]:
+    """A recipe in params/ that DVC does not know, or knows with another objective or other data."""
+    root = document.path.resolve().parent.parent
+    if document.path.resolve().parent.name != "params" or not (root / "dvc.yaml").is_file():
+        return
+    try:
+        entry = read(root / "dvc.yaml").content["vars"][0]["recipes"][document.path.stem]
+        watched, objective, code = (
+            (root / entry["data"]).resolve(),
+            entry["objective"],
+            (root / entry["code"]).resolve(),
+        )
+    except (KeyError, IndexError, TypeError):
+        fix = (
+            f"add `{document.path.stem}: {{data: ..., objective: ..., code: trainer/losses.py}}` under `recipes:` there"
+        )
+        yield Problem((), "dvc.yaml does not list this recipe with its data, its objective and its code", fix)
+        return
+    if "evaluation" in sections and "metrics" not in document.content["evaluation"]:
+        yield Problem(("evaluation",), "`metrics` is not there, and DVC watches it", "write `metrics: null`")
+    for part in ("objective", "training", "evaluation"):
+        named = source_files(sections[part].model_dump(mode="json")) if part in sections else ()
+        for name, path in named:
+            inside = path.is_relative_to(root) and not path.is_relative_to(root / ".venv")
+            if inside and not path.is_relative_to(root / "trainer") and code not in (path, *path.parents):
+                what = f"dvc.yaml watches {entry['code']} for this recipe, and {name} is not in it"
+                yield Problem((part,), what, "write the file or folder there, as `code:`")
+    if "objective" in sections and objective != sections["objective"].name:
+        what = f"dvc.yaml lists this recipe with objective {objective}"
+        yield Problem(("objective", "name"), what, f"write `objective: {sections['objective'].name}` there")
+    source = sections["data"].source if "data" in sections else None
+    if isinstance(source, Files):
+        for split in ("train", "validation", "test"):
+            pattern = getattr(source, split)
+            if pattern and watched not in ((root / pattern).resolve(), *(root / pattern).resolve().parents):
+                what = f"dvc.yaml watches {entry['data']} for this recipe, and {pattern} is not in it"
+                yield Problem(("data", "source", split), what, "write the file or folder there, as `data:`")
+
+
+def _closest(name: str, known: list[str]) -> str:
+    fix = suggestion(name, known)
+    return fix if fix.startswith("did") else "check the spelling"
+
+
+_LOOKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
+    (_objective_problems, ("objective",)),
+    (_conflict_problems, ("objective", "model", "training", "launch")),
+    (_column_problems, ("objective", "data", "evaluation")),
+    (_expectation_problems, ("validation",)),
+    (_model_problems, ("model",)),
+    (_adapter_problems, ("model", "launch")),
+    (_tokenizer_problems, ("tokenization",)),
+    (_length_problems, ("model", "tokenization")),
+    (_training_problems, ("training",)),
+    (_extension_problems, ("training", "objective")),
+    (_metric_problems, ("training", "objective", "evaluation")),
+    (_gate_problems, ("objective", "evaluation")),
+    (_launch_problems, ("training", "launch")),
+    (_publish_problems, ("publish", "launch")),
+]
+"""Looks, and the sections that each of them needs to be sound."""

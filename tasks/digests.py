@@ -1,0 +1,75 @@
+"""What artifacts are, by hash: the weights of a model, the rows it was judged on, the sections of a recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from params.artifacts import SPLITS, Artifacts
+from params.errors import ModelError
+from params.schema import Evaluation, Model, ObjectiveChoice
+
+
+def model_digest(artifacts: Artifacts) -> str:
+    """What names the trained weights."""
+    return folder_weights(artifacts.model)
+
+
+def data_digest(artifacts: Artifacts) -> str:
+    """What names the validated rows of all splits."""
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        digest.update(f"{split} {file_sha256(artifacts.rows / f'{split}.parquet')}\n".encode())
+    return digest.hexdigest()
+
+
+def recipe_digest(*, seed: int, objective: ObjectiveChoice, model: Model, evaluation: Evaluation) -> str:
+    """What names the sections of a recipe that an evaluation depends on."""
+    sections = {"objective": objective, "model": model, "evaluation": evaluation}
+    body = {"seed": seed, **{name: section.model_dump(mode="json") for name, section in sections.items()}}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+WEIGHTS: Final = ".safetensors"
+"""The suffix of the files that make a model the one it is."""
+
+
+def weights_digest(files: Mapping[str, str]) -> str | None:
+    """What tells two models apart: SHA-256 over the lines `<path> <sha256>` of all .safetensors, in order of path.
+
+    Args:
+        files: path inside the release, with `/` -> SHA-256 of the content in hexadecimal; others than weights are passed
+            over.
+
+    Returns:
+        64 hexadecimal digits; None when no file holds weights.
+    """
+    lines = [f"{path} {files[path]}\n" for path in sorted(files) if path.endswith(WEIGHTS)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else None
+
+
+def folder_weights(folder: Path) -> str:
+    """The same digest for a model in a local folder.
+
+    Raises:
+        ModelError: there are no weights in it.
+    """
+    digest = weights_digest(weights_in(folder))
+    if digest is None:
+        raise ModelError(str(folder), f"there is no {WEIGHTS} file in it", "train the model first")
+    return digest
+
+
+def weights_in(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of weights in a folder, by its path there."""
+    paths = sorted(path for path in folder.rglob(f"*{WEIGHTS}") if path.is_file())
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,91 @@
+"""The routes by which files are downloaded, whole or in part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response, StreamingResponse
+
+from tasks.hub_server.content_types import file_headers
+from tasks.hub_server.large_files import BLOCK_BYTES
+from tasks.hub_server.refusals import RefusedError
+from tasks.hub_server.repositories import Repository
+from tasks.hub_server.requests import Browsable, Quoted
+
+router = APIRouter()
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+
+
+_FILE = "{revision}/{path:path}"
+_METHODS = ["GET", "HEAD"]
+
+
+@router.api_route(f"/{{namespace}}/{{name}}/resolve/{_FILE}", methods=_METHODS)
+@router.api_route(f"/datasets/{{namespace}}/{{name}}/resolve/{_FILE}", methods=_METHODS)
+def download(request: Request, target: Browsable, revision: Quoted, path: Quoted) -> Response:
+    """A file at a revision."""
+    return _send(request, target.repository, revision, path, follow_pointers=True)
+
+
+@router.api_route(f"/{{namespace}}/{{name}}/raw/{_FILE}", methods=_METHODS)
+@router.api_route(f"/datasets/{{namespace}}/{{name}}/raw/{_FILE}", methods=_METHODS)
+def download_raw(request: Request, target: Browsable, revision: Quoted, path: Quoted) -> Response:
+    """A file as git holds it: of a large file, its pointer."""
+    return _send(request, target.repository, revision, path, follow_pointers=False)
+
+
+def _send(request: Request, repository: Repository, revision: str, path: str, *, follow_pointers: bool) -> Response:
+    sha = repository.resolve(revision)
+    try:
+        entry = repository.entry(sha, path)
+    except RefusedError as refusal:
+        refusal.headers["X-Repo-Commit"] = sha  # by which the client remembers that this file does not exist
+        raise
+    large = repository.large_files.path(entry.sha256) if entry.sha256 and follow_pointers else None
+    size = entry.pointer_size if entry.sha256 and not follow_pointers else entry.size
+    etag = entry.sha256 if large else entry.oid
+    headers = file_headers(path, as_attachment=request.query_params.get("download") == "true")
+    headers |= {"X-Repo-Commit": sha, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
+    if large:
+        headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(size)}
+
+    wanted = _requested_range(request.headers.get("range", ""), size)
+    if wanted is None:
+        return Response(status_code=416, headers=headers | {"Content-Range": f"bytes */{size}"})
+    start, stop = wanted
+    partial = stop - start < size
+    if partial:
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+    headers["Content-Length"] = str(stop - start)
+    status = 206 if partial else 200
+    if request.method == "HEAD":
+        return Response(status_code=status, headers=headers)
+    if large:
+        return StreamingResponse(_blocks(large, start, stop), status_code=status, headers=headers)
+    return Response(repository.read(entry)[start:stop], status_code=status, headers=headers)
+
+
+def _requested_range(header: str, size: int) -> tuple[int, int] | None:
+    """Start and stop of the bytes to send; None when the range lies outside of the file.
+
+    A header of another form, such as several ranges, asks for the whole file (RFC 9110, section 14.2).
+    """
+    match = _RANGE.fullmatch(header)
+    if match is None or match[0] == "bytes=-":
+        return 0, size
+    first, last = match.groups()
+    if not first:  # the last so many bytes
+        return (max(0, size - int(last)), size) if int(last) and size else None
+    start, stop = int(first), min(int(last) + 1 if last else size, size)
+    return (start, stop) if start < stop else None
+
+
+def _blocks(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(start)
+        while start < stop and (block := file.read(min(BLOCK_BYTES, stop - start))):
+            start += len(block)
+            yield block

@@ -1,0 +1,189 @@
+"""The pages for a browser, at the addresses that the Hub has too; read-only, without scripts.
+
+/                                             all repositories
+/<namespace>/<name>                           the model card on main; datasets: /datasets/<namespace>/<name>
+/<namespace>/<name>/tree/<revision>/<folder>  files
+/<namespace>/<name>/blob/<revision>/<path>    one file; a card when it is Markdown
+/<namespace>/<name>/commits/<revision>        revisions: commits, with the tags on them
+/-/sign-in, /-/sign-out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from tasks.hub_server.card_metadata import read_card
+from tasks.hub_server.cards import render_markdown, show_metadata
+from tasks.hub_server.content_types import is_picture, opens_in_browser
+from tasks.hub_server.names import COMMIT_ID
+from tasks.hub_server.page_templates import page
+from tasks.hub_server.records import CommitRecord, Entry
+from tasks.hub_server.refusals import RefusedError
+from tasks.hub_server.repositories import MAIN
+from tasks.hub_server.requests import Browsable, Quoted, Reader, Target, hub_of
+from tasks.hub_server.store import KINDS
+
+COMMITS_PAGE = 30
+_MOST_FILES = 1000
+_SHOWN_BYTES = 512 << 10
+_CARD = "README.md"
+
+router = APIRouter(include_in_schema=False)
+_MODEL = "/{namespace}/{name}"
+_DATASET = "/datasets/{namespace}/{name}"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of the list of repositories."""
+
+    target: Target
+    private: bool
+    last: CommitRecord
+    releases: int
+
+
+@router.get("/")
+def repositories(request: Request, user: Reader, q: str = "") -> Response:
+    """All repositories that the user may see."""
+    hub = hub_of(request)
+    rows: list[_Row] = []
+    for kind in KINDS:
+        for namespace, name, repository in hub.store.list(kind):
+            private = repository.private
+            if q.lower() not in f"{namespace}/{name}".lower():
+                continue
+            if private and not hub.access.may_write(user, namespace):
+                continue
+            target = Target(kind, namespace, name, repository, user)
+            last = repository.history(repository.resolve(MAIN), skip=0, limit=1)[0]
+            rows.append(_Row(target, private, last, len(repository.refs("tags"))))
+    rows.sort(key=lambda row: -row.last.time)
+    return page("repositories.html", user=user, shown={"rows": rows, "query": q})
+
+
+@router.get(_MODEL)
+@router.get(_DATASET)
+def repository(target: Browsable) -> Response:
+    """The card on main."""
+    return _file(target, MAIN, _CARD)
+
+
+@router.get(_MODEL + "/blob/{revision}/{path:path}")
+@router.get(_DATASET + "/blob/{revision}/{path:path}")
+def file(target: Browsable, revision: Quoted, path: Quoted) -> Response:
+    """One file."""
+    return _file(target, revision, path)
+
+
+def _file(target: Target, revision: str, path: str) -> Response:
+    sha = target.repository.resolve(revision)
+    is_card = path == _CARD
+    try:
+        entry = target.repository.entry(sha, path)
+    except RefusedError:
+        if is_card:
+            return _page(target, revision, sha, "card.html", {"entry": None})
+        raise
+    text = _text(target, entry)
+    if text is None or not path.lower().endswith(".md"):
+        shown: dict[str, object] = {"entry": entry, "text": text, "limit": _SHOWN_BYTES}
+        shown |= {"is_picture": is_picture(path), "opens": opens_in_browser(path)}
+        return _page(target, revision, sha, "file.html", shown)
+    card = read_card(text, is_model=target.kind == "models")
+    base = f"/{target.page}"
+    known = {found.path: found for found in target.repository.entries(sha, recursive=True)}
+
+    def content_of(path: str) -> str:
+        return f"{base}/resolve/{_quoted(revision)}/{quote(path)}"
+
+    def page_of(path: str) -> str:
+        if (path in known and known[path].is_folder) or path == ".":
+            return f"{base}/tree/{_quoted(revision)}/{quote(path.removeprefix('.'))}".rstrip("/")
+        return content_of(path) if opens_in_browser(path) else f"{base}/blob/{_quoted(revision)}/{quote(path)}"
+
+    body = render_markdown(card.body, folder=path.rpartition("/")[0], page_of=page_of, content_of=content_of)
+    metadata = show_metadata(card.metadata or {})
+    shown = {"entry": entry, "body": body, "metadata": metadata, "problems": card.errors, "is_card": is_card}
+    return _page(target, revision, sha, "card.html", shown)
+
+
+def _text(target: Target, entry: Entry) -> str | None:
+    """The text of a file; None for one that is large, or no text."""
+    if entry.sha256 or entry.size > _SHOWN_BYTES:
+        return None
+    content = target.repository.read(entry)
+    try:
+        return None if b"\0" in content else content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+@router.get(_MODEL + "/tree/{revision}")
+@router.get(_DATASET + "/tree/{revision}")
+def files(target: Browsable, revision: Quoted) -> Response:
+    """The files of a revision."""
+    return _folder(target, revision, "")
+
+
+@router.get(_MODEL + "/tree/{revision}/{folder:path}")
+@router.get(_DATASET + "/tree/{revision}/{folder:path}")
+def folder(target: Browsable, revision: Quoted, folder: Quoted) -> Response:
+    """The files of a folder."""
+    return _folder(target, revision, folder)
+
+
+def _folder(target: Target, revision: str, folder: str) -> Response:
+    sha = target.repository.resolve(revision)
+    entries = target.repository.entries(sha, folder, recursive=False)
+    entries.sort(key=lambda entry: (not entry.is_folder, entry.path))
+    shown = {"folder": folder.strip("/"), "entries": entries[:_MOST_FILES], "left_out": len(entries[_MOST_FILES:])}
+    return _page(target, revision, sha, "files.html", shown)
+
+
+@router.get(_MODEL + "/commits/{revision}")
+@router.get(_DATASET + "/commits/{revision}")
+def revisions(target: Browsable, revision: Quoted, p: Annotated[int, Query(ge=0, le=1_000_000)] = 0) -> Response:
+    """The commits of a revision, newest first."""
+    sha = target.repository.resolve(revision)
+    found = target.repository.history(sha, skip=p * COMMITS_PAGE, limit=COMMITS_PAGE + 1)
+    names: dict[str, list[str]] = {}
+    for tag, commit in target.repository.refs("tags").items():
+        names.setdefault(commit, []).append(tag)
+    shown = {"commits": found[:COMMITS_PAGE], "names": names, "p": p, "has_older": len(found) > COMMITS_PAGE}
+    return _page(target, revision, sha, "revisions.html", shown)
+
+
+@router.get(_MODEL + "/commit/{sha}")
+@router.get(_DATASET + "/commit/{sha}")
+def commit(target: Browsable, sha: Quoted) -> Response:
+    """Where the client's commit_url leads: the files of that commit."""
+    return RedirectResponse(f"/{target.page}/tree/{_quoted(target.repository.resolve(sha))}", 303)
+
+
+def _page(target: Target, revision: str, sha: str, template: str, shown: Mapping[str, object]) -> Response:
+    """A page of one repository at one revision."""
+    tags, branches = target.repository.refs("tags"), target.repository.refs("heads")
+    about: dict[str, object] = {
+        "target": target,
+        "base": f"/{target.page}",
+        "private": target.repository.private,
+        "revision": revision,
+        "revision_url": _quoted(revision),
+        "is_commit": bool(COMMIT_ID.fullmatch(revision)) and revision not in {*tags, *branches},
+        "sha": sha,
+        "tags": [tag for tag, commit in tags.items() if commit == sha],
+        "all_tags": list(tags)[::-1],
+        "branches": list(branches),
+    }
+    return page(template, user=target.user, shown=about | dict(shown))
+
+
+def _quoted(revision: str) -> str:
+    return quote(revision, safe="")

@@ -1,0 +1,268 @@
+"""The routes about repositories: who am I, create, delete, list and look into."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from tasks.hub_server.bounds import BODY_BYTES
+from tasks.hub_server.card_metadata import read_card
+from tasks.hub_server.records import Entry
+from tasks.hub_server.refusals import RefusedError, repository_not_found
+from tasks.hub_server.repositories import MAIN
+from tasks.hub_server.requests import (
+    Body,
+    Quoted,
+    Readable,
+    Target,
+    User,
+    endpoint_of,
+    entry_json,
+    hub_of,
+    iso_date,
+    link_next,
+    readable_target,
+    writable_target,
+)
+
+TREE_PAGE = 1000
+
+router = APIRouter()
+_REPOSITORY = "/api/{kind}/{namespace}/{name}"
+
+
+@router.get("/api/whoami-v2")
+def whoami(request: Request, user: User) -> dict[str, object]:
+    """The user whose token this is."""
+    if user is None:
+        raise RefusedError(401, "Invalid username or password.")
+    token = {"displayName": "local", "role": "write"}
+    auth = {"type": "access_token", "accessToken": token}
+    teams = [{"type": "org", "name": team, "roleInOrg": "write"} for team in hub_of(request).access.teams(user)]
+    return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": teams, "auth": auth}
+
+
+class NewRepository(BaseModel):
+    """The body of repos/create."""
+
+    name: str
+    organization: str | None = None
+    type: str = "model"
+    visibility: str = "public"
+
+
+@router.post("/api/repos/create")
+def create_repository(request: Request, new: NewRepository, user: User) -> dict[str, object]:
+    """Make a repository in the user's own namespace or in `organization`."""
+    hub = hub_of(request)
+    namespace = new.organization or user or ""
+    writer = hub.access.require_write(user, namespace)
+    kind = f"{new.type}s"
+    page = f"{namespace}/{new.name}" if kind == "models" else f"{kind}/{namespace}/{new.name}"
+    url = f"{endpoint_of(request)}/{page}"
+    try:
+        hub.store.create(kind, namespace, new.name, private=new.visibility == "private", user=writer)
+    except RefusedError as refusal:
+        if refusal.status == 409:
+            refusal.details["url"] = url  # what create_repo(exist_ok=True) returns
+        raise
+    return {"url": url, "name": f"{namespace}/{new.name}", "id": page}
+
+
+class OldRepository(BaseModel):
+    """The body of repos/delete."""
+
+    name: str
+    organization: str | None = None
+    type: str = "model"
+
+
+@router.delete("/api/repos/delete")
+def delete_repository(request: Request, old: OldRepository, user: User) -> dict[str, object]:
+    """Remove a repository with all that it holds."""
+    hub = hub_of(request)
+    namespace, kind = old.organization or user or "", f"{old.type}s"
+    if (
+        user is not None
+        and not hub.access.may_write(user, namespace)
+        and hub.store.open(kind, namespace, old.name).private
+    ):
+        raise repository_not_found()
+    hub.access.require_write(user, namespace)
+    hub.store.delete(kind, namespace, old.name)
+    return {}
+
+
+@router.get("/api/{kind}")
+def list_repositories(
+    *,
+    request: Request,
+    kind: Quoted,
+    user: User,
+    author: str = "",
+    search: str = "",
+    limit: Annotated[int, Query(ge=1)] = 1000,
+) -> list[dict[str, object]]:
+    """The repositories that the user may see, by name."""
+    hub = hub_of(request)
+    seen = (
+        {"id": f"{namespace}/{name}", "modelId": f"{namespace}/{name}", "author": namespace, "private": private}
+        for namespace, name, repository in hub.store.list(kind)
+        if author in ("", namespace) and search.lower() in f"{namespace}/{name}".lower()
+        if not (private := repository.private) or hub.access.may_write(user, namespace)
+    )
+    return list(islice(seen, limit))
+
+
+@router.get(_REPOSITORY)
+def describe(*, target: Readable, response: Response, blobs: bool = False) -> dict[str, object]:
+    """The repository at main."""
+    return _describe(target, MAIN, response, blobs=blobs)
+
+
+@router.get(_REPOSITORY + "/revision/{revision}")
+def describe_revision(
+    *, target: Readable, revision: Quoted, response: Response, blobs: bool = False
+) -> dict[str, object]:
+    """The repository at a revision."""
+    return _describe(target, revision, response, blobs=blobs)
+
+
+def _describe(target: Target, revision: str, response: Response, *, blobs: bool) -> dict[str, object]:
+    repository = target.repository
+    sha = repository.resolve(revision)
+    response.headers["X-Repo-Commit"] = sha
+    files = [entry for entry in repository.entries(sha, recursive=True) if not entry.is_folder]
+    modified = iso_date(repository.history(sha, skip=0, limit=1)[0].time)
+    metadata = _metadata(target, sha)
+    return {
+        "_id": target.page,
+        "id": target.id,
+        "modelId": target.id,
+        "author": target.namespace,
+        "sha": sha,
+        "private": repository.private,
+        "gated": False,
+        "disabled": False,
+        "downloads": 0,
+        "likes": 0,
+        "tags": [tag for tag in _listed(metadata.get("tags")) if isinstance(tag, str)],
+        "cardData": metadata,
+        **{key: value for key, value in metadata.items() if key in _SHOWN and isinstance(value, str)},
+        "lastModified": modified,
+        "siblings": [_sibling(entry, blobs=blobs) for entry in files],
+    }
+
+
+_SHOWN = ("pipeline_tag", "library_name")
+
+
+def _metadata(target: Target, sha: str) -> dict[str, object]:
+    """The metadata of the card at a commit, as far as the Hub would take it."""
+    try:
+        entry = target.repository.entry(sha, "README.md")
+    except RefusedError:
+        return {}
+    if entry.sha256 or entry.size > BODY_BYTES:
+        return {}
+    card = read_card(target.repository.read(entry).decode(errors="replace"), is_model=target.kind == "models")
+    return {} if card.errors else card.metadata or {}
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
+def _sibling(entry: Entry, *, blobs: bool) -> dict[str, object]:
+    shown: dict[str, object] = {"rfilename": entry.path}
+    if blobs:
+        shown |= {"size": entry.size, "blobId": entry.oid}
+        if entry.sha256:
+            shown["lfs"] = {"sha256": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
+    return shown
+
+
+@router.get(_REPOSITORY + "/auth-check", dependencies=[Depends(readable_target)])
+def check_read() -> dict[str, object]:
+    """Whether the user may read."""
+    return {}
+
+
+@router.get(_REPOSITORY + "/auth-check/write", dependencies=[Depends(writable_target)])
+def check_write() -> dict[str, object]:
+    """Whether the user may write."""
+    return {}
+
+
+Cursor = Annotated[int, Query(ge=0)]
+
+
+@router.get(_REPOSITORY + "/tree/{revision}")
+def list_tree(
+    *,
+    request: Request,
+    target: Readable,
+    revision: Quoted,
+    response: Response,
+    recursive: bool = False,
+    cursor: Cursor = 0,
+) -> list[dict[str, object]]:
+    """One page of the files and folders of a commit; `Link` names the next page."""
+    return _tree_page(request, target, (revision, ""), response, recursive=recursive, cursor=cursor)
+
+
+@router.get(_REPOSITORY + "/tree/{revision}/{folder:path}")
+def list_folder(
+    *,
+    request: Request,
+    target: Readable,
+    revision: Quoted,
+    folder: Quoted,
+    response: Response,
+    recursive: bool = False,
+    cursor: Cursor = 0,
+) -> list[dict[str, object]]:
+    """The same for one folder."""
+    return _tree_page(request, target, (revision, folder), response, recursive=recursive, cursor=cursor)
+
+
+def _tree_page(
+    request: Request, target: Target, at: tuple[str, str], response: Response, *, recursive: bool, cursor: int
+) -> list[dict[str, object]]:
+    revision, folder = at
+    sha = target.repository.resolve(revision)
+    found = target.repository.entries(sha, folder, recursive=recursive)
+    response.headers["X-Repo-Commit"] = sha
+    if len(found) > cursor + TREE_PAGE:
+        link_next(request, response, {"recursive": str(recursive), "cursor": str(cursor + TREE_PAGE)})
+    return [entry_json(entry) for entry in found[cursor : cursor + TREE_PAGE]]
+
+
+@router.post(_REPOSITORY + "/paths-info/{revision}")
+def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[dict[str, object]]:
+    """Those of the files and folders in a form's `paths` that exist."""
+    sha = target.repository.resolve(revision)
+    wanted = set(parse_qs(body.decode(errors="replace")).get("paths", []))
+    return [entry_json(entry) for entry in target.repository.entries(sha, recursive=True) if entry.path in wanted]
+
+
+class SentCard(BaseModel):
+    """The body of validate-yaml: a README.md."""
+
+    content: str
+    repo_type: str = Field(default="model", alias="repoType")
+
+
+@router.post("/api/validate-yaml")
+def validate_card(sent: SentCard, response: Response) -> dict[str, object]:
+    """What is wrong with the metadata at the top of a card."""
+    card = read_card(sent.content, is_model=sent.repo_type == "model")
+    response.status_code = 400 if card.errors else 200
+    return {
+        "errors": [{"message": message} for message in card.errors],
+        "warnings": [{"message": message} for message in card.warnings],
+    }

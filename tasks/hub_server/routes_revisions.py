@@ -1,0 +1,94 @@
+"""The routes about revisions: the history, tags and branches."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from tasks.hub_server.names import RefKind
+from tasks.hub_server.repositories import MAIN
+from tasks.hub_server.requests import Quoted, Readable, Writable, iso_date, link_next
+
+COMMITS_PAGE = 50
+
+router = APIRouter()
+_REPOSITORY = "/api/{kind}/{namespace}/{name}"
+
+
+@router.get(_REPOSITORY + "/refs")
+def list_refs(target: Readable) -> dict[str, object]:
+    """All branches and tags."""
+
+    def shown(kind: RefKind) -> list[dict[str, str]]:
+        found = target.repository.refs(kind).items()
+        return [{"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": sha} for name, sha in found]
+
+    return {"branches": shown("heads"), "tags": shown("tags"), "converts": [], "pullRequests": []}
+
+
+@router.get(_REPOSITORY + "/commits/{revision}")
+def list_commits(
+    *,
+    request: Request,
+    target: Readable,
+    revision: Quoted,
+    response: Response,
+    p: Annotated[int, Query(ge=0)] = 0,
+) -> list[dict[str, object]]:
+    """One page of the history, newest first; `Link` names the next page."""
+    sha = target.repository.resolve(revision)
+    found = target.repository.history(sha, skip=p * COMMITS_PAGE, limit=COMMITS_PAGE + 1)
+    if len(found) > COMMITS_PAGE:
+        link_next(request, response, {"p": str(p + 1)})
+    return [
+        {
+            "id": commit.sha,
+            "title": commit.title,
+            "message": commit.message,
+            "date": iso_date(commit.time),
+            "authors": [{"user": commit.author}],
+        }
+        for commit in found[:COMMITS_PAGE]
+    ]
+
+
+class NewTag(BaseModel):
+    """The body of a tag's creation; git's annotation message is not kept."""
+
+    tag: str
+
+
+@router.post(_REPOSITORY + "/tag/{revision}")
+def create_tag(target: Writable, revision: Quoted, new: NewTag) -> dict[str, object]:
+    """Tag a commit; a tag never moves."""
+    target.repository.create_ref("tags", new.tag, target.repository.resolve(revision))
+    return {}
+
+
+@router.delete(_REPOSITORY + "/tag/{tag}")
+def delete_tag(target: Writable, tag: Quoted) -> dict[str, object]:
+    """Remove a tag."""
+    target.repository.delete_ref("tags", tag)
+    return {}
+
+
+class NewBranch(BaseModel):
+    """The body of a branch's creation."""
+
+    starting_point: str = Field(default=MAIN, alias="startingPoint")
+
+
+@router.post(_REPOSITORY + "/branch/{branch}")
+def create_branch(target: Writable, branch: Quoted, new: NewBranch) -> dict[str, object]:
+    """Make a branch."""
+    target.repository.create_ref("heads", branch, target.repository.resolve(new.starting_point))
+    return {}
+
+
+@router.delete(_REPOSITORY + "/branch/{branch}")
+def delete_branch(target: Writable, branch: Quoted) -> dict[str, object]:
+    """Remove a branch; its commits stay."""
+    target.repository.delete_ref("heads", branch)
+    return {}

@@ -1,0 +1,72 @@
+"""Rows that a Python function yields, one dict per row."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from params import DataError, EvergreenError, RecipeError
+from params.importing import resolve
+from params.schema import Function
+from tasks.ingestion.batches import Batches, Rows, tabulate
+
+
+class FunctionSource:
+    """A function that yields rows; it is called when the first row is asked for.
+
+    Raises:
+        RecipeError: there is no such function, or it does not take the recipe's arguments.
+    """
+
+    splits: Sequence[str] = ("train",)
+
+    def __init__(self, source: Function) -> None:
+        self._name = source.function
+        self._arguments = source.arguments
+        self._function = resolve(source.function, "data.source.function")
+        try:
+            inspect.signature(self._function).bind(**source.arguments)
+        except TypeError as error:
+            fix = f"its signature is {inspect.signature(self._function)}"
+            raise RecipeError("data.source.arguments", f"`{self._name}` cannot be called so: {error}", fix) from error
+
+    @cached_property
+    def revision(self) -> str:
+        """SHA-256 of the source of the function's module and of the arguments."""
+        module = inspect.getsourcefile(inspect.unwrap(self._function)) or ""
+        code = Path(module).read_bytes() if Path(module).is_file() else b""
+        arguments = json.dumps(self._arguments, sort_keys=True, default=str).encode()
+        return f"sha256:{hashlib.sha256(code + bytes(1) + arguments).hexdigest()}"
+
+    def batches(self, split: str) -> Batches:
+        return tabulate(self._rows())
+
+    def _rows(self) -> Rows:
+        for index, row in enumerate(self._called()):
+            where = f"{self._name} row {index}"
+            if not isinstance(row, dict) or not all(isinstance(key, str) for key in row):
+                found = f"a dict with the keys {list(row)}" if isinstance(row, dict) else _kind(row)
+                raise DataError(where, f"is {found}", 'yield one dict with text keys per row: {"text": "..."}')
+            yield where, row
+
+    def _called(self) -> Iterator[object]:
+        count = 0
+        try:
+            for row in self._function(**self._arguments):
+                yield row
+                count += 1
+        except EvergreenError:
+            raise
+        except Exception as error:
+            what = f"the function raised {type(error).__name__}: {error}"
+            raise DataError(
+                f"{self._name} row {count}", what, "mend the function, or the data that it reads"
+            ) from error
+
+
+def _kind(value: object) -> str:
+    return f"a value of type {type(value).__name__}"

@@ -1,0 +1,107 @@
+"""Rows from the files of a dataset repository on a Hub, at one commit, through the Hugging Face cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from params import DataError, EvergreenError, HubRefusedError, RecipeError, TransientError
+from params.artifacts import SPLITS
+from params.schema import HubDataset
+from tasks.ingestion.batches import Batches
+from tasks.ingestion.files import FileSource
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
+
+class HubSource:
+    """A dataset repository; nothing is downloaded before the first row is asked for.
+
+    Raises:
+        RecipeError: a pattern leads out of the repository.
+    """
+
+    def __init__(self, source: HubDataset) -> None:
+        self._source = source
+        self._patterns = {split: p for split in SPLITS if (p := getattr(source, split)) is not None}
+        for split, pattern in self._patterns.items():
+            if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts:
+                fix = "give a path or glob that starts at the repository's root"
+                raise RecipeError(f"data.source.{split}: {pattern}", "leads out of the repository", fix)
+
+    @property
+    def splits(self) -> Sequence[str]:
+        return tuple(self._patterns)
+
+    @property
+    def revision(self) -> str:
+        """The commit."""
+        return self._source.revision
+
+    def batches(self, split: str) -> Batches:
+        return self._files.batches(split)
+
+    @cached_property
+    def _files(self) -> FileSource:
+        source = self._source
+        return FileSource(self._patterns, self._download(), place=f"{source.repo_id} at {source.revision}")
+
+    def _download(self) -> Path:
+        from huggingface_hub import errors, snapshot_download
+
+        # The client's patterns are fnmatch's, where `**/` needs a folder; in a recipe it may stand for none.
+        patterns = {p for pattern in self._patterns.values() for p in (pattern, pattern.replace("**/", ""))}
+        try:
+            folder = snapshot_download(
+                self._source.repo_id,
+                repo_type="dataset",
+                revision=self._source.revision,
+                endpoint=self._source.endpoint,
+                allow_patterns=sorted(patterns),
+            )
+        except errors.HfHubHTTPError as error:
+            raise self._answered(error) from error
+        except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError, errors.OfflineModeIsEnabled) as error:
+            cause = error.__cause__ or error
+            if isinstance(cause, errors.HfHubHTTPError):
+                raise self._answered(cause) from error
+            if isinstance(cause, errors.OfflineModeIsEnabled):
+                what = "not in the local cache, and HF_HUB_OFFLINE forbids to ask the Hub"
+                raise DataError(self._where, what, "unset HF_HUB_OFFLINE, or download the dataset first") from error
+            raise self._unreachable(cause) from error
+        except (errors.HTTPError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]
+            raise self._unreachable(error) from error
+        return Path(folder)
+
+    def _unreachable(self, error: BaseException) -> TransientError:
+        what = f"the Hub cannot be reached: {type(error).__name__}"
+        return TransientError(self._where, what, "check the network and the endpoint, then run the stage again")
+
+    def _answered(self, error: HfHubHTTPError) -> EvergreenError:
+        """What the Hub's answer means; 401 is also how a Hub hides a repository that does not exist."""
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+        status = error.response.status_code
+        if isinstance(error, RevisionNotFoundError):
+            return RecipeError(
+                self._where, f"has no commit {self.revision}", "copy the full hash of an existing commit"
+            )
+        if isinstance(error, GatedRepoError):
+            fix = "accept its terms on the Hub with the account whose token is in HF_TOKEN"
+            return HubRefusedError(self._where, "access to this dataset must be asked for (it is gated)", fix)
+        if isinstance(error, RepositoryNotFoundError):
+            fix = "check `data.source.repo_id`; for a private dataset set HF_TOKEN to a token that may read it"
+            return HubRefusedError(self._where, "no such dataset, or it is private", fix)
+        if status in (401, 403):
+            return HubRefusedError(self._where, f"the Hub refuses access ({status})", "set HF_TOKEN to a valid token")
+        if status in (408, 429) or status >= 500:
+            return TransientError(self._where, f"the Hub answers {status}", "run the stage again later")
+        return DataError(self._where, f"the Hub answers {status} to a download", "check the repository on the Hub")
+
+    @property
+    def _where(self) -> str:
+        endpoint = f"{self._source.endpoint}/" if self._source.endpoint else ""
+        return f"{endpoint}datasets/{self._source.repo_id}"

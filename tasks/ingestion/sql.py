@@ -1,0 +1,119 @@
+"""Rows from a database query, streamed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import quote
+
+import sqlalchemy
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from params import DataError, EvergreenError, RecipeError, TransientError
+from params.schema import Sql
+from tasks.ingestion.batches import BATCH_ROWS, Batches, Rows, tabulate
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_PASSING = re.compile(
+    r"could not connect|connection refused|can't connect|timed? ?out|could not translate host|name resolution|unreachable"
+    r"|too many connections|starting up|shutting down|connection reset|server closed|gone away|lost connection|locked",
+    re.IGNORECASE,
+)
+
+
+class SqlSource:
+    """A query; the database is asked when the first row is.
+
+    Args:
+        source: the recipe's section.
+        root: where the path of an SQLite file starts.
+
+    Raises:
+        RecipeError: the URL cannot be used: a missing variable, a typing error, a driver that is not installed.
+    """
+
+    splits: Sequence[str] = ("train",)
+
+    def __init__(self, source: Sql, root: Path = Path()) -> None:
+        self._query = source.query
+        url = _parse(source.url)
+        self._file: Path | None = None
+        if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith((":", "file:")):
+            self._file = root / url.database
+            url = url.set(database=str(self._file))
+        self._url = url
+        try:
+            self._engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+        except NoSuchModuleError:
+            fix = "write postgresql://, mysql://, sqlite:/// or another dialect that is installed"
+            raise RecipeError("data.source.url", f"no SQLAlchemy dialect `{url.drivername}`", fix) from None
+        except ArgumentError as error:
+            raise self._failure(error) from None
+        except ImportError as error:
+            what = f"the driver of `{url.drivername}` is not installed"
+            raise RecipeError("data.source.url", what, f"pip install {error.name}") from None
+
+    @cached_property
+    def revision(self) -> str:
+        """SHA-256 of the URL without its password, and of the query; what the tables hold it cannot know."""
+        url = self._url.set(password=None).render_as_string(hide_password=True)
+        return f"sha256:{hashlib.sha256(json.dumps([url, self._query]).encode()).hexdigest()}"
+
+    def batches(self, split: str) -> Batches:
+        return tabulate(self._rows())
+
+    def _rows(self) -> Rows:
+        if self._file is not None and not self._file.is_file():  # SQLite would make an empty one
+            raise DataError(str(self._file), "there is no such database", "check `data.source.url`")
+        options = {"stream_results": True, "yield_per": BATCH_ROWS, "no_parameters": True}
+        try:
+            with self._engine.connect() as connection:
+                result = connection.execution_options(**options).exec_driver_sql(self._query)
+                if not result.returns_rows:
+                    raise DataError("data.source.query", "the statement returns no rows", "write a SELECT")
+                names = list(result.keys())
+                twice = sorted({name for name in names if names.count(name) > 1})
+                if twice:
+                    what = f"several columns are called {', '.join(f'`{name}`' for name in twice)}"
+                    raise DataError("data.source.query", what, "rename them with AS, one name each")
+                for index, row in enumerate(result):
+                    yield f"data.source.query row {index}", dict(zip(names, row, strict=True))
+        except SQLAlchemyError as error:
+            raise self._failure(error) from None  # the chain could show what the message must not
+
+    def _failure(self, error: SQLAlchemyError) -> EvergreenError:
+        message = str(error.orig if isinstance(error, DBAPIError) else error)
+        password = self._url.password or ""
+        for secret in filter(None, (password, quote(password, safe=""))):
+            message = message.replace(secret, "***")
+        message = message.strip()
+        lost = isinstance(error, DBAPIError) and error.connection_invalidated
+        if lost or _PASSING.search(message):
+            where = self._url.render_as_string(hide_password=True)
+            return TransientError(where, f"the database cannot be reached: {message}", "run the stage again later")
+        return DataError(
+            "data.source.query", f"the database refuses: {message}", "mend the query, or the account's rights"
+        )
+
+
+def _parse(written: str) -> sqlalchemy.URL:
+    missing = sorted({name for name in _VARIABLE.findall(written) if name not in os.environ})
+    if missing:
+        what = f"the environment has no variable {', '.join(missing)}"
+        raise RecipeError("data.source.url", what, f"export {missing[0]}=... before the run")
+    if _VARIABLE.fullmatch(written):
+        text = os.environ[written[2:-1]]
+    else:  # a user or password may hold any character, which a URL writes as %XX
+        start, at, end = written.rpartition("@")
+        text = _VARIABLE.sub(lambda m: quote(os.environ[m[1]], safe=""), start) + at
+        text += _VARIABLE.sub(lambda m: os.environ[m[1]], end)
+    try:
+        return sqlalchemy.make_url(text)
+    except (ArgumentError, ValueError):  # both would show the URL, with its password
+        fix = "write dialect://user:${PASSWORD}@host/database, or sqlite:///file.db"
+        raise RecipeError("data.source.url", "cannot be read as a SQLAlchemy URL", fix) from None

@@ -1,0 +1,112 @@
+"""What waits for its upload: hard links to checkpoints and best weights, which outlive their deletion by the training."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import threading
+from pathlib import Path
+
+from trainer.checkpoints.sealed import MANIFEST, all_checkpoints
+
+logger = logging.getLogger(__name__)
+
+_ROOM = 3
+"""Checkpoints' worth of free disk below which those that wait give way to the training."""
+
+
+class Waiting:
+    """Checkpoints and best weights that wait for their upload, as hard links: retention does not reach them.
+
+    Args:
+        folder: where they wait; one folder for each run.
+        keep_all: whether each checkpoint is to be uploaded, or the newest only.
+    """
+
+    def __init__(self, folder: Path, *, keep_all: bool) -> None:
+        self.keep_all = keep_all
+        self._folder = folder
+        self._seen: set[tuple[str, int]] = set()
+        self._doubtful: set[tuple[str, int]] = set()
+        self._taken: set[Path] = set()
+        self._lock = threading.Lock()
+
+    def look(self, run: Path) -> None:
+        """Link what is new in a run's folder.
+
+        Best weights come after the checkpoints: at least as new as what these know of, they serve all of them.
+        """
+        checkpoints = all_checkpoints(run)
+        for sealed in (*(reversed(checkpoints) if self.keep_all else checkpoints[:1]), *_best(run)):
+            with contextlib.suppress(FileNotFoundError):  # retention was faster
+                stamp = (sealed.name, (sealed / MANIFEST).stat().st_mtime_ns)
+                if stamp not in self._seen:
+                    flaw = self._link(sealed)
+                    if flaw is None or stamp in self._doubtful:  # the second time it is not being deleted
+                        self._seen.add(stamp)
+                    if flaw and stamp in self._doubtful:
+                        logger.warning("mirror: %s is left out: %s", sealed, flaw)
+                    self._doubtful.add(stamp)
+        with self._lock:
+            self._tidy()
+
+    def next(self) -> list[Path]:
+        """What to upload next: a checkpoint, best weights, both or neither; they stay until they are done with."""
+        with self._lock:
+            checkpoints = all_checkpoints(self._folder)
+            found = [*(checkpoints[-1:] if self.keep_all else checkpoints[:1]), *_best(self._folder)]
+            self._taken = set(found)
+            return found
+
+    def done(self, sealed: Path) -> None:
+        """Forget what was uploaded, or cannot be."""
+        with self._lock:
+            self._taken.discard(sealed)
+            shutil.rmtree(sealed, ignore_errors=True)
+
+    def _link(self, sealed: Path) -> str | None:
+        """Link a folder, whole or not at all; what kept it from that."""
+        partial, target = self._folder / ".partial", self._folder / sealed.name
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            shutil.copytree(sealed, partial, copy_function=_link_or_copy)
+            names = {p.relative_to(partial).as_posix() for p in partial.rglob("*") if p.is_file()}
+            if names != {MANIFEST, *json.loads((partial / MANIFEST).read_text(encoding="utf-8"))}:
+                return "files are missing"
+        except (OSError, ValueError) as error:
+            return str(error)
+        with self._lock:
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+        return None
+
+    def _tidy(self) -> None:
+        """Keep what is to be uploaded, as long as that leaves room on the disk."""
+        checkpoints, best = all_checkpoints(self._folder), _best(self._folder)
+        older = [p for p in checkpoints[1:] if p not in self._taken]
+        if older and self.keep_all:
+            size = sum(p.stat().st_size for p in checkpoints[0].rglob("*"))
+            if shutil.disk_usage(self._folder).free > _ROOM * size:
+                older = []
+            else:
+                logger.warning("mirror: no room on the disk: not uploaded: %s", ", ".join(p.name for p in older))
+        replaced = (p for p in self._folder.glob("best-*") if p not in best and p not in self._taken)
+        for path in (*older, *replaced):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _best(folder: Path) -> list[Path]:
+    """The newest best weights in a folder, if there are any."""
+    return sorted(folder.glob("best-*"), key=lambda path: int(path.name.removeprefix("best-")))[-1:]
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)

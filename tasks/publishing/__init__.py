@@ -1,0 +1,1 @@
+"""publish: put the model on a Hub, exactly once."""

@@ -1,0 +1,1 @@
+"""What is published: list, roll back, reproduce."""

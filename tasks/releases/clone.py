@@ -1,0 +1,296 @@
+"""A temporary clone of the project in which a release is made again: its code, its recipe, and what that names.
+
+Nothing of this project is changed. Files that the recipe names and git does not have (data, a base model) are taken from
+this project. The recipe is one that git or this project has: what only the Hub says is not run unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from ruamel.yaml import YAML
+
+import params
+from params import EvergreenError, KilledError, ModelError, RecipeError, TransientError, load
+from params.artifacts import storage_errors
+from tasks.publishing.provenance import FILE
+
+logger = logging.getLogger(__name__)
+_TOOL_TIMEOUT_S = 3600.0
+"""For git and DVC, which copy and download."""
+_GRACE_S = 20.0
+"""Between asking a stage to end and killing it."""
+_GIT_PLACES = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX"})
+_PRINTED = re.compile(r"^(\w+Error): (.*?): (.*?)\n  fix: (.*)$", re.MULTILINE | re.DOTALL)
+_ERRORS = {name: c for name, c in vars(params).items() if isinstance(c, type) and issubclass(c, EvergreenError)}
+
+Sha256 = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class RecordedRecipe(pydantic.BaseModel):
+    """The recipe of a release."""
+
+    name: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
+    text: str
+    dvc_item: dict[str, str] | None
+
+
+class RecordedData(pydantic.BaseModel):
+    """The rows of a release, by hash."""
+
+    revision: str
+    sha256: dict[str, Sha256]
+
+
+class Record(pydantic.BaseModel):
+    """What is read of a release's provenance. It comes from a Hub, so nothing in it is taken for granted."""
+
+    schema_: Annotated[Literal[1], pydantic.Field(alias="schema")]
+    recipe: RecordedRecipe
+    run: str
+    git_commit: str | None
+    versions: dict[str, str]
+    data: RecordedData
+    dvc_lock: dict[str, Any] | None
+    weights: dict[str, Sha256]
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release on a Hub."""
+
+    repo_id: str
+    commit: str
+    record: Record
+    weights: Mapping[str, str]
+    """SHA-256 of the files that the Hub holds now."""
+
+    @property
+    def where(self) -> str:
+        return f"{self.repo_id}@{self.commit}"
+
+
+@dataclass(frozen=True)
+class Clone:
+    """The project at the commit of a release."""
+
+    folder: Path
+    """A temporary one, in which the project's path on this machine is repeated: `../shared` leads to its counterpart."""
+    project: Path
+    """The project's root inside."""
+    original: Path
+
+    def stage(self, name: str, recipe: str, *, timeout_s: float | None) -> None:
+        """Run a stage of the clone's code, its output beside ours.
+
+        Raises:
+            EvergreenError: of the kind that the stage printed.
+        """
+        logger.info("reproduce: %s", name)
+        command = [sys.executable, "-m", "tasks", name, f"params/{recipe}.yaml"]
+        # The stage ends with this process, however this process ends, as it does when DVC runs it.
+        environment = {**_environment(), "DVC_STAGE": name}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self.project), os.environ.get("PYTHONPATH")]))
+        process = subprocess.Popen(
+            command,
+            cwd=self.project,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            _, said = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            fix = "give it more time; what it had done is lost"
+            raise TransientError(name, f"did not end within {timeout_s:.0f} s", fix) from None
+        finally:
+            _stop(process)
+        if process.returncode:
+            raise _error(name, process.returncode, said)
+
+    def dvc(self, *arguments: str, at: Path | None = None) -> str:
+        """What DVC writes, in the clone or at another folder.
+
+        Raises:
+            TransientError: it failed.
+        """
+        unwrapped = {"COLUMNS": "10000"}  # DVC breaks lines at the width of the terminal, addresses too
+        quiet = {"DVC_SITE_CACHE_DIR": str(self.folder / "dvc"), "DVC_NO_ANALYTICS": "1"}
+        environment = {**_environment(), **quiet, **unwrapped}
+        return _output([sys.executable, "-m", "dvc", *arguments], at or self.project, environment, "DVC")
+
+
+@contextlib.contextmanager
+def cloned(root: Path, commit: str, release: Release, *, keep: bool) -> Iterator[Clone]:
+    """A clone of the project at `commit`, removed in the end.
+
+    Args:
+        root: the project.
+        commit: 40 hexadecimal digits.
+        release: for messages.
+        keep: whether the clone stays.
+
+    Raises:
+        ModelError: the project is in no git repository, or its repository does not have the commit.
+        StorageError: no temporary folder can be made.
+    """
+
+    def git(*arguments: str, said: str) -> str:
+        try:
+            return _output(["git", *arguments], root.absolute(), _environment(), "git")
+        except TransientError as error:
+            raise ModelError(release.where, f"{said}: {error.what}", "run this in a clone of the project") from None
+
+    top = Path(git("rev-parse", "--show-toplevel", said="this is no git repository").strip())
+    inside = git("rev-parse", "--show-prefix", said="this is no git repository").strip()
+    unknown = f"its commit {commit} is not in this repository; `git fetch --all` may bring it"
+    git("cat-file", "-e", f"{commit}^{{commit}}", said=unknown)
+    with _folder(keep=keep) as folder:
+        target = folder / top.relative_to(top.anchor)
+        git("clone", "--quiet", "--shared", "--no-checkout", str(top), str(target), said="it cannot be cloned")
+        git("-C", str(target), "checkout", "--quiet", "--detach", commit, said="it cannot be checked out")
+        yield Clone(folder, target / inside, top / inside)
+
+
+@contextlib.contextmanager
+def _folder(*, keep: bool) -> Iterator[Path]:
+    with storage_errors(Path(tempfile.gettempdir())):
+        folder = Path(tempfile.mkdtemp(prefix="evergreen-reproduce-")).resolve()
+    try:
+        yield folder
+    finally:
+        if keep:
+            logger.info("reproduce: the clone stays in %s", folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_recipe(clone: Clone, path: Path, release: Release) -> None:
+    """Put the release's recipe, and the files that it names, into the clone at `path`.
+
+    Raises:
+        RecipeError: neither git nor this project has it as the release says.
+    """
+    recipe = release.record.recipe
+    own = clone.original / "params" / path.name
+    if not any(p.is_file() and p.read_text(encoding="utf-8") == recipe.text for p in (path, own)):
+        what = f"its recipe is neither that of commit {release.record.git_commit} nor that of this project"
+        fix = f"a recipe can name code to run: read the one in {FILE}, and save it as params/{path.name} to run it"
+        raise RecipeError(release.where, what, fix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(recipe.text, encoding="utf-8")
+    content = load(path).model_dump(mode="json")
+    # To upload checkpoints, or to go on from one, is not to make the model again; neither is in the weights.
+    _change(path, {("launch", "mirror"): "none", ("training", "resume"): "auto"})
+    for name in (*_strings(content), (recipe.dvc_item or {}).get("data", "")):
+        _link(clone, name, own_run=Path("runs", recipe.name))
+
+
+def _change(path: Path, settings: Mapping[tuple[str, str], str]) -> None:
+    """Set those keys of a recipe that it has; one in which nothing changes stays as it is."""
+    content: Any = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    other = {key: value for key, value in settings.items() if content[key[0]].get(key[1], value) != value}
+    for (section, key), value in other.items():
+        content[section][key] = value
+    if other:
+        with path.open("w", encoding="utf-8") as file:
+            YAML(typ="safe").dump(content, file)
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value.removeprefix("sqlite:///")
+    elif isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(inner)
+
+
+def _link(clone: Clone, name: str, *, own_run: Path) -> None:
+    """Where a text of the recipe names files of this project that the clone lacks, let the clone see them."""
+    if not name or len(name) > 1000 or "\n" in name or Path(name).is_absolute():
+        return
+    is_pattern = glob.has_magic(name) and not (clone.original / name).exists()
+    for found in glob.glob(name, root_dir=clone.original, recursive=True) if is_pattern else [name]:  # noqa: PTH207
+        source = Path(os.path.normpath(clone.original / found))
+        target = Path(os.path.normpath(clone.project / found))
+        is_lacking = not os.path.lexists(target) and target.is_relative_to(clone.folder)
+        if source.exists() and is_lacking and not _is_written(source, clone.original, own_run):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(source.resolve())
+
+
+def _is_written(source: Path, project: Path, own_run: Path) -> bool:
+    """Whether a stage could write there: the project itself, its hidden folders, the recipe's own run."""
+    if not source.is_relative_to(project):
+        return project.is_relative_to(source)
+    inside = source.relative_to(project)
+    is_hidden = not inside.parts or inside.parts[0].startswith(".")
+    return is_hidden or own_run.is_relative_to(inside) or inside.is_relative_to(own_run)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what would lead git or Python elsewhere."""
+    return {k: v for k, v in os.environ.items() if k not in _GIT_PLACES and k != "PYTHONSAFEPATH"}
+
+
+def _output(command: Sequence[str], folder: Path, environment: Mapping[str, str], name: str) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TOOL_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise TransientError(name, "is not on this machine", "install it") from None
+    except subprocess.TimeoutExpired:
+        raise TransientError(name, f"did not end within {_TOOL_TIMEOUT_S:.0f} s", "try again") from None
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        raise TransientError(name, f"{name} failed: {said[:1000]}", "look at what it says")
+    return done.stdout
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End a stage that has not ended by itself, and whoever it left in its group."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stderr is not None:
+        process.stderr.close()
+
+
+def _error(stage: str, status: int, said: str) -> EvergreenError:
+    """The error that a stage printed, as an exception."""
+    if status < 0:
+        return KilledError(stage, f"was ended by signal {-status}", "try again")
+    if (printed := _PRINTED.search(said)) and printed[1] in _ERRORS:
+        return _ERRORS[printed[1]](f"{stage}, {printed[2]}", printed[3], printed[4].splitlines()[0])
+    last = next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
+    return EvergreenError(stage, f"exited with {status}: {last}", "the code of that commit does not run here")

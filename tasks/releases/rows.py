@@ -1,0 +1,99 @@
+"""The rows of a release, brought into the clone in which it is made again: from DVC, else from their source.
+
+DVC is run as a command: which rows there were, the release's record of dvc.lock says; where they are, the project's cache
+and remotes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from ruamel.yaml import YAML
+
+from params import DataError, TransientError
+from params.artifacts import SPLITS, Artifacts
+from tasks.digests import file_sha256
+from tasks.releases.clone import Clone, RecordedRecipe, Release
+
+logger = logging.getLogger(__name__)
+
+
+def bring_rows(clone: Clone, made: Artifacts, release: Release, timeout_s: float | None) -> Literal["cache", "source"]:
+    """The rows of the release: from DVC by the lock of then, else from their source.
+
+    Raises:
+        DataError: they cannot be had any more.
+        EvergreenError: what the ingest stage fails of.
+    """
+    if _fetch_rows(clone, made, release) and not _other_rows(made, release):
+        logger.info("reproduce: the rows are in DVC's cache")
+        return "cache"
+    logger.info("reproduce: DVC does not have the rows: ingest")
+    shutil.rmtree(made.raw, ignore_errors=True)
+    clone.stage("ingest", made.recipe, timeout_s=timeout_s)
+    if other := _other_rows(made, release):
+        what = "the source no longer gives the rows of the release: "
+        what += "; ".join(f"{split} was {then[:12]} and is {now[:12]}" for split, (then, now) in other.items())
+        fix = (
+            f"bring the source back to revision {release.record.data.revision}, or the rows into DVC's cache or remote"
+        )
+        raise DataError(release.where, what, fix)
+    return "source"
+
+
+def _other_rows(made: Artifacts, release: Release) -> dict[str, tuple[str, str]]:
+    """The splits that are not those of the release: SHA-256 of then and of now."""
+    then, found = release.record.data.sha256, {}
+    for split in SPLITS:
+        path = made.raw / f"{split}.parquet"
+        now = file_sha256(path) if path.is_file() else "missing"
+        if now != then.get(split):
+            found[split] = (then.get(split, "missing"), now)
+    return found
+
+
+def _fetch_rows(clone: Clone, made: Artifacts, release: Release) -> bool:
+    """Whether DVC has put what ingest made then into the clone. Its cache is the project's, and so are its remotes."""
+    stage = f"ingest@{made.recipe}"
+    entry = ((release.record.dvc_lock or {}).get("stages") or {}).get(stage) or {}
+    rows = f"runs/{made.recipe}/raw"
+    md5 = next((str(out.get("md5")) for out in entry.get("outs") or () if out.get("path") == rows), "")
+    settings, at_home = clone.project / ".dvc", clone.original
+    if not re.fullmatch(r"[0-9a-f]{32}(\.dir)?", md5) or not settings.is_dir() or not (at_home / ".dvc").is_dir():
+        return False
+    lock = {"schema": "2.0", "stages": {stage: {"cmd": "", "outs": [{"path": rows, "hash": "md5", "md5": md5}]}}}
+    (clone.project / "dvc.lock").write_text(json.dumps(lock), encoding="utf-8")
+    _add_item(clone.project / "dvc.yaml", release.record.recipe)
+    for name in ("config", "config.local"):
+        if (at_home / ".dvc" / name).is_file():
+            shutil.copy(at_home / ".dvc" / name, settings / name)
+    try:
+        clone.dvc("config", "--local", "cache.dir", clone.dvc("cache", "dir", at=at_home).strip())
+        with contextlib.suppress(TransientError):
+            clone.dvc("checkout", "--quiet", stage)
+            return True
+        remotes = [line.split() for line in clone.dvc("remote", "list", at=at_home).splitlines() if line.strip()]
+        for name, url, *_ in remotes:  # one that is relative to .dvc leads elsewhere in the clone
+            clone.dvc("remote", "modify", "--local", name, "url", url)
+        if remotes:
+            clone.dvc("pull", "--quiet", stage)
+    except TransientError as error:
+        logger.info("reproduce: %s", error.what)
+        return False
+    return bool(remotes)
+
+
+def _add_item(path: Path, recipe: RecordedRecipe) -> None:
+    """Let dvc.yaml know the recipe, if it was not committed with it."""
+    content: Any = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    recipes = content["vars"][0]["recipes"]
+    if recipe.dvc_item and recipe.name not in recipes:
+        recipes[recipe.name] = recipe.dvc_item
+        with path.open("w", encoding="utf-8") as file:
+            YAML(typ="safe").dump(content, file)

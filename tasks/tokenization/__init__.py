@@ -1,0 +1,1 @@
+"""tokenize: turn validated rows into sequences of tokens."""

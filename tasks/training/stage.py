@@ -1,0 +1,159 @@
+"""train: supervise one training, from tokens to a model.
+
+`accelerate launch -m trainer.worker` trains, in a folder outside of DVC's outputs that is named after everything that
+determines the run; an interrupted run is taken up there, a changed one finds its own folder empty. Only a finished run
+becomes artifacts: model/ (best weights and tokenizer), checkpoint/ (the last full state) and history/ (the log).
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from params import ModelError
+from params.artifacts import Artifacts, whole_folder
+from params.schema import Launch, Metrics, Model, ObjectiveChoice, Training
+from tasks.mirror.upload import mirrored
+from tasks.stages import Report, save_report
+from tasks.training.supervisor import supervise
+from tasks.versions import git_commit, versions
+from trainer import objectives
+from trainer.checkpoints.resume import choose
+from trainer.checkpoints.sealed import BEST_NOTE, IDENTITY, MANIFEST, all_checkpoints, best_weights
+from trainer.data import tokens
+from trainer.job import Job
+from trainer.model import network
+from trainer.runtime.lifetime import exclusive
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingReport(Report):
+    """What the train stage reached."""
+
+    run: str
+    """Key of everything that determines the run."""
+    steps: int
+    parameters: int
+    best_step: int
+    best_metric: str
+    best_value: float
+    final_train_loss: float | None
+    git_commit: str | None
+    """Commit of the code that trained; `+` follows when the code had changes that were not committed."""
+    versions: dict[str, str]
+    """Of Python and of the libraries that decide on the weights."""
+
+
+def train(
+    artifacts: Artifacts,
+    *,
+    seed: int,
+    objective: ObjectiveChoice,
+    model: Model,
+    training: Training,
+    launch: Launch,
+    metrics: Metrics | None = None,
+) -> TrainingReport:
+    """Train the model, or finish a training that was interrupted.
+
+    Raises:
+        ModelError: the model cannot be built or trained as the recipe asks.
+        TransientError: another process trains this recipe; or the training was killed, stalled or asked to stop, and the
+            next start goes on from its last checkpoint.
+        StorageError: the disk is full; the last checkpoint is intact.
+    """
+    job = Job.plan(
+        artifacts.scratch / "checkpoints",
+        seed=seed,
+        objective=objective,
+        model=model,
+        training=training,
+        launch=launch,
+        metrics=metrics,
+        tokens=artifacts.tokens,
+    )
+    with exclusive(artifacts.scratch / "train.lock", f"a training of {artifacts.recipe}"):
+        with mirrored(artifacts, launch, job.folder.name):
+            supervise(job, _chooser(job))
+        report = _collect(artifacts, job)
+        shutil.rmtree(job.folder)
+    return report
+
+
+def _chooser(job: Job) -> Callable[[], Path | None]:
+    """What says from which checkpoint each start of `job` goes on. `never` means the first: others take up its work."""
+    again = "auto" if job.training.resume == "never" else job.training.resume
+    rules = itertools.chain([job.training.resume], itertools.repeat(again))
+    return lambda: choose(job.folder, job.identity, next(rules))
+
+
+def _collect(artifacts: Artifacts, job: Job) -> TrainingReport:
+    """Turn a finished run's folder into artifacts."""
+    from trainer.reporting import metrics_log
+
+    folder = job.folder
+    finished = json.loads((folder / "finished.json").read_text(encoding="utf-8"))
+    best = best_weights(folder, job.direction)
+    if best is None:
+        raise ModelError("train", "no evaluation gave a finite figure", "lower training.learning_rate")
+    history = metrics_log.without_clock(finished["history"])
+    losses = [entry["loss"] for entry in history if "loss" in entry]
+    parameters: int = finished["parameters"]
+    with whole_folder(artifacts.model) as target:
+        aside = shutil.ignore_patterns(MANIFEST, BEST_NOTE, IDENTITY)
+        if job.model.lora:
+            parameters = _merge(job, best.folder, target)
+        else:
+            shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=aside)
+        shutil.copytree(artifacts.tokenizer, target, dirs_exist_ok=True)
+    report = TrainingReport(
+        run=job.folder.name,
+        steps=finished["step"],
+        parameters=parameters,
+        best_step=best.step,
+        best_metric=best.metric,
+        best_value=best.value,
+        final_train_loss=losses[-1] if losses else None,
+        git_commit=git_commit(artifacts.root),
+        versions=versions(),
+    )
+    with whole_folder(artifacts.checkpoint) as target:
+        shutil.copytree(all_checkpoints(folder)[0], target, dirs_exist_ok=True)
+    with whole_folder(artifacts.history) as target:
+        (target / metrics_log.FILE).write_text(metrics_log.as_lines(history), encoding="utf-8")
+        _write_curve(target / "train.csv", (e for e in history if "loss" in e))
+        _write_curve(target / "validation.csv", (e for e in history if any(k.startswith("eval_") for k in e)))
+        save_report(report, target / artifacts.report("train").name)
+    return report
+
+
+def _merge(job: Job, adapters: Path, target: Path) -> int:
+    """What is published stands alone: the base model with what was learned; its parameters."""
+    return network.merge(
+        adapters,
+        target,
+        job.model,
+        objective=objectives.build(job.objective),
+        state=tokens.read_state(job.tokens),
+        tokenizer=tokens.read_tokenizer(job.tokens),
+        seed=job.seed,
+    )
+
+
+def _write_curve(path: Path, entries: Iterable[dict[str, Any]]) -> None:
+    rows = []
+    for entry in entries:
+        figures = {name.removeprefix("eval_"): value for name, value in entry.items()}
+        rows.append({name: value for name, value in figures.items() if name != "epoch"})
+    names = sorted({name for row in rows for name in row} - {"step"})
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["step", *names])
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,53 @@
+"""Made pairs of completions that a small model learns to tell apart, and a training on them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from params import Recipe, load
+from params.artifacts import Artifacts
+from tasks.tokenization.stage import tokenize
+from tests.support import tiny
+from trainer.job import Job
+
+OBJECTIVE = {"objective": {"name": "dpo"}}
+SIZES = {"train": 48, "validation": 12, "test": 12}
+
+
+def pairs(count: int, seed: int = 0) -> dict[str, list[str]]:
+    """Questions about a number; the chosen answer is polite, the rejected one is not."""
+    chance = random.Random(seed)
+    numbers = [chance.randint(10, 99) for _ in range(count)]
+    return {
+        "prompt": [f"What comes after {number}{' please' * chance.randint(0, 2)}?" for number in numbers],
+        "chosen": [f" It is {number + 1}, thank you{' again' * chance.randint(0, 2)}." for number in numbers],
+        "rejected": [f" Go away with {number}{', away' * chance.randint(0, 2)}!" for number in numbers],
+    }
+
+
+def tokenized(root: Path, changes: dict[str, Any] | None = None) -> tuple[Artifacts, Recipe]:
+    """A project's folder with a recipe and the tokens of pairs."""
+    content = tiny.recipe({"tokenization.max_length": 64, **(changes or {})}, **OBJECTIVE)
+    recipe = load(tiny.write(root / "params" / "tiny.yaml", content))
+    artifacts = Artifacts("tiny", root)
+    tiny.write_rows(artifacts, **{split: pairs(count, i) for i, (split, count) in enumerate(SIZES.items())})
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
+    return artifacts, recipe
+
+
+def job(root: Path, changes: dict[str, Any] | None = None, *, stop_at_step: int | None = None) -> Job:
+    """The training of such a recipe."""
+    artifacts, recipe = tokenized(root, changes)
+    return Job.plan(
+        artifacts.scratch / "checkpoints",
+        seed=recipe.seed,
+        objective=recipe.objective,
+        model=recipe.model,
+        training=recipe.training,
+        launch=recipe.launch,
+        metrics=None,
+        tokens=artifacts.tokens,
+        stop_at_step=stop_at_step,
+    )

@@ -1,0 +1,206 @@
+"""A project of its own for a test: the tracked files in a temporary folder, with a recipe that runs in seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+CODE = ("params", "trainer", "tasks", "flows")
+FILES = ("dvc.yaml", "prefect.yaml", "prefect.toml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore")
+FILES += ("runs/.gitignore", "pyproject.toml")
+STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
+
+TINY = """\
+seed: 3
+data:
+  source: {kind: files, train: data/sentences.csv}
+  split: {validation: 0.1, test: 0.1}
+validation:
+  max_quarantined: 0.05
+tokenization:
+  tokenizer: {kind: train, vocab_size: 300}
+  max_length: 32
+objective: {name: causal_lm, text_column: text}
+model:
+  config:
+    model_type: llama
+    hidden_size: 32
+    intermediate_size: 64
+    num_hidden_layers: 2
+    num_attention_heads: 2
+    num_key_value_heads: 2
+    tie_word_embeddings: true
+training:
+  max_steps: 20
+  global_batch_size: 8
+  learning_rate: 1e-2
+  eval_steps: 10
+  save_steps: 5
+  logging_steps: 5
+launch: {num_processes: 1, micro_batch_size: 8, eval_batch_size: 32}
+evaluation: {split: test, compare_untrained: true, metrics: null, gate: {resamples: 200}}
+publish: {repo_id: tests/tiny, endpoint: local}
+"""
+
+
+class Project:
+    """A copy of the project, and the ways in which a user drives it."""
+
+    def __init__(self, root: Path, prefect_home: Path) -> None:
+        self.root = root
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "DVC_", "HF_", "GIT_"))},
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PREFECT_HOME": str(prefect_home),
+            "HF_HOME": str(root / ".hf"),
+            "HF_HUB_OFFLINE": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_AUTHOR_NAME": "test",
+            "GIT_AUTHOR_EMAIL": "test@example.org",
+            "GIT_COMMITTER_NAME": "test",
+            "GIT_COMMITTER_EMAIL": "test@example.org",
+        }
+
+    def run(self, *command: str, ok: bool = True, timeout_s: float = 400) -> str:
+        """Run a command to its end; its output, or a failed test with it."""
+        done = subprocess.run(
+            command,
+            cwd=self.root,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+        )
+        if ok is not None:
+            assert (done.returncode == 0) is ok, f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}"
+        return done.stdout
+
+    def stages(self, recipe: str, stages: Sequence[str] = STAGES) -> str:
+        """Stages of a recipe, one after another in one process: what they import takes longer than what they do here."""
+        each = "import sys; from tasks.__main__ import main; recipe, *stages = sys.argv[1:]; "
+        each += "sys.exit(next((code for stage in stages if (code := main([stage, recipe]))), 0))"
+        return self.run("python", "-c", each, recipe, *stages, timeout_s=400)
+
+    def start(self, *command: str, log: str) -> subprocess.Popen[bytes]:
+        """Start a command in a process group of its own, its output in the file `log`."""
+        with (self.root / log).open("wb") as file:
+            process = subprocess.Popen(
+                command,
+                cwd=self.root,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.started.append(process)
+        return process
+
+    def repro(self, *arguments: str) -> list[str]:
+        """`dvc repro`; the stages that it ran."""
+        out = self.run("dvc", "repro", *arguments)
+        return [line.split("'")[1].split("@")[0] for line in out.splitlines() if line.startswith("Running stage")]
+
+    def flow(self, *arguments: str) -> list[str]:
+        """The flow, without a server; the stages that it ran."""
+        out = self.run("python", "-m", "flows.retrain", "tiny", *arguments)
+        return [line.split("'")[-2].split("@")[0] for line in out.splitlines() if "Running stage" in line]
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        """Replace text in a file."""
+        file = self.root / path
+        text = file.read_text(encoding="utf-8")
+        assert old in text
+        file.write_text(text.replace(old, new), encoding="utf-8")
+
+    def json(self, path: str) -> dict:
+        return json.loads((self.root / path).read_text(encoding="utf-8"))
+
+    def processes(self, *words: str) -> list[psutil.Process]:
+        """Living processes of this project whose command line has all of `words`."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                line = " ".join(process.cmdline())
+                alive = process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == self.root
+                if alive and all(word in line for word in words):
+                    found.append(process)
+        return found
+
+    def end(self) -> None:
+        """End all that was started here, by id."""
+        for process in self.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        left = self.processes()
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=10)
+
+
+def copy_project(target: Path) -> None:
+    """The tracked files, the tiny recipe and its rows; a git repository, as a clone is one."""
+    for name in CODE:
+        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FILES:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target / name)
+    (target / "params" / "tiny.yaml").write_text(TINY, encoding="utf-8")
+    lines = (target / "dvc.yaml").read_text(encoding="utf-8")
+    head, rest = lines.split("  - recipes:\n", 1)
+    tail = rest[rest.index("\nstages:") :]
+    item = "  - recipes:\n      tiny: {data: data/sentences.csv, objective: causal_lm, code: trainer/losses.py}\n"
+    (target / "dvc.yaml").write_text(head + item + tail, encoding="utf-8")
+    (target / "data").mkdir()
+    write_sentences(target / "data" / "sentences.csv")
+
+
+def write_sentences(path: Path, rows: int = 300, seed: int = 0, empty: Sequence[int] = ()) -> None:
+    """Small made sentences, a few words of which a model learns quickly; rows in `empty` have no text."""
+    chance = random.Random(seed)
+    who, does, what = ["The cat", "A dog", "My friend", "Nobody"], ["sees", "likes", "hears"], ["a bird", "the rain"]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "number"])
+        for i in range(rows):
+            text = f"{chance.choice(who)} {chance.choice(does)} {chance.choice(what)}, and then number {i} comes."
+            writer.writerow(["" if i in empty else text, i])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+    """Wait until `condition` holds."""
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up, f"waited {timeout_s} s for {what}"
+        time.sleep(0.1)

@@ -1,0 +1,101 @@
+"""A run from its tokens to its release, in this process: the training is a few steps on one batch."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from params import Recipe
+from params.artifacts import Artifacts
+from tasks.evaluation.stage import EvaluationReport
+from tasks.evaluation.stage import evaluate as evaluate_stage
+from tasks.ingestion.stage import IngestReport
+from tasks.publishing.stage import Receipt
+from tasks.publishing.stage import publish as publish_stage
+from tasks.stages import save_report
+from tasks.training.stage import TrainingReport
+from tests.support import tiny
+from trainer import objectives
+from trainer.data import tokens
+from trainer.model.network import initial_model
+
+SIZES = {"train": 60, "validation": 12, "test": 40}
+BATCH = 32
+"""Sequences that `learn` looks at."""
+
+
+def tokenized(root: Path, content: dict[str, Any], sizes: dict[str, int] = SIZES) -> tuple[Artifacts, Recipe]:
+    """A project whose ingest, validate and tokenize stages have run."""
+    artifacts, recipe = tiny.tokenized(root, content, sizes)
+    source = IngestReport(
+        source="files",
+        revision="0123456789ab",
+        rows={"train": 41, "validation": 8, "test": 8},
+        columns={"text": "string"},
+        data_sha256={split: split * 4 for split in sizes},
+    )
+    save_report(source, artifacts.report("ingest"))
+    return artifacts, recipe
+
+
+def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11) -> None:
+    """What the train stage leaves: a model of random weights of its own, after so many steps."""
+    objective, tokenizer = objectives.build(recipe.objective), tokens.read_tokenizer(artifacts.tokens)
+    state = tokens.read_state(artifacts.tokens)
+    network = initial_model(recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
+    sequences = tokens.read_split(artifacts.tokens, "train")
+    examples = [sequences[i] for i in range(min(BATCH, len(sequences)))]
+    batch = objective.inputs(network, objective.collate(examples, tokenizer))
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    network.eval()  # without dropout
+    for _ in range(steps):
+        optimizer.zero_grad()
+        network(**batch).loss.backward()
+        optimizer.step()
+    shutil.rmtree(artifacts.model, ignore_errors=True)
+    network.save_pretrained(artifacts.model)
+    tokenizer.save_pretrained(artifacts.model)
+    trained = TrainingReport(
+        run="00112233445566aa",
+        steps=12,
+        parameters=network.num_parameters(),
+        best_step=8,
+        best_metric="loss",
+        best_value=2.5,
+        final_train_loss=2.4,
+        git_commit="c0ffee",
+        versions={"python": "3.11"},
+    )
+    save_report(trained, artifacts.report("train"))
+
+
+def evaluate(
+    artifacts: Artifacts, recipe: Recipe, *, batch_size: int | None = None, **changes: Any
+) -> EvaluationReport:
+    """The evaluate stage, some keys of the recipe's `evaluation` section set."""
+    launch = recipe.launch if batch_size is None else recipe.launch.model_copy(update={"eval_batch_size": batch_size})
+    return evaluate_stage(
+        artifacts,
+        seed=recipe.seed,
+        objective=recipe.objective,
+        model=recipe.model,
+        evaluation=recipe.evaluation.model_copy(update=changes),
+        repo_id=recipe.publish.repo_id,
+        endpoint=recipe.publish.endpoint,
+        launch=launch,
+    )
+
+
+def publish(artifacts: Artifacts, recipe: Recipe, **changes: Any) -> Receipt:
+    """The publish stage, some keys of the recipe's `publish` section set."""
+    return publish_stage(
+        artifacts,
+        seed=recipe.seed,
+        objective=recipe.objective,
+        model=recipe.model,
+        evaluation=recipe.evaluation,
+        publish=recipe.publish.model_copy(update={"timeout_s": 5.0, **changes}),
+    )

@@ -1,0 +1,143 @@
+"""The smallest run that is real: a recipe as a mapping, and validated rows to tokenize, train and evaluate on."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ruamel.yaml import YAML
+
+from params import Recipe, load
+from params.artifacts import Artifacts
+from tasks.tokenization.stage import tokenize
+
+ROOT = Path(__file__).parents[2]
+RECIPE: dict[str, Any] = {
+    "seed": 3,
+    "data": {"source": {"kind": "files", "train": "data/rows.csv"}},
+    "validation": {"expectations": []},
+    "tokenization": {"tokenizer": {"kind": "train", "vocab_size": 300}, "max_length": 32},
+    "objective": {"name": "causal_lm", "text_column": "text"},
+    "model": {
+        "config": {
+            "model_type": "llama",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "attention_dropout": 0.1,
+        }
+    },
+    "training": {
+        "max_steps": 12,
+        "global_batch_size": 8,
+        "learning_rate": 1e-2,
+        "warmup_steps": 2,
+        "eval_steps": 4,
+        "save_steps": 2,
+        "logging_steps": 1,
+    },
+    "launch": {"num_processes": 1, "micro_batch_size": 4, "eval_batch_size": 16},
+    "evaluation": {"split": "test", "compare_untrained": True, "gate": {"resamples": 200}},
+    "publish": {"repo_id": "tests/tiny", "endpoint": "local"},
+}
+CLASSES = {
+    "objective": {"name": "sequence_classification", "text_column": "text", "label_column": "label"},
+    "model": {
+        "config": {
+            "model_type": "bert",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        }
+    },
+    "training": RECIPE["training"] | {"best_metric": "accuracy"},
+}
+TAGS = {
+    "objective": {"name": "token_classification"},
+    "model": CLASSES["model"],
+    "training": RECIPE["training"] | {"best_metric": "f1"},
+}
+TARGETS = {
+    "objective": {"name": "seq2seq", "input_column": "text", "target_column": "label", "max_new_tokens": 8},
+    "model": {
+        "config": {"model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2},
+    },
+    "training": RECIPE["training"],
+}
+SIZES = {"train": 240, "validation": 40, "test": 40}
+
+
+def recipe(changes: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
+    """The tiny recipe, some sections replaced and some keys (`training.max_steps`) set; `...` removes a key."""
+    content = copy.deepcopy(RECIPE | sections)
+    for path, value in (changes or {}).items():
+        *parents, last = path.split(".")
+        node = content
+        for part in parents:
+            node = node.setdefault(part, {})
+        if value is ...:
+            del node[last]
+        else:
+            node[last] = value
+    return content
+
+
+def write(path: Path, content: dict[str, Any]) -> Path:
+    """A recipe as a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        YAML(typ="safe").dump(content, file)
+    return path
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    """Texts of a few words that a small model learns quickly, and of different lengths."""
+    chance = random.Random(seed)
+    who, does, what = ["The cat", "A dog", "My friend", "The king"], ["sees", "likes", "hears"], ["a bird", "the rain"]
+    return [
+        f"{chance.choice(who)} {chance.choice(does)} {chance.choice(what)}{', again' * chance.randint(0, 3)}: number {i}."
+        for i in range(count)
+    ]
+
+
+def write_rows(artifacts: Artifacts, **splits: dict[str, list[Any]]) -> None:
+    """Validated rows, as the validate stage leaves them; the row_id counts through the splits."""
+    artifacts.rows.mkdir(parents=True, exist_ok=True)
+    start = 0
+    for split, columns in splits.items():
+        count = len(next(iter(columns.values())))
+        table = pa.table({"row_id": pa.array(range(start, start + count), pa.int64()), **columns})
+        pq.write_table(table, artifacts.rows / f"{split}.parquet")
+        start += count
+
+
+def write_sentences(artifacts: Artifacts, sizes: dict[str, int] = SIZES) -> None:
+    """Sentences with a label that can be read off them, and the span that says it, in every split."""
+    splits = {}
+    for seed, (split, count) in enumerate(sizes.items()):
+        texts = sentences(count, seed)
+        labels = [text.split()[1] for text in texts]
+        starts = [text.index(" ") + 1 for text in texts]
+        spans = [
+            [{"label": "who", "start": start, "end": start + len(label)}]
+            for start, label in zip(starts, labels, strict=True)
+        ]
+        splits[split] = {"text": texts, "label": labels, "spans": spans}
+    write_rows(artifacts, **splits)
+
+
+def tokenized(root: Path, content: dict[str, Any], sizes: dict[str, int] = SIZES) -> tuple[Artifacts, Recipe]:
+    """A project's folder with a recipe and its tokens, ready to train."""
+    made = load(write(root / "params" / "tiny.yaml", content))
+    artifacts = Artifacts("tiny", root)
+    write_sentences(artifacts, sizes)
+    tokenize(artifacts, tokenization=made.tokenization, objective=made.objective)
+    return artifacts, made

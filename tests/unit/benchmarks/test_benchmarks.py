@@ -1,0 +1,57 @@
+"""The benchmarks run: a short form of what `python -m benchmarks.<name>` measures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gate_simulation
+from benchmarks.workload import sequences, trainer
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("kind", ["ours", "plain"])
+def test_both_trainers_take_the_same_steps_on_the_same_work(tmp_path, kind):
+    made = trainer(
+        kind,
+        tmp_path,
+        sequences(8, 16),
+        hidden=16,
+        layers=1,
+        max_steps=2,
+        save_steps=1,
+        per_device_train_batch_size=2,
+    )
+    made.train()
+    assert made.state.global_step == 2
+    assert len(made.stalls_s) == 2
+    assert made.first_step_s > 0.0
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_every_benchmark_can_be_imported(path):
+    module = importlib.import_module(f"benchmarks.{path.stem}")
+    assert module.__doc__
+    if path.stem != "workload":
+        assert path.stem in module.__doc__  # the command that runs it
+
+
+def test_the_simulation_of_the_gate_has_every_cell(capsys, monkeypatch, tmp_path):
+    """tests/unit/tasks/evaluation/test_simulation.py looks at the rates."""
+    families = (gate_simulation.Accuracy(200, 0.9, 0.05), gate_simulation.BitsPerByte(50, 0.5, rare=True))
+    monkeypatch.setattr(gate_simulation, "FAMILIES", families)
+    monkeypatch.setattr("sys.argv", ["gate_simulation", "--pairs", "2", "--json", str(tmp_path / "figures.json")])
+    gate_simulation.main()
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    for family in families:
+        cells = [row[2:] for row in rows if row[0] == family.describe()]
+        assert len(cells) == len(gate_simulation.GATES)
+        assert all(0 <= float(value) <= 100 for row in cells for value in row)
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {figure["pairs"] for figure in figures} == {2}
+    assert sum("alarm" in figure for figure in figures) == 24

@@ -1,0 +1,377 @@
+"""Loading a recipe: every problem at once, each with file:line, key, what is wrong and what to write instead."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from params import Recipe, RecipeError, load
+from params.loading import parse, read, valid_sections
+from tasks.diagnostics.check import all_problems
+
+DEFAULT = Path("params/default.yaml")
+TEXT = """\
+seed: 17
+
+data:
+  source:
+    kind: function
+    function: tasks.ingestion.standard_library:documentation
+  split:
+    validation: 0.05
+    test: 0.05
+    by: [text]
+
+validation:
+  max_quarantined: 0.15
+  expectations:
+    - type: expect_column_values_to_be_unique
+      column: text
+    - type: expect_column_value_lengths_to_be_between
+      column: text
+      min_value: 20
+    - type: expect_column_values_to_be_in_set
+      column: kind
+      value_set: [module, class, function, topic]
+      on_failure: fail
+
+tokenization:
+  tokenizer:
+    kind: train
+    vocab_size: 4096
+  max_length: 256
+
+objective:
+  name: causal_lm
+  text_column: text
+
+model:
+  config:
+    model_type: llama
+    hidden_size: 192
+    intermediate_size: 512
+    num_hidden_layers: 4
+    num_attention_heads: 6
+    num_key_value_heads: 2
+    tie_word_embeddings: true
+
+training:
+  max_steps: 300
+  global_batch_size: 16
+  learning_rate: 2e-3
+  lr_scheduler: cosine
+  warmup_steps: 20
+  weight_decay: 0.1
+  eval_steps: 50
+  save_steps: 50
+  logging_steps: 10
+  best_metric: loss
+
+launch:
+  num_processes: 1
+  micro_batch_size: 8
+  eval_batch_size: 16
+
+evaluation:
+  split: test
+  compare_untrained: true
+
+publish:
+  repo_id: evergreen/python-documentation
+  endpoint: local
+  license: psf-2.0
+"""
+"""A recipe of every section; the default one may change."""
+
+
+def recipe(tmp_path, *changes, name="trial.yaml"):
+    """The recipe above with some of its text replaced."""
+    text = TEXT
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def complaints(path):
+    """The lines of the error, without the path."""
+    with pytest.raises(RecipeError) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    return [line.removeprefix(f"{path}:") for line in caught.value.what.splitlines() if line.startswith(str(path))]
+
+
+def line_of(path, text):
+    return next(i for i, line in enumerate(path.read_text().splitlines(), 1) if text in line)
+
+
+@pytest.mark.parametrize("path", sorted(Path("params").glob("*.yaml")) + sorted(Path("docs").glob("*.yaml")), ids=str)
+def test_every_recipe_that_comes_with_the_project_loads(path):
+    assert isinstance(load(path), Recipe)
+
+
+def test_exponents_are_numbers(tmp_path):
+    assert load(recipe(tmp_path, ("learning_rate: 2e-3", "learning_rate: 1e-4"))).training.learning_rate == 1e-4
+
+
+def test_a_recipe_cannot_be_changed_once_loaded():
+    with pytest.raises(ValueError, match="frozen"):
+        load(DEFAULT).training.learning_rate = 1.0
+
+
+WRONG = {
+    "unknown key": (
+        ("learning_rate: 2e-3", "learning_rat: 2e-3"),
+        "learning_rat: 2e-3",
+        "training.learning_rat: no such key; did you mean `learning_rate`?",
+    ),
+    "unknown section": (("evaluation:", "evaluatoin:"), "evaluatoin:", "evaluatoin: no such key; did you mean"),
+    "unknown key, nothing close": (("seed: 17", "seed: 17\nqqq: 1"), "qqq", "qqq: no such key; keys here: seed, data"),
+    "wrong type": (
+        ("max_length: 256", "max_length: long"),
+        "max_length",
+        "input should be a valid integer, found 'long'; write a valid value (Longest sequence, in tokens.)",
+    ),
+    "text for a number": (("seed: 17", "seed: '17'"), "seed", "seed: input should be a valid integer, found '17'"),
+    "yes for a bool": (("compare_untrained: true", "compare_untrained: yes"), "compare_untrained", "found 'yes'"),
+    "out of range": (
+        ("test: 0.05", "test: 1.5"),
+        "test: 1.5",
+        "data.split.test: input should be less than 1, found 1.5",
+    ),
+    "negative": (
+        ("max_steps: 300", "max_steps: -1"),
+        "max_steps",
+        "training.max_steps: input should be greater than 0",
+    ),
+    "unknown word": (
+        ("  split: test", "  split: train"),
+        "  split: train",
+        "evaluation.split: input should be 'test' or 'validation', found 'train'",
+    ),
+    "a list for a section": (
+        ("launch:\n  num_processes: 1\n  micro_batch_size: 8\n  eval_batch_size: 16", "launch: [1]"),
+        "launch:",
+        "launch: input should be a mapping of keys, found [1]",
+    ),
+    "nothing for a section": (
+        ("evaluation:\n  split: test\n  compare_untrained: true", "evaluation:"),
+        "evaluation:",
+        "evaluation: input should be a mapping of keys, found None",
+    ),
+    "unknown key in a source": (
+        ("kind: function\n", "kind: function\n    refreshh: true\n"),
+        "refreshh",
+        "data.source.refreshh: no such key; did you mean `refresh`?",
+    ),
+    "key of another kind of source": (
+        ("kind: function\n", "kind: function\n    train: x.csv\n"),
+        "train: x.csv",
+        "data.source.train: no such key; keys here: kind, function, arguments, refresh",
+    ),
+    "unknown kind": (("kind: function\n", "kind: functoin\n"), "kind: functoin", "data.source.kind: there is no kind"),
+    "no kind": (("    kind: function\n", ""), "source:", "data.source: does not say its `kind`; add `kind:`"),
+    "key missing in a tokenizer": (
+        ("    vocab_size: 4096\n", ""),
+        "tokenizer:",
+        "tokenization.tokenizer.vocab_size: is missing; add `vocab_size:` (Number of tokens",
+    ),
+    "unknown key in a tokenizer": (
+        ("vocab_size: 4096", "vocab_size: 4096\n    min_frequenci: 3"),
+        "min_frequenci",
+        "tokenization.tokenizer.min_frequenci: no such key; did you mean `min_frequency`?",
+    ),
+    "an expectation's setting": (
+        ("on_failure: fail", "on_failure: explode"),
+        "explode",
+        "validation.expectations.2.on_",
+    ),
+    "not importable": (
+        ("tasks.ingestion.standard_library:documentation", "documentation"),
+        "function: documentation",
+        "data.source.function: string should match pattern",
+    ),
+    "not a repository": (
+        ("evergreen/python-documentation", "python"),
+        "repo_id: python",
+        "publish.repo_id: string should",
+    ),
+    "both lengths": (
+        ("max_steps: 300", "max_steps: 300\n  epochs: 2"),
+        "training:",
+        "training: give either `epochs` or `max_steps`; choose one",
+    ),
+    "neither length": (("  max_steps: 300\n", ""), "training:", "training: give either `epochs` or `max_steps`"),
+    "both origins": (
+        ("model:\n", "model:\n  pretrained: some/model\n"),
+        "model:",
+        "model: give either `config` (random weights) or `pretrained` (a folder or repository); choose one",
+    ),
+    "no model type": (("    model_type: llama\n", ""), "model:", "model: `config` needs a `model_type`"),
+}
+
+
+@pytest.mark.parametrize(("change", "where", "said"), WRONG.values(), ids=WRONG)
+def test_a_problem_has_line_key_cause_and_fix(tmp_path, change, where, said):
+    path = recipe(tmp_path, change)
+    found = complaints(path)
+    assert any(said in line for line in found), found
+    told = next(line for line in found if said in line)
+    if where:
+        assert told.startswith(f"{line_of(path, where)}: ")
+    assert "; " in told  # what; fix
+
+
+def test_all_problems_come_together_in_the_order_of_the_file(tmp_path):
+    path = recipe(
+        tmp_path,
+        ("seed: 17", "seed: -1"),
+        ("kind: function\n", "kind: function\n    refreshh: true\n"),
+        ("max_length: 256", "max_length: 1"),
+        ("learning_rate: 2e-3", "learning_rat: 2e-3"),
+        ("license: psf-2.0", "licence: psf-2.0"),
+    )
+    found = complaints(path)
+    keys = {line.split(": ")[1] for line in found}
+    wrong = {"seed", "data.source.refreshh", "tokenization.max_length", "training.learning_rat", "publish.licence"}
+    assert keys == wrong | {"training.learning_rate"}  # the last is missing
+    lines = [int(line.split(":")[0]) for line in found]
+    assert lines == sorted(lines)
+    with pytest.raises(RecipeError, match="6 problems in the recipe"):
+        load(path)
+
+
+def test_every_section_that_is_missing_is_named(tmp_path):
+    path = tmp_path / "trial.yaml"
+    path.write_text("seed: 1\n")
+    missing = {line.split(": ")[1] for line in complaints(path)}
+    assert missing == set(Recipe.model_fields) - {"seed"}
+
+
+def test_a_key_may_stand_once(tmp_path):
+    path = recipe(tmp_path, ("seed: 17", "seed: 17\nseed: 18"))
+    with pytest.raises(RecipeError) as caught:
+        load(path)
+    assert caught.value.where == f"{path}:{line_of(path, 'seed: 18')}"
+    assert "duplicate key" in caught.value.what
+    assert "once" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "holds no recipe"),
+        (b"# nothing\n", "holds no recipe"),
+        (b"- a\n- b\n", "holds no recipe"),
+        (b"just text", "holds no recipe"),
+        (b"a: [1, 2\nb: 3", "not valid YAML"),
+        (b"a: 1\n\tb: 2", "not valid YAML"),
+        (b"a: b: c", "not valid YAML"),
+        (b"a: \x00", "not valid YAML"),
+        (b"a: 1\n---\nb: 2", "not valid YAML"),
+        (b"a: *nobody", "not valid YAML"),
+        (b"seed: !!python/object/apply:os.system [true]", "not valid YAML"),
+        (b"seed: !mine 3", "not valid YAML"),
+        (b"? [a, b]\n: 1\n", ""),
+        (b"? {a: b}\n: 1\n", ""),
+        (b"17: 3\n", ""),
+        (b"null: 3\n", ""),
+        (b"seed: &x [*x]\n", ""),
+        (b"model: &x {config: *x}\n", ""),
+        (b"seed: 2026-11-21\n", ""),
+        (b"seed: .nan\ntraining: {learning_rate: .inf}\n", ""),
+        (b"a: " + b"[" * 700 + b"]" * 700, "not valid YAML"),
+        ("seed: 1 # caf\xe9".encode("latin-1"), "cannot be read as text"),
+        (b"\xff\xfe\x00", "cannot be read as text"),
+    ],
+)
+def test_what_is_no_recipe_is_an_error_that_says_so(tmp_path, content, said):
+    path = tmp_path / "trial.yaml"
+    path.write_bytes(content)
+    with pytest.raises(RecipeError) as caught:
+        load(path)
+    assert said in caught.value.what
+    assert str(path) in caught.value.where
+    assert caught.value.fix
+
+
+def test_a_recipe_that_is_not_there_suggests_one_that_is(tmp_path):
+    recipe(tmp_path, name="german.yaml")
+    with pytest.raises(RecipeError, match="no such recipe") as caught:
+        load(tmp_path / "germann.yaml")
+    assert "german.yaml" in caught.value.fix
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path / "x.yaml")
+    assert caught.value.fix == "recipes here: german.yaml"
+    with pytest.raises(RecipeError):
+        load(tmp_path / "no" / "such" / "folder.yaml")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load(tmp_path)
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load(tmp_path / "german.yaml" / "below.yaml")
+
+
+def test_a_malformed_section_does_not_hide_the_sound_ones(tmp_path):
+    path = recipe(tmp_path, ("learning_rate: 2e-3", "learning_rate: fast"), ("license: psf-2.0", "licence: psf-2.0"))
+    sections = valid_sections(read(path))
+    assert set(sections) == set(Recipe.model_fields) - {"training"}
+    assert sections["publish"].repo_id == "evergreen/python-documentation"  # sound but for a key too many
+
+
+VALUES = [None, 0, -1, 3.5, float("nan"), True, "", "text", "a/b", [], [1, [2]], {}, {"kind": "files"}, {"kind": []}]
+VALUES += [{"x": {"y": [1]}}, [{"type": "x"}], {1: 2}, {None: 3}, {"kind": "train", "train": 1}, 10**30, "\x07é"]
+
+
+def _places(node, at=()):
+    """Every key and index of a recipe."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in items:
+        yield (*at, name)
+        yield from _places(value, (*at, name))
+
+
+def _mutated(content, chance):
+    content = copy.deepcopy(content)
+    for _ in range(chance.randint(1, 4)):
+        *parents, last = chance.choice(list(_places(content)))
+        node = content
+        for part in parents:
+            node = node[part]
+        what = chance.randrange(5)
+        if what == 0:
+            del node[last]
+        elif what == 1 and isinstance(node, dict):
+            node[chance.choice(["kind", "lerning_rate", "train", 7, "name", "config"])] = chance.choice(VALUES)
+        elif what == 2:
+            node[last] = [node[last]]
+        else:
+            node[last] = copy.deepcopy(chance.choice(VALUES))
+        if not content:
+            break
+    return content
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_mutation_of_a_recipe_gives_anything_but_a_recipe_or_its_error(tmp_path, seed):
+    chance = random.Random(seed)
+    content = YAML(typ="safe").load(TEXT)
+    path = tmp_path / "trial.yaml"
+    outcomes = set()
+    for i in range(50):
+        YAML(typ="safe").dump(_mutated(content, chance), path)
+        document = read(path)
+        found, problems = parse(document)
+        outcomes.add(type(found))
+        assert bool(found) != bool(problems)
+        str(document.error(problems))
+        valid_sections(document)
+        if i % 12 == 0:  # the longer look
+            document.content.pop("data", None)  # its rows take seconds to read
+            str(document.error(all_problems(document)))
+    assert outcomes == {Recipe, type(None)}

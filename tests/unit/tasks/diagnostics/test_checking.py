@@ -1,0 +1,425 @@
+"""`check`: everything that can be known about a recipe before a download, all of it at once, in seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from params import DataError, RecipeError
+from params.loading import read
+from params.schema import Launch, Recipe, Training
+from tasks.__main__ import main
+from tasks.diagnostics.check import all_problems, check
+from tasks.stages import run
+from tests.support import tiny
+from trainer.loop import arguments
+from trainer.model import config_check
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path, monkeypatch):
+    """A working directory with one CSV file."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    # In this process; the command line's test does it as it is, in another.
+    monkeypatch.setattr(config_check, "start", lambda config: lambda: config_check.flaws(config))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.csv").write_text("text,label\na fine text,good\nanother,bad\n")
+    return tmp_path
+
+
+def problems(changes=None, **sections):
+    """What `check` finds in the tiny recipe so changed, by key."""
+    document = read(tiny.write(Path("trial.yaml"), tiny.recipe(changes, **sections)))
+    found = all_problems(document)
+    assert len({p.key for p in found}) == len(found), "no problem is told twice"
+    return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in found}
+
+
+def test_the_tiny_recipe_is_sound():
+    assert problems() == {}
+    assert problems(**tiny.CLASSES) == {}
+
+
+def model_folder(name, *files):
+    folder = Path(name)
+    folder.mkdir(parents=True)
+    for file in files:
+        (folder / file).write_text("{}")
+    return str(folder)
+
+
+WRONG = {
+    "objective": (
+        {"objective.name": "causal_ln"},
+        "objective.name",
+        "no objective `causal_ln`; did you mean `causal_lm`?",
+    ),
+    "option": (
+        {"objective.text_colunm": "text"},
+        "objective.text_colunm",
+        "extra inputs are not permitted, found 'text'; did you mean `text_column`?",
+    ),
+    "option's type": (
+        {"objective.packing": "often"},
+        "objective.packing",
+        "input should be a valid boolean, found 'often'",
+    ),
+    "column": (
+        {"objective.text_column": "texts"},
+        "objective",
+        "needs a column `texts`, which the source does not have; did you",
+    ),
+    "column to split by": (
+        {"data.split": {"by": ["labels"]}},
+        "data.split.by",
+        "no column `labels`; did you mean `label`?",
+    ),
+    "file": ({"data.source.train": "data/none.csv"}, "data.source.train", "data/none.csv"),
+    "module": (
+        {"data.source": {"kind": "function", "function": "nowhere:rows"}},
+        "data.source.function",
+        "nowhere",
+    ),
+    "function": (
+        {"data.source": {"kind": "function", "function": "tasks.ingestion.standard_library:documentatoin"}},
+        "data.source.function",
+        "documentatoin",
+    ),
+    "expectation": (
+        {"validation.expectations": [{"type": "expect_column_values_to_be_uniqe", "column": "text"}]},
+        "validation.expectations.0.type",
+        "no expectation 'expect_column_values_to_be_uniqe'; did you mean `expect_column_values_to_be_unique`?",
+    ),
+    "model type": (
+        {"model.config.model_type": "lama"},
+        "model.config.model_type",
+        "no model type 'lama'; did you mean `llama`?",
+    ),
+    "model setting": (
+        {"model.config.hiden_size": 3},
+        "model.config.hiden_size",
+        "a llama has no such setting; did you mean `hidden_size`?",
+    ),
+    "model value": ({"model.config.num_attention_heads": 3}, "model.config", "refused by transformers"),
+    "model value's type": ({"model.config.hidden_size": "big"}, "model.config", "refused by transformers"),
+    "positions": (
+        {"model.config.max_position_embeddings": 16},
+        "tokenization.max_length",
+        "32 tokens are more than the model's 16 positions; use at most 16",
+    ),
+    "optimizer": (
+        {"training.optimizer": "adamw_torsh"},
+        "training.optimizer",
+        "'adamw_torsh'; did you mean `adamw_torch`?",
+    ),
+    "scheduler": ({"training.lr_scheduler": "cosin"}, "training.lr_scheduler", "'cosin'; did you mean `cosine`?"),
+    "unknown argument": (
+        {"training.arguments": {"adam_beta": 0.9}},
+        "training.arguments.adam_beta",
+        "TrainingArguments has no such field; did you mean `adam_beta",
+    ),
+    "argument like one with its own key": (
+        {"training.arguments": {"learning_rates": 0.9}},
+        "training.arguments.learning_rates",
+        "did you mean `training.learning_rate`?",
+    ),
+    "argument of another Trainer": (
+        {"training.arguments": {"predict_with_generate": True}},
+        "training.arguments.predict_with_generate",
+        "is a field of Seq2SeqTrainingArguments; the objective seq2seq generates by itself: set `objective.generate`",
+    ),
+    "owned argument": (
+        {"training.arguments": {"output_dir": "x"}},
+        "training.arguments.output_dir",
+        "belongs to the pipeline: a run's folder is named after everything that determines it; remove it",
+    ),
+    "hub argument": (
+        {"training.arguments": {"hub_model_id": "x"}},
+        "training.arguments.hub_model_id",
+        "belongs to the pipeline: the publish stage pushes, exactly once",
+    ),
+    "first-class argument": (
+        {"training.arguments": {"lr_scheduler_type": "linear"}},
+        "training.arguments.lr_scheduler_type",
+        "has a key of its own; set `training.lr_scheduler` instead",
+    ),
+    "argument's type": (
+        {"training.arguments": {"adam_beta1": "high"}},
+        "training.arguments.adam_beta1",
+        "its type is float",
+    ),
+    "argument's truth": (
+        {"training.arguments": {"logging_first_step": "no"}},
+        "training.arguments.logging_first_step",
+        "valid boolean, found 'no'; its type is bool",
+    ),
+    "argument's number": (
+        {"training.arguments": {"ddp_timeout": "90"}},
+        "training.arguments.ddp_timeout",
+        "its type is int",
+    ),
+    "metric": (
+        {"training.best_metric": "acuracy"},
+        "training.best_metric",
+        "causal_lm does not compute 'acuracy'; did you mean `token_accuracy`?",
+    ),
+    "batch": (
+        {"launch.num_processes": 3},
+        "launch.num_processes",
+        "3 processes cannot share training.global_batch_size 8 evenly; use one of [1, 2, 4, 8] processes",
+    ),
+    "accelerate": ({"launch.accelerate_config": "fsdp.yaml"}, "launch.accelerate_config", "there is no file fsdp.yaml"),
+    "token": (
+        {"publish.endpoint": "https://hub.example.org"},
+        "publish.endpoint",
+        "no token for https://hub.example.org",
+    ),
+    "model folder": ({"model": {"pretrained": "./nowhere"}}, "model.pretrained", "there is no folder ./nowhere"),
+    "tokenizer folder": (
+        {"tokenization.tokenizer": {"kind": "pretrained", "path": "./nowhere"}},
+        "tokenization.tokenizer.path",
+        "there is no folder ./nowhere",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "key", "said"), WRONG.values(), ids=WRONG)
+def test_a_wrong_recipe_has_exactly_this_problem(changes, key, said):
+    found = problems(changes)
+    assert list(found) == [key], found
+    assert said in found[key]
+
+
+def test_pass_through_arguments_of_the_right_type_are_taken():
+    given = {"adam_beta1": 1, "label_smoothing_factor": 0.1, "lr_scheduler_kwargs": {"num_cycles": 2}, "tf32": None}
+    given |= {"report_to": ["none"], "debug": "underflow_overflow", "eval_delay": 3, "ddp_timeout": 90}
+    assert problems({"training.arguments": given}) == {}
+
+
+def test_the_label_column_of_a_csv_is_looked_for():
+    found = problems({"objective.label_column": "intent"}, **tiny.CLASSES)
+    assert found == {
+        "objective": "it needs a column `intent`, which the source does not have; did you mean `text`?"
+        "; name it with the objective's `..._column` options"
+    }
+
+
+def test_a_function_that_fails_is_a_problem_of_the_recipe(project, monkeypatch):
+    (project / "broken_rows.py").write_text("def rows():\n    yield {'text': 1 / 0}\n")
+    monkeypatch.syspath_prepend(project)
+    found = problems({"data.source": {"kind": "function", "function": "broken_rows:rows"}})
+    assert list(found) == ["data.source.function"]
+    assert "division by zero" in found["data.source.function"]
+
+
+def test_pretrained_folders():
+    pickles = model_folder("pickles", "config.json", "pytorch_model.bin")
+    assert "pickle only" in problems({"model": {"pretrained": pickles}})["model.pretrained"]
+    empty = model_folder("empty")
+    assert "holds no config.json" in problems({"model": {"pretrained": empty}})["model.pretrained"]
+    tokenizer = {"tokenization.tokenizer": {"kind": "pretrained", "path": empty}}
+    assert "holds no tokenizer.json" in problems(tokenizer)["tokenization.tokenizer.path"]
+    good = model_folder("good", "config.json", "model.safetensors", "tokenizer.json")
+    both = {"model": {"pretrained": good}, "tokenization.tokenizer": {"kind": "pretrained", "path": good}}
+    assert problems(both) == {}
+    assert problems({"model": {"pretrained": "owner/name"}}) == {}  # on the Hub: not looked at
+
+
+def test_a_token_or_a_dry_run_satisfies_a_remote_hub(monkeypatch):
+    remote = {"publish.endpoint": "https://hub.example.org"}
+    assert problems(remote | {"publish.dry_run": True}) == {}
+    assert "no token" in problems(remote | {"publish.dry_run": True, "launch.mirror": "last"})["publish.endpoint"]
+    monkeypatch.setenv("HF_TOKEN", "token")
+    assert problems(remote) == {}
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setenv("HF_ENDPOINT", "https://other.example.org")
+    assert "no token for https://other.example.org" in problems()["publish.endpoint"]
+
+
+def test_all_problems_come_in_one_error_in_the_order_of_the_file():
+    path = tiny.write(
+        Path("trial.yaml"),
+        tiny.recipe(
+            {
+                "data.source.train": "data/none.csv",
+                "validation.expectations": [{"type": "expect_nothing"}],
+                "tokenization.max_length": 64,
+                "objective.packin": True,
+                "model.config.max_position_embeddings": 48,
+                "model.config.hiden_size": 32,
+                "training.best_metric": "bleu",
+                "training.optimizer": "adam",
+                "training.arguments": {"push_to_hub": True, "adam_beta": 1},
+                "launch.num_processes": 5,
+                "publish.repo_i": "a/b",
+            }
+        ),
+    )
+    with pytest.raises(RecipeError) as caught:
+        check(path)
+    lines = caught.value.what.splitlines()[1:]
+    numbers = [int(line.split(":")[1]) for line in lines]
+    assert numbers == sorted(numbers)
+    found = {line.split(": ")[1] for line in lines}
+    assert found == {
+        "data.source.train",
+        "validation.expectations.0.type",
+        "tokenization.max_length",
+        "objective.packin",
+        "model.config.hiden_size",
+        "training.optimizer",
+        "training.arguments.push_to_hub",
+        "training.arguments.adam_beta",
+        "launch.num_processes",
+        "publish.repo_i",
+    } | {"training.best_metric"}
+
+
+def test_a_malformed_section_does_not_hide_the_problems_of_others():
+    found = problems({"training.max_steps": "many", "model.config.hiden_size": 32, "objective.text_column": "texts"})
+    assert set(found) == {"training.max_steps", "model.config.hiden_size", "objective"}
+
+
+DVC = """\
+vars:
+  - recipes:
+      {recipe}
+stages:
+  ingest: {{cmd: "${{key}}"}}
+"""
+
+
+def listed(project, entry):
+    (project / "dvc.yaml").write_text(DVC.format(recipe=entry))
+    path = tiny.write(project / "params" / "trial.yaml", tiny.recipe({"evaluation.metrics": None}))
+    return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in all_problems(read(path))}
+
+
+def test_a_recipe_in_params_must_be_listed_as_it_is_in_dvc_yaml(project):
+    assert listed(project, "trial: {data: data/rows.csv, objective: causal_lm, code: trainer/losses.py}") == {}
+    assert listed(project, "trial: {data: data, objective: causal_lm, code: trainer/losses.py}") == {}
+    assert (
+        "does not list this recipe with its data, its objective and its code"
+        in listed(project, "other: {data: data, objective: causal_lm, code: trainer/losses.py}")[""]
+    )
+    found = listed(project, "trial: {data: data/rows.csv, objective: sequence_classification, code: trainer/losses.py}")
+    assert list(found) == ["objective.name"]
+    assert "write `objective: causal_lm` there" in found["objective.name"]
+    found = listed(project, "trial: {data: data/other.csv, objective: causal_lm, code: trainer/losses.py}")
+    assert list(found) == ["data.source.train"]
+    assert "data/rows.csv is not in it" in found["data.source.train"]
+
+
+@pytest.mark.parametrize("entry", ["trial:", "trial: 3", "trial: {}", "trial: {data: data}", "[]", "trial"])
+def test_a_careless_line_in_dvc_yaml_is_a_problem_and_no_crash(project, entry):
+    (found,) = listed(project, entry).values()
+    assert "trial: {data: ..., objective: ..., code: trainer/losses.py}" in found
+
+
+def test_the_default_recipe_is_sound(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    check(Path("params/default.yaml"))
+
+
+def cli(*command, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "tasks", *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_command_line_ends_with_0_or_78_and_never_with_a_traceback(project):
+    sound = tiny.write(project / "sound.yaml", tiny.recipe())
+    done = cli("check", str(sound))
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"check: {sound} is sound\n", "")
+    wrong = tiny.write(project / "wrong.yaml", tiny.recipe({"training.best_metric": "bleu", "seed": -1}))
+    done = cli("check", str(wrong))
+    assert done.returncode == os.EX_CONFIG == 78
+    assert "2 problems in the recipe" in done.stderr
+    assert f"{wrong}:" in done.stderr
+    assert "fix: " in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("stage", ["validate", "tokenize", "train", "evaluate", "publish", "trace"])
+def test_a_stage_before_its_turn_says_what_to_run_first(project, capsys, stage):
+    path = tiny.write(project / "params" / "tiny.yaml", tiny.recipe())
+    assert main([stage, str(path), *(["--row", "0"] if stage == "trace" else [])]) == os.EX_DATAERR
+    assert "fix: run `python -m tasks " in capsys.readouterr().err
+
+
+def test_a_stage_is_refused_what_it_needs_not_what_came_before(project):
+    """A clone that pulled only a stage's own dependencies can run it."""
+    path = tiny.write(project / "params" / "tiny.yaml", tiny.recipe())
+    for name in ("tokens", "validated/rows"):
+        Path("runs/tiny", name).mkdir(parents=True)
+    with pytest.raises(DataError, match="evaluate needs what train makes, which is not there"):
+        run("evaluate", path)
+
+
+def test_check_imports_nothing_slow_that_it_does_not_need(project):
+    path = tiny.write(project / "sound.yaml", tiny.recipe())
+    code = (
+        "import sys, json; from pathlib import Path; from tasks.diagnostics.check import check; check(Path(sys.argv[1])); "
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not {"great_expectations", "datasets", "prefect", "dvc", "fastapi"} & set(json.loads(done.stdout))
+
+
+def test_every_training_argument_is_first_class_owned_or_passed_through():
+    from transformers import TrainingArguments
+
+    there = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    first_class, owned = set(arguments._FIRST_CLASS), set(arguments._OWNED)
+    assert not first_class & owned
+    assert (first_class | owned) - there == set(), "names that transformers no longer has"
+    assert set(arguments.fields()) == there
+    for name in there:
+        (*_, refused) = arguments.problems({name: object()}) or [None]
+        assert refused is not None, f"{name} takes anything at all"
+    for key in arguments._FIRST_CLASS.values():
+        section, *field = key.split(".")
+        assert field[:1] != ["arguments"] or field[1] in there - first_class - owned
+        assert section in Recipe.model_fields
+        if field:
+            assert field[0] in {"training": Training, "launch": Launch}[section].model_fields
+
+
+def test_every_key_of_the_training_section_reaches_the_trainer():
+    """But those that are no transformers argument: a new key must be listed here, or among the first-class ones."""
+    ours = {"global_batch_size", "arguments", "early_stopping_patience", "resume", "save_minutes", "streaming"}
+    ours |= {"callbacks", "loss", "trainer"}
+    reached = {key.split(".")[1] for key in arguments._FIRST_CLASS.values() if key.startswith("training.")}
+    assert reached | ours == set(Training.model_fields)
+
+
+def test_a_fields_own_default_is_of_its_own_type():
+    """So that a recipe may spell out what holds anyway."""
+    from transformers import TrainingArguments
+
+    not_ours = arguments.fields().keys() - arguments._FIRST_CLASS.keys() - arguments._OWNED.keys()
+    for field in dataclasses.fields(TrainingArguments):
+        is_passed_through = field.name in not_ours and not field.name.startswith("hub_")
+        if is_passed_through and field.default is not dataclasses.MISSING:
+            assert arguments.problems({field.name: field.default}) == [], field.name

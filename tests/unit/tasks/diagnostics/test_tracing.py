@@ -1,0 +1,167 @@
+"""`trace`: one row through the stages of a real, tiny run."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+
+import pytest
+import torch
+
+from params import DataError, load
+from params.artifacts import STAGES, Artifacts
+from tasks.__main__ import main
+from tasks.diagnostics.trace import steps
+from tasks.stages import run
+from tests.support import tiny
+from trainer import objectives
+from trainer.data import tokens
+from trainer.model import network
+
+EMPTY = 5
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A folder with a recipe and its rows, the sixth of them without a text."""
+    root = tmp_path_factory.mktemp("traced")
+    changes = {"training.max_steps": 3, "training.eval_steps": 3, "training.save_steps": 3}
+    changes |= {"data.split": {"validation": 0.1, "test": 0.1}, "validation.max_quarantined": 0.1}
+    path = tiny.write(root / "params" / "tiny.yaml", tiny.recipe(changes))
+    (root / "data").mkdir()
+    with (root / "data" / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "number"])
+        writer.writerows(["" if i == EMPTY else text, i] for i, text in enumerate(tiny.sentences(150)))
+    return path
+
+
+def traced(project, row_id):
+    """Titles, each with its lines."""
+    found: dict[str, list[str]] = {}
+    for title, lines in steps(Artifacts("tiny"), load(project), row_id):
+        found.setdefault(re.split(r"  |$", title)[0], []).extend([title, *lines])
+    return found
+
+
+@pytest.fixture
+def inside(project, monkeypatch):
+    monkeypatch.chdir(project.parents[1])
+    monkeypatch.setenv("PYTHONPATH", str(tiny.ROOT))
+
+
+@pytest.fixture
+def finished(project, inside):
+    for stage in STAGES[: STAGES.index("evaluate")]:
+        if not Artifacts("tiny").report(stage).exists():
+            run(stage, project)
+    return project
+
+
+def row_of(number):
+    """The row_id, and the split, of the row whose `number` is this."""
+    import pyarrow.parquet as pq
+
+    for split in ("train", "validation", "test"):
+        for row in pq.read_table(Artifacts("tiny").raw / f"{split}.parquet").to_pylist():
+            if str(row["number"]) == str(number):
+                return row["row_id"], split
+    raise AssertionError(number)
+
+
+def test_stages_that_have_not_run_are_named(project, inside, capsys):
+    assert main(["trace", "params/tiny.yaml", "--row", "0"]) == os.EX_DATAERR
+    assert "run `python -m tasks ingest" in capsys.readouterr().err
+    for stage, title, missing in [
+        ("ingest", "checks", "validate has not run"),
+        ("validate", "tokens", "tokenize has not run"),
+        ("tokenize", "loss", "train has not run"),
+    ]:
+        if not Artifacts("tiny").report(stage).exists():
+            run(stage, project)
+        row_id, _ = row_of(7)
+        found = traced(project, row_id)
+        assert list(found)[-1] == title
+        assert found[title][-1] == missing
+
+
+def test_a_row_is_shown_in_every_stage(finished):
+    text = tiny.sentences(150)[7]
+    row_id, split = row_of(7)
+    found = traced(finished, row_id)
+    assert list(found) == ["raw", "checks", "text", "tokens", "batch", "loss", "score"]
+    assert found["raw"] == [f"raw  ({split} split)", f"row_id: {row_id}", f"text: {text}", "number: 7"]
+    assert found["checks"][1:] == ["passed"]
+    assert found["text"][1:] == [text]
+
+    artifacts = Artifacts("tiny")
+    tokenizer = tokens.read_tokenizer(artifacts.tokens)
+    ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    windows = [ids[at : at + 32] for at in range(0, len(ids), 32)]
+    lines = [line.split(maxsplit=3) for line in found["tokens"] if not line.startswith("tokens")]
+    assert [int(line[1]) for line in lines] == ids
+    assert {line[2] for line in lines} == {"*"}, "every token is learned"
+    assert "".join(eval(line[3]) for line in lines) == text + tokenizer.eos_token
+    longest = max(map(len, windows))
+    assert found["batch"][1:] == [
+        f"{name}: ({len(windows)}, {longest}) int64" for name in ("input_ids", "attention_mask", "labels")
+    ]
+
+
+def test_the_losses_of_the_tokens_sum_to_the_score(finished):
+    row_id, _ = row_of(7)
+    found = traced(finished, row_id)
+    losses = [float(line.split()[0]) for line in found["loss"] if not line.startswith("loss")]
+    nll = [float(line.split()[1]) for line in found["score"] if line.startswith("nll: ")]
+    counted = [int(line.split()[1]) for line in found["score"] if line.startswith("tokens: ")]
+    assert len(losses) == sum(counted)
+    assert sum(losses) == pytest.approx(sum(nll), abs=1e-3)
+
+    objective = objectives.build(load(finished).objective)
+    model = network.trained_model(Artifacts("tiny").model, objective).eval()
+    tokenizer = tokens.read_tokenizer(Artifacts("tiny").tokens)
+    ids = torch.tensor([[*tokenizer(tiny.sentences(150)[7])["input_ids"], tokenizer.eos_token_id][:32]])
+    with torch.no_grad():
+        loss = model(ids, labels=ids).loss * (ids.shape[1] - 1)
+    assert nll[0] == pytest.approx(float(loss), rel=1e-4)
+
+
+def test_a_row_that_was_set_aside_shows_why(finished):
+    found = traced(finished, row_of(EMPTY)[0])
+    assert list(found) == ["raw", "checks"]
+    assert found["checks"][1] == "set aside:"
+    assert "text" in found["checks"][2]
+
+
+def test_a_row_that_is_not_there_is_an_error_with_the_range(finished, capsys):
+    with pytest.raises(DataError, match="there is no row 150") as caught:
+        traced(finished, 150)
+    assert caught.value.fix == "row ids go from 0 to 149"
+    assert main(["trace", "params/tiny.yaml", "--row", "-1"]) == os.EX_DATAERR
+    assert main(["trace", "params/tiny.yaml", "--row", "150"]) == os.EX_DATAERR
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_command_prints_it(finished, capsys):
+    row_id, split = row_of(7)
+    assert main(["trace", "params/tiny.yaml", "--row", str(row_id)]) == 0
+    out = capsys.readouterr().out
+    assert f"\nraw  ({split} split)\n  row_id: {row_id}\n" in out
+    assert "\nscore\n  nll: " in out
+
+
+def test_a_label_is_shown_with_its_sequence(tmp_path, monkeypatch):
+    content = tiny.recipe(**tiny.CLASSES)
+    artifacts, recipe = tiny.tokenized(tmp_path, content, {"train": 20, "validation": 5, "test": 5})
+    artifacts.rows.parent.joinpath("quarantine.parquet").write_bytes(
+        (artifacts.rows / "test.parquet").read_bytes()
+    )  # of any rows but the one that is traced
+    artifacts.raw.mkdir()
+    for split in ("train", "validation", "test"):
+        (artifacts.raw / f"{split}.parquet").write_bytes((artifacts.rows / f"{split}.parquet").read_bytes())
+    found = dict(steps(artifacts, recipe, 3))
+    (tokens_title,) = [title for title in found if title.startswith("tokens")]
+    assert re.fullmatch(r"label \d \(\w+\), learned once for the sequence", found[tokens_title][-1])
+    assert not any("*" in line.split(maxsplit=3)[2] for line in found[tokens_title][:-1])
+    assert found["loss"] == ["train has not run"]

@@ -1,0 +1,337 @@
+"""The published model beside one that wants its place: scored on the same rows, replaced only by a better one."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from huggingface_hub import HfApi
+
+from params import ModelError, load
+from params.artifacts import Artifacts
+from params.errors import StaleBlessingError
+from tasks.__main__ import main
+from tasks.evaluation import gate
+from tasks.hub_client.connection import LOCAL_TOKEN
+from tasks.hub_client.repository import head
+from tasks.hub_server import LocalHub
+from tasks.publishing.stage import is_current, is_there
+from tasks.releases import rollback
+from tasks.tokenization.stage import tokenize
+from tests.support import releases, tiny
+
+# The client's own upload of a large file; the other tests of the Hub let it pass as well.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+REPO = "tests/tiny"
+WORSE, STEPS, BETTER = 4, 12, 40
+"""Steps of learning: of a worse model, of the one that is published first, and of a better one."""
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """A project with a first release, and the receipt of that."""
+    artifacts, recipe = releases.tokenized(tmp_path_factory.mktemp("released"), tiny.recipe())
+    releases.learn(artifacts, recipe, STEPS)
+    releases.evaluate(artifacts, recipe)
+    return artifacts, recipe, releases.publish(artifacts, recipe)
+
+
+@pytest.fixture
+def project(released, tmp_path):
+    """A copy of it."""
+    artifacts, recipe, receipt = released
+    return *copied(artifacts, recipe, tmp_path / "project"), receipt
+
+
+def copied(artifacts, recipe, root):
+    shutil.copytree(artifacts.root, root)
+    return Artifacts("tiny", root), recipe
+
+
+def blessing_of(artifacts):
+    return json.loads(artifacts.blessing.read_text())
+
+
+def comparisons_of(artifacts, against="champion"):
+    details = json.loads((artifacts.evaluation / "details.json").read_text())
+    return {c["metric"]: c for c in details["comparisons"] if c["against"] == against}
+
+
+def published(artifacts):
+    """What main of the repository holds."""
+    with LocalHub(artifacts.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as hub:
+        return head(HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN), REPO)
+
+
+def file_of(artifacts, commit, name, tmp_path):
+    with LocalHub(artifacts.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as hub:
+        api = HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN)
+        return json.loads(Path(api.hf_hub_download(REPO, name, revision=commit, local_dir=tmp_path)).read_text())
+
+
+def test_a_first_release_is_better_than_its_start(released):
+    artifacts, recipe, receipt = released
+    blessing = blessing_of(artifacts)
+    assert (blessing["verdict"], blessing["first_release"], blessing["champion"]) == ("publish", True, None)
+    assert blessing["metric"] == "bits_per_byte"
+    first, better = blessing["reasons"]
+    assert first == "first release: no model is published yet"
+    gain = comparisons_of(artifacts, "untrained")["bits_per_byte"]["gain"]
+    assert better.startswith(f"bits_per_byte is {gain:.4g} better than before training (95% interval ")
+    assert receipt.verdict == "published"
+    assert receipt.reasons == (first, better)
+    found = published(artifacts)
+    assert (found.commit, found.tag, found.weights) == (receipt.commit, receipt.tag, blessing["model"])
+    assert is_current(artifacts, recipe.publish), "what is published is the model itself"
+
+
+def test_a_first_release_that_is_no_better_is_refused(tmp_path):
+    artifacts, recipe = releases.tokenized(tmp_path, tiny.recipe())
+    releases.learn(artifacts, recipe, 0, seed=recipe.seed)
+    assert releases.evaluate(artifacts, recipe).verdict == "refuse"
+    with pytest.raises(
+        ModelError, match="a first release must be better than the model before training: bits_per_byte"
+    ):
+        releases.publish(artifacts, recipe)
+    assert not artifacts.receipt.exists()
+    assert published(artifacts) is None
+
+
+def test_the_same_weights_are_not_published_twice(project):
+    artifacts, recipe, first = project
+    report = releases.evaluate(artifacts, recipe)
+    assert (report.verdict, report.champion) == ("keep", None)
+    receipt = releases.publish(artifacts, recipe)
+    assert (receipt.verdict, receipt.commit, receipt.tag) == ("kept", first.commit, first.tag)
+    assert receipt.reasons == ("the published model has the same weights: there is nothing to publish",)
+    assert published(artifacts).commit == first.commit
+    assert is_there(artifacts, recipe.publish)
+
+
+def test_a_worse_model_leaves_the_champion_where_it_is(project):
+    artifacts, recipe, first = project
+    before = json.loads(artifacts.report("evaluate").read_text())["model"]
+    releases.learn(artifacts, recipe, WORSE)
+    report = releases.evaluate(artifacts, recipe)
+    assert report.verdict == "keep"
+    assert report.champion == pytest.approx(before, rel=1e-9), "its figures are those it was published with"
+    assert report.model["bits_per_byte"] > report.champion["bits_per_byte"]
+    assert report.untrained is not None
+    names = {path.stem for path in (artifacts.evaluation / "scores").iterdir()}
+    assert names == {"model", "untrained", "champion"}
+    gain = comparisons_of(artifacts)["bits_per_byte"]
+    assert gain["high"] < 0
+    receipt = releases.publish(artifacts, recipe)
+    assert (receipt.verdict, receipt.commit, receipt.publish_id) == ("kept", first.commit, None)
+    (reason,) = receipt.reasons
+    assert f"bits_per_byte is {-gain['gain']:.4g} worse than the champion's" in reason
+    assert published(artifacts).commit == first.commit
+
+
+def test_a_better_model_takes_the_champions_place(project, tmp_path):
+    artifacts, recipe, first = project
+    releases.learn(artifacts, recipe, BETTER)
+    assert releases.evaluate(artifacts, recipe).verdict == "publish"
+    blessing = blessing_of(artifacts)
+    assert not blessing["first_release"]
+    champion = {"endpoint": "local", "repo_id": REPO, "commit": first.commit, "tag": first.tag}
+    assert {name: blessing["champion"][name] for name in champion} == champion
+    receipt = releases.publish(artifacts, recipe)
+    assert receipt.verdict == "published"
+    assert "better than the champion's" in receipt.reasons[0]
+    found = published(artifacts)
+    assert (found.commit, found.tag, found.weights) == (receipt.commit, receipt.tag, blessing["model"])
+    assert found.commit != first.commit
+    inside = file_of(artifacts, found.commit, "evergreen-receipt.json", tmp_path)
+    assert inside["provenance"]["replaces"] == first.commit
+    assert is_current(artifacts, recipe.publish)
+
+
+def test_a_model_that_was_rolled_back_is_kept(project):
+    artifacts, recipe, first = project
+    releases.learn(artifacts, recipe, BETTER)
+    releases.evaluate(artifacts, recipe)
+    second = releases.publish(artifacts, recipe)
+
+    def go_back(tag, why):
+        with LocalHub(artifacts.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as hub:
+            api = HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN)
+            return rollback.roll_back(api, REPO, tag, by="Ada", why=why).commit
+
+    back = go_back(first.tag, "wrong tone")
+    assert releases.evaluate(artifacts, recipe).verdict == "keep"
+    receipt = releases.publish(artifacts, recipe)
+    assert (receipt.verdict, receipt.commit) == ("kept", back)
+    assert receipt.reasons == ("this very model was released before, and taken back: by Ada: wrong tone",)
+    assert published(artifacts).commit == back
+    again = go_back(second.tag, "it was the right one")
+    assert releases.evaluate(artifacts, recipe).verdict == "keep"
+    assert blessing_of(artifacts)["reasons"] == [
+        "the published model has the same weights: there is nothing to publish"
+    ]
+    assert published(artifacts).commit == again
+
+
+def test_a_model_below_a_floor_is_refused_with_the_reason(project, monkeypatch, capsys):
+    artifacts, _, first = project
+    content = tiny.recipe({"evaluation.gate.floors": {"bits_per_byte": 0.01}})
+    recipe = load(tiny.write(artifacts.root / "params" / "tiny.yaml", content))
+    releases.learn(artifacts, recipe, BETTER)
+    assert releases.evaluate(artifacts, recipe).verdict == "refuse"
+    before = artifacts.receipt.read_text()
+    monkeypatch.chdir(artifacts.root)
+    assert main(["publish", "params/tiny.yaml"]) == ModelError.exit_code
+    said = capsys.readouterr().err
+    assert "ModelError: runs/tiny/evaluation/blessing.json: the gate refuses the model: bits_per_byte" in said
+    assert "0.01, the recipe's floor" in said
+    assert artifacts.receipt.read_text() == before
+    assert artifacts.model.exists()
+    assert published(artifacts).commit == first.commit
+
+
+@pytest.mark.parametrize("what", ["model", "data", "recipe", "repository"])
+def test_anothers_blessing_is_refused(project, what):
+    artifacts, recipe, first = project
+    releases.learn(artifacts, recipe, WORSE)
+    releases.evaluate(artifacts, recipe)
+    assert releases.publish(artifacts, recipe).verdict == "kept"
+    changes = {}
+    if what == "model":
+        releases.learn(artifacts, recipe, BETTER)
+    elif what == "data":
+        tiny.write_sentences(artifacts, releases.SIZES | {"validation": 13})
+    elif what == "recipe":
+        recipe = recipe.model_copy(update={"seed": recipe.seed + 1})
+    else:
+        changes = {"repo_id": "tests/another"}
+    said = f"the blessing is for another {what} than those here"
+    with pytest.raises(ModelError, match=said) as caught:
+        releases.publish(artifacts, recipe, **changes)
+    assert caught.value.fix.startswith("run the evaluate stage again")
+    assert published(artifacts).commit == first.commit
+
+
+def test_another_publisher_makes_the_blessing_stale(project, tmp_path, monkeypatch, capsys):
+    artifacts, recipe, _ = project
+    other, _ = copied(artifacts, recipe, tmp_path / "other")
+    releases.learn(artifacts, recipe, BETTER)
+    releases.evaluate(artifacts, recipe)
+    assert is_current(artifacts, recipe.publish)
+    releases.learn(other, recipe, 2 * STEPS, seed=5)
+    releases.evaluate(other, recipe)
+    theirs = releases.publish(other, recipe)
+    assert theirs.verdict == "published"
+    shutil.rmtree(artifacts.root / ".hub")
+    shutil.copytree(other.root / ".hub", artifacts.root / ".hub")
+
+    assert not is_current(artifacts, recipe.publish)
+    with pytest.raises(StaleBlessingError):
+        releases.publish(artifacts, recipe)
+    monkeypatch.chdir(artifacts.root)
+    assert main(["publish", "params/tiny.yaml"]) == os.EX_TEMPFAIL
+    assert "StaleBlessingError: " in capsys.readouterr().err
+    assert published(artifacts).commit == theirs.commit
+
+    report = releases.evaluate(artifacts, recipe)
+    assert blessing_of(artifacts)["champion"]["commit"] == theirs.commit
+    assert releases.publish(artifacts, recipe).verdict == {"publish": "published", "keep": "kept"}[report.verdict]
+
+
+def with_hub_of(released, root, content):
+    """A project with another recipe that publishes to where the first one did, and that one's figures."""
+    artifacts, recipe = releases.tokenized(root, content)
+    first, *_ = released
+    shutil.copytree(first.root / ".hub", root / ".hub")
+    return artifacts, recipe, json.loads(first.report("evaluate").read_text())["model"]
+
+
+def test_a_champion_with_another_tokenizer_compares_in_bits_per_byte_alone(released, tmp_path):
+    content = tiny.recipe({"tokenization.tokenizer.vocab_size": 270})
+    artifacts, recipe, before = with_hub_of(released, tmp_path, content)
+    releases.learn(artifacts, recipe, BETTER)
+    report = releases.evaluate(artifacts, recipe)
+    assert report.champion == pytest.approx(before, rel=1e-6), "it reads the same rows with its own tokenizer"
+    assert comparisons_of(artifacts).keys() == {"bits_per_byte"}
+    assert comparisons_of(artifacts, "untrained").keys() == report.model.keys()
+    assert report.verdict == "publish"
+    assert releases.publish(artifacts, recipe).verdict == "published"
+
+    content = tiny.recipe({"tokenization.tokenizer.vocab_size": 300, "evaluation.gate.metric": "loss"})
+    recipe = load(tiny.write(artifacts.root / "params" / "tiny.yaml", content))
+    shutil.rmtree(artifacts.tokens)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
+    releases.learn(artifacts, recipe, STEPS)
+    with pytest.raises(ModelError, match="another tokenizer, and loss does not compare between tokenizers"):
+        releases.evaluate(artifacts, recipe)
+
+
+def test_a_champion_of_another_architecture_is_compared(released, tmp_path):
+    artifacts, recipe, before = with_hub_of(released, tmp_path, tiny.recipe({"model.config": GPT2}))
+    releases.learn(artifacts, recipe, BETTER)
+    report = releases.evaluate(artifacts, recipe)
+    assert report.champion == pytest.approx(before, rel=1e-9)
+    assert comparisons_of(artifacts).keys() == report.model.keys()
+    assert report.verdict == "publish"
+
+
+def test_a_champion_for_another_task_is_named(released, tmp_path):
+    artifacts, recipe, _ = with_hub_of(released, tmp_path, tiny.recipe(**tiny.CLASSES))
+    releases.learn(artifacts, recipe, STEPS)
+    with pytest.raises(ModelError, match="cannot be scored") as caught:
+        releases.evaluate(artifacts, recipe)
+    assert "publish to another repository (publish.repo_id)" in caught.value.fix
+    assert not artifacts.evaluation.exists()
+
+
+def test_a_champion_that_knows_fewer_labels_guesses_the_others(tmp_path):
+    artifacts, recipe = releases.tokenized(tmp_path / "few", tiny.recipe(**tiny.CLASSES))
+    every = {path.name: pq.read_table(path) for path in artifacts.rows.iterdir()}
+    for name, table in every.items():
+        pq.write_table(table.filter(pc.not_equal(table["label"], "friend")), artifacts.rows / name)
+    shutil.rmtree(artifacts.tokens)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
+    releases.learn(artifacts, recipe, STEPS)
+    before = releases.evaluate(artifacts, recipe)
+    releases.publish(artifacts, recipe)
+
+    for name, table in every.items():
+        pq.write_table(table, artifacts.rows / name)
+    tokenizer = artifacts.root / "tokenizer"
+    shutil.copytree(artifacts.tokenizer, tokenizer)
+    shutil.rmtree(artifacts.tokens)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
+    releases.learn(artifacts, recipe, BETTER)
+    report = releases.evaluate(artifacts, recipe)
+    assert report.rows > before.rows
+    rows = pq.read_table(artifacts.evaluation / "scores" / "champion.parquet").to_pylist()
+    labels = ["cat", "dog", "friend", "king"]
+    unknown = [row for row in rows if labels[int(row["label"])] == "friend"]
+    assert len(unknown) == report.rows - before.rows
+    assert all(row["nll"] == pytest.approx(math.log(4), rel=1e-5) for row in unknown)
+    right = sum(row["label"] == row["prediction"] for row in rows)
+    assert right == pytest.approx(before.model["accuracy"] * before.rows), "it knows the others as it did before"
+    assert report.verdict == "publish"
+    assert comparisons_of(artifacts)["accuracy"]["p_value"] < 0.05
+
+
+def test_only_a_run_with_a_blessing_is_published(project):
+    artifacts, recipe, _ = project
+    artifacts.blessing.unlink()
+    with pytest.raises(ModelError, match="no blessing can be read"):
+        releases.publish(artifacts, recipe)
+    artifacts.blessing.write_text('{"verdict": "publish"}')
+    with pytest.raises(ModelError, match="no blessing can be read"):
+        gate.read_blessing(artifacts)

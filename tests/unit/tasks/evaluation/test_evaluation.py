@@ -1,0 +1,287 @@
+"""The evaluate stage: the figures are those of the rows, whatever the batch size, in memory that does not grow."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.nn.functional as F
+
+from params import ModelError, RecipeError
+from tests.support import releases, tiny
+from trainer import objectives
+from trainer.data import tokens
+from trainer.model.network import initial_model, trained_model
+
+ROOT = Path(__file__).parents[4]
+SIZES = {"train": 60, "validation": 12, "test": 30}
+
+
+def with_model(root, content, seed=11):
+    """Tokens, and a model of other random weights than the untrained one."""
+    artifacts, recipe = tiny.tokenized(root, content, SIZES)
+    network = initial_model(
+        recipe.model,
+        objective=objectives.build(recipe.objective),
+        state=tokens.read_state(artifacts.tokens),
+        tokenizer=tokens.read_tokenizer(artifacts.tokens),
+        seed=seed,
+    )
+    network.save_pretrained(artifacts.model)
+    return artifacts, recipe
+
+
+@pytest.fixture(scope="module", params=["causal_lm", "sequence_classification"])
+def prepared(request, tmp_path_factory):
+    content = tiny.recipe() if request.param == "causal_lm" else tiny.recipe(**tiny.CLASSES)
+    return with_model(tmp_path_factory.mktemp(request.param), content)
+
+
+def run(artifacts, recipe, *, batch_size=16, untrained=False, **changes):
+    return releases.evaluate(artifacts, recipe, batch_size=batch_size, compare_untrained=untrained, **changes)
+
+
+def scores_of(artifacts, model="model"):
+    return pq.read_table(artifacts.evaluation / "scores" / f"{model}.parquet")
+
+
+def details_of(artifacts):
+    return json.loads((artifacts.evaluation / "details.json").read_text())
+
+
+def test_figures_are_those_of_a_plain_loop_over_the_rows(prepared):
+    artifacts, recipe = prepared
+    report = run(artifacts, recipe)
+    objective = objectives.build(recipe.objective)
+    model = trained_model(artifacts.model, objective).eval()
+    nll, right, count, rows = 0.0, 0, 0, {}
+    for sequence in tokens.read_split(artifacts.tokens, "test"):  # one at a time: no padding, no mask, no batch
+        with torch.no_grad():
+            logits = model(torch.tensor([sequence["input_ids"]])).logits[0]
+        if recipe.objective.name == "causal_lm":
+            logits, labels = logits[:-1], torch.tensor(sequence["input_ids"][1:])
+        else:
+            logits, labels = logits[None], torch.tensor([sequence["labels"]])
+        losses = F.cross_entropy(logits.double(), labels, reduction="sum")
+        rows.setdefault(sequence["row_id"], []).append(float(losses))
+        nll, count = nll + float(losses), count + len(labels)
+        right += int((logits.argmax(-1) == labels).sum())
+    assert report.model["loss"] == pytest.approx(nll / count, rel=1e-6)
+    accuracy = report.model.get("token_accuracy", report.model.get("accuracy"))
+    assert accuracy == pytest.approx(right / count, rel=1e-6)
+    if "perplexity" in report.model:
+        assert report.model["perplexity"] == pytest.approx(math.exp(nll / count), rel=1e-5)
+    if "bits_per_byte" in report.model:
+        said = sum(s["bytes"] for s in tokens.read_split(artifacts.tokens, "test"))
+        assert report.model["bits_per_byte"] == pytest.approx(nll / math.log(2) / said, rel=1e-6)
+    found = {row["row_id"]: row["nll"] for row in scores_of(artifacts).to_pylist()}
+    assert found == pytest.approx({row_id: sum(values) for row_id, values in rows.items()}, rel=1e-4)
+
+
+def test_figures_do_not_depend_on_the_batch_size(prepared):
+    artifacts, recipe = prepared
+    reports = [run(artifacts, recipe, batch_size=size).model for size in (1, 2, 7, 1000)]
+    for report in reports[1:]:
+        assert report == pytest.approx(reports[0], rel=1e-6, abs=1e-8)
+
+
+def test_the_scores_of_every_row_are_kept_on_one_line(tmp_path):
+    content = tiny.recipe({"tokenization.max_length": 8})  # rows of several windows
+    artifacts, recipe = with_model(tmp_path, content)
+    sequences = tokens.read_split(artifacts.tokens, "test")
+    report = run(artifacts, recipe, batch_size=7)
+    table = scores_of(artifacts)
+    assert table.column("row_id").to_pylist() == sorted({s["row_id"] for s in sequences})
+    assert (report.rows, report.sequences) == (table.num_rows, len(sequences))
+    assert report.rows < report.sequences
+    objective = objectives.build(recipe.objective)
+    assert table.column_names == ["row_id", *objective.score_names, *objective.example_figures]
+    labels = {}
+    for sequence in sequences:  # the first token of each window is not predicted
+        labels[sequence["row_id"]] = labels.get(sequence["row_id"], 0) + len(sequence["labels"]) - 1
+    assert dict(zip(table.column("row_id").to_pylist(), table.column("tokens").to_pylist(), strict=True)) == labels
+
+
+def test_the_untrained_model_is_scored_beside_and_everything_is_written(prepared):
+    artifacts, recipe = prepared
+    report = run(artifacts, recipe, untrained=True)
+    assert report.untrained is not None
+    assert report.untrained.keys() == report.model.keys()
+    assert report.untrained["loss"] != report.model["loss"]
+    assert json.loads(artifacts.report("evaluate").read_text()) == report.model_dump()
+    assert report.untrained["loss"] == pytest.approx(total(scores_of(artifacts, "untrained"), recipe), rel=1e-6)
+    lines = (artifacts.evaluation / "plots" / "comparison.csv").read_text().splitlines()
+    assert lines[0] == "model,metric,value"
+    assert len(lines) == 1 + 2 * len(report.model)
+
+
+def total(table, recipe):
+    """The mean loss by the scores of the rows."""
+    weight = "tokens" if recipe.objective.name == "causal_lm" else None
+    nll = sum(table.column("nll").to_pylist())
+    return nll / (sum(table.column(weight).to_pylist()) if weight else table.num_rows)
+
+
+def test_details_tell_intervals_differences_and_the_worst_rows(prepared):
+    artifacts, recipe = prepared
+    report = run(artifacts, recipe, untrained=True, worst=5)
+    details = details_of(artifacts)
+    for name, figures in (("model", report.model), ("untrained", report.untrained)):
+        assert details["intervals"][name].keys() == figures.keys()
+        for metric, interval in details["intervals"][name].items():
+            assert interval["low"] <= interval["high"]
+            if metric != "calibration_error":  # whose resamples are greater: chance adds to a distance
+                assert interval["low"] <= figures[metric] <= interval["high"]
+    for comparison in details["comparisons"]:
+        assert comparison["against"] == "untrained"
+        assert comparison["rows"] == report.rows
+        metric = comparison["metric"]
+        sign = 1 if details["directions"][metric] == "max" else -1
+        assert comparison["gain"] == pytest.approx(sign * (report.model[metric] - report.untrained[metric]), rel=1e-6)
+        assert (comparison["p_value"] is not None) is (metric == "accuracy")
+    table = {row["row_id"]: row for row in scores_of(artifacts).to_pylist()}
+    badness = {row_id: row["nll"] / row.get("tokens", 1) for row_id, row in table.items()}
+    worst = sorted(badness, key=badness.get, reverse=True)[:5]
+    assert [row["row_id"] for row in details["worst"]] == worst
+    texts = {row["row_id"]: row["text"] for row in pq.read_table(artifacts.rows / "test.parquet").to_pylist()}
+    for row in details["worst"]:
+        assert row["badness"] == pytest.approx(badness[row["row_id"]])
+        assert row["text"] == texts[row["row_id"]]
+    assert (details["calibration"] is not None) is (recipe.objective.name == "sequence_classification")
+    if details["calibration"]:
+        assert sum(part["rows"] for part in details["calibration"]) == report.rows
+
+
+def number_is_even(row):
+    """A division of one's own: whether the row's number is even."""
+    return "even" if int(row["text"].rstrip(".").rpartition(" ")[2]) % 2 == 0 else "odd"
+
+
+def test_slices_are_those_of_a_column_and_of_a_function(tmp_path):
+    slices = ["label", {"name": "number", "function": f"{__name__}:number_is_even"}]
+    content = tiny.recipe({"evaluation.slices": slices, "evaluation.gate.slice_rows": 12}, **tiny.CLASSES)
+    artifacts, recipe = with_model(tmp_path, content)
+    run(artifacts, recipe)
+    rows = {row["row_id"]: row for row in pq.read_table(artifacts.rows / "test.parquet").to_pylist()}
+    right = {row["row_id"]: row["label"] == row["prediction"] for row in scores_of(artifacts).to_pylist()}
+    expected = {}
+    for row_id, row in rows.items():
+        for place in (("label", row["label"]), ("number", number_is_even(row))):
+            expected.setdefault(place, []).append(right[row_id])
+    found = details_of(artifacts)["slices"]
+    assert {(part["division"], part["part"]): part["rows"] for part in found} == {
+        k: len(v) for k, v in expected.items()
+    }
+    for part in found:
+        shares = expected[part["division"], part["part"]]
+        assert (part["metric"], part["value"]) == ("accuracy", pytest.approx(sum(shares) / len(shares)))
+        assert (part["low"] is not None) is (len(shares) >= 12), "too few rows are shown and not judged"
+        assert part["champion"] is part["gain"] is None
+    assert {part["low"] is None for part in found} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("slices", "said"),
+    [
+        (["labl"], r"evaluation\.slices\.0: the rows have no column `labl`"),
+        ([{"name": "n", "function": f"{__name__}:fails"}], r"evaluation\.slices\.0\.function: raised KeyError"),
+    ],
+)
+def test_a_slice_that_cannot_be_is_named(tmp_path, slices, said):
+    artifacts, recipe = with_model(tmp_path, tiny.recipe({"evaluation.slices": slices}))
+    with pytest.raises(RecipeError, match=said):
+        run(artifacts, recipe)
+    assert not artifacts.evaluation.exists()
+
+
+def fails(row):
+    """A division that asks for what is not there."""
+    return row["nothing"]
+
+
+def test_the_untrained_model_is_the_one_that_training_starts_from(tmp_path):
+    artifacts, recipe = with_model(tmp_path, tiny.recipe(), seed=tiny.RECIPE["seed"])
+    report = run(artifacts, recipe, untrained=True)
+    assert report.model == report.untrained
+
+
+def test_the_split_is_the_recipes(prepared):
+    artifacts, recipe = prepared
+    report = run(artifacts, recipe, split="validation")
+    assert (report.split, report.sequences) == ("validation", len(tokens.read_split(artifacts.tokens, "validation")))
+
+
+@pytest.mark.parametrize("share", ["all", "one"])
+@pytest.mark.parametrize("kind", ["causal_lm", "sequence_classification"])
+def test_a_figure_that_is_not_finite_is_an_error_and_the_earlier_evaluation_stays(tmp_path, kind, share):
+    artifacts, recipe = with_model(tmp_path, tiny.recipe() if kind == "causal_lm" else tiny.recipe(**tiny.CLASSES))
+    before = run(artifacts, recipe)
+    network = trained_model(artifacts.model, objectives.build(recipe.objective))
+    with torch.no_grad():
+        weights = network.get_input_embeddings().weight
+        last = tokens.read_split(artifacts.tokens, "test")[0]["input_ids"][-2]
+        weights[last if share == "one" else slice(None)] = math.nan  # a single token spoils the rows that have it
+    network.save_pretrained(artifacts.model)
+    with pytest.raises(ModelError, match=r"model: scores of \d+ of \d+ rows are not finite \(row_id \d+"):
+        run(artifacts, recipe)
+    assert json.loads(artifacts.report("evaluate").read_text()) == before.model_dump()
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from params import load
+from params.artifacts import Artifacts
+from tasks.evaluation.stage import evaluate
+root = Path(sys.argv[1]); recipe = load(root / "params" / "tiny.yaml")
+sections = {k: getattr(recipe, k) for k in ("seed", "objective", "model", "evaluation", "launch")}
+evaluate(Artifacts("tiny", root), repo_id="tests/tiny", endpoint="local", **sections)
+"""
+
+
+def peak_anonymous_mib(root):
+    """Largest anonymous memory of an evaluation in a process of its own; mapped files do not count."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", MEASURE, str(root)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    peak = 0
+    while process.poll() is None:
+        try:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+        except OSError:
+            break
+        peak = max([peak, *(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))])
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.005)
+    assert process.wait() == 0, process.stdout.read().decode()
+    process.stdout.close()
+    return peak / 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_memory_does_not_grow_with_the_rows(tmp_path):
+    peaks = []
+    for rows in (200, 2000):
+        content = tiny.recipe({"evaluation.compare_untrained": False, "tokenization.tokenizer.vocab_size": 300})
+        content["model"]["config"]["vocab_size"] = 8000  # logits of 16 x 32 x 8000 floats a batch: 16 MiB
+        root = tmp_path / str(rows)
+        artifacts, recipe = tiny.tokenized(root, content, SIZES | {"test": rows})
+        network = initial_model(
+            recipe.model,
+            objective=objectives.build(recipe.objective),
+            state={},
+            tokenizer=tokens.read_tokenizer(artifacts.tokens),
+            seed=1,
+        )
+        network.save_pretrained(artifacts.model)
+        peaks.append(peak_anonymous_mib(root))
+    assert peaks[1] < peaks[0] * 1.05, "keeping the logits would take 1 GiB more"

@@ -1,0 +1,245 @@
+"""The gate: every verdict with its reasons, the order of what is looked at, floors, slices, and what the hashes name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from params import ModelError
+from params.artifacts import Artifacts
+from params.schema import Evaluation, Gate, Model, ObjectiveChoice
+from tasks import digests
+from tasks.evaluation import gate
+from tasks.evaluation.gate import Blessing, Comparison, Part, Verdict
+from tasks.stages import save_report
+
+DIRECTIONS: dict[str, Any] = {"accuracy": "max", "loss": "min"}
+
+
+def gain(value: float, low: float, high: float, **changes: Any) -> Comparison:
+    fields = {"against": "champion", "metric": "accuracy", "p_value": None, "rows": 1000} | changes
+    return Comparison(gain=value, low=low, high=high, **fields)
+
+
+def part(name: str = "a", **changes: Any) -> Part:
+    fields: dict[str, Any] = {
+        "division": "language",
+        "part": name,
+        "rows": 50,
+        "metric": "accuracy",
+        "value": 0.7,
+        "low": 0.6,
+        "high": 0.8,
+        "champion": 0.9,
+        "gain": -0.2,
+        "gain_low": -0.3,
+        "gain_high": -0.1,
+        "below_floor": None,
+        "below_margin": None,
+    }
+    return Part(**fields | changes)
+
+
+BETTER = gain(0.03, 0.01, 0.05, p_value=0.001)
+WORSE = gain(-0.031, -0.041, -0.022, p_value=0.001)
+START = gain(0.5, 0.4, 0.6, against="untrained", p_value=0.0001)
+
+
+def judge(settings: Gate | None = None, *comparisons: Comparison, **changes: Any) -> Verdict:
+    wanted: dict[str, Any] = {
+        "metric": "accuracy",
+        "directions": DIRECTIONS,
+        "figures": {"accuracy": 0.9, "loss": 0.4},
+        "parts": [],
+        "has_champion": True,
+        "is_champion": False,
+        "taken_back": None,
+    }
+    return gate.judge(settings or Gate(), comparisons=list(comparisons or (BETTER,)), **wanted | changes)
+
+
+def test_a_better_model_is_published_and_it_says_by_how_much() -> None:
+    verdict = judge()
+    assert verdict.verdict == "publish"
+    assert verdict.reasons == (
+        "accuracy is 0.03 better than the champion's (95% interval 0.01 to 0.05 better; McNemar p = 0.001)",
+    )
+    assert (verdict.metric, verdict.first_release) == ("accuracy", False)
+
+
+def test_a_worse_one_is_kept_and_it_says_what_was_wanted() -> None:
+    verdict = judge(None, WORSE)
+    assert verdict.verdict == "keep"
+    assert verdict.reasons == (
+        (
+            "accuracy is 0.031 worse than the champion's (95% interval 0.022 to 0.041 worse; McNemar p = 0.001); "
+            "the gain's lower end must be above 0"
+        ),
+    )
+    assert "no more than 0.02 worse" in judge(Gate(margin=0.02), WORSE).reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "low", "published"),
+    [
+        (Gate(), 0.001, True),
+        (Gate(), 0.0, False),
+        (Gate(), -0.001, False),
+        (Gate(gain=0.01), 0.011, True),
+        (Gate(gain=0.01), 0.01, False),
+        (Gate(margin=0.01), -0.009, True),
+        (Gate(margin=0.01), -0.01, False),
+    ],
+)
+def test_the_lower_end_must_be_above_the_bar(settings: Gate, low: float, *, published: bool) -> None:
+    assert gate.passes(gain(0.02, low, 0.1), settings) is published
+    assert judge(settings, gain(0.02, low, 0.1)).verdict == ("publish" if published else "keep")
+
+
+@pytest.mark.parametrize(
+    ("settings", "published"), [(Gate(), False), (Gate(gain=0.001), True), (Gate(margin=0.01), True)]
+)
+def test_an_equal_share_is_tested_exactly_where_the_bar_is_no_gain(settings: Gate, *, published: bool) -> None:
+    assert gate.passes(gain(0.02, 0.002, 0.1, p_value=0.06), settings) is published
+    assert gate.passes(gain(0.02, 0.002, 0.1, p_value=0.04), settings)
+    assert gate.passes(gain(0.02, 0.002, 0.1, p_value=0.06), Gate(confidence=0.9))
+
+
+def test_the_very_same_weights_are_kept_before_anything_else_is_asked() -> None:
+    verdict = judge(Gate(floors={"accuracy": 0.99}), is_champion=True, taken_back="it was bad")
+    assert (verdict.verdict, verdict.reasons) == (
+        "keep",
+        ("the published model has the same weights: there is nothing to publish",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("floors", "missed"),
+    [
+        ({"accuracy": 0.9}, None),
+        ({"accuracy": 0.95}, "accuracy 0.9 is below 0.95, the recipe's floor"),
+        ({"loss": 0.4}, None),
+        ({"loss": 0.3}, "loss 0.4 is above 0.3, the recipe's floor"),
+    ],
+)
+def test_floors_hold_in_the_metrics_direction(floors: dict[str, float], missed: str | None) -> None:
+    verdict = judge(Gate(floors=floors))
+    assert verdict.verdict == ("refuse" if missed else "publish")
+    assert missed is None or verdict.reasons == (missed,)
+
+
+def test_all_that_is_missed_is_told() -> None:
+    settings = Gate(floors={"accuracy": 0.95, "loss": 0.3}, slice_floors={"accuracy": 0.8})
+    verdict = judge(settings, START, has_champion=False, parts=[part(below_floor=0.001)])
+    assert verdict.verdict == "refuse"
+    assert len(verdict.reasons) == 3
+    assert verdict.reasons[2] == ("accuracy 0.7 of language 'a' (50 rows) misses 0.8, the recipe's floor of slices")
+
+
+def test_a_model_that_was_taken_back_stays_so_and_a_missed_floor_is_worse() -> None:
+    verdict = judge(taken_back="it swore")
+    assert (verdict.verdict, verdict.reasons) == (
+        "keep",
+        ("this very model was released before, and taken back: it swore",),
+    )
+    assert judge(has_champion=False, taken_back="it swore").verdict == "keep", "after a roll-back to nothing"
+    assert judge(Gate(floors={"accuracy": 0.95}), taken_back="it swore").verdict == "refuse"
+
+
+def test_a_first_release_must_be_better_than_its_start() -> None:
+    verdict = judge(None, START, has_champion=False)
+    assert (verdict.verdict, verdict.first_release) == ("publish", True)
+    assert verdict.reasons[0] == "first release: no model is published yet"
+    assert verdict.reasons[1].startswith("accuracy is 0.5 better than before training")
+    none = judge(None, gain(0.5, 0.4, 0.6, against="untrained", metric="loss"), has_champion=False)
+    assert (none.verdict, none.reasons) == ("publish", ("first release: no model is published yet",))
+    bad = judge(None, gain(-0.1, -0.2, 0.1, against="untrained"), has_champion=False)
+    assert bad.verdict == "refuse"
+    assert bad.reasons[0].startswith(
+        "a first release must be better than the model before training: accuracy is 0.1 worse"
+    )
+
+
+def test_a_margin_is_not_one_to_the_start() -> None:
+    no_better = gain(0.0, -0.005, 0.005, against="untrained")
+    verdict = judge(Gate(margin=0.01), no_better, has_champion=False)
+    assert verdict.verdict == "refuse"
+    assert verdict.reasons[0].endswith("the gain's lower end must be above 0")
+    assert judge(Gate(margin=0.01), gain(0.0, -0.005, 0.005), no_better).verdict == "publish"
+    assert judge(Gate(gain=0.01), gain(0.02, 0.005, 0.03, against="untrained"), has_champion=False).verdict == "refuse"
+
+
+def test_later_ones_need_not_be_better_than_their_start() -> None:
+    """They start from the champion, perhaps, which they are compared with anyway."""
+    assert judge(None, BETTER, gain(-0.1, -0.2, 0.1, against="untrained")).verdict == "publish"
+
+
+@pytest.mark.parametrize(
+    ("p_values", "misses"),
+    [
+        ([0.001, 0.9, 0.9], [0]),
+        ([0.02, 0.9, 0.9], []),  # 0.05 / 3
+        ([0.016, 0.024, 0.049], [0, 1, 2]),
+        ([0.016, 0.03, 0.9], [0]),  # 0.03 against 0.05 / 2
+        ([None, 0.04, None], [1]),  # slices that are not judged do not count
+        ([0.04] * 50, []),
+    ],
+)
+@pytest.mark.parametrize("kind", ["floor", "margin"])
+def test_slices_are_tested_together(kind: str, p_values: list[float | None], misses: list[int]) -> None:
+    settings = Gate(slice_floors={"accuracy": 0.8}, slice_margin=0.05)
+    parts = [part(str(i), **{f"below_{kind}": p}) for i, p in enumerate(p_values)]
+    verdict = judge(settings, parts=parts)
+    assert verdict.verdict == ("publish" if not misses else {"floor": "refuse", "margin": "keep"}[kind])
+    assert [reason.split("'")[1] for reason in verdict.reasons if "language" in reason] == [str(i) for i in misses]
+
+
+def test_a_slice_that_fell_keeps_the_champion_though_the_whole_is_better() -> None:
+    verdict = judge(Gate(slice_margin=0.05), parts=[part(below_margin=0.001)])
+    assert verdict.verdict == "keep"
+    assert verdict.reasons[1] == "accuracy of language 'a' (50 rows) is 0.2 worse than the champion's, more than 0.05"
+
+
+def test_what_a_recipe_a_model_and_rows_are_called_depends_on_each_of_them() -> None:
+    def digest(seed: int = 1, metric: str | None = None, **options: Any) -> str:
+        return digests.recipe_digest(
+            seed=seed,
+            objective=ObjectiveChoice(name="causal_lm", **options),
+            model=Model(config={"model_type": "llama"}),
+            evaluation=Evaluation(gate=Gate(metric=metric)),
+        )
+
+    assert digest() == digest()
+    assert len({digest(), digest(seed=2), digest(metric="loss"), digest(packing=False)}) == 4
+
+
+def test_rows_are_named_by_all_splits(tmp_path: Any) -> None:
+    artifacts = Artifacts("tiny", tmp_path)
+    artifacts.rows.mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        (artifacts.rows / f"{split}.parquet").write_bytes(split.encode())
+    seen = {digests.data_digest(artifacts)}
+    for split in ("train", "validation", "test"):
+        (artifacts.rows / f"{split}.parquet").write_bytes(b"other")
+        seen.add(digests.data_digest(artifacts))
+    assert len(seen) == 4
+
+
+def test_a_blessing_is_read_as_it_was_written_and_none_is_an_error(tmp_path: Any) -> None:
+    artifacts = Artifacts("tiny", tmp_path)
+    with pytest.raises(ModelError, match="no blessing can be read: FileNotFoundError"):
+        gate.read_blessing(artifacts)
+    blessing = Blessing(**judge().model_dump(), model="m", data="d", recipe="r", champion=None)
+    artifacts.blessing.parent.mkdir(parents=True)
+    save_report(blessing, artifacts.blessing)
+    assert gate.read_blessing(artifacts) == blessing
+    artifacts.blessing.write_text(artifacts.blessing.read_text()[:40])
+    with pytest.raises(ModelError, match="no blessing can be read: ValidationError"):
+        gate.read_blessing(artifacts)
+
+
+def test_a_gate_asks_for_a_gain_or_allows_a_margin() -> None:
+    assert (Gate().bar, Gate(gain=0.02).bar, Gate(margin=0.03).bar) == (0.0, 0.02, -0.03)
+    with pytest.raises(ValueError, match="give either `gain`"):
+        Gate(gain=0.01, margin=0.01)

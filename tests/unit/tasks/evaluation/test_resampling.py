@@ -1,0 +1,221 @@
+"""Intervals and tests: against tables and hand-made examples, the same for the same rows, in memory that does not grow."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest, norm, ttest_1samp
+
+from params.schema import ObjectiveChoice
+from tasks.evaluation import statistics
+from tasks.evaluation.scoring import Scores
+from tasks.evaluation.statistics import Jackknife, Resampler, holm, mcnemar, score_test, share_gain
+from trainer import objectives
+
+CAUSAL = objectives.build(ObjectiveChoice(name="causal_lm"))
+CLASSES = objectives.build(ObjectiveChoice(name="sequence_classification"))
+LABELS = {"labels": ["a", "b", "c"]}
+DIRECTIONS: dict[str, Any] = {**CAUSAL.metrics, **CAUSAL.held_out_metrics, **CLASSES.metrics}
+
+
+def texts(rows: int, seed: int = 0) -> Scores:
+    draw = np.random.default_rng(seed)
+    size = np.exp(draw.normal(4.0, 0.5, rows))
+    nll = size * draw.gamma(20.0, 0.05, rows)
+    return Scores(np.arange(rows), {"nll": nll, "tokens": size / 4, "correct": size / 8, "bytes": size})
+
+
+def labelled(rows: int, seed: int = 0, right: float = 0.7) -> Scores:
+    draw = np.random.default_rng(seed)
+    label = np.random.default_rng(99).integers(0, 3, rows)
+    told = np.where(draw.random(rows) < right, label, (label + 1) % 3)
+    columns = {"nll": draw.random(rows), "label": label, "prediction": told, "confidence": draw.uniform(0.4, 1, rows)}
+    return Scores(np.arange(rows), {name: np.asarray(column, float) for name, column in columns.items()})
+
+
+def resampler(objective: Any = CAUSAL, *, resamples: int = 400, seed: int = 3, state: Any = LABELS) -> Resampler:
+    return Resampler(objective, state, resamples=resamples, confidence=0.95, seed=seed)
+
+
+def rows_of(one: int, other: int, both: int, neither: int) -> tuple[np.ndarray, np.ndarray]:
+    """Right rows of two models: only by one, only by the other, by both, by none."""
+    counts = (one, other, both, neither)
+    return np.repeat([True, False, True, False], counts), np.repeat([False, True, True, False], counts)
+
+
+def test_mcnemar_is_the_published_example() -> None:
+    """Agresti, Categorical Data Analysis, table 10.1: approval of a prime minister; 150 and 86 changed their minds."""
+    assert mcnemar(*rows_of(150, 86, 794, 570)) == pytest.approx(3.7e-5, rel=0.03)
+    assert mcnemar(*rows_of(1, 6, 10, 10)) == pytest.approx(2 * (1 + 7) / 2**7)
+    assert mcnemar(*rows_of(0, 0, 5, 5)) == 1.0
+    assert mcnemar(*rows_of(3, 8, 0, 0)) == mcnemar(*rows_of(8, 3, 0, 0))
+
+
+def test_holm_by_hand() -> None:
+    """0.01 and 0.005 against 0.05 / 3 and 0.05 / 4; 0.03 misses 0.05 / 2, so that 0.04 is not looked at any more."""
+    assert holm([0.01, 0.04, 0.03, 0.005], 0.05) == [True, False, False, True]
+    assert holm([0.04, 0.02], 0.05) == [True, True]
+    assert holm([0.04, 0.03], 0.05) == [False, False]
+    assert holm([], 0.05) == []
+
+
+def test_the_score_test_is_mcnemars_where_the_shares_are_equal() -> None:
+    assert score_test(16, 4, 100, 0.0) == pytest.approx(norm.sf((12 - 1) / 20**0.5))
+    assert score_test(16, 4, 5000, 0.0) == pytest.approx(score_test(16, 4, 100, 0.0)), "rows that agree say nothing"
+
+
+def test_the_score_test_by_hand() -> None:
+    """Both models are right on the same rows. If one were worse by d, a share d of n rows would differ, and none does."""
+    rows, worse = 200, 0.01
+    z = (rows * worse - 1) / (rows * worse * (1 - worse)) ** 0.5
+    assert score_test(0, 0, rows, -worse) == pytest.approx(norm.sf(z))
+
+
+@pytest.mark.parametrize(("one", "other", "rows"), [(30, 20, 1000), (0, 0, 200), (5, 0, 80), (0, 9, 90), (3, 4, 7)])
+def test_the_interval_holds_what_the_score_test_does_not_rule_out(one: int, other: int, rows: int) -> None:
+    gain = share_gain(*rows_of(one, other, rows - one - other, 0), 0.95)
+    assert gain.value == pytest.approx((one - other) / rows)
+    assert gain.low <= gain.value <= gain.high
+    assert gain.low == -1 or score_test(one, other, rows, gain.low) == pytest.approx(0.025, abs=1e-6)
+    assert gain.high == 1 or gain.at_most(gain.high) == pytest.approx(0.025, abs=1e-6)
+    mirrored = share_gain(*rows_of(other, one, rows - one - other, 0), 0.95)
+    assert (mirrored.low, mirrored.high) == pytest.approx((-gain.high, -gain.low))
+
+
+def test_two_models_that_agree_on_few_rows_are_not_shown_to_be_equal() -> None:
+    """The percentile interval of differences that are all 0 is 0 to 0, and passes any margin."""
+    own = other = labelled(200)
+    same = resampler(CLASSES).resampled([own, other])
+    assert np.ptp(same[0]["accuracy"] - same[1]["accuracy"]) == 0
+    (found,) = resampler(CLASSES).gains([(own, other)], DIRECTIONS)
+    assert found["accuracy"].low < -0.02
+    assert found["accuracy"].high > 0.02
+
+
+def test_the_jackknife_of_a_mean_is_students_test() -> None:
+    draw = np.random.default_rng(0)
+    values = np.concatenate([side := draw.normal(0, 1, 200), -side]) + 0.1  # no skewness
+    left_out = (values.sum() - values) / (len(values) - 1)
+    found = Jackknife.of(values.mean(), left_out)
+    assert found.error == pytest.approx(values.std(ddof=1) / len(values) ** 0.5)
+    assert found.skewness == pytest.approx(0, abs=1e-9)
+    plain = ttest_1samp(values, 0.0, alternative="less").pvalue
+    assert found.tail(0.0) == pytest.approx(plain, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_jackknifes_interval_and_its_tail_say_the_same(seed: int) -> None:
+    values = np.random.default_rng(seed).exponential(1.0, 40) * (-1) ** seed
+    left_out = (values.sum() - values) / 39
+    found, mirrored = Jackknife.of(values.mean(), left_out), Jackknife.of(-values.mean(), -left_out)
+    low, high = found.interval(0.95)
+    assert found.tail(high) == pytest.approx(0.025, rel=1e-6)
+    assert mirrored.tail(-low) == pytest.approx(0.025, rel=1e-6)
+    assert mirrored.interval(0.95) == pytest.approx((-high, -low))
+
+
+def test_few_rows_that_weigh_most_give_few_degrees_of_freedom() -> None:
+    even, uneven = np.random.default_rng(0).normal(size=(2, 1000))
+    uneven[:5] *= 100
+    assert Jackknife.of(0.0, even).freedom > 500
+    assert Jackknife.of(0.0, uneven).freedom < 10
+    flat = Jackknife.of(0.5, np.full(9, 0.5))
+    assert flat.interval(0.95) == (0.5, 0.5)
+    assert (flat.tail(0.4), flat.tail(0.6)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(("objective", "scores"), [(CAUSAL, texts), (CLASSES, labelled)], ids=["texts", "labels"])
+def test_a_gain_is_the_difference_of_the_figures_in_the_metrics_direction(objective: Any, scores: Any) -> None:
+    own, other, source = scores(300, 1), scores(300, 2), resampler(objective)
+    (found,) = source.gains([(own, other)], DIRECTIONS)
+    (back,) = source.gains([(other, own)], DIRECTIONS)
+    mine, theirs = source.figures(own), source.figures(other)
+    for metric, gain in found.items():
+        sign = 1 if DIRECTIONS[metric] == "max" else -1
+        assert gain.value == pytest.approx(sign * (mine[metric] - theirs[metric]), abs=1e-12)
+        assert gain.low <= gain.value <= gain.high
+        assert (back[metric].low, back[metric].high) == pytest.approx((-gain.high, -gain.low), abs=1e-9)
+        assert (gain.p_value is None) == (metric != "accuracy")
+        resampled = [one[metric] for one in source.resampled([own, other])]
+        if metric != "accuracy":  # never shorter than the percentile interval
+            low, high = source.interval(sign * (resampled[0] - resampled[1]))
+            assert gain.low <= low <= high <= gain.high
+
+
+def test_all_models_get_the_same_draws() -> None:
+    """However many are compared, and in which order; another seed gives others."""
+    one, two, three = texts(500, 1), texts(500, 2), texts(500, 3)
+    source = resampler()
+    alone = source.resampled([two])[0]["loss"]
+    assert np.allclose(source.resampled([one, two, three])[1]["loss"], alone, rtol=1e-12)
+    assert np.allclose(source.resampled([two, one])[0]["loss"], alone, rtol=1e-12)
+    assert np.ptp(source.resampled([one, one])[0]["loss"] - source.resampled([one, one])[1]["loss"]) == 0
+    assert not np.allclose(resampler(seed=4).resampled([two])[0]["loss"], alone)
+
+
+def test_resamples_are_weighted_rows_whatever_the_chunks(monkeypatch: Any) -> None:
+    """Chunks have draws of their own, by the place of their first row; the rows' totals are summed over all of them."""
+    scores = texts(150)
+    monkeypatch.setattr(statistics, "_CHUNK", 64)
+    weights = np.concatenate(
+        [np.random.default_rng([3, at]).poisson(1.0, (400, min(64, 150 - at))) for at in (0, 64, 128)], axis=1
+    )
+    nll, size = weights @ scores.columns["nll"], weights @ scores.columns["tokens"]
+    assert np.allclose(resampler().resampled([scores])[0]["loss"], nll / size, rtol=1e-12)
+    by_chunks = resampler().figures(scores), resampler().shortfalls(scores, {"loss": 4.0}, DIRECTIONS)
+    monkeypatch.setattr(statistics, "_CHUNK", 2048)
+    at_once = resampler().figures(scores), resampler().shortfalls(scores, {"loss": 4.0}, DIRECTIONS)
+    for some, all_ in zip(by_chunks, at_once, strict=True):
+        assert some == pytest.approx(all_, rel=1e-9)
+
+
+@pytest.mark.parametrize("rows", [100, 1000])
+def test_intervals_cover_the_truth(rows: int) -> None:
+    """The loss per token of texts whose lengths differ; 600 samples: 95% is 93% to 97%, give or take."""
+    source = resampler(resamples=300)
+    samples = [texts(rows, seed) for seed in range(600)]
+    truth = source.figures(texts(400_000, 7))["bits_per_byte"]
+    covered = sum(
+        low < truth < high
+        for found in source.resampled(samples)
+        for low, high in [source.interval(found["bits_per_byte"])]
+    )
+    assert 0.92 < covered / 600 < 0.975
+
+
+def test_a_shortfall_of_a_share_is_the_binomial_test() -> None:
+    scores = labelled(60, right=0.6)
+    right = int((scores.columns["label"] == scores.columns["prediction"]).sum())
+    found = resampler(CLASSES).shortfalls(scores, {"accuracy": 0.8, "loss": 0.4, "macro_f1": 0.8}, DIRECTIONS)
+    assert found["accuracy"] == pytest.approx(binomtest(right, 60, 0.8, alternative="less").pvalue)
+    assert found["loss"] < 0.05, "a mean of 0.5 is above a floor of 0.4, and the smallest is best"
+    assert found["macro_f1"] < 0.01
+    better = resampler(CLASSES).shortfalls(scores, {"accuracy": 0.4, "loss": 0.6, "macro_f1": 0.4}, DIRECTIONS)
+    assert min(better.values()) > 0.7
+    assert resampler(CLASSES).shortfalls(scores, {"accuracy": 0.0}, DIRECTIONS) == {"accuracy": 1.0}
+    assert resampler(CLASSES).shortfalls(scores, {"accuracy": 1.0}, DIRECTIONS) == {"accuracy": 0.0}
+
+
+def test_a_figure_that_some_resamples_or_rows_do_not_have_is_no_failure() -> None:
+    one = Scores(np.array([1]), {name: values[:1] for name, values in texts(2).columns.items()})
+    (found,) = resampler(resamples=200).gains([(one, one)], DIRECTIONS)
+    assert all(np.isfinite([gain.low, gain.high]).all() for gain in found.values())
+
+
+def peak_mib(rows: int) -> float:
+    own, other = texts(rows, 1), texts(rows, 2)
+    tracemalloc.start()
+    try:
+        resampler(resamples=200).gains([(own, other)], DIRECTIONS)
+        return tracemalloc.get_traced_memory()[1] / 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_of_resampling_does_not_grow_with_the_rows() -> None:
+    """Weights of 200 resamples of 50,000 rows would take 76 MiB. What grows are figures without a row, as the scores do."""
+    small, large = peak_mib(5_000), peak_mib(50_000)
+    assert large - small < 20

@@ -1,0 +1,317 @@
+"""Scores of rows: whatever the batches, windows and order; bytes and labels in which models compare; one process or two."""
+
+from __future__ import annotations
+
+import csv
+import math
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import Dataset
+
+from params import ModelError
+from params.artifacts import Artifacts
+from params.schema import ObjectiveChoice, TrainTokenizer
+from tasks.evaluation.scoring import Scores, score
+from tasks.tokenization.tokenizers import train_tokenizer
+from tasks.training.stage import train
+from tests.support import preferences, releases, tiny
+from trainer import objectives
+from trainer.data import tokens
+from trainer.loop.metrics import Figures
+from trainer.model import network
+from trainer.objectives.bases.likelihood import relabelled
+
+SIZES = {"train": 60, "validation": 12, "test": 22}
+SHORT = {"tokenization.max_length": 12}
+KINDS: dict[str, dict[str, Any]] = {
+    "causal_lm": tiny.recipe(SHORT),
+    "sequence_classification": tiny.recipe(**tiny.CLASSES),
+    "token_classification": tiny.recipe(SHORT, **tiny.TAGS),
+    "seq2seq": tiny.recipe(**tiny.TARGETS),
+    "sft": tiny.recipe(objective={"name": "sft"}),
+}
+WINDOWS = {"causal_lm", "token_classification"}
+
+
+class Bench:
+    """A model of random weights in double precision, and the sequences of a split."""
+
+    def __init__(self, artifacts: Artifacts, recipe: Any) -> None:
+        self.objective = objectives.build(recipe.objective)
+        self.state = tokens.read_state(artifacts.tokens)
+        self.tokenizer = tokens.read_tokenizer(artifacts.tokens)
+        self.sequences = tokens.read_split(artifacts.tokens, "test")
+        self.model = self.network(recipe, 11)
+        self.objective.start_from(lambda: self.network(recipe, 12))
+
+    def network(self, recipe: Any, seed: int) -> Any:
+        made = network.initial_model(
+            recipe.model, objective=self.objective, state=self.state, tokenizer=self.tokenizer, seed=seed
+        )
+        return made.double()
+
+    def figures(self) -> Figures:
+        return Figures(self.objective, state=self.state, tokenizer=self.tokenizer, metrics=None)
+
+    def score(self, batch_size: int, sequences: Dataset | None = None) -> Scores:
+        return score(
+            self.model,
+            self.sequences if sequences is None else sequences,
+            objective=self.objective,
+            figures=self.figures(),
+            batch_size=batch_size,
+            what="model",
+        )
+
+
+@pytest.fixture(scope="module", params=[*KINDS, "dpo"])
+def bench(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    root = tmp_path_factory.mktemp(request.param)
+    if request.param == "dpo":
+        return Bench(*preferences.tokenized(root))
+    if request.param != "sft":
+        return Bench(*tiny.tokenized(root, KINDS[request.param], SIZES))
+    from params import load
+    from tasks.tokenization.stage import tokenize
+
+    recipe, artifacts = load(tiny.write(root / "params" / "tiny.yaml", KINDS["sft"])), Artifacts("tiny", root)
+    pairs = {split: preferences.pairs(count, i) for i, (split, count) in enumerate(SIZES.items())}
+    rows = {split: {"prompt": both["prompt"], "completion": both["chosen"]} for split, both in pairs.items()}
+    tiny.write_rows(artifacts, **rows)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
+    return Bench(artifacts, recipe)
+
+
+def assert_equal(one: Scores, other: Scores) -> None:
+    assert one.row_ids.tolist() == other.row_ids.tolist()
+    assert one.columns.keys() == other.columns.keys()
+    for name, column in one.columns.items():
+        assert np.allclose(column, other.columns[name], rtol=1e-9, atol=1e-9), name
+
+
+def test_a_rows_scores_are_the_sums_of_its_sequences(bench: Bench) -> None:
+    found = bench.score(4)
+    expected: dict[int, np.ndarray] = {}
+    sequences = [bench.sequences[i] for i in range(len(bench.sequences))]
+    for sequence in sequences:  # one at a time: no padding, no batch
+        ((_, measured),) = bench.figures().batches(bench.model, Dataset.from_list([sequence]), batch_size=1)
+        known = [sequence[name] for name in bench.objective.example_figures]
+        values = np.concatenate([measured[0][0].numpy(), known])
+        expected[sequence["row_id"]] = expected.get(sequence["row_id"], 0.0) + values
+    assert found.row_ids.tolist() == sorted(expected)
+    assert (len(sequences) > len(found)) is (bench.objective.__module__.split(".")[-1] in WINDOWS)
+    for place, row_id in enumerate(found.row_ids):
+        assert list(found.row(place).values()) == pytest.approx(expected[row_id], rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7])
+def test_scores_do_not_depend_on_batches(bench: Bench, batch_size: int) -> None:
+    assert_equal(bench.score(batch_size), bench.score(1000))
+
+
+def test_scores_do_not_depend_on_the_order_of_sequences(bench: Bench) -> None:
+    order = np.random.default_rng(0).permutation(len(bench.sequences))
+    shuffled = Dataset.from_list([bench.sequences[int(i)] for i in order])
+    assert_equal(bench.score(3, shuffled), bench.score(3))
+
+
+def test_a_score_that_is_not_finite_names_the_rows(bench: Bench) -> None:
+    bench.score(8)
+    spoiled = bench.sequences[0]["row_id"]
+    measure = bench.objective.measure
+
+    def spoil(model: Any, batch: Any, tokenizer: Any) -> torch.Tensor:
+        measured = measure(model, batch, tokenizer)
+        measured[0, 0] = math.nan
+        return measured
+
+    bench.objective.measure = spoil  # as a model does whose weights are not finite
+    try:
+        with pytest.raises(ModelError) as caught:
+            bench.score(1000)
+        assert caught.value.where == "model"
+        assert caught.value.what.startswith("scores of 1 of ")
+        assert caught.value.what.endswith(f"rows are not finite (row_id {spoiled})")
+        with pytest.raises(ModelError, match=r"\(row_id \d+, \d+, \d+, \d+, \d+, \.\.\.\)"):
+            bench.score(1)
+    finally:
+        del bench.objective.measure
+
+
+def test_scores_are_kept_by_row(bench: Bench, tmp_path: Path) -> None:
+    scores = bench.score(16)
+    scores.write(tmp_path / "scores.parquet")
+    table = pq.read_table(tmp_path / "scores.parquet")
+    assert table.column_names == ["row_id", *bench.objective.score_names, *bench.objective.example_figures]
+    assert table.column("row_id").to_pylist() == scores.row_ids.tolist()
+    some = scores.take(scores.row_ids % 2 == 0)
+    assert len(some) == int((scores.row_ids % 2 == 0).sum())
+    assert some.row(1) == scores.row(scores.row_ids.tolist().index(some.row_ids[1]))
+
+
+TEXTS = ["plain letters", "naïve café, 12 €", "日本語の文章", "a 😀 and 👩‍👩‍👧 more", "x"]
+PER_BYTE = 2.0**-9
+"""What every byte costs the flat model: 9 bits."""
+END = 2.0**-12
+
+
+def letters(size: int) -> Any:
+    return train_tokenizer(TEXTS * 20, TrainTokenizer(kind="train", vocab_size=size))
+
+
+class Flat(torch.nn.Module):
+    """Gives every token the probability `PER_BYTE` to the power of its bytes, the end of the text `END`; a pad the rest."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__()
+        shares = torch.zeros(len(tokenizer) + 1, dtype=torch.float64)
+        for token, i in tokenizer.get_vocab().items():
+            shares[i] = PER_BYTE ** len(token)  # a character stands for a byte
+        for special in tokenizer.all_special_ids:
+            shares[special] = 0.0
+        shares[tokenizer.eos_token_id] = END
+        shares[-1] = 1 - shares.sum()
+        self.register_buffer("logits", shares.log())
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+        return types.SimpleNamespace(logits=self.logits.expand(*input_ids.shape, -1))
+
+
+def flat_scores(objective: Any, tokenizer: Any, rows: list[dict[str, Any]], max_length: int) -> Scores:
+    sequences = [
+        e for i, row in enumerate(rows) for e in objective.encode({"row_id": i, **row}, tokenizer, max_length, {})
+    ]
+    figures = Figures(objective, state={}, tokenizer=tokenizer, metrics=None)
+    flat: Any = Flat(tokenizer)
+    return score(flat, Dataset.from_list(sequences), objective=objective, figures=figures, batch_size=2, what="model")
+
+
+def test_bits_per_byte_do_not_depend_on_the_tokenizer() -> None:
+    """9 bits a byte and 12 for the end of each text, however many tokens the text has."""
+    objective = objectives.build(ObjectiveChoice(name="sft"))
+    rows = [{"prompt": "say ", "completion": text} for text in TEXTS]
+    size = sum(len(text.encode()) for text in TEXTS)
+    found = {}
+    for vocabulary in (260, 340):
+        tokenizer = letters(vocabulary)
+        objective.prepare_tokenizer(tokenizer)
+        scores = flat_scores(objective, tokenizer, rows, 200)
+        assert scores.columns["bytes"].tolist() == [len(text.encode()) for text in TEXTS]
+        found[vocabulary] = objective.compute(objective.totals(scores.columns, {}).sum(0), {})
+    assert found[260]["bits_per_byte"] == pytest.approx((9 * size + 12 * len(TEXTS)) / size, rel=1e-6)
+    assert found[340]["bits_per_byte"] == pytest.approx(found[260]["bits_per_byte"], rel=1e-6)
+    assert found[340]["loss"] > 1.2 * found[260]["loss"], "which a figure per token does"
+
+
+@pytest.mark.parametrize("max_length", [200, 16, 5, 2])
+@pytest.mark.parametrize("vocabulary", [260, 340])
+def test_counted_bytes_are_those_of_the_predicted_tokens(vocabulary: int, max_length: int) -> None:
+    """Every window's first token is not predicted. A border inside a character counts it to the window in which it begins."""
+    objective, tokenizer = objectives.build(ObjectiveChoice(name="causal_lm")), letters(vocabulary)
+    by_id = {i: len(token) for token, i in tokenizer.get_vocab().items()}
+    rows = [{"text": text} for text in TEXTS]
+    for row in rows:
+        windows = objective.encode({"row_id": 0, **row}, tokenizer, max_length, {})
+        predicted = [i for window in windows for i in window["input_ids"][1:] if i != tokenizer.eos_token_id]
+        counted = sum(window["bytes"] for window in windows)
+        assert abs(counted - sum(by_id[i] for i in predicted)) <= 3 * len(windows), row
+        if row["text"].isascii():
+            assert counted == sum(by_id[i] for i in predicted)
+    scores = flat_scores(objective, tokenizer, rows[:1], max_length)
+    assert scores.columns["nll"][0] == pytest.approx((9 * scores.columns["bytes"][0] + 12) * math.log(2), rel=1e-6), (
+        "9 bits a byte that is predicted, 12 for the end"
+    )
+
+
+class Learned(torch.nn.Module):
+    """A classifier that always gives the same logits."""
+
+    def __init__(self, **logits: float) -> None:
+        super().__init__()
+        self.config = types.SimpleNamespace(num_labels=len(logits), id2label=dict(enumerate(logits)))
+        self.values = torch.tensor([list(logits.values())])
+
+    def forward(self) -> Any:
+        return types.SimpleNamespace(logits=self.values.clone())
+
+
+def shares(model: Learned, *labels: str) -> list[float]:
+    made: Any = relabelled(model, labels)  # type: ignore[arg-type]
+    return made().logits.softmax(-1)[0].tolist()
+
+
+def test_a_classifier_answers_in_the_labels_of_the_run() -> None:
+    logs = {name: math.log(share) for name, share in {"a": 0.5, "b": 0.3, "c": 0.2}.items()}
+    assert shares(Learned(**logs), "a", "b", "c") == pytest.approx([0.5, 0.3, 0.2])
+    assert shares(Learned(**logs), "c", "a", "b") == pytest.approx([0.2, 0.5, 0.3]), "another order"
+    assert shares(Learned(**logs), "c", "a") == pytest.approx([0.2, 0.5, 0.3]), "its own label comes last"
+    # a label that it does not know has the probability of a blind guess among four, the others share what is left
+    assert shares(Learned(**logs), "new", "c", "b", "a") == pytest.approx([0.25, 0.15, 0.225, 0.375])
+    model = Learned(**logs)
+    relabelled(model, ["a", "b", "c"])  # type: ignore[arg-type]
+    assert not model._forward_hooks, "nothing to do"
+
+
+def test_a_label_of_its_own_is_wrong() -> None:
+    """The champion knew `x`, which the rows have no more; to say it is wrong, whatever the right label is."""
+    objective = objectives.build(ObjectiveChoice(name="sequence_classification"))
+    champion: Any = relabelled(Learned(x=5.0, b=1.0, a=0.0), ["a", "b"])  # type: ignore[arg-type]
+    logits = champion().logits.expand(2, -1)
+    columns = objective.score(logits, torch.tensor([0, 1])).numpy().T
+    scores = dict(zip(objective.score_names, columns, strict=True))
+    state = {"labels": ["a", "b"]}
+    found = objective.compute(objective.totals(scores, state).sum(0), state)
+    assert found["accuracy"] == found["macro_f1"] == 0
+    assert (
+        objective.notes({"label": 0.0, "prediction": 2.0, "confidence": 0.9}, state)["predicted"]
+        == "a label of another run"
+    )
+
+
+def history(artifacts: Artifacts) -> list[dict[str, float]]:
+    with (artifacts.history / "validation.csv").open(encoding="utf-8") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "sequence_classification",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("causal_lm", "token_classification", "seq2seq")),
+    ],
+)
+def test_training_on_two_processes_and_the_evaluate_stage_have_the_same_figures(tmp_path: Path, kind: str) -> None:
+    """37 sequences do not divide by two processes of batches of 4, so that some are measured twice, and must count once."""
+    changes = {
+        "training.max_steps": 4,
+        "launch.num_processes": 2,
+        "launch.eval_batch_size": 4,
+        "launch.micro_batch_size": 2,
+    }
+    content = {**KINDS[kind], "training": {**KINDS[kind]["training"], "max_steps": 4}}
+    content["launch"] = {"num_processes": 2, "micro_batch_size": 2, "eval_batch_size": 4}
+    artifacts, recipe = tiny.tokenized(tmp_path, content, {"train": 60, "validation": 37, "test": 12})
+    assert recipe.launch.num_processes == changes["launch.num_processes"]
+    train(
+        artifacts,
+        seed=recipe.seed,
+        objective=recipe.objective,
+        model=recipe.model,
+        training=recipe.training,
+        launch=recipe.launch,
+    )
+    objective = objectives.build(recipe.objective)
+    best = recipe.training.best_metric
+    sign = 1 if objective.metrics[best] == "max" else -1
+    reached = max(history(artifacts), key=lambda line: sign * line[best])
+    report = releases.evaluate(artifacts, recipe, split="validation", compare_untrained=False)
+    compared = report.model.keys() & reached.keys()
+    assert compared >= objective.metrics.keys() - {"exact_match", "rouge1", "rouge2", "rougeL"}
+    for metric in compared:
+        assert report.model[metric] == pytest.approx(reached[metric], rel=1e-6, abs=1e-6), metric

@@ -1,0 +1,112 @@
+"""A local Hub in a temporary folder, and the real client for each kind of user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.utils import disable_progress_bars
+
+from tasks.hub_server import LocalHub
+from tests.unit.tasks.hub_server.contract import CONTRACT_HUB, IS_LOCAL, PREFIX, TOKEN, local_only
+
+PART_BYTES = 1 << 20
+TOKENS = {"token-of-alice": "alice", "token-of-bob": "bob"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave another Hub alone with all that is not the contract."""
+    for item in items:
+        if not IS_LOCAL and item.path.parent == Path(__file__).parent and item.path.name != "test_hub_api.py":
+            item.add_marker(local_only)
+
+
+@pytest.fixture(autouse=True)
+def client_without_xet(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The client reads the variable when it is imported, which another test may have done before.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    disable_progress_bars()
+
+
+@pytest.fixture(scope="module")
+def running_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalHub, Path]]:
+    root = tmp_path_factory.mktemp("hub")
+    with LocalHub(root, tokens=TOKENS, writers={"team": ["alice"]}, part_bytes=PART_BYTES) as running:
+        yield running, root
+
+
+@pytest.fixture
+def root(running_hub: tuple[LocalHub, Path]) -> Iterator[Path]:
+    """The folder of the Hub, empty: the Hub keeps nothing elsewhere."""
+    yield running_hub[1]
+    for left in running_hub[1].iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+@pytest.fixture
+def hub(running_hub: tuple[LocalHub, Path], root: Path) -> LocalHub:
+    return running_hub[0]
+
+
+@pytest.fixture
+def endpoint(request: pytest.FixtureRequest) -> str:
+    """The address of the Hub that is tested."""
+    return request.getfixturevalue("hub").endpoint if IS_LOCAL else CONTRACT_HUB.rstrip("/")
+
+
+@pytest.fixture
+def local_root(request: pytest.FixtureRequest) -> Path | None:
+    """The folder of the Hub, when it is the local one."""
+    return request.getfixturevalue("root") if IS_LOCAL else None
+
+
+@pytest.fixture
+def alice(endpoint: str) -> HfApi:
+    return HfApi(endpoint=endpoint, token=TOKEN)
+
+
+@pytest.fixture
+def me(alice: HfApi) -> str:
+    """The user whose token it is: alice, on the local Hub."""
+    return "alice" if IS_LOCAL else alice.whoami(cache=True)["name"]
+
+
+@pytest.fixture
+def repo(alice: HfApi, me: str) -> Iterator[str]:
+    """A name of a repository that is not there yet; what a test makes of that name is deleted on a Hub elsewhere."""
+    name = f"{me}/{PREFIX}model"
+    yield name
+    if not IS_LOCAL:
+        for kind in ("model", "dataset"):
+            alice.delete_repo(name, repo_type=kind, missing_ok=True)
+
+
+@pytest.fixture
+def bob(hub: LocalHub) -> HfApi:
+    return HfApi(endpoint=hub.endpoint, token="token-of-bob")
+
+
+@pytest.fixture
+def anyone(endpoint: str) -> HfApi:
+    return HfApi(endpoint=endpoint, token=False)
+
+
+@pytest.fixture
+def client_environment(hub: LocalHub, tmp_path: Path) -> dict[str, str]:
+    """For a client in a process of its own: nothing of the machine's Hub settings, all of this Hub's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    return kept | {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "hf-home"),
+        "HF_TOKEN": "token-of-alice",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }

@@ -1,0 +1,220 @@
+"""Kill an operation of the store before each of its writes in turn, and look at what is left. A program of its own.
+
+    python -m tests.unit.tasks.hub_server.kills <operation> <empty folder> <stride>
+
+Before every call of the interpreter into C by which something can reach the disk (open, write, flush, close, truncate,
+fsync, mkdir, rename, unlink, lock, ...) a process of its own is killed by SIGKILL, each in a fresh copy of the same
+repositories. What is left must be the state before or after, never one in between; the operation is then done once
+more, as a client would that got no answer, and must end in the state after. Prints the number of places and how often
+the killed operation had landed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from tasks.hub_server.records import DeleteFile, PutFile, PutLargeFile
+from tasks.hub_server.refusals import RefusedError
+from tasks.hub_server.repositories import Repository
+from tasks.hub_server.store import Store
+
+WRITES = frozenset(
+    [
+        "open",
+        "write",
+        "writelines",
+        "flush",
+        "close",
+        "__exit__",
+        "truncate",
+        "ftruncate",
+        "fsync",
+        "fdatasync",
+        "mkdir",
+        "rmdir",
+        "rename",
+        "replace",
+        "unlink",
+        "remove",
+        "link",
+        "symlink",
+        "utime",
+        "chmod",
+        "flock",
+        "lockf",
+        "sendfile",
+        "copy_file_range",
+        "mkstemp",
+    ]
+)
+WEIGHTS = random.Random(0).randbytes(3 << 20)
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+State = dict[str, object]
+
+
+def opened(root: Path) -> Repository:
+    return Store(root).open("models", "alice", "model")
+
+
+def head(repository: Repository) -> str:
+    return repository.resolve("main")
+
+
+def create(root: Path) -> None:
+    Store(root).create("models", "alice", "new", private=True, user="alice")
+
+
+async def blocks() -> AsyncIterator[bytes]:
+    for start in range(0, len(WEIGHTS), 1 << 20):
+        yield WEIGHTS[start : start + (1 << 20)]
+
+
+def commit(root: Path) -> None:
+    """A large file, two others and a deletion, on top of the commit that the client knows."""
+    repository = opened(root)
+    known = (root / "known").read_text()
+    if repository.large_files.size(SHA256) is None:
+        asyncio.run(repository.large_files.receive(SHA256, len(WEIGHTS), blocks()))
+    put = [PutFile("a/b.txt", b"new"), PutLargeFile("m.safetensors", SHA256, len(WEIGHTS)), PutFile("d/e/f.txt", b"f")]
+    changes = [*put, DeleteFile("old.txt")]
+    repository.commit("main", changes, title="t", description="", parent=known, user="alice")
+
+
+def assemble(root: Path) -> None:
+    """The same large file in parts, and a commit of it."""
+    files = opened(root).large_files
+
+    async def parts() -> None:
+        async def part(number: int) -> AsyncIterator[bytes]:
+            yield WEIGHTS[(number - 1) << 20 : number << 20]
+
+        for number in (1, 2, 3):
+            await files.receive_part(SHA256, number, 1 << 20, part(number))
+
+    if files.size(SHA256) is None:
+        asyncio.run(parts())
+        files.assemble(SHA256, len(WEIGHTS), 3)
+    commit(root)
+
+
+def tag(root: Path) -> None:
+    opened(root).create_ref("tags", "v2/final", head(opened(root)))
+
+
+def untag(root: Path) -> None:
+    opened(root).delete_ref("tags", "v1/final")
+
+
+def delete(root: Path) -> None:
+    Store(root).delete("models", "alice", "model")
+
+
+OPERATIONS: dict[str, Callable[[Path], None]] = {
+    found.__name__: found for found in (create, commit, assemble, tag, untag, delete)
+}
+LANDED = {create: 409, commit: 412, assemble: 412, tag: 409, untag: 404, delete: 404}
+"""What a repetition is told when the first attempt had landed."""
+
+
+def prepare(root: Path) -> None:
+    store = Store(root)
+    store.create("models", "alice", "model", private=False, user="alice")
+    repository = opened(root)
+    changes = [PutFile("a/b.txt", b"old"), PutFile("old.txt", b"old")]
+    repository.commit("main", changes, title="first", description="", parent=None, user="alice")
+    repository.create_ref("tags", "v1/final", head(repository))
+    (root / "known").write_text(head(repository))
+
+
+def state(root: Path) -> State:
+    """All that a client can see, apart from the ids of commits, which hold the time."""
+    found: State = {}
+    for namespace, name, repository in Store(root).list("models"):
+        seen: State = {"private": repository.private}
+        for kind in ("heads", "tags"):
+            for ref, sha in repository.refs(kind).items():
+                files = {}
+                for entry in repository.entries(sha, recursive=True):
+                    if entry.sha256:
+                        files[entry.path] = hashlib.sha256(
+                            repository.large_files.path(entry.sha256).read_bytes()
+                        ).digest()
+                    elif not entry.is_folder:
+                        files[entry.path] = repository.read(entry)
+                seen[ref] = ([record.title for record in repository.history(sha, skip=0, limit=99)], files)
+        found[f"{namespace}/{name}"] = seen
+    return found
+
+
+def run_until(operation: Callable[[Path], None], root: Path, fatal: int) -> bool:
+    """Run it in a child that is killed before its write number `fatal`; whether it was."""
+    child = os.fork()
+    if child == 0:
+        step = 0
+
+        def before(_frame: object, event: str, function: object) -> None:
+            nonlocal step
+            if event == "c_call" and getattr(function, "__name__", "") in WRITES:
+                step += 1
+                if step == fatal:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.setprofile(before)
+        operation(root)
+        sys.setprofile(None)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or status == 0, f"the operation failed, with status {status}"
+    return os.WIFSIGNALED(status)
+
+
+def repeat(operation: Callable[[Path], None], root: Path) -> int | None:
+    """The status with which it is refused; None when it is done."""
+    try:
+        operation(root)
+    except RefusedError as refusal:
+        return refusal.status
+    return None
+
+
+def main(name: str, root: Path, stride: int) -> None:
+    operation, base = OPERATIONS[name], root / "base"
+    prepare(base)
+    before = state(base)
+    shutil.copytree(base, root / "after")
+    operation(root / "after")
+    after = state(root / "after")
+    assert before != after
+
+    fatal, landed = 1, 0
+    while True:
+        copy = shutil.copytree(base, root / "copy")
+        if not run_until(operation, copy, fatal):
+            break
+        left = state(copy)
+        assert left in (before, after), f"killed before write {fatal}: {left}"
+        landed += left == after
+        assert repeat(operation, copy) == (None if left == before else LANDED[operation]), f"before write {fatal}"
+        assert state(copy) == after, f"killed before write {fatal}: the repetition did not land"
+        Store(copy).sweep()
+        for repository in (copy / "models/alice").glob("*.git"):
+            done = subprocess.run(
+                ["git", "-C", repository, "fsck", "--full", "--strict", "--no-dangling"], capture_output=True
+            )
+            assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), f"before write {fatal}: {done}"
+        shutil.rmtree(copy)
+        fatal += stride
+    print(fatal - stride, landed)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

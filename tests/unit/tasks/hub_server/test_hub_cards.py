@@ -1,0 +1,143 @@
+"""Model cards: what the Hub checks of their metadata, and what a page makes of their text."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.hub_server.card_metadata import MISSING, read_card
+from tasks.hub_server.cards import render_markdown, show_metadata
+
+
+def card(metadata: str) -> str:
+    return f"---\n{metadata}\n---\n# Title\n"
+
+
+RESULT = "task: {type: t}, dataset: {type: d, name: D}, metrics: [{type: accuracy, value: 0.9}]"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ("license: apache-2.0", None),
+        ("license: [mit, apache-2.0]", None),
+        ("license: Apache 2", '"license" must be one of [afl-3.0, agpl-3.0'),
+        ("license: gpl-2.0-or-later", '"license" must be one of ['),
+        ("license: [mit, mine]", '"license[1]" must be one of ['),
+        ("license: other\nlicense_name: 3", '"license_name" must be a string'),
+        ("datasets: [null]", '"datasets[0]" must be a string'),
+        ("tags: {a: b}", '"tags" must be a string'),
+        ("widget: text", '"widget" must be an array'),
+        ("model-index: {name: m}", '"model-index" must be an array'),
+        ("model-index: [{name: m}]", '"model-index[0].results" is required'),
+        ("model-index: [{results: []}]", '"model-index[0].name" is required'),
+        ("model-index: [{name: m, results: [{" + RESULT + "}]}]", None),
+        ("model-index: [{name: m, results: [{" + RESULT.partition(", dataset")[0] + "}]}]", "results[0].dataset"),
+        ("model-index: [{name: m, results: [{" + RESULT.replace("type: d, ", "") + "}]}]", 'dataset.type" is required'),
+        ("model-index: [{name: m, results: [{" + RESULT.replace("name: D", "name: D, config: 3") + "}]}]", "a string"),
+        ("model-index: [{name: m, results: [{" + RESULT.replace(", value: 0.9", "") + "}]}]", 'value" is required'),
+        ("model-index: [{name: m, results: [{" + RESULT.replace("[{", "{").replace("}]", "}") + "}]}]", "an array"),
+        ("license: [unclosed", "the metadata is not YAML"),
+        ("- a\n- b", "the metadata is not a mapping"),
+        ("a: &a [1]\nb: *a", None),
+        ("a: &a [*a]", "too many values, or too deeply nested"),
+        ("a: &a [1,1,1,1,1,1,1,1]\n" + "".join(f"{n}: &{n} [{', '.join(['*' + p] * 8)}]\n" for p, n in zip("abcdefgh", "bcdefghi", strict=True)), "too many values"),
+        ("a: " + "[" * 5000, "the metadata is not YAML"),
+        ("a: 2026-01-01\nb: .nan\nc: !!binary aGk=", None),
+        ("a: !!python/object:os.system x", "the metadata is not YAML"),
+        ("a: 1\na: 2", "the metadata is not YAML"),
+    ],
+)  # fmt: skip
+def test_metadata_is_checked_as_the_hub_checks_it(metadata: str, said: str | None) -> None:
+    read = read_card(card(metadata))
+    assert read.warnings == []
+    assert (read.errors == []) if said is None else (said in read.errors[0])
+    assert read.body == "# Title\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["# Title\n", "---\n---\n# Title\n", "---\n{}\n---\n# Title\n", "---\nlicense: mit\n", ""]
+)
+def test_cards_without_metadata_are_warned_of(text: str) -> None:
+    assert (read_card(text).errors, read_card(text).warnings) == ([], [MISSING])
+
+
+def test_datasets_have_no_model_index() -> None:
+    assert read_card(card("model-index: none"), is_model=False).errors == []
+
+
+def test_metadata_is_shown_as_rows() -> None:
+    read = read_card(
+        card("tags: [a, b]\nlicense: mit\nmodel-index: [{name: m, results: [{" + RESULT + "}]}]\nx: {y: 1}")
+    )
+    assert read.metadata is not None
+    assert show_metadata(read.metadata) == [
+        ("tags", ["a", "b"]),
+        ("license", ["mit"]),
+        ("results", ["accuracy 0.9 on D"]),
+        ("x", ['{"y": 1}']),
+    ]
+    assert show_metadata({"model-index": [3, {"results": [None, {"metrics": "x"}]}]}) == [("results", ["None None"])]
+
+
+def html(text: str, folder: str = "") -> str:
+    return render_markdown(text, folder=folder, page_of=lambda p: f"/page/{p}", content_of=lambda p: f"/content/{p}")
+
+
+@pytest.mark.parametrize(
+    ("url", "href"),
+    [
+        ("report.html", "/page/report.html"),
+        ("./a/../b.txt", "/page/b.txt"),
+        ("b.md#part", "/page/b.md#part"),
+        ("#how-it-was-made", "#how-it-was-made"),
+        ("/alice/other", "/alice/other"),
+        ("https://example.org/x?y=1", "https://example.org/x?y=1"),
+        ("mailto:a@example.org", "mailto:a@example.org"),
+        ("../outside.txt", None),
+        ("a/%2e%2e/%2e%2e/outside.txt", None),
+        ("javascript:alert(1)", None),
+        ("JaVaScRiPt:alert(1)", None),
+        ("java%0ascript:alert(1)", "/page/java%0Ascript:alert(1)"),
+        ("data:text/html,x", None),
+        ("vbscript:x", None),
+        ("file:///etc/passwd", None),
+        ("//evil.example/x", None),
+        ("/%5Cevil.example", None),
+        ("/\\evil.example", None),
+        ("http://[", "http://%5B"),
+    ],
+)  # fmt: skip
+def test_links_lead_to_known_places_only(url: str, href: str | None) -> None:
+    shown = html(f"see [this]({url}) now")
+    if href is None:
+        assert shown == "<p>see this now</p>\n"
+    elif "java%0" in url:
+        assert 'href="/page/' in shown, "a relative path, whatever it looks like, or nothing"
+    else:
+        assert f'href="{href}"' in shown
+        assert ("noopener" in shown) == (":" in href)
+
+
+def test_pictures_are_those_of_the_repository() -> None:
+    assert 'src="/content/sub/a.png"' in html("![a](a.png)", folder="sub")
+    assert html("![a](../../a.png)", folder="sub") == "<p>[picture: a]</p>\n"
+    assert html("![a](javascript:x)") == html("![a](data:image/png;base64,xx)") == "<p>[picture: a]</p>\n"
+    assert "<img" not in html("![a](https://elsewhere.example/a.png)")
+    assert 'href="https://elsewhere.example/a.png"' in html("![a](https://elsewhere.example/a.png)")
+    assert html("[![a](//elsewhere.example/a.png)](b.md)") == '<p><a href="/page/b.md">[picture: a]</a></p>\n'
+
+
+def test_raw_html_is_text() -> None:
+    for text in ("<script>alert(1)</script>", "a <img src=x onerror=alert(1)> b", "<style>*{}</style>", "<!-- x -->"):
+        assert "<p>" in (shown := html(text))
+        assert not {"<script", "<img", "<style", "<!--"} & {shown[i : i + 7] for i in range(len(shown))}
+        assert "&lt;" in shown
+    assert html('[a](b "x\\" onclick=\\"y")') == '<p><a href="/page/b" title="x&quot; onclick=&quot;y">a</a></p>\n'
+
+
+def test_tables_and_headings() -> None:
+    shown = html("## How it *was* made?\n\n## How it was made\n\n| a | b |\n| --- | ---: |\n| 1 | 2 |\n")
+    assert '<th class="right">b</th>' in shown
+    assert "style=" not in shown
+    assert '<h2 id="how-it-was-made">' in shown
+    assert '<h2 id="how-it-was-made-1">' in shown

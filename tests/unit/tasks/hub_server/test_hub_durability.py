@@ -1,0 +1,231 @@
+"""What is left of the local Hub after kills and races: `git fsck` accepts it, and it goes on serving."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx2
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError
+
+from tasks.hub_server import LocalHub
+from tests.support.project import wait_for
+
+# huggingface_hub uploads by `data=`, which httpx2 deprecates:
+# https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+
+REPO = "alice/model"
+SERVE = """
+    import sys
+    from pathlib import Path
+    from tasks.hub_server import LocalHub
+    with LocalHub(Path(sys.argv[1]), tokens={"token-of-alice": "alice"}) as hub:
+        print(hub.endpoint, flush=True)
+        hub.serve_forever()
+"""
+
+
+@contextmanager
+def server_process(root: Path) -> Iterator[tuple[subprocess.Popen[str], HfApi]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SERVE), str(root)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield process, HfApi(endpoint=process.stdout.readline().strip(), token="token-of-alice")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def fsck(root: Path) -> str:
+    git = ["git", "-C", str(root / "models/alice/model.git"), "fsck", "--full", "--strict", "--no-dangling"]
+    done = subprocess.run(git, capture_output=True, text=True)
+    return f"{done.returncode} {done.stdout}{done.stderr}"
+
+
+def put(api: HfApi, name: str, content: bytes, parent: str | None = None) -> str:
+    operations = [CommitOperationAdd(name, content)]
+    return str(api.create_commit(REPO, operations, commit_message=name, parent_commit=parent).oid)
+
+
+def at_once(calls: list[Callable[[], object]]) -> list[object]:
+    """The results of calls that start together, each on a thread of its own; for a refusal its status."""
+    start = threading.Barrier(len(calls))
+
+    def outcome(call: Callable[[], object]) -> object:
+        start.wait()
+        try:
+            return call()
+        except HfHubHTTPError as error:
+            return error.response.status_code
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(outcome, calls))
+
+
+def test_two_processes_on_one_folder_commit_in_turn(root: Path) -> None:
+    rounds = 6
+    with server_process(root) as (_, one), server_process(root) as (_, two):
+        one.create_repo(REPO)
+        for number in range(rounds):
+            head = one.list_repo_commits(REPO)[0].commit_id
+            outcomes = at_once(
+                [
+                    partial(put, api, f"{number}.txt", str(writer).encode(), parent=head)
+                    for writer, api in enumerate([one, two] * 3)
+                ]
+            )
+            won = [outcome for outcome in outcomes if outcome != 412]
+            assert won == [two.list_repo_commits(REPO)[0].commit_id], outcomes
+        assert len(one.list_repo_commits(REPO)) == rounds + 1
+    assert fsck(root) == "0 "
+
+
+def test_two_processes_create_one_repository(root: Path) -> None:
+    with server_process(root) as (_, one), server_process(root) as (_, two):
+        outcomes = at_once([partial(api.create_repo, REPO) for api in [one, two] * 4])
+        assert outcomes.count(409) == 7, outcomes
+    assert fsck(root) == "0 "
+    assert [path.name for path in (root / "models/alice").iterdir()] == ["model.git"]
+
+
+def commit_until_killed(endpoint: str, folder: str, landed: list[str]) -> None:
+    """Commit without a pause, and note the commits that were answered."""
+    with httpx2.Client(headers={"Authorization": "Bearer token-of-alice"}) as client:
+        for number in itertools.count():
+            file = {"path": f"{folder}/{number}.txt", "content": "x" * 2000 + f"{folder} {number}"}
+            body = [{"key": "header", "value": {"summary": "s"}}, {"key": "file", "value": file}]
+            try:
+                answer = client.post(
+                    f"{endpoint}/api/models/{REPO}/commit/main", content="\n".join(map(json.dumps, body))
+                )
+                landed.append(answer.json()["commitOid"])
+            except httpx2.TransportError:
+                return
+
+
+def test_kill_in_the_middle_of_commits(root: Path) -> None:
+    """Clients commit as fast as they can; the server is killed, looked at, and started again."""
+    with LocalHub(root, tokens={"token-of-alice": "alice"}) as hub:
+        HfApi(endpoint=hub.endpoint, token="token-of-alice").create_repo(REPO)
+    landed: list[str] = []
+    for kill in range(4):
+        with server_process(root) as (process, api), ThreadPoolExecutor(3) as threads:
+            before = len(landed)
+            for writer in range(3):
+                threads.submit(commit_until_killed, api.endpoint, f"{kill}/{writer}", landed)
+            wait_for(lambda: len(landed) >= before + 5, "commits to land")  # noqa: B023 (called at once)
+            time.sleep(0.037 * kill)
+            process.send_signal(signal.SIGKILL)
+        # A file that dulwich was just writing is reported, and not counted as damage; the next commit sweeps it.
+        assert [line for line in fsck(root).splitlines() if not line.endswith(".lock")] in ([], ["0 "])
+    with server_process(root) as (_, api):
+        history = [entry.commit_id for entry in api.list_repo_commits(REPO)]
+        assert set(landed) <= set(history), "a commit that was answered is gone"
+        put(api, "after.txt", b"alive")
+        assert api.file_exists(REPO, "after.txt")
+    assert fsck(root) == "0 "
+
+
+STRIDES = {"create": 29, "commit": 31, "assemble": 37, "tag": 11, "untag": 7, "delete": 23}
+"""Every how manieth place is tried in the short form: the places are some 640, and each takes a third of a second."""
+
+
+def kill_at_writes(operation: str, folder: Path, stride: int) -> tuple[int, int]:
+    program = [sys.executable, "-m", "tests.unit.tasks.hub_server.kills", operation, str(folder), str(stride)]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=Path(__file__).parents[4])
+    assert done.returncode == 0, done.stderr
+    places, landed = map(int, done.stdout.split())
+    return places, landed
+
+
+@pytest.mark.parametrize(("operation", "stride"), STRIDES.items())
+def test_kill_before_some_writes(operation: str, stride: int, tmp_path: Path) -> None:
+    places, landed = kill_at_writes(operation, tmp_path, stride)
+    assert places > stride
+    assert 0 <= landed < places
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", STRIDES)
+def test_kill_before_every_write(operation: str, tmp_path: Path) -> None:
+    places, _ = kill_at_writes(operation, tmp_path, 1)
+    assert places > 20
+
+
+def test_a_repository_deleted_under_its_users(root: Path) -> None:
+    """Readers, writers and uploads of a repository that is deleted meanwhile are told so, and leave nothing behind."""
+    with server_process(root) as (_, one), server_process(root) as (_, two):
+        for turn in range(3):
+            one.create_repo(REPO)
+
+            content = b"x" * 100 + bytes([turn])
+            writers = [partial(put_many, api, content) for api in (one, two)]
+            outcomes = at_once([*writers, partial(delete_soon, two)])
+            assert set(outcomes) <= {200, 404}, outcomes
+            assert [path.name for path in (root / "models/alice").iterdir()] == []
+
+
+def test_a_repository_deleted_under_an_upload(alice: HfApi, hub: LocalHub, root: Path) -> None:
+    alice.create_repo(REPO)
+    content = b"x" * 1000
+    answer = httpx2.post(
+        f"{hub.endpoint}/{REPO}.git/info/lfs/objects/batch",
+        json={"objects": [{"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}]},
+        headers={"Authorization": "Bearer token-of-alice"},
+    )
+
+    def blocks() -> Iterator[bytes]:
+        yield content[:500]
+        incoming = root / "models/alice/model.git/lfs/incoming"
+        give_up = time.monotonic() + 10
+        while not (incoming.exists() and list(incoming.iterdir())):  # the server is about to write
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        alice.delete_repo(REPO)
+        yield content[500:]
+
+    upload = httpx2.put(answer.json()["objects"][0]["actions"]["upload"]["href"], content=blocks())
+    assert (upload.status_code, upload.headers["x-error-code"]) == (404, "RepoNotFound")
+    assert [path.name for path in (root / "models/alice").iterdir()] == []
+
+
+def put_many(api: HfApi, content: bytes) -> object:
+    try:
+        for number in range(30):
+            put(api, f"{number}.safetensors", content + bytes([number]))
+    except RuntimeError as error:  # so the client wraps what an upload is answered
+        if isinstance(error.__cause__, HfHubHTTPError):
+            raise error.__cause__ from None
+        raise
+    return 200
+
+
+def delete_soon(api: HfApi) -> object:
+    time.sleep(0.15)
+    api.delete_repo(REPO)
+    return 200
+
+
+def test_sigterm_stops_the_server_in_good_order(root: Path) -> None:
+    with server_process(root) as (process, api):
+        api.create_repo(REPO)
+        process.terminate()
+        assert process.wait(timeout=5) == 0

@@ -1,0 +1,174 @@
+"""Starting the Hub from a shell: what it says, whom it lets in, and what it refuses to start with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
+
+from params import EvergreenError
+from params.errors import HubRefusedError, StorageError, TransientError
+from tasks.hub_server import LOCAL_TOKEN
+from tasks.hub_server.serve import read_members, serve
+
+ALICE, BOB = "hf_" + "a" * 40, "hf_" + "b" * 40
+SERVE = """
+import sys
+from pathlib import Path
+from tasks.hub_server.serve import serve
+folder, host, tokens = sys.argv[1:]
+serve(Path(folder), host=host, port=0, tokens=Path(tokens) if tokens else None)
+"""
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.yaml"
+    path.write_text(f"tokens:\n  {ALICE}: alice\n  {BOB}: bob\nteams:\n  vision: [bob]\n")
+    path.chmod(0o600)
+    return path
+
+
+@contextmanager
+def serving(folder: Path, host: str = "127.0.0.1", tokens: Path | str = "") -> Iterator[tuple[str, str]]:
+    """A Hub in a process of its own: its first lines, and its address on this machine. It ends by Ctrl-C."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(folder), host, str(tokens)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        said = ""
+        while "Ctrl-C" not in said and (line := process.stdout.readline()):
+            said += line
+        port = re.search(r"is at http://\S+:(\d+)", said)
+        assert port, said
+        yield said, f"http://127.0.0.1:{port[1]}"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+        assert process.stdout.read() == "The Hub has stopped.\n"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_this_machine_is_served_without_a_file(tmp_path: Path) -> None:
+    with serving(tmp_path / "hub") as (said, endpoint):
+        api = HfApi(endpoint=endpoint, token=LOCAL_TOKEN)
+        api.create_repo("anybody/model", private=True)
+        assert f"HF_ENDPOINT={endpoint} HF_TOKEN={LOCAL_TOKEN} HF_HUB_DISABLE_XET=1" in said
+        link = re.search(r"browse: +(\S+)", said)
+        assert link
+        with httpx2.Client(headers={"Accept": "text/html"}) as browser:
+            assert "Signed in as local" in browser.get(link[1]).text
+            assert browser.get(f"{endpoint}/anybody/model").status_code == 200
+
+
+def test_a_team_is_served_by_its_tokens(tmp_path: Path, members: Path) -> None:
+    with serving(tmp_path / "hub", "0.0.0.0", members) as (said, endpoint):
+        assert ALICE not in said
+        assert "once" not in said
+        alice, bob = HfApi(endpoint=endpoint, token=ALICE), HfApi(endpoint=endpoint, token=BOB)
+        bob.create_repo("vision/model", private=True)
+        assert [team["name"] for team in bob.whoami()["orgs"]] == ["vision"]
+        for token, status in ((ALICE, 403), (LOCAL_TOKEN, 401), ("x", 401)):
+            with pytest.raises(HfHubHTTPError) as raised:
+                HfApi(endpoint=endpoint, token=token).create_repo("vision/other")
+            assert raised.value.response.status_code == status
+        assert not alice.repo_exists("vision/model")
+        answer = httpx2.get(f"{endpoint}/api/models", headers={"Host": "hub.team.example"})
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1"])
+def test_other_machines_are_not_served_without_tokens(tmp_path: Path, host: str) -> None:
+    with pytest.raises(HubRefusedError, match="without a file of tokens"):
+        serve(tmp_path / "hub", host=host, port=0, tokens=None)
+    assert not (tmp_path / "hub").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        (f"tokens: {{{ALICE}: alice}}", 0o640, "chmod 600"),
+        (f"tokens: {{{ALICE}: alice}}", 0o604, "chmod 600"),
+        (f"tokens: {{{LOCAL_TOKEN}: alice}}", 0o600, "every local Hub has"),
+        ("tokens: {short: alice}", 0o600, "could be guessed"),
+        (f"tokens: {{alice: {ALICE}}}", 0o600, "could be guessed"),
+        ("tokens: {12345678901234567890123: alice}", 0o600, "could be guessed"),
+        (f"tokens: {{{ALICE}: [alice]}}", 0o600, "does not map tokens to users"),
+        (f"{ALICE}: alice", 0o600, "keys other than"),
+        ("", 0o600, "empty"),
+        ("tokens: {}", 0o600, "does not map tokens to users"),
+        (f"tokens:\n  {ALICE}: alice\n  {ALICE}: bob\n", 0o600, "twice"),
+        (f"tokens:\n  {ALICE}: alice\n [\n", 0o600, "not YAML"),
+        (f"tokens: {{{ALICE}: alice}}\nteams: {{t: [carol]}}", 0o600, "no token belongs to carol"),
+        (f"tokens: {{{ALICE}: alice}}\nteams: [t]", 0o600, "does not map teams"),
+        (f"tokens: {{{ALICE}: ../alice}}", 0o600, "cannot be the name of a user"),
+        (f"tokens: {{{ALICE}: api}}", 0o600, "cannot be the name of a user"),
+    ],
+)  # fmt: skip
+def test_files_of_tokens_that_are_refused(tmp_path: Path, text: str, mode: int, said: str) -> None:
+    path = tmp_path / "tokens.yaml"
+    path.write_text(text)
+    path.chmod(mode)
+    with pytest.raises(HubRefusedError) as raised:
+        serve(tmp_path / "hub", host="127.0.0.1", port=0, tokens=path)
+    assert said in str(raised.value)
+    assert "fix: " in str(raised.value)
+    assert "aaaa" not in str(raised.value), "the message holds a token"
+
+
+def test_a_file_of_tokens_may_be_json(members: Path) -> None:
+    members.write_text(json.dumps({"tokens": {ALICE: "alice"}, "teams": {"t": ["alice"]}}))
+    assert read_members(members).teams == {"t": ["alice"]}
+    assert ALICE not in repr(read_members(members))
+
+
+def test_a_taken_port_is_said(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(TransientError, match=rf"port {port} is taken") as raised:
+            serve(tmp_path, host="localhost", port=port, tokens=None)
+    assert "--port" in raised.value.fix
+
+
+@pytest.mark.parametrize(
+    ("folder", "host", "error"),
+    [
+        ("file/hub", "127.0.0.1", StorageError),
+        ("hub", "no-such-name.invalid", HubRefusedError),
+        ("hub", "203.0.113.7", HubRefusedError),
+    ],
+)
+def test_what_cannot_be_served(
+    tmp_path: Path, members: Path, folder: str, host: str, error: type[EvergreenError]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(error, match="fix: "):
+        serve(tmp_path / folder, host=host, port=0, tokens=members)
+
+
+def test_importing_it_is_light() -> None:
+    code = "import sys, tasks.hub_server.serve; print([m for m in ('fastapi', 'torch', 'huggingface_hub') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,219 @@
+"""Files as a source: every format, and what each malformed file is answered with."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from params import DataError
+from params.schema import Files
+from tasks.ingestion.source import open_source
+
+
+def rows(root: Path, pattern: str, split: str = "train", **source: Any) -> list[dict[str, Any]]:
+    opened = open_source(Files(kind="files", train=pattern, **source), root)
+    return [row for batch in opened.batches(split) for row in batch.rows.to_pylist()]
+
+
+def addresses(root: Path, pattern: str, **source: Any) -> list[str]:
+    opened = open_source(Files(kind="files", train=pattern, **source), root)
+    return [batch.address(i) for batch in opened.batches("train") for i in range(len(batch.rows))]
+
+
+def revision(root: Path, pattern: str) -> str:
+    return open_source(Files(kind="files", train=pattern), root).revision
+
+
+def refused(root: Path, pattern: str, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        rows(root, pattern)
+    assert message in str(caught.value)
+    assert caught.value.fix
+
+
+def test_csv_columns_are_typed_by_all_of_their_cells(tmp_path: Path) -> None:
+    text = (
+        "\ufefftext,count,share,code,mixed,void\n" + '"a, ""b""\nc",1,1.5,007,1,\n' + "plain,-20,2,1e3,x,\n" + ",,,,,\n"
+    )
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+    assert rows(tmp_path, "a.csv") == [
+        {"text": 'a, "b"\nc', "count": 1, "share": 1.5, "code": "007", "mixed": "1", "void": None},
+        {"text": "plain", "count": -20, "share": 2.0, "code": "1e3", "mixed": "x", "void": None},
+        {"text": "", "count": None, "share": None, "code": "", "mixed": "", "void": None},
+    ]
+    assert addresses(tmp_path, "a.csv") == ["a.csv:2", "a.csv:4", "a.csv:5"]
+
+
+def test_csv_numbers_that_would_lose_digits_stay_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,n\n12345678901234567890,12345678901234567\n2,0.5\n")
+    assert rows(tmp_path, "a.csv")[0] == {"id": "12345678901234567890", "n": "12345678901234567"}
+
+
+def test_json_lines_keep_their_types_and_lack_keys(tmp_path: Path) -> None:
+    written = [{"text": "ä\u2028", "spans": [{"label": "x", "start": 1}]}, {"text": None, "n": 1}, {"meta": {}}]
+    lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in written)
+    (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8", newline="\r\n")
+    assert rows(tmp_path, "a.jsonl") == [
+        {"text": "ä\u2028", "spans": [{"label": "x", "start": 1}], "n": None, "meta": None},
+        {"text": None, "spans": None, "n": 1, "meta": None},
+        {"text": None, "spans": None, "n": None, "meta": None},
+    ]
+    assert addresses(tmp_path, "a.jsonl") == ["a.jsonl:1", "a.jsonl:3", "a.jsonl:5"]
+
+
+def test_only_line_feeds_end_a_line_of_json(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text":\r"x"}\r\n{"text": "y"}')
+    assert addresses(tmp_path, "a.jsonl") == ["a.jsonl:1", "a.jsonl:2"]
+
+
+def test_parquet_keeps_its_types_and_gives_up_its_categories(tmp_path: Path) -> None:
+    table = pa.table({"n": pa.array([1, 2], pa.int8()), "kind": pa.array(["a", "b"]).dictionary_encode()})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (batch,) = open_source(Files(kind="files", train="a.parquet"), tmp_path).batches("train")
+    assert batch.rows.schema == pa.schema([("n", pa.int8()), ("kind", pa.string())])
+    assert batch.rows.to_pylist() == [{"n": 1, "kind": "a"}, {"n": 2, "kind": "b"}]
+    assert batch.address(1) == "a.parquet row 1"
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        ("line", [("a.txt:2", "one"), ("a.txt:3", "two"), ("a.txt:6", " three")]),
+        ("paragraph", [("a.txt:2", "one\ntwo"), ("a.txt:6", " three")]),
+        ("file", [("a.txt", "\none\ntwo\n \n\n three")]),
+    ],
+)
+def test_text_units(tmp_path: Path, unit: Any, expected: list[tuple[str, str]]) -> None:
+    (tmp_path / "a.txt").write_text("\none\ntwo\n \n\n three")
+    found = [row["text"] for row in rows(tmp_path, "a.txt", text_unit=unit)]
+    assert list(zip(addresses(tmp_path, "a.txt", text_unit=unit), found, strict=True)) == expected
+
+
+def test_a_pattern_reads_files_by_name_in_several_formats(tmp_path: Path) -> None:
+    (tmp_path / "d" / "folder.csv").mkdir(parents=True)
+    (tmp_path / "d" / "b.csv").write_text("text\nfrom csv\n")
+    (tmp_path / "d" / "a.jsonl").write_text('{"text": "from json"}\n')
+    (tmp_path / "d" / "c.txt").write_text("from text")
+    assert [row["text"] for row in rows(tmp_path, "d/*")] == ["from json", "from csv", "from text"]
+    assert [row["text"] for row in rows(tmp_path, "**/*.csv")] == ["from csv"]
+    assert [row["text"] for row in rows(tmp_path, str(tmp_path / "d/b.csv"))] == ["from csv"]
+
+
+def test_a_path_may_hold_the_characters_of_patterns(tmp_path: Path) -> None:
+    (tmp_path / "a[1].txt").write_text("x")
+    assert rows(tmp_path, "a[1].txt") == [{"text": "x"}]
+
+
+def test_revision_follows_names_and_contents(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for root in (one, two):
+        root.mkdir()
+        (root / "a.txt").write_text("x")
+    first = revision(one, "*.txt")
+    assert first == revision(two, "a.txt") == revision(two, str(two / "a.txt"))
+    assert first.startswith("sha256:")
+    (one / "a.txt").write_text("y")
+    (two / "a.txt").rename(two / "b.txt")
+    assert len({first, revision(one, "*.txt"), revision(two, "*.txt")}) == 3
+
+
+def test_no_file_matches(tmp_path: Path) -> None:
+    refused(tmp_path, "data/*.csv", f"data.source.train: data/*.csv: no file matches in {tmp_path}")
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    refused(tmp_path, "data", "data.source.train: data: is a folder\n  fix: write a pattern of files")
+
+
+def test_an_unknown_suffix(tmp_path: Path) -> None:
+    (tmp_path / "a.xlsx").write_text("x")
+    refused(tmp_path, "a.*", "a.xlsx is of a kind that cannot be read\n  fix: use one of .csv, .jsonl, .json, .parquet")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "txt"])
+def test_an_empty_file(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"a.{suffix}").touch()
+    refused(tmp_path, "a.*", f"a.{suffix}: the file is empty")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "txt"])
+@pytest.mark.parametrize("before", [b"", b'{"t": "\xc3\xa4"}\n' * 100_000])
+def test_bytes_that_are_not_utf8(tmp_path: Path, suffix: str, before: bytes) -> None:
+    bad = b'{"t": "caf\xe9"}\n'
+    (tmp_path / f"a.{suffix}").write_bytes((before if suffix != "csv" else before.replace(b'"', b"")) + bad)
+    size = len(before if suffix != "csv" else before.replace(b'"', b""))
+    line = before.count(b"\n") + 1
+    refused(tmp_path, "a.*", f"a.{suffix}:{line}: not UTF-8: the byte at offset {size + 10} (line {line})")
+
+
+def test_the_offset_is_right_where_a_character_straddles_blocks(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x\n" * (2**19 - 1) + b"x\xc3\xa4\n\xff")
+    refused(tmp_path, "a.txt", f"not UTF-8: the byte at offset {2**20 + 2} (line {2**19 + 1})")
+
+
+def test_a_file_that_ends_inside_a_character(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\ntw\xc3")
+    refused(tmp_path, "a.txt", "a.txt:2: not UTF-8: the byte at offset 6 (line 2)")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n3\n", "a.csv:3: 1 cells, where the header has 2"),
+        ('a,b\n"x\ny",1\nz,2,3\n', "a.csv:4: 3 cells, where the header has 2"),
+        ('a,b\n1,"x"y\n', "a.csv:2: malformed CSV: ',' expected after '\"'"),
+        ('a,b\n1,2\n3,"never\nclosed\n', "a.csv:3: malformed CSV: unexpected end of data"),
+        ("a,a\n1,2\n", "a.csv:1: the header is wrong: column `a` stands there twice"),
+        ("a,\n1,2\n", "a.csv:1: the header is wrong: a column has no name"),
+    ],
+)
+def test_malformed_csv(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    refused(tmp_path, "a.csv", message)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "x"', "a.jsonl:2: malformed JSON: Expecting ',' delimiter"),
+        ('["x"]', "a.jsonl:2: an array, not an object"),
+        ("3", "a.jsonl:2: a number or a truth value, not an object"),
+        ("[" * 100_000, "a.jsonl:2: malformed JSON"),
+        ('{"text": "\\ud83d"}', "a.jsonl:2: column `text`: a str that cannot be stored: 'utf-8' codec can't encode"),
+        ('{"text": 1}', "a.jsonl:2: column `text` is int64 here, and string in the rows before"),
+        ('{"text": "y", "n": 1' + "0" * 30 + "}", "a.jsonl:2: column `n`: a int that cannot be stored"),
+    ],
+)
+def test_malformed_json_lines(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' + line + "\n")
+    refused(tmp_path, "a.jsonl", message)
+
+
+def test_a_torn_parquet_file(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": list(range(1000))}), tmp_path / "a.parquet")
+    (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-100])
+    refused(tmp_path, "a.parquet", "a.parquet: not readable as Parquet")
+
+
+def test_files_of_other_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\nx,1\n")
+    (tmp_path / "b.csv").write_text("text,lable\nx,1\n")
+    refused(tmp_path, "*.csv", "b.csv: has other columns than a.csv: it lacks `label` and adds `lable`")
+    source = open_source(Files(kind="files", train="a.csv", test="b.csv"), tmp_path)
+    list(source.batches("train"))
+    with pytest.raises(DataError, match=r"b.csv: has other columns than a.csv"):
+        list(source.batches("test"))
+
+
+def test_a_file_that_goes_away_is_about_the_data(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    source = open_source(Files(kind="files", train="a.txt"), tmp_path)
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(DataError, match=r"a.txt: cannot be read: .*No such file"):
+        list(source.batches("train"))
+    with pytest.raises(DataError, match=r"a.txt: cannot be read: .*No such file"):
+        _ = source.revision

@@ -1,0 +1,158 @@
+"""A dataset on a Hub as a source, with the real client against the local Hub."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import huggingface_hub.constants
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+from huggingface_hub.utils import disable_progress_bars
+
+from params import DataError, HubRefusedError, RecipeError, TransientError
+from params.artifacts import Artifacts
+from params.schema import Data, HubDataset
+from tasks.hub_server import LocalHub
+from tasks.ingestion.source import open_source
+from tasks.ingestion.stage import ingest
+
+
+@pytest.fixture(autouse=True)
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN", "token-of-alice")
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # between the client's retries
+    disable_progress_bars()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[LocalHub]:
+    with LocalHub(tmp_path / "hub", tokens={"token-of-alice": "alice", "token-of-bob": "bob"}) as running:
+        yield running
+
+
+@pytest.fixture
+def commit(hub: LocalHub) -> str:
+    api = HfApi(endpoint=hub.endpoint, token="token-of-alice")
+    api.create_repo("alice/notes", repo_type="dataset", private=True)
+    files = {
+        "data/train-0.jsonl": b'{"text": "a"}\n{"text": "b"}\n',
+        "data/train-1.jsonl": b'{"text": "c"}\n',
+        "test.csv": b"text\nt\n",
+        "notes.txt": b"Notes\n",
+    }
+    operations = [CommitOperationAdd(path, content) for path, content in files.items()]
+    done = api.create_commit("alice/notes", operations, commit_message="Add", repo_type="dataset")
+    api.create_commit(
+        "alice/notes",
+        [CommitOperationAdd("data/train-1.jsonl", b'{"text": "later"}\n')],
+        commit_message="Change",
+        repo_type="dataset",
+    )
+    return done.oid
+
+
+def section(hub: LocalHub, commit: str, **source: Any) -> HubDataset:
+    given = {"kind": "hub", "repo_id": "alice/notes", "train": "data/train-*.jsonl", "endpoint": hub.endpoint}
+    return HubDataset.model_validate(given | {"revision": commit} | source)
+
+
+def read(source: HubDataset, split: str = "train") -> list[str]:
+    return [row["text"] for batch in open_source(source).batches(split) for row in batch.rows.to_pylist()]
+
+
+def test_rows_come_from_the_commit_and_only_what_is_needed_is_fetched(
+    hub: LocalHub, commit: str, tmp_path: Path
+) -> None:
+    source = section(hub, commit, test="**/*.csv")
+    assert read(source) == ["a", "b", "c"]
+    assert read(source, "test") == ["t"]
+    assert open_source(source).revision == commit
+    fetched = {path.name for path in (tmp_path / "cache").rglob("snapshots/*/**/*")}
+    assert fetched == {commit, "data", "train-0.jsonl", "train-1.jsonl", "test.csv"} - {commit}
+
+
+def test_the_stage_runs_on_it(hub: LocalHub, commit: str, tmp_path: Path) -> None:
+    data = Data(
+        source=section(hub, commit, test="test.csv", validation="data/train-1.jsonl", train="data/train-0.jsonl")
+    )
+    report = ingest(Artifacts("r", tmp_path), data=data, seed=1)
+    assert (report.source, report.revision) == ("hub", commit)
+    assert report.rows == {"train": 2, "validation": 1, "test": 1}
+
+
+def test_a_pattern_without_files(hub: LocalHub, commit: str) -> None:
+    with pytest.raises(
+        DataError, match=rf"data.source.train: nothing/\*.csv: no file matches in alice/notes at {commit}"
+    ):
+        read(section(hub, commit, train="nothing/*.csv"))
+
+
+def test_a_commit_that_does_not_exist(hub: LocalHub, commit: str) -> None:
+    with pytest.raises(RecipeError, match=rf"datasets/alice/notes: has no commit {'0' * 40}"):
+        read(section(hub, "0" * 40))
+
+
+def test_a_dataset_that_does_not_exist_or_is_hidden(
+    hub: LocalHub, commit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(HubRefusedError, match=r"datasets/alice/nothing: no such dataset, or it is private"):
+        read(section(hub, commit, repo_id="alice/nothing"))
+    monkeypatch.setenv("HF_TOKEN", "token-of-bob")
+    with pytest.raises(HubRefusedError, match=r"datasets/alice/notes: no such dataset, or it is private"):
+        read(section(hub, commit))
+    monkeypatch.setenv("HF_TOKEN", "wrong-token")
+    with pytest.raises(HubRefusedError, match=r"HF_TOKEN") as caught:
+        read(section(hub, commit))
+    assert "wrong-token" not in str(caught.value)
+
+
+def test_a_hub_that_cannot_be_reached(hub: LocalHub, commit: str) -> None:
+    with pytest.raises(TransientError, match=r"127.0.0.1:1/datasets/alice/notes: the Hub cannot be reached: Connect"):
+        read(section(hub, commit, endpoint="http://127.0.0.1:1"))
+
+
+def test_what_is_in_the_cache_needs_no_hub(hub: LocalHub, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"not in the local cache, and HF_HUB_OFFLINE forbids"):
+        read(section(hub, commit))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    read(section(hub, commit))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert read(section(hub, commit)) == ["a", "b", "c"]
+    with pytest.raises(DataError, match=r"not in the local cache, and HF_HUB_OFFLINE forbids"):
+        read(section(hub, commit, train="notes.txt"))
+
+
+@pytest.mark.parametrize("pattern", ["../../secret.csv", "/etc/secret.csv"])
+def test_a_pattern_stays_in_the_repository(hub: LocalHub, commit: str, pattern: str) -> None:
+    with pytest.raises(RecipeError, match=r"leads out of the repository"):
+        open_source(section(hub, commit, train=pattern))
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "expected", "message"),
+    [
+        (GatedRepoError, 403, HubRefusedError, "it is gated"),
+        (HfHubHTTPError, 403, HubRefusedError, "refuses access (403)"),
+        (HfHubHTTPError, 404, DataError, "answers 404"),
+        (HfHubHTTPError, 429, TransientError, "answers 429"),
+        (HfHubHTTPError, 503, TransientError, "answers 503"),
+        (httpx2.ReadError, 0, TransientError, "cannot be reached: ReadError"),
+    ],
+)
+def test_answers_that_the_local_hub_does_not_give(
+    hub: LocalHub, commit: str, monkeypatch: pytest.MonkeyPatch, kind: Any, status: int, expected: type, message: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        if not status:
+            raise kind("lost")
+        raise kind("no", response=httpx2.Response(status, request=httpx2.Request("GET", "http://x")))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(expected) as caught:
+        read(section(hub, commit))
+    assert message in str(caught.value)

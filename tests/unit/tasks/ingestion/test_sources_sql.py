@@ -1,0 +1,154 @@
+"""Databases as a source, SQLite for real."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+from sqlalchemy.dialects import registry
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+
+from params import DataError, RecipeError, TransientError
+from params.schema import Sql
+from tasks.ingestion.source import open_source
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "data.db"
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("create table notes (id integer primary key, text text, score real, other)")
+        rows = [(i, f"100% of :x {i}", None if i else 0.5, None) for i in range(1300)]
+        connection.executemany("insert into notes values (?, ?, ?, ?)", rows)
+    connection.close()
+    return path
+
+
+def query(root: Path, statement: str, url: str = "sqlite:///data.db") -> list[dict[str, Any]]:
+    source = open_source(Sql(kind="sql", url=url, query=statement), root)
+    return [row for batch in source.batches("train") for row in batch.rows.to_pylist()]
+
+
+def test_a_query_gives_its_rows_in_batches(database: Path) -> None:
+    statement = "select id, text, score from notes where text like '100% of :x%' order by id desc"
+    source = open_source(Sql(kind="sql", url="sqlite:///data.db", query=statement), database.parent)
+    batches = list(source.batches("train"))
+    assert [len(batch.rows) for batch in batches] == [512, 512, 276]
+    assert batches[0].rows.to_pylist()[0] == {"id": 1299, "text": "100% of :x 1299", "score": None}
+    assert batches[1].address(0) == "data.source.query row 512"
+    assert source.splits == ("train",)
+
+
+def test_a_statement_goes_to_the_driver_as_it_is(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drivers of the %s kind trip over a bare % as soon as they are given parameters, even none."""
+    seen: list[str] = []
+    execute = SQLiteDialect_pysqlite.do_execute_no_params
+
+    def spy(self: Any, cursor: Any, statement: str, context: Any = None) -> None:
+        seen.append(statement)
+        execute(self, cursor, statement, context)
+
+    monkeypatch.setattr(SQLiteDialect_pysqlite, "do_execute_no_params", spy)
+    statement = "select id from notes where text like '100% of :x 7'"
+    assert query(database.parent, statement) == [{"id": 7}]
+    assert seen == [statement]
+
+
+def test_the_url_takes_variables(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOLDER", str(database.parent))
+    monkeypatch.setenv("WHOLE", f"sqlite:///{database}")
+    assert query(Path("elsewhere"), "select count(*) as n from notes", "sqlite:///${FOLDER}/data.db") == [{"n": 1300}]
+    assert query(Path("elsewhere"), "select count(*) as n from notes", "${WHOLE}") == [{"n": 1300}]
+
+
+def test_a_missing_variable_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"data.source.url: the environment has no variable NO_SUCH_VARIABLE"):
+        query(tmp_path, "select 1", "postgresql://me:${NO_SUCH_VARIABLE}@host/db")
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("select * from nots", "data.source.query: the database refuses: no such table: nots"),
+        ("select id, text, id from notes", "data.source.query: several columns are called `id`"),
+        ("delete from notes", "data.source.query: the statement returns no rows"),
+        ("select case when id = 700 then 'x' else id end as n from notes order by id", "n` is string here, and int64"),
+    ],
+)
+def test_a_query_that_fails(database: Path, statement: str, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        query(database.parent, statement)
+    assert message in str(caught.value)
+    assert query(database.parent, "select count(*) as n from notes") == [{"n": 1300}]
+
+
+def test_a_database_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data.db: there is no such database"):
+        query(tmp_path, "select 1")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_locked_database_is_worth_another_try(database: Path) -> None:
+    other = sqlite3.connect(database, isolation_level=None)
+    other.execute("begin exclusive")
+    with pytest.raises(TransientError, match=r"cannot be reached: database is locked"):
+        query(database.parent, "select * from notes", "sqlite:///data.db?timeout=0.01")
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nodialect://me:s3cret@host/x", "no SQLAlchemy dialect `nodialect`"),
+        ("not a url s3cret", "cannot be read as a SQLAlchemy URL"),
+        ("mysql://me:s3cret@host:s3cret/x", "cannot be read as a SQLAlchemy URL"),
+        ("mssql+pymssql://me:s3cret@host/x", "the driver of `mssql+pymssql` is not installed"),
+    ],
+)
+def test_urls_that_cannot_be_used_do_not_show_the_password(tmp_path: Path, url: str, message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        query(tmp_path, "select 1", url)
+    assert message in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+class Leaky(SQLiteDialect_pysqlite):
+    """A server that repeats the password in its refusals."""
+
+    supports_statement_cache = True
+
+    def create_connect_args(self, url: sqlalchemy.URL) -> Any:
+        return [url], {}
+
+    def connect(self, url: sqlalchemy.URL) -> Any:
+        raise sqlite3.OperationalError(f"{url.host}, {url.username}:{url.password}")
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("connection refused", TransientError), ("password authentication failed", DataError)]
+)
+def test_no_message_shows_the_password(monkeypatch: pytest.MonkeyPatch, host: str, expected: type) -> None:
+    registry.register("leaky", __name__, "Leaky")
+    monkeypatch.setenv("DB_PASSWORD", "p@ss/w:rd")
+    monkeypatch.setenv("DB_HOST", host)
+    with pytest.raises(expected) as caught:
+        query(Path(), "select 1", "leaky://me:${DB_PASSWORD}@${DB_HOST}/db")
+    assert f"{host}, me:***" in str(caught.value)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "p@ss" not in str(error)
+        error = error.__cause__
+    assert caught.value.__suppress_context__
+
+
+def test_the_revision_of_a_query_has_no_password_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.register("leaky", __name__, "Leaky")
+
+    def revision(password: str, statement: str) -> str:
+        monkeypatch.setenv("DB_PASSWORD", password)
+        url = "leaky://me:${DB_PASSWORD}@host/db"
+        return open_source(Sql(kind="sql", url=url, query=statement), tmp_path).revision
+
+    assert revision("one", "select 1") == revision("two", "select 1") != revision("one", "select 2")

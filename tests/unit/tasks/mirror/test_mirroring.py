@@ -1,0 +1,363 @@
+"""Checkpoints on a branch of the Hub, with the real client: what is put there, what is taken from there, what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.utils import disable_progress_bars
+
+from params import load
+from params.artifacts import Artifacts
+from tasks.__main__ import main
+from tasks.hub_server import LocalHub
+from tasks.mirror.queue import Waiting
+from tasks.mirror.upload import mirrored
+from tests.support import tiny
+from trainer.checkpoints import sealed
+from trainer.job import Job
+
+# The client's own upload of a large file; the other tests of the Hub let it pass as well.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+TOKEN = "hf_tokenoftests"
+REPO = "tests/tiny"
+RECIPE = "params/tiny.yaml"
+PARTS = {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"}
+SIZES = {"train": 20, "validation": 8, "test": 8}
+
+
+class Machine:
+    """A project with tokens, the working directory; its checkpoints are made by hand."""
+
+    def __init__(self, root):
+        self.root = root
+        self.artifacts, _ = tiny.tokenized(root, tiny.recipe(), SIZES)
+        self.change()
+
+    def change(self, **changes):
+        """Write the recipe anew; keys of two parts, joined by `__`."""
+        given = {"launch.mirror": "last", "publish.timeout_s": 1.0}
+        given |= {key.replace("__", "."): value for key, value in changes.items()}
+        recipe = load(tiny.write(self.root / RECIPE, tiny.recipe(given)))
+        self.job = Job.plan(
+            self.root / ".scratch" / "tiny" / "checkpoints",
+            seed=recipe.seed,
+            objective=recipe.objective,
+            model=recipe.model,
+            training=recipe.training,
+            launch=recipe.launch,
+            metrics=recipe.evaluation.metrics,
+            tokens=self.artifacts.tokens,
+        )
+        self.waiting = self.root / ".scratch" / "tiny" / "mirror" / self.job.folder.name
+
+    def checkpoint(self, folder, step, parts=PARTS):
+        """A checkpoint of this run with all that it needs, its files a few bytes long."""
+        staged = folder / ".staging"
+        staged.mkdir(parents=True)
+        for name in parts:
+            (staged / name).write_bytes(f"{name} at step {step}".encode())
+        (staged / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        (staged / sealed.POSITION).write_text(json.dumps({"processes": 1}))
+        (staged / sealed.IDENTITY).write_text(sealed.identity_text(self.job.identity))
+        sealed.seal(staged, folder / f"checkpoint-{step}")
+        return folder / f"checkpoint-{step}"
+
+    def best(self, folder, step):
+        """Best weights of this run."""
+        staged = folder / ".best"
+        staged.mkdir(parents=True)
+        (staged / "model.safetensors").write_text(f"weights of step {step}")
+        (folder / sealed.IDENTITY).write_text(sealed.identity_text(self.job.identity))
+        sealed.seal_best(staged, step=step, metric="loss", value=1.0)
+        return folder / f"best-{step}"
+
+    def there(self):
+        return sorted(p.name for p in self.job.folder.glob("*")) if self.job.folder.exists() else []
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    disable_progress_bars()
+    with LocalHub(tmp_path / "hub", tokens={TOKEN: "tests", "hf_tokenofbob": "bob"}) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def every_line(caplog):
+    caplog.set_level(logging.INFO)
+
+
+@pytest.fixture
+def api(hub):
+    return HfApi(endpoint=hub.endpoint, token=TOKEN)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    made = Machine(tmp_path / "project")
+    monkeypatch.chdir(made.root)
+    return made
+
+
+def files(api, revision="checkpoints"):
+    return set(api.list_repo_files(REPO, revision=revision)) - {".gitattributes"}
+
+
+def content(api, path, tmp_path):
+    place = tmp_path / "looked at"
+    shutil.rmtree(place, ignore_errors=True)
+    return Path(api.hf_hub_download(REPO, path, revision="checkpoints", local_dir=place)).read_bytes()
+
+
+def commits(api):
+    return len(list(api.list_repo_commits(REPO, revision="checkpoints")))
+
+
+def test_a_checkpoint_and_the_best_weights_are_one_commit_that_replaces_the_one_before(machine, api, tmp_path):
+    machine.checkpoint(machine.waiting, 4)
+    machine.best(machine.waiting, 4)
+    assert main(["mirror", RECIPE]) == os.EX_OK
+    assert commits(api) == 2, "the first one makes the branch"
+    first = files(api)
+    assert {"last-checkpoint/optimizer.pt", "best/model.safetensors", "best/tokenizer.json"} <= first
+    machine.checkpoint(machine.waiting, 8, PARTS - {"scheduler.pt"} | {"another.pt"})
+    assert main(["mirror", RECIPE]) == os.EX_OK
+    assert commits(api) == 3
+    assert files(api) == first - {"last-checkpoint/scheduler.pt"} | {"last-checkpoint/another.pt"}
+    assert content(api, "last-checkpoint/model.safetensors", tmp_path) == b"model.safetensors at step 8"
+    assert files(api, "main") == set()
+    assert api.model_info(REPO).private
+    assert not machine.waiting.exists(), "what was uploaded waits no more"
+
+
+def test_what_is_fetched_is_what_was_sealed(machine, api, caplog):
+    here = machine.checkpoint(machine.root / "kept", 4)
+    best = machine.best(machine.root / "kept", 2)
+    for path in (here, best):
+        shutil.copytree(path, machine.waiting / path.name)
+    assert main(["mirror", RECIPE]) == os.EX_OK
+    assert main(["fetch", RECIPE]) == os.EX_OK
+    assert f"fetch: step 4 of run {machine.job.folder.name} from " in caplog.text
+    assert machine.there() == ["best-2", "checkpoint-4"]
+    for path in (here, best):
+        assert {p.name: p.read_bytes() for p in path.iterdir()} == {
+            p.name: p.read_bytes() for p in (machine.job.folder / path.name).iterdir()
+        }
+    assert main(["fetch", RECIPE]) == os.EX_OK
+    assert "nothing to do: this machine is at step 4" in caplog.text
+
+
+def test_of_all_checkpoints_the_newest_of_this_run_is_fetched(machine, api):
+    machine.change(launch__mirror="all", seed=4)
+    machine.checkpoint(machine.waiting, 100)
+    machine.change(launch__mirror="all")
+    for step in (2, 4, 10):
+        machine.checkpoint(machine.waiting, step)
+    assert main(["mirror", RECIPE]) == os.EX_OK
+    assert {p.partition("/")[0] for p in files(api)} == {f"checkpoint-{step}" for step in (2, 4, 10, 100)}
+    assert main(["fetch", RECIPE]) == os.EX_OK
+    assert machine.there() == ["checkpoint-10"]
+
+
+def put(api, path, what):
+    api.upload_file(path_or_fileobj=what, path_in_repo=path, repo_id=REPO, revision="checkpoints")
+
+
+DAMAGE = {
+    "a flipped bit": (
+        lambda api: put(api, "last-checkpoint/optimizer.pt", b"optimizer.pt at step 5"),
+        "last-checkpoint: not as it was written: optimizer.pt",
+    ),
+    "a file is gone": (
+        lambda api: api.delete_file("last-checkpoint/scheduler.pt", REPO, revision="checkpoints"),
+        "last-checkpoint: it lacks last-checkpoint/scheduler.pt",
+    ),
+    "no manifest": (
+        lambda api: api.delete_file("last-checkpoint/manifest.json", REPO, revision="checkpoints"),
+        "last-checkpoint: it lacks last-checkpoint/manifest.json",
+    ),
+    "a torn manifest": (
+        lambda api: put(api, "last-checkpoint/manifest.json", b'{"model.sa'),
+        "last-checkpoint/manifest.json: is damaged: ",
+    ),
+    "the best weights": (
+        lambda api: put(api, "best/model.safetensors", b"weights of step 5"),
+        "best: not as it was written: model.safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "said"), DAMAGE.values(), ids=DAMAGE)
+def test_what_is_damaged_is_not_fetched(machine, api, capsys, spoil, said):
+    machine.checkpoint(machine.waiting, 4)
+    machine.best(machine.waiting, 4)
+    assert main(["mirror", RECIPE]) == os.EX_OK
+    spoil(api)
+    assert main(["fetch", RECIPE]) == os.EX_NOINPUT
+    printed = capsys.readouterr().err
+    assert f"CheckpointError: {api.endpoint}/{REPO}, branch checkpoints, {said}" in printed
+    assert "fix: " in printed
+    assert machine.there() == []
+
+
+def test_a_checkpoint_of_another_run_is_not_fetched(machine, api, capsys):
+    machine.checkpoint(machine.waiting, 4)
+    assert main(["mirror", RECIPE]) == os.EX_OK
+    machine.change(training__learning_rate=0.5)
+    assert main(["fetch", RECIPE]) == os.EX_NOINPUT
+    assert "is of another run: training.learning_rate was 0.01, is 0.5\n" in capsys.readouterr().err
+    assert machine.there() == []
+
+
+def test_where_there_is_nothing_fetch_says_so(machine, api, capsys):
+    assert main(["fetch", RECIPE]) == os.EX_NOPERM
+    assert "404" in capsys.readouterr().err
+    api.create_repo(REPO)
+    assert main(["fetch", RECIPE]) == os.EX_NOPERM
+    assert "there is no checkpoint\n  fix: train on the other machine with `launch.mirror" in capsys.readouterr().err
+    shutil.rmtree(machine.artifacts.tokens)
+    assert main(["fetch", RECIPE]) == os.EX_DATAERR
+    assert "fix: run `python -m tasks tokenize params/tiny.yaml`" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_is_behind_the_branch_stays_here(machine, api, caplog, tmp_path):
+    machine.checkpoint(machine.waiting, 8)
+    assert main(["mirror", RECIPE]) == os.EX_OK
+    caplog.clear()
+    machine.checkpoint(machine.waiting, 8)
+    assert main(["mirror", RECIPE]) == os.EX_OK
+    assert "checkpoint-8" not in caplog.text, "it is there"
+    machine.checkpoint(machine.waiting, 4)
+    assert main(["mirror", RECIPE]) == os.EX_OK
+    assert "checkpoint-4 stays here: the branch has step 8 of this run" in caplog.text
+    assert content(api, "last-checkpoint/model.safetensors", tmp_path).endswith(b"step 8")
+    machine.change(seed=4)  # another run takes its place, however far it is
+    machine.checkpoint(machine.waiting, 4)
+    assert main(["mirror", RECIPE]) == os.EX_OK
+    assert content(api, "last-checkpoint/model.safetensors", tmp_path).endswith(b"step 4")
+
+
+def test_a_damaged_checkpoint_is_not_uploaded(machine, api, caplog):
+    machine.change(launch__mirror="all")
+    machine.checkpoint(machine.waiting, 2)
+    (machine.checkpoint(machine.waiting, 4) / "optimizer.pt").write_bytes(b"optimizer.pt at step 5")
+    assert main(["mirror", RECIPE]) == os.EX_OK
+    assert {p.partition("/")[0] for p in files(api)} == {"checkpoint-2"}
+    assert "checkpoint-4 is left out: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [("hf_tokenofnobody", "401"), ("hf_tokenofbob", "40"), ("hf_broken intwo", "white space"), ("", "no token")],
+    ids=["unknown", "of another", "malformed", "none"],
+)
+def test_a_refusal_is_said_without_the_token_and_what_waits_is_kept(
+    machine, hub, monkeypatch, capsys, caplog, token, said
+):
+    machine.checkpoint(machine.waiting, 4)
+    monkeypatch.setenv("HF_TOKEN", token)
+    assert main(["mirror", RECIPE]) == os.EX_NOPERM
+    printed = "".join([caplog.text, *capsys.readouterr()])
+    assert "HubRefusedError" in printed
+    assert said in printed
+    assert not token or token not in printed
+    assert not token or token.split()[0] not in printed
+    assert (machine.waiting / "checkpoint-4" / "manifest.json").exists()
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [None, StoppedError], ids=["finished", "stopped"])
+def test_what_a_training_leaves_at_its_end_is_waited_for(machine, api, monkeypatch, error):
+    """The mirror has only just been started when the training is over."""
+    monkeypatch.setenv("PYTHONPATH", str(tiny.ROOT))
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    patience = {"grace_s": 60.0 if error else 0.1, "stall_timeout_s": 0.1 if error else 60.0}
+    launch = machine.job.launch.model_copy(update=patience)
+    artifacts = Artifacts("tiny", machine.root)
+    with pytest.raises(error) if error else contextlib.nullcontext(), mirrored(artifacts, launch, machine.waiting.name):
+        machine.checkpoint(machine.job.folder, 4)
+        if error:
+            raise error
+    assert "last-checkpoint/manifest.json" in files(api)
+
+
+def test_a_private_run_does_not_go_to_a_public_repository(machine, api, capsys):
+    api.create_repo(REPO, private=False)
+    machine.checkpoint(machine.waiting, 4)
+    assert main(["mirror", RECIPE]) == os.EX_NOPERM
+    assert "the repository is public" in capsys.readouterr().err
+    machine.change(publish__private=False)
+    assert main(["mirror", RECIPE]) == os.EX_OK
+
+
+def test_a_release_on_main_is_neither_touched_nor_copied(machine, api):
+    api.create_repo(REPO, private=True)
+    api.upload_file(path_or_fileobj=b"released", path_in_repo="model.safetensors", repo_id=REPO)
+    machine.checkpoint(machine.waiting, 4)
+    assert main(["mirror", RECIPE]) == os.EX_OK
+    assert files(api, "main") == {"model.safetensors"}
+    assert {p.partition("/")[0] for p in files(api)} == {"last-checkpoint"}
+
+
+@pytest.mark.parametrize("keep_all", [False, True])
+def test_what_waits_outlives_its_deletion_and_only_as_much_as_is_needed(machine, keep_all, monkeypatch, caplog):
+    run, waiting = machine.job.folder, Waiting(machine.waiting, keep_all=keep_all)
+    waiting.look(run)
+    assert waiting.next() == []
+    for steps in ((2, 4), (6,)):
+        for step in steps:
+            machine.checkpoint(run, step)
+            machine.best(run, step - 1)
+        waiting.look(run)
+        sealed.retain(run, 0)
+    expected = {"best-5", "checkpoint-6"} | ({"checkpoint-2", "checkpoint-4"} if keep_all else set())
+    assert {p.name for p in machine.waiting.iterdir()} == expected
+    assert [p.name for p in waiting.next()] == ["checkpoint-2" if keep_all else "checkpoint-6", "best-5"]
+    assert all(sealed.verify(p) is None for p in machine.waiting.iterdir())
+
+    machine.checkpoint(run, 8)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1000, 990, 10))
+    waiting.look(run)
+    taken = {"checkpoint-2" if keep_all else "checkpoint-6", "best-5"}
+    assert {p.name for p in machine.waiting.iterdir()} == taken | {"checkpoint-8"}, "what is being uploaded stays too"
+    assert ("no room on the disk: not uploaded: checkpoint-6, checkpoint-4" in caplog.text) is keep_all
+
+
+def test_a_checkpoint_that_is_being_deleted_is_not_taken_for_a_whole_one(machine, caplog):
+    run, waiting = machine.job.folder, Waiting(machine.waiting, keep_all=True)
+    (machine.checkpoint(run, 2) / "optimizer.pt").unlink()
+    waiting.look(run)
+    assert waiting.next() == []
+    assert "left out" not in caplog.text, "a moment later it will be gone"
+    for _ in range(3):
+        waiting.look(run)
+    assert waiting.next() == []
+    assert caplog.text.count("checkpoint-2 is left out: files are missing") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "said"),
+    [
+        ("mirror", {"launch__mirror": "none"}, "launch.mirror: is `none`"),
+        ("fetch", {"training__resume": "never"}, "training.resume: is `never`"),
+    ],
+)
+def test_a_recipe_that_asks_for_nothing_of_it(machine, hub, capsys, command, changes, said):
+    machine.change(**changes)
+    assert main([command, RECIPE]) == os.EX_CONFIG
+    assert f"RecipeError: {said}" in capsys.readouterr().err

@@ -1,0 +1,310 @@
+"""The model card: what the Hub reads of it, what people read, that its snippets run, and that text stays text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from huggingface_hub import HfApi, ModelCard
+from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
+from markdown_it import MarkdownIt
+from ruamel.yaml import YAML
+from safetensors.numpy import save_file
+
+from params import RecipeError, load
+from tasks.hub_client.connection import LOCAL_TOKEN
+from tasks.hub_server import LocalHub
+from tasks.publishing.model_card import PICTURES, write_card
+from tasks.publishing.provenance import provenance
+from tests.support import tiny
+from tests.unit.tasks.report import example
+from trainer import objectives
+from trainer.data import tokens
+from trainer.model.network import initial_model
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+EVIL = "a|b `c` <script>alert(1)</script> [x](https://evil.example) ![y](//evil.example/p) www.evil.example **z**\n---\n# h"
+DATASET = re.compile(r"(?:[\w-]+/)?[\w.-]+")
+"""What the Hub takes for dataset.type."""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The artifacts of a run, as its stages leave them."""
+    artifacts = example.write(tmp_path, text=EVIL)
+    artifacts.model.mkdir(parents=True)
+    save_file({"weight": example_weight()}, artifacts.model / "model.safetensors")
+    return artifacts
+
+
+def example_weight():
+    import numpy as np
+
+    return np.arange(4.0)
+
+
+def change(artifacts, changes, **sections):
+    tiny.write(artifacts.recipe_path, tiny.recipe(changes, **{**tiny.CLASSES, **sections}))
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def card_of(artifacts, **options):
+    publish = load(artifacts.recipe_path).publish
+    tags = {"pipeline_tag": "text-classification", "auto_class": "AutoModelForSequenceClassification"}
+    return write_card(artifacts, publish, **{**tags, **options})
+
+
+def test_the_client_reads_the_figures_with_intervals_and_those_of_champion_and_base(run):
+    card = ModelCard(card_of(run))
+    found = {(r.metric_type, r.metric_name): r for r in card.data.eval_results}
+    assert list(found) == [("accuracy", "accuracy"), ("loss", "loss"), ("f1", "macro F1")]
+    accuracy = found["accuracy", "accuracy"]
+    assert accuracy.metric_value == 0.9
+    assert accuracy.metric_args == {
+        "rows": 402,
+        "interval": {"low": 0.88, "high": 0.92, "confidence": 0.95},
+        "champion": 0.87,
+        "base": 0.1,
+        "gain_over_champion": {"gain": 0.03, "low": 0.011, "high": 0.049},
+        "gain_over_base": {"gain": 0.8, "low": 0.78, "high": 0.82},
+    }
+    assert found["f1", "macro F1"].metric_args["average"] == "macro"
+    assert (accuracy.task_type, accuracy.dataset_type, accuracy.dataset_split) == (
+        "text-classification",
+        "tiny",
+        "test",
+    )
+    assert accuracy.dataset_revision == f"sha256:{example.DIGEST}"
+    index = eval_results_to_model_index(card.data.model_name, card.data.eval_results)
+    name, results = model_index_to_eval_results(index)
+    assert (name, results) == ("tiny", card.data.eval_results)
+    assert card.data.to_dict()["model-index"] == index
+    assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
+    assert (card.data.pipeline_tag, card.data.library_name) == ("text-classification", "transformers")
+    assert card.data.metrics == ["accuracy", "f1"]
+    assert card.data.tags == ["evergreen", "sequence-classification"]
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    with LocalHub(tmp_path_factory.mktemp("hub"), tokens={LOCAL_TOKEN: "tests"}) as running:
+        yield running
+
+
+@pytest.mark.parametrize("licence", ["other", "apache-2.0", "psf-2.0"])
+def test_the_hubs_own_validation_takes_the_card(run, hub, monkeypatch, licence):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+    change(run, {"publish.license": licence})
+    card = ModelCard(card_of(run))
+    card.validate()
+    named = (card.data.license, card.data.license_name)
+    assert named == (("other", licence) if licence == "psf-2.0" else (licence, None))
+    assert all(DATASET.fullmatch(result.dataset_type) for result in card.data.eval_results)
+    with pytest.raises(ValueError, match="license"):
+        ModelCard(str(card).replace(f"license: {card.data.license}", "license: mine")).validate()
+    with pytest.raises(ValueError, match=r"dataset\.split"):
+        ModelCard(str(card).replace("      split: test\n", "      split: 3\n")).validate()
+
+
+def test_base_model_and_dataset_are_named_where_they_are_on_the_hub(run):
+    plain = ModelCard(card_of(run)).data
+    assert (plain.base_model, plain.datasets) == (None, None)
+    model = {"pretrained": "google/bert_uncased_L-2_H-128_A-2", "revision": "abc"}
+    source = {"kind": "hub", "repo_id": "PolyAI/banking77", "revision": "a" * 40, "train": "train.csv"}
+    change(run, {}, model=model, data={"source": source})
+    text = card_of(run)
+    named = ModelCard(text).data
+    assert (named.base_model, named.datasets) == ("google/bert_uncased_L-2_H-128_A-2", ["PolyAI/banking77"])
+    assert {result.dataset_type for result in named.eval_results} == {"PolyAI/banking77"}
+    assert "Training started from `google/bert_uncased_L-2_H-128_A-2` at revision `abc`." in text
+    (run.root / "google" / "bert_uncased_L-2_H-128_A-2").mkdir(parents=True)
+    assert ModelCard(card_of(run)).data.base_model is None, "a folder of this machine is no repository"
+
+
+def parsed(card):
+    """The card as a renderer with raw HTML switched on sees it."""
+    body = ModelCard(card).content.split("\n---\n", 1)[1]
+    every = MarkdownIt("commonmark", {"html": True}).enable("table").parse(body)
+    return every, [inner for token in every for inner in (token, *(token.children or ()))]
+
+
+def test_text_of_data_and_recipe_stays_text(run):
+    fences = 'license: "mine\n   ```\n   ````\n   # h", repo_id:'  # a line of these could end the card's fence
+    text = run.recipe_path.read_text().replace("repo_id:", fences)
+    assert "\n   ```\n" in text
+    run.recipe_path.write_text(text + "# </code> {{ 7 * 7 }} {% raw %}\n# ---\n")
+    pictures = ["comparison.png", "curves.png", "slices.png"]
+    blocks, every = parsed(card_of(run, pictures=pictures, has_report=True))
+    assert {t.type for t in every if t.type.startswith("html")} == set()
+    targets = {str(t.attrs["href"]) for t in every if t.type == "link_open"}
+    assert targets == {"#how-it-was-made", "report.html", "evergreen-provenance.json"}
+    assert [t.attrs["src"] for t in every if t.type == "image"] == ["comparison.png", "slices.png", "curves.png"]
+    assert [t.content for t in every if t.type == "image"] == [
+        PICTURES[p] for p in ("comparison.png", "slices.png", "curves.png")
+    ]
+    titles = [blocks[i + 1].content for i, t in enumerate(blocks) if t.type == "heading_open"]
+    assert titles == ["tests/tiny", "Use", "Figures", "Slices", "Training", "Data", "Lineage", "How it was made"]
+    recipe = blocks[[t.type for t in blocks].index("fence", len(blocks) - 3)]
+    assert (recipe.info, recipe.content) == ("yaml", run.recipe_path.read_text())
+    rows = [t for i, t in enumerate(blocks) if t.type == "inline" and blocks[i - 1].type == "td_open"]
+    shown = ["".join(c.content for c in row.children) for row in rows]
+    assert any(cell.startswith("a|b `c` <script>alert(1)</script> [x](https://evil.example)") for cell in shown)
+
+
+def test_slices_stand_by_division_the_worst_first(run):
+    edit(run.evaluation / "details.json", slices=[example.part(i, "x") for i in reversed(range(12))])
+    text = card_of(run)
+    shown = re.findall(r"^\| a b gnp .* (\d+) \| (\d+) \| (0\.5\d+) \| (.*) ?\| 0\.5200 \|$", text, re.MULTILINE)
+    assert [int(i) for i, *_ in shown] == [3, 5, 7, 9, 11, 0, 2, 4, 6, 8, 10], "by label, then by length"
+    assert {ends.strip() for _, rows, _, ends in shown if rows == "40"} == {"0.4000 to 0.9500"}
+    assert {ends.strip() for _, rows, _, ends in shown if rows == "7"} == {""}
+    edit(run.evaluation / "details.json", slices=[example.part(2 * i, "x") for i in range(20)])
+    assert "8 more slices are not worse than these." in card_of(run)
+    edit(run.evaluation / "details.json", slices=[])
+    assert "## Slices" not in card_of(run)
+
+
+def test_the_card_tells_where_the_model_comes_from(run):
+    text = card_of(run)
+    assert f"It takes the place of `release-cafe`, at commit `{'c' * 40}`" in text
+    assert "accuracy` is 0.0300 better than the previous release's on the same rows" in text
+    assert "McNemar's test, p = 0.004" in text
+    assert "cannot be made again exactly" in text, "the code had changes"
+    edit(run.report("train"), git_commit="e" * 40)
+    edit(run.blessing, champion=None)
+    edit(run.report("evaluate"), champion=None)
+    text = card_of(run)
+    assert "This is the first release of the repository." in text
+    assert "python -m tasks reproduce tests/tiny@main" in text
+    assert "previous release |" not in text
+    edit(run.report("train"), git_commit=None)
+    assert "code that is not in git" in card_of(run)
+
+
+def test_the_same_run_gives_the_same_card(run):
+    first = card_of(run)
+    for path in run.root.rglob("*"):
+        os.utime(path, (1, 1))
+    assert card_of(run) == first == card_of(run, record=provenance(run))
+
+
+def lock_of(artifacts, training=None):
+    """dvc.lock as DVC leaves it after train, in small."""
+    md5 = training or hashlib.md5(artifacts.report("train").read_bytes()).hexdigest()
+    raw, rows, seqs = (
+        {"path": f"runs/tiny/{n}", "hash": "md5", "md5": n[0] * 32} for n in ("raw", "validated", "tokens")
+    )
+    history = {"path": "runs/tiny/history/training.json", "hash": "md5", "md5": md5}
+    stages = {
+        "ingest@tiny": {"cmd": "x", "outs": [raw]},
+        "validate@tiny": {"cmd": "x", "deps": [raw], "outs": [rows]},
+        "tokenize@tiny": {"cmd": "x", "outs": [seqs]},
+        "train@tiny": {"cmd": "x", "deps": [seqs], "outs": [history]},
+        "publish@tiny": {"cmd": "x"},
+        "train@other": {"cmd": "x"},
+    }
+    with (artifacts.root / "dvc.lock").open("w") as file:
+        YAML().dump({"schema": "2.0", "stages": stages}, file)
+
+
+def test_dvcs_lock_is_recorded_only_if_it_is_about_this_run(run):
+    assert provenance(run)["dvc_lock"] is None
+    lock_of(run)
+    kept = provenance(run)["dvc_lock"]["stages"]
+    assert list(kept) == ["ingest@tiny", "validate@tiny", "tokenize@tiny", "train@tiny"]
+    assert "| `runs/tiny/raw` | `" + "r" * 32 + "` |" in card_of(run)
+    lock_of(run, training="0" * 32)
+    assert provenance(run)["dvc_lock"] is None, "DVC ran another training; this one was run without it"
+    assert "What dvc.lock recorded" not in card_of(run)
+
+
+def test_the_provenance_is_json_and_holds_hashes_of_recipe_rows_and_weights(run, monkeypatch):
+    monkeypatch.setenv("DATABASE_PASSWORD", "correct-horse")
+    url = "postgresql://reader:${DATABASE_PASSWORD}@db/x"
+    change(run, {}, data={"source": {"kind": "sql", "url": url, "query": "SELECT 1"}})
+    record = provenance(run)
+    assert json.loads(json.dumps(record)) == record
+    assert record["recipe"]["text"] == run.recipe_path.read_text()
+    assert record["data"]["sha256"] == dict.fromkeys(("train", "validation", "test"), example.DIGEST)
+    file = run.model / "model.safetensors"
+    assert record["weights"] == {"model.safetensors": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert (record["run"], record["seed"], record["objective"]["name"]) == (
+        "0123456789abcdef",
+        3,
+        "sequence_classification",
+    )
+    assert "correct-horse" not in json.dumps(record) + card_of(run)
+    assert str(run.root) not in json.dumps(record)
+
+
+@pytest.mark.parametrize("url", ["postgresql://reader:hunter2@db/x", "https://me:hunter2@hub.example/x"])
+def test_a_recipe_with_a_password_is_not_published(run, url):
+    change(run, {}, data={"source": {"kind": "sql", "url": url, "query": "SELECT 1"}})
+    with pytest.raises(RecipeError, match=r"params/tiny\.yaml:\d+: there is a password") as caught:
+        card_of(run)
+    assert "hunter2" not in str(caught.value)
+
+
+KINDS = {
+    "causal_lm": ("text-generation", {}),
+    "sequence_classification": ("text-classification", tiny.CLASSES),
+    "token_classification": ("token-classification", tiny.TAGS),
+    "seq2seq": ("text2text-generation", tiny.TARGETS),
+}
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def published(run, hub, folder, kind, repo_id, chat=None):
+    """A model of random weights on the Hub; its card."""
+    tag, sections = KINDS[kind]
+    made, recipe = tiny.tokenized(folder, tiny.recipe(**sections), {"train": 60, "validation": 8, "test": 8})
+    objective = objectives.build(recipe.objective)
+    tokenizer = tokens.read_tokenizer(made.tokens)
+    state = tokens.read_state(made.tokens)
+    network = initial_model(recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=1)
+    network.save_pretrained(run.model)
+    if chat:
+        tokenizer.chat_template = chat
+    tokenizer.save_pretrained(run.model)
+    publish = recipe.publish.model_copy(update={"repo_id": repo_id})
+    card = write_card(run, publish, pipeline_tag=tag, auto_class=objective.model_class().__name__)
+    api = HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN)
+    api.create_repo(repo_id)
+    api.upload_folder(repo_id=repo_id, folder_path=run.model)
+    return card
+
+
+def test_every_snippet_of_the_cards_runs(tmp_path, hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    cards = []
+    for kind, chat in (*((kind, None) for kind in KINDS), ("causal_lm", CHAT)):
+        run = example.write(tmp_path / f"{kind}-{bool(chat)}")
+        folder = tmp_path / f"{kind}-{bool(chat)}-made"
+        cards.append(published(run, hub, folder, kind, f"tests/{kind}-{bool(chat)}".lower(), chat))
+    snippets = ["\n".join(re.findall(r"^```python\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)) for card in cards]
+    assert all("print(" in snippet for snippet in snippets)
+    assert '"role": "user"' in snippets[-1]
+    program = "\nprint('=== next')\n".join(snippets)  # one process: the imports take longer than the models
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": LOCAL_TOKEN, "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | {"HF_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    generated, classified, tagged, written, chatted = (part.strip() for part in done.stdout.split("=== next"))
+    assert generated.startswith("Once upon a time")
+    assert re.match(r"\[\{'label': '\w+', 'score': 0\.\d+\}\]", classified)
+    assert tagged.startswith("[")
+    assert "user:" not in chatted, "the answer alone"
+    assert written is not None

@@ -1,0 +1,207 @@
+"""The publish stage against the Hub of this machine, with the real client: what lands there, what does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from huggingface_hub import HfApi, ModelCard
+from safetensors.torch import load_file
+
+from params.errors import HubRefusedError, ModelError, TransientError
+from tasks.__main__ import main
+from tasks.hub_client.connection import LOCAL_TOKEN
+from tasks.hub_server import LocalHub
+from tasks.publishing.stage import is_there
+from tests.support import releases, tiny
+from tests.support.project import free_port
+from trainer import objectives
+
+# The client's own upload of a large file; the other tests of the Hub let it pass as well.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+OWN = {"README.md", "comparison.png", "evergreen-provenance.json", "evergreen-receipt.json", "report.html"}
+"""Files of a release beside the model's."""
+STEPS = 12
+"""Of learning: the model is better than before them."""
+REPO = "tests/tiny"
+
+
+def evaluated(root, content=None):
+    """A run up to its evaluation."""
+    artifacts, recipe = releases.tokenized(root, content or tiny.recipe())
+    releases.learn(artifacts, recipe, STEPS)
+    releases.evaluate(artifacts, recipe)
+    return artifacts, recipe
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path, monkeypatch):
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return evaluated(tmp_path_factory.mktemp("language"))
+
+
+def run(prepared, **changes):
+    return releases.publish(*prepared, **changes)
+
+
+def hub(artifacts):
+    return LocalHub(artifacts.root / ".hub", tokens={LOCAL_TOKEN: "tests"})
+
+
+def client(running):
+    return HfApi(endpoint=running.endpoint, token=LOCAL_TOKEN)
+
+
+def test_a_dry_run_makes_no_repository(whole):
+    artifacts, _ = whole
+    receipt = run(whole, dry_run=True)
+    assert (receipt.verdict, receipt.commit, receipt.endpoint) == ("dry-run", None, "local")
+    assert json.loads(artifacts.receipt.read_text())["verdict"] == "dry-run"
+    with hub(artifacts) as running:
+        assert not client(running).repo_exists(REPO)
+    assert run(whole, dry_run=True, endpoint="http://127.0.0.1:9").verdict == "dry-run"  # no Hub, no token
+
+
+def test_a_release_is_one_commit_and_one_tag_and_publishing_again_makes_no_second(whole):
+    artifacts, recipe = whole
+    receipt = run(whole)
+    assert (receipt.verdict, receipt.repo_id, receipt.endpoint) == ("published", REPO, "local")
+    assert receipt.tag == f"release-{receipt.publish_id[:12]}"
+    assert json.loads(artifacts.receipt.read_text()) == receipt.model_dump(mode="json")
+    assert run(whole) == receipt
+    assert is_there(artifacts, recipe.publish)
+    assert not (artifacts.scratch / "release").exists()
+    with hub(artifacts) as running:
+        api = client(running)
+        (tag,) = api.list_repo_refs(REPO).tags
+        assert (tag.name, tag.target_commit) == (receipt.tag, receipt.commit)
+        trailer = f"Publish-Id: {receipt.publish_id}"
+        assert len([c for c in api.list_repo_commits(REPO) if trailer in c.message]) == 1
+        assert api.model_info(REPO).private
+        published = set(api.list_repo_files(REPO, revision=receipt.commit)) - {".gitattributes"}
+    expected = {p.relative_to(artifacts.model).as_posix() for p in artifacts.model.rglob("*") if p.is_file()}
+    assert published == expected | OWN
+
+
+def test_a_release_that_was_removed_from_the_hub_is_missed(tmp_path):
+    prepared = evaluated(tmp_path)
+    receipt = run(prepared)
+    shutil.rmtree(tmp_path / ".hub")
+    assert not is_there(prepared[0], prepared[1].publish)
+    assert run(prepared).publish_id == receipt.publish_id
+    assert is_there(prepared[0], prepared[1].publish)
+
+
+def from_hub(artifacts, receipt, tmp_path, auto_class):
+    """What a user's `from_pretrained` loads, written down by a process of its own."""
+    code = (
+        f"from transformers import AutoTokenizer, {auto_class}; import sys; "
+        f"model = {auto_class}.from_pretrained(sys.argv[1], revision=sys.argv[2], use_safetensors=True); "
+        "AutoTokenizer.from_pretrained(sys.argv[1], revision=sys.argv[2]); model.save_pretrained(sys.argv[3])"
+    )
+    with hub(artifacts) as running:
+        done = subprocess.run(
+            [sys.executable, "-c", code, receipt.repo_id, receipt.tag, str(tmp_path / "loaded")],
+            env={
+                **os.environ,
+                "HF_ENDPOINT": running.endpoint,
+                "HF_TOKEN": LOCAL_TOKEN,
+                "HF_HUB_DISABLE_XET": "1",
+                "HF_HOME": str(tmp_path / "home"),
+            },
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    return load_file(tmp_path / "loaded" / "model.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["causal_lm", "sequence_classification"])
+def test_what_is_loaded_from_the_hub_is_what_was_trained(tmp_path, kind):
+    artifacts, recipe = evaluated(tmp_path, tiny.recipe(**(tiny.CLASSES if kind == "sequence_classification" else {})))
+    receipt = run((artifacts, recipe))
+    with hub(artifacts) as running:
+        card = ModelCard.load(client(running).hf_hub_download(REPO, "README.md", local_dir=tmp_path / "card"))
+    auto_class = {"causal_lm": "AutoModelForCausalLM", "sequence_classification": "AutoModelForSequenceClassification"}
+    assert f'{auto_class[kind]}.from_pretrained("{REPO}"' in card.text
+    loaded = from_hub(artifacts, receipt, tmp_path, auto_class[kind])
+    trained = load_file(artifacts.model / "model.safetensors")
+    assert loaded.keys() == trained.keys()
+    assert all(loaded[name].equal(trained[name]) for name in trained)
+
+    figures = json.loads(artifacts.report("evaluate").read_text())["model"]
+    own = {"f1": "macro_f1"}  # which the Hub knows under another name
+    said = {own.get(r.metric_type, r.metric_type): r.metric_value for r in card.data.eval_results}
+    assert said == pytest.approx(figures, abs=1e-6)
+    assert (card.data.license, card.data.library_name) == ("other", "transformers")
+    assert card.data.pipeline_tag == objectives.find(kind).pipeline_tag
+    for said in ("00112233445566aa", "c0ffee", "0123456789ab", "| rows that came in | 41 | 8 | 8 |", "train" * 4):
+        assert said in card.text
+    assert "model_type: " in card.text, "the recipe itself"
+
+
+def test_without_a_token_a_remote_hub_is_refused_at_once(whole, monkeypatch, capsys):
+    artifacts, _ = whole
+    before = artifacts.receipt.read_text() if artifacts.receipt.exists() else None
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(HubRefusedError, match="there is no token"):
+        run(whole)
+    monkeypatch.chdir(artifacts.root)
+    assert main(["publish", "params/tiny.yaml"]) == os.EX_NOPERM == 77
+    assert "HubRefusedError: http://127.0.0.1:9: there is no token" in capsys.readouterr().err
+    assert (artifacts.receipt.read_text() if artifacts.receipt.exists() else None) == before
+
+
+def test_a_hub_that_is_down_is_worth_another_try_and_the_earlier_receipt_stays(whole, monkeypatch, capsys):
+    artifacts, recipe = whole
+    run(whole)
+    before = artifacts.receipt.read_text()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("HF_TOKEN", "hf_nobody")
+    with pytest.raises(TransientError, match="no clear answer"):
+        run(whole, timeout_s=1.0)
+    assert not is_there(artifacts, recipe.publish), "the receipt names another Hub"
+    monkeypatch.chdir(artifacts.root)
+    tiny.write(artifacts.root / "params" / "tiny.yaml", tiny.recipe({"publish.timeout_s": 0.5}))
+    assert main(["publish", "params/tiny.yaml"]) == os.EX_TEMPFAIL == 75
+    said = capsys.readouterr().err
+    assert "TransientError" in said
+    assert "hf_nobody" not in said
+    assert artifacts.receipt.read_text() == before
+
+
+def test_a_token_without_write_access_is_refused(whole, monkeypatch):
+    artifacts, _ = whole
+    with LocalHub(artifacts.root / "elsewhere", tokens={"token-of-bob": "bob"}) as running:
+        monkeypatch.setenv("HF_TOKEN", "token-of-bob")
+        with pytest.raises(HubRefusedError, match="403"):
+            run(whole, endpoint=running.endpoint)
+    assert not list((artifacts.root / "elsewhere").rglob("model.safetensors"))
+
+
+def test_a_hub_named_by_the_recipe_gets_the_release(whole, monkeypatch):
+    artifacts, _ = whole
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    with LocalHub(artifacts.root / "named", tokens={"token-of-tests": "tests"}) as running:
+        monkeypatch.setenv("HF_TOKEN", "token-of-tests")
+        receipt = run(whole, endpoint=running.endpoint)
+        assert receipt.endpoint == running.endpoint
+        assert HfApi(endpoint=running.endpoint, token="token-of-tests").repo_exists(REPO)
+
+
+def test_a_pickle_beside_the_weights_is_not_published(tmp_path):
+    prepared = evaluated(tmp_path)
+    (prepared[0].model / "training_args.bin").write_bytes(b"\x80\x04")
+    with pytest.raises(ModelError, match=r"training_args\.bin"):
+        run(prepared)
+    assert not prepared[0].receipt.exists()

@@ -1,0 +1,114 @@
+"""Charts: the same bytes for the same figures, text as text, colours of the page, and nothing left of the style."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+
+import matplotlib as mpl
+import pytest
+from PIL import Image
+
+from tasks.report import graphs, plots
+from tasks.report.charts import card_pictures, png, svg
+from tests.unit.tasks.report import example
+
+GAINS = [
+    plots.Gain("accuracy", 0.02, 0.005, 0.035, bar=0.01),
+    plots.Gain("loss", -0.1, -0.2, 0.01),
+    plots.Gain("f1", 0, 0, 0),
+]
+PARTS = [plots.Part(f"$part_{i}$ <你好>", 40, 0.1 * i, 0.1 * i - 0.05, 0.1 * i + 0.05, 0.3) for i in range(1, 9)]
+BINS = [graphs.Bin(0.55, 0.5, 40), graphs.Bin(0.95, 0.9, 4)]
+CURVE = [(float(step), 4 / (step + 1)) for step in range(0, 1000, 2)]
+CHARTS = {
+    "gains": lambda: plots.gains(GAINS, against="champion"),
+    "strip": lambda: plots.strip(GAINS[0], against="champion"),
+    "comparison": lambda: plots.comparison(
+        {
+            "accuracy": [plots.Value("model", 0.9, 0.88, 0.92), plots.Value("champion", 0.9)],
+            "one": [plots.Value("model", 3)],
+        }
+    ),
+    "slices": lambda: plots.slices(PARTS, overall=0.4),
+    "one slice": lambda: plots.slices([plots.Part("only", 3, 0.0)]),
+    "columns": lambda: plots.slices(PARTS, columns=2),
+    "calibration": lambda: graphs.calibration(BINS),
+    "curves": lambda: graphs.curves([graphs.Panel("loss", CURVE, CURVE[::50], 900.0)]),
+    "log curve": lambda: graphs.curves([graphs.Panel("perplexity", (), [(0.0, 5000.0), (10.0, 10.0)], 10.0)] * 2),
+    "one point": lambda: graphs.curves([graphs.Panel("loss", CURVE[:1])]),
+    "durations": lambda: graphs.durations({"ingest": 0.4, "train": 7300.0}),
+    "no time": lambda: graphs.durations({"ingest": 0.0}),
+}
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_chart_is_the_same_twice(name):
+    drawn = svg(CHARTS[name]())
+    assert drawn == svg(CHARTS[name]())
+    image = png(CHARTS[name]())
+    assert image == png(CHARTS[name]())
+    assert image.startswith(b"\x89PNG")
+    assert b"matplotlib" not in image.lower()
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_an_svg_fits_into_a_page(name):
+    drawn = svg(CHARTS[name]())
+    assert re.match(r'<svg viewBox="[0-9. ]+" class="chart" role="img" aria-label="[^"]{10,}"><title>', drawn)
+    assert not re.search(r"#[0-9a-fA-F]{6}\b|http|font-family|<style|<metadata|<image|mathdefault", drawn)
+    assert "var(--" in drawn
+    assert "<text" in drawn
+    for used in re.findall(r"#(\w+)", drawn):
+        assert drawn.count(f'id="{used}"') == 1
+    assert set(re.findall(r'id="(\w)', drawn)) <= {"c"}
+
+
+def test_names_in_a_chart_are_text_and_not_formulas():
+    drawn = svg(CHARTS["slices"]())
+    assert re.search(r"<text[^>]*>\$part_1\$ &lt;你好&gt;</text>", drawn)
+
+
+def test_what_is_said_aloud():
+    assert 'aria-label="Gain over the champion, with intervals: accuracy +0.020 (+0.005 to +0.035); loss' in svg(
+        CHARTS["gains"]()
+    )
+
+
+def test_the_style_leaves_the_users_own_alone():
+    before = dict(mpl.rcParams)
+    svg(CHARTS["curves"]())
+    assert dict(mpl.rcParams) == before
+    with mpl.rc_context({"font.size": 30, "axes.titlepad": 40, "svg.fonttype": "path"}):
+        assert svg(CHARTS["curves"]()) == svg(CHARTS["curves"]())
+        inside = svg(CHARTS["calibration"]())
+    assert inside == svg(CHARTS["calibration"]())
+
+
+def test_long_curves_are_thinned():
+    long = [(float(step), step * 7919 % 13.0) for step in range(100_000)]
+    assert len(svg(graphs.curves([graphs.Panel("loss", long)]))) < 30_000
+
+
+def test_pictures_of_the_card(published, tmp_path):
+    found = card_pictures(published)
+    assert list(found) == ["curves.png", "comparison.png", "slices.png", "calibration.png"]
+    for content in found.values():
+        assert Image.open(io.BytesIO(content)).width >= 600
+    assert card_pictures(example.write(tmp_path)) == found
+
+
+def test_pictures_of_what_there_is(run):
+    (run.evaluation / "details.json").unlink()
+    (run.history / "train.csv").unlink()
+    (run.history / "validation.csv").unlink()
+    assert list(card_pictures(run)) == ["comparison.png"]
+
+
+def test_matplotlib_is_imported_only_to_draw():
+    code = "import sys, tasks.report.charts; assert 'matplotlib' not in sys.modules and 'pyarrow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "from tests.unit.tasks.report.test_charts import CHARTS, svg; svg(CHARTS['gains']()); import sys; assert 'matplotlib.pyplot' not in sys.modules"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

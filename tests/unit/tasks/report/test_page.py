@@ -1,0 +1,352 @@
+"""The page of a run: whole, escaped, the same for the same run, and there however early the run ended."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from params.artifacts import STAGES, Artifacts
+from tasks.report.page import Timing, read_timings, record_timing, render, write_report
+from tasks.report.wording import MINUS, MISSING
+from tests.support import tiny
+from tests.unit.tasks.report import example
+
+VOID = {"meta", "br"}
+SECTIONS = ["comparison", "slices", "worst", "calibration", "curves", "data", "tokens", "time", "provenance"]
+TIMINGS = {
+    stage: Timing(stage=stage, seconds=41.5 * (i + 1), peak_memory_mib=700.0 * (i + 1), outcome="ran")
+    for i, stage in enumerate(STAGES)
+}
+
+
+class Outline(HTMLParser):
+    """Tags, addresses, names and text of a page; whether its tags close."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.ids: list[str] = []
+        self.headless: list[str] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        named = dict(attrs)
+        self.addresses += [
+            v for k, v in attrs if k in {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}
+        ]
+        self.ids += [named["id"]] if "id" in named else []
+        assert not any(k.startswith("on") for k, _ in attrs)
+        if tag == "th":
+            assert named.get("scope") in {"row", "col"}
+        if tag == "svg":
+            assert named["role"] == "img"
+            assert named["aria-label"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.text += data
+
+
+def assert_self_contained(page: str) -> Outline:
+    outline = Outline(page)
+    assert outline.open == []
+    assert {"script", "link", "img", "iframe", "object", "base", "form", "image", "foreignobject"}.isdisjoint(
+        outline.tags
+    )
+    inside = {f"#{name}" for name in outline.ids}
+    assert len(outline.ids) == len(set(outline.ids))
+    for address in outline.addresses:
+        assert address in inside or address.endswith("report.html"), address
+    assert "url(" not in re.sub(r"url\(#\w+\)", "", page)
+    assert "@import" not in page
+    assert not re.search(r"\b(nan|inf|None|Undefined)\b", re.sub(r"\bNone of\b", "", outline.text)), outline.text
+    assert len(page.encode()) < 1_500_000
+    return outline
+
+
+def words(page: str) -> str:
+    return " ".join(assert_self_contained(page).text.split())
+
+
+def headline(page: str) -> str:
+    return re.search(r"<h1>(.*?)</h1>", page)[1]
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_every_section_stands_in_its_order(published):
+    page = render(published, timings=TIMINGS)
+    outline = assert_self_contained(page)
+    assert [name for name in outline.ids if name in SECTIONS] == SECTIONS
+    assert outline.tags.count("svg") == 1 + 3 + 2 + 1 + 3 + 1
+    assert all(page.count(f'href="#{name}"') == 1 for name in SECTIONS)
+
+
+def test_it_begins_with_the_verdict_and_why(published):
+    page = words(render(published, timings=TIMINGS))
+    assert page.index("Published") < page.index("accuracy is 0.03 better") < page.index("Candidate against champion")
+    for part in (
+        "0.9000 95% interval 0.880 to 0.920",
+        "+0.030 95% interval +0.011 to +0.049",
+        "release-beef",
+        "d" * 40,
+    ):
+        assert part.replace("0.9000", "0.900") in page, part
+
+
+def test_what_the_gate_asks_for(run):
+    change(run.evaluation / "details.json", confidence=0.9)
+    tiny.write(run.recipe_path, tiny.recipe({"evaluation.gate": {"margin": 0.02}}, **tiny.CLASSES))
+    page = words(render(run, timings=TIMINGS))
+    assert f"90% interval +0.011 to +0.049 the gate asks for all of it above {MINUS}0.020" in page
+
+
+def test_data_stay_text(published):
+    outline = assert_self_contained(render(published, timings=TIMINGS))
+    assert outline.text.count("<script src='https://evil.example/x.js'>alert(1)</script>") > 20
+    assert "\u202e" not in outline.text
+    assert "\x00" not in outline.text
+
+
+def test_the_same_run_gives_the_same_page(published, tmp_path):
+    again = example.write(tmp_path)
+    assert render(published, timings=None) == render(again, timings=None)
+    assert render(published, timings=TIMINGS) == render(again, timings=TIMINGS)
+
+
+def test_the_released_page_has_no_clock_and_nothing_of_the_receipt(run):
+    page = render(run, timings=None)
+    assert headline(page) == "To be published"
+    text = words(page)
+    for told in ("release-beef", "d" * 40, "min", " s ", "GiB", "validated/report.html", "publish</li>"):
+        assert told not in re.sub(r"min_value|minor", "", text), told
+    run.receipt.unlink()
+    (run.root / "dvc.lock").write_text("stages: {}")
+    assert render(run, timings=None) == page
+
+
+def test_a_page_for_others_can_do_without_rows(published):
+    page = render(published, timings=None, quote_rows=False)
+    assert 'id="worst"' not in page
+    assert "Examples of rows set aside" not in page
+    assert "row_is_usable()" in page
+
+
+@pytest.mark.parametrize("missing", ["dvc.lock", *example.files(slices=0, worst=0, text=""), "validated/quarantine.parquet",
+                                     "validated/report.html", "history/train.csv", "history/validation.csv", "recipe"])  # fmt: skip
+def test_every_input_may_be_missing(run, missing):
+    (run.recipe_path if missing == "recipe" else run.run / missing).unlink(missing_ok=True)
+    assert "Could not be read" not in words(render(run, timings=TIMINGS))
+
+
+def test_a_file_that_cannot_be_read_is_named(plain):
+    plain.blessing.write_text('{"verdict": "pub')
+    plain.recipe_path.write_text("seed: [")
+    assert "Could not be read, and is not shown: blessing.json" in words(render(plain, timings={}))
+
+
+@pytest.mark.parametrize("stage", STAGES[:-1])
+def test_a_run_that_ended_early_says_how_far_it_came(plain, stage):
+    folders = {
+        "ingest": "raw",
+        "validate": "validated",
+        "tokenize": "tokens",
+        "train": "history",
+        "evaluate": "evaluation",
+    }
+    later = STAGES[STAGES.index(stage) : -1]
+    for name in later:
+        shutil.rmtree(plain.run / folders[name])
+    shutil.rmtree(plain.receipt.parent)
+    done = {name: TIMINGS[name] for name in STAGES[: STAGES.index(stage)]}
+    failed = Timing(
+        stage=stage, seconds=3.0, outcome="failed", error=f"DataError: it is bad {example.EVIL}\n  fix: mend it"
+    )
+    page = render(plain, timings={**done, stage: failed})
+    assert headline(page) == f"Failed in {stage}"
+    text = words(page)
+    assert "DataError: it is bad <script" in text
+    assert "fix: mend it" in text
+    assert f"✗ {stage} failed" in text
+    assert text.count(" not run") == 5 - STAGES.index(stage)
+    assert "from an earlier run" not in text
+
+
+def test_nothing_at_all(tmp_path):
+    artifacts = Artifacts("tiny", tmp_path)
+    path = write_report(artifacts, timings={})
+    assert path == artifacts.run / "report.html"
+    assert headline(path.read_text()) == "Not begun"
+    assert_self_contained(path.read_text())
+
+
+def test_results_of_an_earlier_run_are_called_so(published):
+    failed = {"train": Timing(stage="train", seconds=3.0, outcome="failed")}
+    text = words(render(published, timings=failed))
+    assert "published before release-beef" in text
+    assert text.index("Failed in train") < text.index("published before") < text.index("Curves")
+    assert "published as" not in text
+    assert "0123456789abcdef" not in text[: text.index("Candidate against")]
+    assert "What stands below of train, evaluate is from an earlier run" in text
+
+
+def test_a_failed_validation_links_to_its_own_page(plain):
+    shutil.rmtree(plain.validated)
+    page = plain.scratch / "validation-failed" / "report.html"
+    page.parent.mkdir(parents=True)
+    page.write_text("why")
+    failed = {"validate": Timing(stage="validate", seconds=1.0, outcome="failed")}
+    (link,) = (a for a in Outline(render(plain, timings=failed)).addresses if not a.startswith("#"))
+    assert (plain.run / link).resolve() == page.resolve()
+
+
+@pytest.mark.parametrize(
+    ("blessing", "receipt", "shown", "tone"),
+    [
+        ({}, example.RECEIPT, "Published", "good"),
+        ({}, None, "To be published", "good"),
+        ({}, {"verdict": "dry-run", "commit": None}, "To be published", "good"),
+        ({"champion": None, "first_release": True}, example.RECEIPT, "Published", "good"),
+        # the receipt of an earlier run: of the champion's release, of a kept one, of a release before a kept one
+        ({"champion": {**example.CHAMPION, "commit": "d" * 40}}, example.RECEIPT, "To be published", "good"),
+        ({}, {"verdict": "kept"}, "To be published", "good"),
+        ({"verdict": "keep"}, example.RECEIPT, "Kept the champion", "note"),
+        ({"verdict": "keep"}, {"verdict": "kept"}, "Kept the champion", "note"),
+        ({"verdict": "keep", "model": "9" * 64}, {"verdict": "kept"}, "Published already", "good"),
+        ({"verdict": "refuse"}, None, "Refused", "bad"),
+    ],
+)
+def test_verdicts(plain, blessing, receipt, shown, tone):
+    change(plain.blessing, **blessing)
+    if receipt is None:
+        plain.receipt.unlink()
+    else:
+        example.save(plain.receipt, {**example.RECEIPT, **receipt})
+    page = render(plain, timings=TIMINGS)
+    assert headline(page) == shown
+    assert f'class="verdict card {tone}"' in page
+    if shown != "Published":
+        assert "published as" not in words(page)
+
+
+def test_a_refusal_is_not_called_a_failure(plain):
+    change(plain.blessing, verdict="refuse")
+    failed = {"publish": Timing(stage="publish", seconds=1.0, outcome="failed", error="ModelError: the gate refuses")}
+    assert headline(render(plain, timings=failed)) == "Refused"
+
+
+def test_a_release_on_a_network_is_a_link(plain):
+    change(plain.receipt, endpoint="https://hub.example")
+    page = render(plain, timings=TIMINGS)
+    assert f'href="https://hub.example/tests/tiny/tree/{"d" * 40}"' in page
+    change(plain.receipt, endpoint="javascript:alert(1)//")
+    assert 'href="javascript' not in render(plain, timings=TIMINGS)
+
+
+def test_hundreds_of_slices_and_long_texts_stay_small(tmp_path):
+    run = example.write(tmp_path, slices=1500, worst=100, text=example.EVIL * 30)
+    page = render(run, timings=TIMINGS)
+    assert "The worst 400 of 1500 slices" in words(page)
+
+
+def test_figures_that_are_not_finite_are_dashes(run):
+    for name in ("metrics.json", "details.json"):
+        path = run.evaluation / name
+        path.write_text(re.sub(r"\b0\.9\b|0\.03\b|\b0\.5\d*", "NaN", path.read_text()))
+    example.curve(run.history / "train.csv", [{"step": 0, "loss": float("nan")}, {"step": 2, "loss": 1e9}])
+    assert MISSING in words(render(run, timings=TIMINGS))
+
+
+def test_the_shapes_are_those_that_the_stages_write():
+    from tasks.evaluation.analysis import Details
+    from tasks.evaluation.gate import Blessing
+    from tasks.evaluation.stage import EvaluationReport
+    from tasks.ingestion.stage import IngestReport
+    from tasks.publishing.stage import Receipt
+    from tasks.tokenization.stage import TokenizationReport
+    from tasks.training.stage import TrainingReport
+    from tasks.validation.report import ValidationReport
+
+    models = {
+        "raw/source.json": IngestReport,
+        "validated/validation.json": ValidationReport,
+        "tokens/statistics.json": TokenizationReport,
+        "history/training.json": TrainingReport,
+        "evaluation/metrics.json": EvaluationReport,
+        "evaluation/details.json": Details,
+        "evaluation/blessing.json": Blessing,
+        "release/receipt.json": Receipt,
+    }
+    found = example.files(slices=4, worst=2, text="t")
+    assert found.keys() == models.keys()
+    for path, content in found.items():
+        models[path].model_validate_json(json.dumps(content))
+
+
+def test_timings_are_kept_beside_the_artifacts(tmp_path):
+    artifacts = Artifacts("tiny", tmp_path)
+    assert read_timings(artifacts) == {}
+    for timing in reversed(TIMINGS.values()):
+        record_timing(artifacts, timing)
+    assert read_timings(artifacts) == TIMINGS
+    assert list(read_timings(artifacts)) == list(STAGES)
+    assert not artifacts.run.exists()
+    (artifacts.scratch / "timings" / "train.json").write_text("{}")
+    assert "train" not in read_timings(artifacts)
+
+
+def test_what_an_unchanged_stage_took_when_it_last_ran_stays(tmp_path):
+    artifacts = Artifacts("tiny", tmp_path)
+    record_timing(artifacts, TIMINGS["train"])
+    record_timing(artifacts, Timing(stage="train", seconds=0.03, outcome="unchanged"))
+    assert read_timings(artifacts)["train"] == TIMINGS["train"].model_copy(update={"outcome": "unchanged"})
+
+
+def test_a_later_failure_of_the_run_before_is_forgotten(tmp_path):
+    artifacts = Artifacts("tiny", tmp_path)
+    record_timing(artifacts, TIMINGS["ingest"])
+    record_timing(artifacts, Timing(stage="train", seconds=1, outcome="failed"))
+    record_timing(artifacts, TIMINGS["evaluate"])
+    record_timing(artifacts, TIMINGS["validate"])
+    assert list(read_timings(artifacts)) == ["ingest", "validate", "evaluate"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_colours_of_text_can_be_told_from_their_ground(scheme):
+    style = files("tasks.report").joinpath("page.html.jinja").read_text()
+    light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    colours = dict(re.findall(r"(--[\w-]+): #(\w{6})", light + (dark if scheme == "dark" else "")))
+    grounds = {name: ["--page", "--card"] for name in ("--ink", "--soft", "--candidate", "--champion", "--base")}
+    grounds |= {f"--{name}": ["--card", f"--{name}-wash"] for name in ("good", "bad", "note")}
+    for ink, places in grounds.items():
+        for place in places:
+            dim, bright = sorted(luminance(colours[name]) for name in (ink, place))
+            assert (bright + 0.05) / (dim + 0.05) >= 4.5, (ink, place)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance, as WCAG 2 defines it."""
+    shares = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,0 +1,28 @@
+"""The page of a run that the real stages have made."""
+
+from __future__ import annotations
+
+import pytest
+
+from params.artifacts import Artifacts
+from tasks.report.charts import card_pictures
+from tasks.report.page import render, write_report
+from tests.support.project import Project
+from tests.unit.tasks.report.test_page import assert_self_contained, headline, words
+
+
+@pytest.mark.slow
+def test_the_stages_leave_what_the_page_shows(project: Project) -> None:
+    project.stages("params/tiny.yaml")
+    artifacts = Artifacts("tiny", project.root)
+    page = write_report(artifacts, timings={}).read_text(encoding="utf-8")
+    assert headline(page) == "Published"
+    assert_self_contained(page)
+    for section in ("comparison", "worst", "curves", "data", "tokens", "provenance"):
+        assert f'<section id="{section}"' in page, section
+    receipt = project.json("runs/tiny/release/receipt.json")
+    assert receipt["tag"] in words(page)
+    released = render(artifacts, timings=None)
+    assert headline(released) == "To be published"
+    assert receipt["commit"] not in released
+    assert set(card_pictures(artifacts)) >= {"curves.png", "comparison.png"}

@@ -1,0 +1,242 @@
+"""The train stage as it is: real processes, killed, stopped, out of disk; and the same weights in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from params import load
+from params.artifacts import Artifacts
+from tasks.training import stage
+from tests.support import releases, tiny
+from trainer.checkpoints.sealed import verify
+
+ROOT = Path(__file__).parents[4]
+STEPS = {"training.max_steps": 16, "training.eval_steps": 6, "training.save_steps": 2}
+
+
+def project(root, changes=None):
+    """A folder with tokens and a recipe, in which nothing has been trained."""
+    return tiny.tokenized(root, tiny.recipe(STEPS | (changes or {})))[0]
+
+
+def start(artifacts, *, log="train.log", preexec=None):
+    """`python -m tasks train` in the project's folder, in a process group of its own."""
+    with (artifacts.root / log).open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tasks", "train", "params/tiny.yaml"],
+            cwd=artifacts.root,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=preexec,  # noqa: PLW1509 (the tests have no threads)
+        )
+
+
+def finish(process, artifacts, *, log="train.log"):
+    """Its exit status, and what it said."""
+    code = process.wait(90)
+    return code, (artifacts.root / log).read_text()
+
+
+def wait_for(condition, timeout_s=60.0):
+    give_up = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < give_up, "waited in vain"
+        time.sleep(0.002)
+    return found
+
+
+def workers(artifacts):
+    """The living trainer processes of this project."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            command, is_here = process.cmdline(), process.cwd() == str(artifacts.root)
+            is_worker = "trainer.worker" in command and "trainer.runtime.launcher" not in command
+            if is_here and is_worker and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def run_folder(artifacts):
+    (found,) = (artifacts.scratch / "checkpoints").iterdir()
+    return found
+
+
+def same_weights(first, second):
+    left, right = load_file(first / "model.safetensors"), load_file(second / "model.safetensors")
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """A run without incident; `kept` is its folder as it was before the artifacts were made."""
+    artifacts = project(tmp_path_factory.mktemp("uninterrupted"))
+    recipe = load(artifacts.root / "params" / "tiny.yaml")
+    collect = stage._collect
+
+    def keep_and_collect(artifacts, job):
+        shutil.copytree(job.folder, artifacts.root / "kept")
+        return collect(artifacts, job)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage, "_collect", keep_and_collect)
+        report = train(artifacts, recipe)
+    return artifacts, recipe, report
+
+
+def train(artifacts, recipe):
+    wanted = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
+    return stage.train(artifacts, **wanted)
+
+
+def test_a_run_ends_with_model_checkpoint_and_history(uninterrupted):
+    artifacts, _, report = uninterrupted
+    assert {p.name for p in artifacts.model.iterdir()} >= {"model.safetensors", "config.json", "tokenizer.json"}
+    assert not [p.name for p in artifacts.model.iterdir() if p.suffix in {".bin", ".pt", ".pth"}]
+    assert verify(artifacts.checkpoint) is None
+    assert {"optimizer.pt", "scheduler.pt", "trainer_state.json"} < {p.name for p in artifacts.checkpoint.iterdir()}
+    assert (report.steps, report.best_metric) == (16, "loss")
+    assert report.parameters == sum(t.numel() for t in load_file(artifacts.model / "model.safetensors").values())
+    assert json.loads(artifacts.report("train").read_text()) == report.model_dump()
+    with (artifacts.history / "validation.csv").open() as file:
+        curve = {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
+    assert list(curve) == [0, 6, 12, 16], "at start, every eval_steps, and at the end"
+    assert report.best_value == pytest.approx(min(curve.values()), rel=1e-9)
+    assert curve[report.best_step] == pytest.approx(report.best_value, rel=1e-9)
+    with (artifacts.history / "train.csv").open() as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 17))
+    assert list((artifacts.scratch / "checkpoints").iterdir()) == [], "a finished run leaves nothing to resume"
+
+
+def test_stopped_between_the_last_step_and_the_artifacts(uninterrupted, tmp_path):
+    """The whole training is there already: nothing is trained again, and the artifacts are the same."""
+    first, recipe, report = uninterrupted
+    artifacts = Artifacts("tiny", tmp_path)
+    shutil.copytree(first.tokens, artifacts.tokens)
+    shutil.copytree(first.root / "kept", artifacts.scratch / "checkpoints" / report.run)
+    assert train(artifacts, recipe).model_dump() == report.model_dump()
+    for folder in ("model", "checkpoint"):
+        assert same_weights(getattr(artifacts, folder), getattr(first, folder)), folder
+    for name in ("train.csv", "validation.csv"):
+        assert (artifacts.history / name).read_text() == (first.history / name).read_text()
+
+
+def test_a_killed_worker_is_transient_and_the_next_start_ends_with_the_same_bits(uninterrupted, tmp_path):
+    artifacts = project(tmp_path)
+    first = start(artifacts)
+    wait_for(lambda: list(artifacts.scratch.glob("checkpoints/*/checkpoint-4")))
+    (worker,) = workers(artifacts)
+    worker.suspend()
+
+    second = start(artifacts, log="second.log")
+    code, said = finish(second, artifacts, log="second.log")
+    assert code == os.EX_TEMPFAIL
+    assert f"a training of tiny is already running in process {first.pid}" in said
+    assert "Traceback" not in said
+
+    assert not (run_folder(artifacts) / "finished.json").exists(), "the worker was too quick for this test"
+    worker.kill()
+    code, said = finish(first, artifacts)
+    assert code == os.EX_TEMPFAIL, said
+    assert "KilledError" in said
+    assert not artifacts.model.exists()
+
+    code, said = finish(start(artifacts), artifacts)
+    assert code == 0, said
+    assert "goes on at step 4 from " in said
+    whole = uninterrupted[0]
+    assert (artifacts.model / "model.safetensors").read_bytes() == (whole.model / "model.safetensors").read_bytes()
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt"):
+        assert (artifacts.checkpoint / name).read_bytes() == (whole.checkpoint / name).read_bytes(), name
+    for name in ("train.csv", "validation.csv"):
+        assert (artifacts.history / name).read_text() == (whole.history / name).read_text()
+
+
+def figures(artifacts, recipe):
+    return releases.evaluate(artifacts, recipe).model
+
+
+def test_a_killed_supervisor_leaves_no_trainer_and_two_processes_give_the_same_figures(uninterrupted, tmp_path):
+    artifacts = project(tmp_path, {"launch.num_processes": 2})
+    supervisor = start(artifacts)
+    wait_for(lambda: len(workers(artifacts)) == 2)
+    supervisor.kill()
+    supervisor.wait()
+    wait_for(lambda: not workers(artifacts), timeout_s=5)
+
+    code, said = finish(start(artifacts), artifacts)
+    assert code == 0, said
+    whole, recipe, _ = uninterrupted
+    assert figures(artifacts, recipe) == pytest.approx(figures(whole, recipe), rel=1e-3)
+
+
+def test_a_killed_rank_is_transient_too(tmp_path):
+    artifacts = project(tmp_path, {"launch.num_processes": 2, "training.max_steps": 500, "training.save_steps": 100})
+    process = start(artifacts)
+    wait_for(lambda: "step 2 of 500" in (artifacts.root / "train.log").read_text())
+    ranks = sorted(workers(artifacts), key=lambda p: p.environ()["RANK"])
+    ranks[1].kill()
+    code, said = finish(process, artifacts)
+    assert code == os.EX_TEMPFAIL, said
+    assert "KilledError" in said
+    wait_for(lambda: not workers(artifacts), timeout_s=5)
+
+
+def test_best_may_come_from_before_the_last_step(tmp_path):
+    """At this rate the weights are ruined at once: the best evaluation is the one at start."""
+    artifacts = project(tmp_path, {"training.learning_rate": 30.0, "training.max_steps": 4})
+    code, said = finish(start(artifacts), artifacts)
+    assert code == 0, said
+    report = json.loads(artifacts.report("train").read_text())
+    assert report["best_step"] == 0
+    assert not same_weights(artifacts.model, artifacts.checkpoint)
+
+
+def test_a_model_of_pickles_is_refused(tmp_path):
+    (tmp_path / "pickles").mkdir()
+    for name in ("config.json", "pytorch_model.bin"):
+        (tmp_path / "pickles" / name).write_text('{"model_type": "llama"}')
+    artifacts = project(tmp_path, {"model": {"pretrained": "pickles"}})
+    code, said = finish(start(artifacts), artifacts)
+    assert code == os.EX_NOINPUT, said
+    assert "ModelError: pickles: holds weights as pickle only" in said
+
+
+def test_a_full_disk_ends_with_its_name_and_the_earlier_model_stays(uninterrupted, tmp_path):
+    artifacts = project(tmp_path)
+    shutil.copytree(uninterrupted[0].model, artifacts.model)
+    weights = (artifacts.model / "model.safetensors").stat().st_size
+    room = weights * 3 // 2  # enough for the weights, and too little for the optimizer's state
+
+    process = start(artifacts, preexec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)))
+    code, said = finish(process, artifacts)
+    assert code == os.EX_IOERR, said
+    assert "StorageError: " in said
+    assert "MiB free on that disk" in said
+    assert same_weights(artifacts.model, uninterrupted[0].model)
+    assert not artifacts.checkpoint.exists()
+
+
+def test_a_launcher_that_does_not_start_is_no_dead_worker(tmp_path):
+    """So that it is not tried again and again."""
+    (tmp_path / "broken.yaml").write_text("no_such_key: 1\n")
+    artifacts = project(tmp_path, {"launch.accelerate_config": "broken.yaml"})
+    code, said = finish(start(artifacts), artifacts)
+    assert code == os.EX_NOINPUT, said
+    assert "the trainer did not start" in said

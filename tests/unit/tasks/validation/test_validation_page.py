@@ -1,0 +1,120 @@
+"""The page: whatever stands in the data, it loads nothing and runs nothing."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from params import DataError
+from params.schema import Expectation
+from tasks.validation.report import Check, ValidationReport, render, shorten
+from tests.unit.tasks.validation.test_validation import LONG, check, ingest
+
+EVIL = "<script src='https://evil.example/x.js'>alert(1)</script><img src=//evil.example/p onerror=alert(2)>\"'&amp;"
+VOID = {"meta", "br"}
+
+
+class Outline(HTMLParser):
+    """Tags, addresses and text of a page, and whether its tags close."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.addresses: list[str] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.addresses += [v for k, v in attrs if k in {"src", "href", "srcset", "action", "data", "poster"}]
+        assert not any(k.startswith("on") for k, _ in attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def assert_self_contained(page: str) -> Outline:
+    outline = Outline(page)
+    assert outline.open == []
+    assert outline.addresses == []
+    assert outline.tags.isdisjoint({"script", "link", "img", "iframe", "object", "base", "form", "svg"})
+    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1]
+    assert "url(" not in style
+    assert "@import" not in style
+    return outline
+
+
+@pytest.mark.parametrize("on_failure", ["quarantine", "fail", "report"])
+def test_data_stay_text(tmp_path, on_failure):
+    rows = {"text": ["good", "good too", EVIL], EVIL: ["x", EVIL, EVIL]}
+    artifacts = ingest(tmp_path, train=rows, validation={k: v[:1] for k, v in rows.items()}, test=rows)
+    short = Expectation(type=LONG.type, column="text", max_value=20, on_failure=on_failure)
+    odd = Expectation(
+        type="expect_column_values_to_not_be_in_set", column=EVIL, value_set=[EVIL], on_failure=on_failure
+    )
+    page = artifacts.validated / "report.html"
+    try:
+        check(artifacts, short, odd)
+    except DataError:
+        page = artifacts.scratch / "validation-failed" / "report.html"
+    outline = assert_self_contained(page.read_text())
+    assert "<script src='https://evil.example/x.js'>alert(1)</script>" in outline.text
+
+
+def test_a_page_without_trouble(tmp_path):
+    artifacts = ingest(tmp_path, train={"text": ["good"]})
+    check(artifacts)
+    text = assert_self_contained((artifacts.validated / "report.html").read_text()).text
+    assert "trial: validation passed" in text
+    assert "All 3 rows go on" in text
+
+
+def test_at_most_fifty_rows_are_shown_those_that_end_the_stage_first(tmp_path):
+    artifacts = ingest(tmp_path, train={"text": ["no"] * 60 + ["good"] * 60}, test={"text": ["good", "fatal"]})
+    fatal = Expectation(
+        type="expect_column_values_to_not_be_in_set", column="text", value_set=["fatal"], on_failure="fail"
+    )
+    check(artifacts, LONG)
+    page = (artifacts.validated / "report.html").read_text()
+    assert "The first 50 of 60" in page
+    assert page.count('<dd class="value">&#39;no&#39;</dd>') == 50
+    with pytest.raises(DataError):
+        check(artifacts, LONG, fatal)
+    page = (artifacts.scratch / "validation-failed" / "report.html").read_text()
+    assert page.index('<dd class="value">&#39;fatal&#39;</dd>') < page.index('<dd class="value">&#39;no&#39;</dd>')
+
+
+def test_no_rows_at_all():
+    empty = {"train": 0, "validation": 0, "test": 0}
+    report = ValidationReport(
+        rows_in=empty,
+        rows_out=empty,
+        quarantined=0,
+        share=0,
+        max_quarantined=0,
+        checks=[Check(type="t", arguments={}, on_failure="fail", origin="recipe", success=True, unexpected_count=None)],
+    )
+    assert_self_contained(render(report, recipe="r", failures=["no row"], rows=[], at_fault=0))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("plain", "'plain'"),
+        ("a\nb\x00\u3000", r"'a\nb\x00\u3000'"),
+        ("\u202egnp", r"'\u202egnp'"),  # turns the reading direction round
+        ("x" * 11, "'xxxxxxxxxx…"),
+        (None, "null"),
+        (list(range(9)), "[0, 1, 2, …"),
+    ],
+)
+def test_shorten(value, shown):
+    assert shorten(value, 10) == shown

@@ -1,0 +1,371 @@
+"""Checkpoints on disk: whole or not at all, the newest sound one taken, the identity of a run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import shutil
+from collections import namedtuple
+
+import pytest
+import torch
+
+from params import CheckpointError, Recipe, StorageError
+from tests.support import tiny
+from trainer.checkpoints import saver, sealed
+from trainer.checkpoints.resume import choose
+from trainer.checkpoints.saver import Snapshot, Writer, writing
+from trainer.job import identity, run_key
+
+RUN = sealed.identity_text({"seed": "3"})
+
+
+def checkpoint_of(folder, step, content=b"weights", without=(), processes=1):
+    staged = folder / ".staging" / f"checkpoint-{step}"
+    staged.mkdir(parents=True)
+    (staged / "model.safetensors").write_bytes(content * 100)
+    (staged / "rng_state.pth").write_bytes(b"state")
+    (staged / "optimizer.pt").write_bytes(b"state")
+    (staged / "scheduler.pt").write_bytes(b"state")
+    (staged / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    (staged / "position.json").write_text(json.dumps({"processes": processes}))
+    (staged / "run.json").write_text(RUN)
+    for name in without:
+        (staged / name).unlink()
+    sealed.seal(staged, folder / f"checkpoint-{step}")
+    return folder / f"checkpoint-{step}"
+
+
+def test_a_sealed_checkpoint_verifies(tmp_path):
+    assert sealed.verify(checkpoint_of(tmp_path, 5)) is None
+    assert sealed.newest_sound(tmp_path, RUN) == tmp_path / "checkpoint-5"
+
+
+def test_the_newest_is_that_of_the_highest_step_not_of_the_last_name(tmp_path):
+    for step in (900, 1000, 20):
+        checkpoint_of(tmp_path, step)
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / "broken-checkpoint-2000").mkdir()
+    assert sealed.newest_sound(tmp_path, RUN) == tmp_path / "checkpoint-1000"
+    assert [p.name for p in sealed.all_checkpoints(tmp_path)] == [
+        "checkpoint-1000",
+        "checkpoint-900",
+        "checkpoint-20",
+    ]
+
+
+def _truncate(checkpoint):
+    (checkpoint / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes()[:-1])
+
+
+def _flip(checkpoint):
+    content = bytearray((checkpoint / "model.safetensors").read_bytes())
+    content[len(content) // 2] ^= 1
+    (checkpoint / "model.safetensors").write_bytes(content)
+
+
+def _empty(checkpoint):
+    for path in sorted(checkpoint.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+FLAWS = {
+    "truncated": (_truncate, "not as it was written: model.safetensors"),
+    "a flipped bit": (_flip, "not as it was written: model.safetensors"),
+    "a file is gone": (lambda c: (c / "rng_state.pth").unlink(), "not as it was written: rng_state.pth"),
+    "a file too many": (lambda c: (c / "extra").write_text("x"), "not as it was written: extra"),
+    "no manifest": (lambda c: (c / "manifest.json").unlink(), "it has no manifest"),
+    "a torn manifest": (lambda c: (c / "manifest.json").write_text('{"model'), "its manifest is damaged"),
+    "an empty manifest": (lambda c: (c / "manifest.json").write_text(""), "its manifest is damaged"),
+    "a manifest of another kind": (lambda c: (c / "manifest.json").write_text("[1]"), "its manifest is damaged"),
+    "a manifest that is no text": (lambda c: (c / "manifest.json").write_bytes(b"\xff\xfe"), "its manifest is damaged"),
+    "empty": (_empty, "it has no manifest"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "said"), FLAWS.values(), ids=FLAWS)
+def test_a_broken_checkpoint_is_set_aside_and_an_older_one_taken(tmp_path, caplog, spoil, said):
+    checkpoint_of(tmp_path, 5)
+    spoil(checkpoint_of(tmp_path, 10))
+    assert sealed.verify(tmp_path / "checkpoint-10") == said
+    with caplog.at_level(logging.WARNING):
+        assert sealed.newest_sound(tmp_path, RUN) == tmp_path / "checkpoint-5"
+    assert (tmp_path / "broken-checkpoint-10").is_dir()
+    assert [p.name for p in sealed.all_checkpoints(tmp_path)] == ["checkpoint-5"]
+    assert f"set aside {tmp_path / 'broken-checkpoint-10'}: {said}" in caplog.text
+    spoil(checkpoint_of(tmp_path, 10))  # and once more: an earlier one set aside is in nobody's way
+    assert sealed.newest_sound(tmp_path, RUN) == tmp_path / "checkpoint-5"
+
+
+def test_with_no_checkpoint_that_verifies_there_is_none(tmp_path):
+    assert sealed.newest_sound(tmp_path, RUN) is None
+    _flip(checkpoint_of(tmp_path, 5))
+    assert sealed.newest_sound(tmp_path, RUN) is None
+
+
+def test_what_was_never_sealed_is_not_seen(tmp_path):
+    (tmp_path / ".staging" / "checkpoint-7").mkdir(parents=True)
+    assert sealed.newest_sound(tmp_path, RUN) is None
+
+
+def test_sealing_again_replaces(tmp_path):
+    checkpoint_of(tmp_path, 5, b"old")
+    assert (checkpoint_of(tmp_path, 5, b"new") / "model.safetensors").read_bytes() == b"new" * 100
+    assert sealed.verify(tmp_path / "checkpoint-5") is None
+
+
+def test_the_newest_are_retained(tmp_path):
+    for step in (2, 4, 10, 8):
+        checkpoint_of(tmp_path, step)
+    sealed.retain(tmp_path, 2)
+    assert [p.name for p in sealed.all_checkpoints(tmp_path)] == ["checkpoint-10", "checkpoint-8"]
+
+
+def best_of(folder, step: int, value: float) -> None:
+    staged = folder / ".best"
+    staged.mkdir()
+    (staged / "model.safetensors").write_text(f"weights of step {step}")
+    sealed.seal_best(staged, step=step, metric="loss", value=value)
+
+
+def test_a_better_model_takes_the_place_of_the_best(tmp_path):
+    best_of(tmp_path, 10, 2.0)
+    best_of(tmp_path, 20, 1.0)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best-20"]
+    best = sealed.best_weights(tmp_path, "min")
+    assert (best.step, best.metric, best.value) == (20, "loss", 1.0)
+
+
+def test_the_best_of_another_run_does_not_count(tmp_path):
+    for folder, value in (("run", 2.0), ("other", 1.0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "run.json").write_text(folder)
+        best_of(tmp_path / folder, int(10 * value), value)
+    shutil.copytree(tmp_path / "other" / "best-10", tmp_path / "run" / "best-10")
+    assert sealed.best_weights(tmp_path / "run", "min").value == 2.0
+
+
+def test_between_two_bests_neither_is_lost(tmp_path):
+    """A kill after the new one is sealed and before the old one is deleted leaves both; a torn one does not count."""
+    best_of(tmp_path, 10, 2.0)
+    (tmp_path / "best-10").rename(tmp_path / "kept")
+    best_of(tmp_path, 20, 1.0)
+    (tmp_path / "kept").rename(tmp_path / "best-10")
+    assert sealed.best_weights(tmp_path, "min").step == 20
+    assert sealed.best_weights(tmp_path, "max").step == 10
+    (tmp_path / "best-20" / "model.safetensors").write_text("torn")
+    assert sealed.best_weights(tmp_path, "min").step == 10
+    assert sealed.best_weights(tmp_path / "nowhere", "min") is None
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    folder = tmp_path / "tokens"
+    (folder / "tokenizer").mkdir(parents=True)
+    for name in ("train.arrow", "objective.json", "tokenizer/tokenizer.json"):
+        (folder / name).write_text(name)
+    return folder
+
+
+def determined(tokens, changes=None):
+    made = Recipe.model_validate(tiny.recipe(changes))
+    return identity(seed=made.seed, objective=made.objective, model=made.model, training=made.training, tokens=tokens)
+
+
+def key(tokens, changes=None):
+    return run_key(determined(tokens, changes))
+
+
+SAME_RUN = {
+    "launch.num_processes": 4,
+    "launch.micro_batch_size": 1,
+    "launch.eval_batch_size": 2,
+    "training.logging_steps": 7,
+    "training.keep_checkpoints": 5,
+    "training.save_steps": 3,
+    "training.save_minutes": 1.5,
+    "training.resume": "never",
+    "training.arguments": {"log_level": "info", "logging_first_step": True, "report_to": "none", "run_name": "a"},
+    "evaluation.split": "validation",
+}
+OTHER_RUN = {
+    "seed": 4,
+    "training.learning_rate": 1e-3,
+    "training.max_steps": 13,
+    "training.eval_steps": 3,
+    "training.streaming": True,
+    "training.arguments": {"adam_beta2": 0.95},
+    "objective.packing": False,
+    "objective.name": "sequence_classification",
+    "model.config.hidden_size": 64,
+    "model": {"pretrained": "owner/name"},
+}
+
+
+@pytest.mark.parametrize("path", SAME_RUN)
+def test_what_is_written_down_and_where_it_runs_is_the_same_run(tokens, path):
+    assert key(tokens, {path: SAME_RUN[path]}) == key(tokens)
+
+
+def test_whatever_is_learned_otherwise_is_another_run(tokens):
+    keys = [key(tokens, {path: value}) for path, value in OTHER_RUN.items()]
+    assert len({key(tokens), *keys}) == len(OTHER_RUN) + 1
+    assert len(key(tokens)) == 16
+
+
+@pytest.mark.parametrize("name", ["train.arrow", "objective.json", "tokenizer/tokenizer.json"])
+def test_other_data_or_another_tokenizer_is_another_run(tokens, name):
+    before = key(tokens)
+    (tokens / name).write_text("changed")
+    assert key(tokens) != before
+
+
+def test_other_weights_in_the_base_models_folder_are_another_run(tokens, tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "model.safetensors").write_text("a")
+    changes = {"model": {"pretrained": str(base)}}
+    before = key(tokens, changes)
+    (base / "model.safetensors").write_text("b")
+    assert key(tokens, changes) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("model.safetensors", "the weights"),
+        ("optimizer.pt", "the optimizer's state"),
+        ("scheduler.pt", "the learning-rate schedule"),
+        ("trainer_state.json", "the trainer's state"),
+        ("position.json", "the place in the data"),
+        ("run.json", "the run's identity"),
+        ("rng_state.pth", "the random state"),
+    ],
+)
+def test_a_checkpoint_that_lacks_a_part_is_not_gone_on_from(tmp_path, caplog, name, what):
+    checkpoint_of(tmp_path, 5)
+    torn = checkpoint_of(tmp_path, 10, without=[name])
+    assert sealed.verify(torn) is None
+    assert sealed.flaw(torn) == f"it lacks {what}"
+    assert sealed.newest_sound(tmp_path, RUN) == tmp_path / "checkpoint-5"
+    assert f"it lacks {what}" in caplog.text
+
+
+def test_a_checkpoint_needs_the_random_state_of_every_process(tmp_path):
+    assert sealed.flaw(checkpoint_of(tmp_path, 5, processes=2)) == "it has the random state of 1 of 2 processes"
+
+
+def test_a_checkpoint_of_another_run_is_set_aside(tmp_path, caplog):
+    checkpoint_of(tmp_path, 5)
+    assert sealed.newest_sound(tmp_path, sealed.identity_text({"seed": "4"})) is None
+    assert "it is of another run" in caplog.text
+    assert (tmp_path / "broken-checkpoint-5").exists()
+
+
+IDENTITY = {"seed": "3"}
+
+
+def chosen(tmp_path, caplog, resume="auto", run=IDENTITY, folder="run"):
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        found = choose(tmp_path / folder, run, resume)
+    assert len([r for r in caplog.records if r.levelno == logging.INFO]) == 1, "one line says it"
+    return found, caplog.records[-1].getMessage()
+
+
+def test_the_newest_sound_checkpoint_is_gone_on_from(tmp_path, caplog):
+    assert chosen(tmp_path, caplog) == (None, "train: run run starts at step 0: it has no checkpoint")
+    checkpoint_of(tmp_path / "run", 5)
+    found, said = chosen(tmp_path, caplog)
+    assert found == tmp_path / "run" / "checkpoint-5"
+    assert said == f"train: run run goes on at step 5 from {found}, the newest sound checkpoint"
+
+
+def test_what_another_run_left_is_named_with_the_difference(tmp_path, caplog):
+    checkpoint_of(tmp_path / "other", 5)
+    (tmp_path / "other" / "run.json").write_text(json.dumps({"seed": "4", "code trainer.py": "a", "gone": "1"}))
+    _, said = chosen(tmp_path, caplog, run=IDENTITY | {"code trainer.py": "b"})
+    there = tmp_path / "other" / "checkpoint-5"
+    expected = f"{there} is of another run (code trainer.py has changed, gone was 1, is not set, seed was 4, is 3)"
+    assert said == f"train: run run starts at step 0: {expected}"
+
+
+def test_never_starts_at_step_0_and_leaves_nothing_of_before(tmp_path, caplog):
+    checkpoint_of(tmp_path / "run", 5)
+    best_of(tmp_path / "run", 5, 1.0)
+    found, said = chosen(tmp_path, caplog, "never")
+    assert found is None
+    assert said.endswith("because training.resume is `never`, 1 checkpoint(s) deleted")
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["run.json"]
+
+
+def test_a_named_checkpoint_is_gone_on_from_until_the_run_has_a_later_one_of_its_own(tmp_path, caplog):
+    named = checkpoint_of(tmp_path / "elsewhere", 5)
+    checkpoint_of(tmp_path / "run", 3)
+    found, said = chosen(tmp_path, caplog, str(named))
+    assert (found, said) == (named, f"train: run run goes on at step 5 from {named}, as training.resume says")
+    checkpoint_of(tmp_path / "run", 7)
+    assert chosen(tmp_path, caplog, str(named))[0] == tmp_path / "run" / "checkpoint-7"
+
+
+def test_a_named_checkpoint_that_cannot_be_used_is_an_error_and_no_fresh_start(tmp_path):
+    named = checkpoint_of(tmp_path / "elsewhere", 5)
+    with pytest.raises(CheckpointError, match="there is no such folder"):
+        choose(tmp_path / "run", IDENTITY, str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match="of another run: seed was 3, is 4") as caught:
+        choose(tmp_path / "run", {"seed": "4"}, str(named))
+    assert "model.pretrained" in caught.value.fix
+    _flip(named)
+    with pytest.raises(CheckpointError, match=r"not as it was written: model\.safetensors"):
+        choose(tmp_path / "run", IDENTITY, str(named))
+
+
+def test_a_snapshot_keeps_values_and_sharing_and_its_memory():
+    weight = torch.arange(4.0)
+    snapshot = Snapshot()
+    first = snapshot.take({"a": weight, "tied": weight, "n": 3, "part": weight[:2]})
+    weight.add_(10)
+    assert first["a"].tolist() == [0, 1, 2, 3]
+    assert first["a"] is first["tied"]
+    assert first["part"].tolist() == [0, 1]
+    assert first["n"] == 3
+    memory = first["a"].data_ptr()
+    second = snapshot.take({"a": weight, "tied": weight, "n": 3, "part": weight[:2]})
+    assert second["a"].data_ptr() == memory
+    assert second["a"].tolist() == [10, 11, 12, 13]
+    third = snapshot.take({"a": weight.reshape(2, 2).double()})
+    assert third["a"].dtype == torch.float64
+
+
+def test_a_writer_works_in_order_and_raises_the_first_failure_once():
+    done = []
+
+    def fail():
+        raise StorageError("here", "no room", "make some")
+
+    writer = Writer()
+    writer.give(lambda: done.append(1))
+    writer.give(fail)
+    writer.give(lambda: done.append(3))
+    with pytest.raises(StorageError, match="no room"):
+        writer.wait()
+    assert done == [1], "nothing after a failure is written"
+    writer.wait()
+
+
+def test_a_save_without_room_says_how_much_is_missing_and_tidies_up(tmp_path, monkeypatch):
+    staging = tmp_path / "run" / ".staging"
+    staging.mkdir(parents=True)
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(saver.shutil, "disk_usage", lambda _: usage(free=3 * 2**20))
+    with pytest.raises(StorageError, match=r"a checkpoint needs 10.0 MiB and 3.0 MiB are free: 7.0 MiB are missing"):
+        writing(staging, 10 * 2**20, lambda: None)()
+    assert not staging.exists()
+
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(StorageError, match="No space left"):
+        writing(staging, 10, full)()
+    shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,594 @@
+"""The iterative trainer: what a step learns, from what it is given, alone and with other processes."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import re
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    DataCollatorForLanguageModeling,
+    GPT2Config,
+    GPT2LMHeadModel,
+    HfArgumentParser,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+    TrainingArguments,
+)
+
+import trainer as package
+from tests.support import tiny
+from trainer import IterativeSFTConfig, IterativeSFTTrainer
+from trainer.iterative.rows import Rows
+from trainer.job import identity
+
+ROOT = Path(__file__).parents[4]
+WORDS = ["</s>", "<unk>", *string.ascii_lowercase]
+QUIET = {"disable_tqdm": True, "report_to": "none", "use_cpu": True, "save_strategy": "no"}
+ROWS = [torch.tensor(ids) for ids in ([2, 3, 4, 5, 6], [7, 8], [9, 10, 11, 12], [13, 14, 15], [2, 4, 6, 8, 10, 12])]
+
+
+def tokenizer():
+    """A word a letter; it pads with its end-of-text token, which it does not add by itself."""
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", pad_token="</s>", unk_token="<unk>")
+
+
+def llama(seed=0):
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(WORDS), eos_token_id=0, pad_token_id=0, **sizes, **heads))
+    return model.eval()
+
+
+def gpt2():
+    """Of those for which Trainer counts one token a row too many."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=len(WORDS), bos_token_id=0, eos_token_id=0, **sizes)).eval()
+
+
+def t5():
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
+    return T5ForConditionalGeneration(
+        T5Config(vocab_size=len(WORDS), decoder_start_token_id=0, pad_token_id=0, eos_token_id=0, **sizes)
+    )
+
+
+def config(folder, **fields):
+    return IterativeSFTConfig(output_dir=str(folder), **(QUIET | fields))
+
+
+def made(folder, model=None, **fields):
+    return IterativeSFTTrainer(model or llama(), args=config(folder, **fields), processing_class=tokenizer())
+
+
+def weights(trained):
+    return {name: value.detach().clone() for name, value in trained.model.state_dict().items()}
+
+
+def furthest(first, second):
+    assert first.keys() == second.keys()
+    return max((first[name] - second[name]).abs().max().item() for name in first)
+
+
+def nll(model, rows):
+    """Summed over the predicted tokens of `rows`, one row at a time; and how many there are."""
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for row in rows:
+            log_p = model(input_ids=row[None]).logits[0].double().log_softmax(-1)
+            total -= log_p[:-1].gather(1, row[1:, None]).sum().item()
+            count += len(row) - 1
+    return total, count
+
+
+# The page of the trainer that TRL had
+
+
+def test_the_snippets_of_the_old_page_work(tmp_path, monkeypatch):
+    """As they stand in docs/iterative.md, where only the import differs."""
+    folder = tmp_path / "facebook" / "opt-350m"
+    sizes = {
+        "hidden_size": 16,
+        "ffn_dim": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "word_embed_proj_dim": 16,
+    }
+    OPTForCausalLM(OPTConfig(vocab_size=len(WORDS), max_position_embeddings=64, **sizes)).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    monkeypatch.chdir(tmp_path)
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "iterative.md").read_text(), re.DOTALL)
+    assert len(snippets) == 4
+    start, tensors, strings, configuration = snippets
+    names = {"texts": ["a b c", "d e"], "texts_labels": ["a b c", "d e"]}
+    names |= {"input_ids": ROWS, "attention_mask": [torch.ones_like(row) for row in ROWS]}
+    exec(start, names)
+    before = weights(names["trainer"])
+    for snippet in (tensors, strings):
+        exec(snippet, names)
+        after = weights(names["trainer"])
+        assert furthest(before, after) > 0
+        before = after
+    exec(configuration, names)
+    wanted = names["config"]
+    assert (wanted.max_length, wanted.max_steps, wanted.optimize_device_cache) == (512, 1000, True)
+    wanted.report_to = []
+    by_name = IterativeSFTTrainer("facebook/opt-350m", args=wanted)
+    assert by_name.model.dtype == torch.bfloat16
+    assert by_name.step(texts=["a b c", "d e"] * 8)["updates"] == 1
+    kwargs = {"torch_dtype": "bfloat16", "device_map": "auto", "trust_remote_code": True}
+    by_name = IterativeSFTTrainer("facebook/opt-350m", args=config(tmp_path / "x", model_init_kwargs=kwargs))
+    assert by_name.step(texts=["a b c"])["loss"] > 0
+
+
+def test_the_oldest_form_of_the_call(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, words = llama(), tokenizer()
+    trained = IterativeSFTTrainer(model, words)
+    assert trained.processing_class is words
+    assert Path(trained.args.output_dir).name == "model-IterativeSFT"
+    assert trained.step(texts=["a b c"])["updates"] == 1
+
+
+def test_a_parser_of_arguments_reads_the_config(tmp_path):
+    flags = ["--output_dir", str(tmp_path), "--max_length", "7", "--truncation_mode", "keep_start", "--use_cpu", "true"]
+    flags += ["--model_init_kwargs", '{"dtype": "bfloat16"}', "--optimize_device_cache"]
+    parser = HfArgumentParser(IterativeSFTConfig)
+    (read,) = parser.parse_args_into_dataclasses(flags)
+    assert (read.max_length, read.truncation_mode, read.optimize_device_cache) == (7, "keep_start", True)
+    assert read.model_init_kwargs == {"dtype": "bfloat16"}
+    helps = {action.dest: action.help for action in parser._actions}
+    for field in ("max_length", "truncation_mode", "optimize_device_cache", "model_init_kwargs"):
+        assert len(helps[field]) > 20
+    with pytest.raises(SystemExit):
+        parser.parse_args_into_dataclasses(["--truncation_mode", "keep_middle"])
+
+
+def test_the_package_stays_free_of_torch_until_it_is_asked():
+    code = "import sys, trainer; print('torch' in sys.modules, trainer.IterativeSFTConfig.__name__, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False IterativeSFTConfig True\n"
+    with pytest.raises(AttributeError, match="IterativeSFT'"):
+        _ = package.IterativeSFT
+
+
+def test_no_run_of_a_recipe_depends_on_it(tmp_path):
+    _, recipe = tiny.tokenized(tmp_path, tiny.recipe())
+    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training")}
+    hashed = set(identity(tokens=tmp_path, **sections).values())
+
+    def hashes(folder):
+        return {hashlib.sha256(path.read_bytes()).hexdigest() for path in (ROOT / folder).glob("*.py")}
+
+    assert hashes("trainer") <= hashed
+    assert len(hashes("trainer/iterative")) > 3
+    assert hashes("trainer/iterative").isdisjoint(hashed)
+
+
+# Rows
+
+
+def rows(**changes):
+    given = {"encoder_decoder": False, "tokenizer": tokenizer(), "max_length": None, "keep_end": True}
+    return Rows(**(given | changes))
+
+
+def test_padding_is_known_by_its_place_and_never_learned():
+    batch = rows()(
+        [
+            {"input_ids": [5, 6, 0], "attention_mask": [1, 1, 1]},  # ends with the end-of-text token, learned
+            {"input_ids": [0, 0, 7, 8, 0], "attention_mask": [0, 0, 1, 1, 0]},  # padded by the caller, on both sides
+            {"input_ids": [2, 0, 3, 4], "labels": [-100, -100, 3, 4]},
+        ]
+    )
+    assert batch["input_ids"].tolist() == [[5, 6, 0, 0], [7, 8, 0, 0], [2, 0, 3, 4]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]]
+    assert batch["labels"].tolist() == [[5, 6, 0, -100], [7, 8, -100, -100], [-100, -100, 3, 4]]
+    assert rows().learned(batch["labels"]) == 5
+
+
+@pytest.mark.parametrize(("keep_end", "kept"), [(True, slice(2, 5)), (False, slice(0, 3))])
+def test_what_is_too_long_loses_one_end_everywhere(keep_end, kept):
+    ids, mask, labels = torch.tensor([3, 4, 5, 6, 7]), torch.tensor([1, 1, 0, 1, 1]), torch.tensor([-100, 4, 5, 6, 9])
+    (row,) = rows(max_length=3, keep_end=keep_end).of_tensors([ids], [mask], [labels])
+    assert row["input_ids"].tolist() == ids[kept].tolist()
+    assert row["attention_mask"].tolist() == mask[kept].tolist()
+    assert row["labels"].tolist() == [x if m else -100 for x, m in zip(labels[kept].tolist(), mask[kept], strict=True)]
+    words = tokenizer()
+    (row,) = rows(max_length=3, keep_end=keep_end, tokenizer=words).of_texts(["b c d e f"], None)
+    assert row["input_ids"].tolist() == row["labels"].tolist() == ids[kept].tolist()
+    assert words.truncation_side == "right"
+    (row,) = rows(max_length=3, keep_end=keep_end, encoder_decoder=True).of_tensors([ids], None, [torch.arange(2, 9)])
+    assert row["labels"].tolist() == ([6, 7, 8] if keep_end else [2, 3, 4])
+
+
+@pytest.mark.parametrize(("pad", "wanted"), [("</s>", [4, 5, 0]), ("<unk>", [4, 5, 0, 0])])
+def test_labels_of_a_decoder_lose_their_padding(pad, wanted):
+    """But for the token that ends them, where the two are one."""
+    words = tokenizer()
+    words.pad_token = pad
+    labels = torch.tensor([4, 5, 0, 0, *[words.pad_token_id] * 3])
+    (row,) = rows(encoder_decoder=True, tokenizer=words).of_tensors([ROWS[0]], None, [labels])
+    assert row["labels"].tolist() == wanted
+
+
+ONE, TWO = [torch.tensor([2, 3])], [torch.tensor([2, 3]), torch.tensor([4, 5])]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "neither input_ids nor texts"),
+        ({"input_ids": ONE, "texts": ["a b"]}, "both input_ids and texts are given"),
+        ({"input_ids": []}, "input_ids is empty"),
+        ({"texts": []}, "texts is empty"),
+        ({"texts": "a b"}, r"texts is of type str, not a list of texts; give \[texts\]"),
+        ({"texts": ["a b", 3]}, r"texts\[1\] is of type int"),
+        ({"texts": ["a b"], "texts_labels": "a b"}, "texts_labels is of type str"),
+        ({"texts": ["a b"], "texts_labels": ["a b", "c d"]}, "texts_labels has 2 rows, texts has 1"),
+        ({"texts": ["a b"], "texts_labels": ["a b c"]}, r"texts_labels\[0\] has 3 tokens, texts\[0\] has 2"),
+        ({"texts": ["a b"], "labels": ONE}, "labels does not go with texts; leave it out, or give texts_labels"),
+        (
+            {"input_ids": ONE, "texts_labels": ["a b"]},
+            "texts_labels does not go with input_ids; leave it out, or give labels",
+        ),
+        (
+            {"input_ids": torch.ones(2, 3)},
+            r"input_ids is of type Tensor, not a list of tensors; give list\(input_ids\)",
+        ),
+        ({"input_ids": [[2, 3]]}, r"input_ids\[0\] is of type list, not a tensor; give torch.tensor\(input_ids\[0\]\)"),
+        ({"input_ids": [torch.ones(1, 3).long()]}, r"input_ids\[0\] has the shape \(1, 3\)"),
+        ({"input_ids": [torch.ones(3)]}, r"input_ids\[0\] holds torch.float32, not integers"),
+        ({"input_ids": TWO, "attention_mask": ONE}, "attention_mask has 1 rows, input_ids has 2"),
+        ({"input_ids": ONE, "labels": [torch.tensor([2])]}, r"labels\[0\] has 1 tokens, input_ids\[0\] has 2"),
+        ({"input_ids": [*ONE, torch.tensor([4])]}, "row 1 has no token to learn"),
+        ({"input_ids": ONE, "attention_mask": [torch.tensor([0, 0])]}, "row 0 has no token to learn"),
+        ({"input_ids": ONE, "labels": [torch.tensor([2, -100])]}, "row 0 has no token to learn"),
+    ],
+)
+def test_what_step_does_not_take(given, message, trained):
+    with pytest.raises(ValueError, match=message):
+        trained.step(**given)
+    assert trained.state.global_step == 0
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("unused"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"lr_scheduler_type": "cosine"}, "'cosine' has to know its end; set max_steps"),
+        ({"warmup_steps": 0.1}, "args.warmup_steps is a share of max_steps"),
+        ({"save_strategy": "epoch"}, "args.save_strategy is 'epoch'"),
+        ({"neftune_noise_alpha": 5.0}, "args.neftune_noise_alpha is set, but"),
+        ({"model_init_kwargs": {"dtype": "bfloat16"}}, "says how to load a model, and model is one already"),
+    ],
+)
+def test_arguments_that_cannot_be_served(fields, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        made(tmp_path, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"truncation_mode": "keep_middle"}, "use 'keep_end' or 'keep_start'"),
+        ({"max_length": 1}, "leaves nothing to predict"),
+        ({"model_init_kwargs": "bfloat16"}, "use a dictionary"),
+    ],
+)
+def test_configs_that_cannot_be_meant(fields, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **fields)
+
+
+def test_models_and_arguments_of_the_wrong_kind(tmp_path):
+    llama().save_pretrained(tmp_path / "llama")
+    for kwargs, message in (
+        ({"dtype": "bfloat61"}, "no dtype 'bfloat61'"),
+        ({"dtype": "auto", "torch_dtype": 1}, "two names"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            IterativeSFTTrainer(str(tmp_path / "llama"), config(tmp_path, model_init_kwargs=kwargs))
+    with pytest.raises(ValueError, match="was not loaded by a name; give its tokenizer"):
+        IterativeSFTTrainer(llama(), config(tmp_path))
+    with pytest.raises(TypeError, match="model is of type int"):
+        IterativeSFTTrainer(3)
+    with pytest.raises(TypeError, match="args is of type dict"):
+        IterativeSFTTrainer(llama(), {"max_length": 3})
+    with pytest.raises(TypeError, match="the loop is yours"):
+        made(tmp_path).train()
+
+
+# What a step learns
+
+
+@pytest.mark.parametrize("form", ["tensors", "texts", "masked"])
+def test_the_loss_is_the_mean_over_predicted_tokens(form, tmp_path):
+    first = made(tmp_path, per_device_train_batch_size=2, learning_rate=0.0)
+    texts = ["a b c d e", "f g", "h i j"]
+    total, count = nll(first.model, [torch.tensor(tokenizer()(text)["input_ids"]) for text in texts])
+    if form == "texts":
+        figures = first.step(texts=texts)
+    else:
+        encoded = tokenizer()(texts, padding=True, return_tensors="pt")
+        ids = [torch.tensor(tokenizer()(text)["input_ids"]) for text in texts]
+        masks = None
+        if form == "masked":
+            ids, masks = list(encoded["input_ids"]), list(encoded["attention_mask"])
+        figures = first.step(input_ids=ids, attention_mask=masks)
+    assert figures["loss"] == pytest.approx(total / count, rel=1e-6)
+    assert {name: figures[name] for name in ("tokens", "rows", "updates", "pending", "step")} == {
+        "tokens": count,
+        "rows": 3,
+        "updates": 2,
+        "pending": 0,
+        "step": 2,
+    }
+
+
+def test_only_what_is_labelled_is_learned(tmp_path):
+    model = llama()
+    labels = torch.tensor([-100, -100, -100, 5, 6])
+    with torch.no_grad():
+        log_p = model(input_ids=ROWS[0][None]).logits[0].log_softmax(-1)
+    figures = made(tmp_path, model).step(input_ids=ROWS[:1], labels=[labels])
+    assert figures["tokens"] == 2
+    assert figures["loss"] == pytest.approx(-(log_p[2, 5] + log_p[3, 6]).item() / 2, rel=1e-6)
+
+
+def test_steps_make_the_model_better_at_what_they_are_given(tmp_path):
+    better = made(tmp_path, learning_rate=3e-2, logging_steps=5, max_steps=20)
+    losses = [better.step(texts=["a b c d e f", "z y x w"])["loss"] for _ in range(20)]
+    assert losses[-1] < 0.3 * losses[0]
+    assert not better.model.training, "it is left in the mode that it was in, to generate from"
+    assert better.control.should_training_stop
+    logged = [line for line in better.state.log_history if "loss" in line]
+    assert [line["step"] for line in logged] == [5, 10, 15, 20]
+    assert [line["loss"] for line in logged] == pytest.approx([sum(losses[i : i + 5]) / 5 for i in (0, 5, 10, 15)])
+    assert [line["learning_rate"] for line in logged] == pytest.approx([3e-2 * (20 - s) / 20 for s in (4, 9, 14, 19)])
+    before = weights(better)
+    assert better.step(texts=["a b"])["learning_rate"] == 0.0
+    assert furthest(before, weights(better)) == 0
+
+
+def test_without_an_end_the_learning_rate_stays_after_its_warm_up(tmp_path):
+    endless = made(tmp_path, learning_rate=1e-2, warmup_steps=2)
+    rates = [endless.step(texts=["a b"])["learning_rate"] for _ in range(4)]
+    assert rates == pytest.approx([0.0, 5e-3, 1e-2, 1e-2])
+
+
+@pytest.mark.parametrize("most", [0.0, 0.05])
+def test_accumulation_is_one_large_batch(most, tmp_path):
+    """In one call, over calls that each bring a part, and with what is left over taken by `finish`."""
+    sgd = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": most}
+    whole = made(tmp_path, per_device_train_batch_size=5, **sgd)
+    norm = whole.step(input_ids=ROWS)["grad_norm"]
+    before, after = llama().state_dict(), weights(whole)
+    moved = sum((after[name] - before[name]).double().square().sum().item() for name in before) ** 0.5
+    assert norm > 0.1
+    assert moved == pytest.approx(most or norm, rel=1e-3), "by the gradient, clipped"
+    parts = {"per_device_train_batch_size": 1, **sgd}
+    at_once, one_by_one, unfinished = (made(tmp_path, gradient_accumulation_steps=n, **parts) for n in (5, 5, 7))
+    assert at_once.step(input_ids=ROWS)["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    seen = [one_by_one.step(input_ids=[row]) for row in ROWS]
+    assert [figures["pending"] for figures in seen] == [1, 2, 3, 4, 0]
+    assert [figures["updates"] for figures in seen] == [0, 0, 0, 0, 1]
+    assert "grad_norm" not in seen[3]
+    assert seen[4]["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    unfinished.step(input_ids=ROWS[:2])
+    unfinished.step(input_ids=ROWS[2:])
+    assert furthest(weights(unfinished), llama().state_dict()) == 0
+    assert unfinished.finish()["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    for other in (at_once, one_by_one, unfinished):
+        assert furthest(weights(other), weights(whole)) < 1e-6
+
+
+SCRIPT = """
+import json, sys
+import torch
+from tests.unit.trainer.iterative.test_iterative import ROWS, made
+from safetensors.torch import save_file
+
+folder, rank = sys.argv[1], int(__import__("os").environ["RANK"])
+own = [ROWS[:3], ROWS[3:]][rank]
+trained = made(folder, per_device_train_batch_size=1, gradient_accumulation_steps=3, optim="sgd", learning_rate=0.3)
+seen = [trained.step(input_ids=own), trained.step(input_ids=own[:1])]
+try:
+    trained.step(input_ids=[] if rank else own)
+except ValueError as error:
+    seen.append(str(error))
+seen.append(trained.finish())
+assert trained.accelerator.num_processes == 2
+trained.save_model(folder + "/model")
+with open(f"{folder}/seen-{rank}.json", "w") as file:
+    json.dump(seen, file)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_processes_learn_what_one_does(tmp_path):
+    """Of five rows one process has three and the other two; then each has one more, taken by `finish`."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+        str(script),
+        str(tmp_path),
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    alone = made(tmp_path / "alone", per_device_train_batch_size=5, optim="sgd", learning_rate=0.3)
+    wanted = [alone.step(input_ids=ROWS), alone.step(input_ids=[ROWS[0], ROWS[3]])]
+    moved = furthest(weights(alone), llama().state_dict())
+    shared = load_file(tmp_path / "model" / "model.safetensors")
+    assert furthest(shared, weights(alone)) < 1e-6 < 1e-3 < moved
+    first, second = (json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in (0, 1))
+    assert first[:2] == second[:2]
+    assert (first[0]["loss"], first[0]["grad_norm"]) == pytest.approx(
+        (wanted[0]["loss"], wanted[0]["grad_norm"]), rel=1e-5
+    )
+    assert (first[0]["rows"], first[0]["tokens"]) == (5, wanted[0]["tokens"])
+    assert first[1]["loss"] == pytest.approx(wanted[1]["loss"], rel=1e-5)
+    assert first[1]["pending"] == 1
+    assert first[3]["grad_norm"] == pytest.approx(wanted[1]["grad_norm"], rel=1e-5)
+    assert "input_ids is empty" in second[2]
+    assert first[2] == f"on process 1, {second[2]}"
+
+
+# Other models, other parts of Trainer
+
+
+def test_an_encoder_decoder_has_to_be_told_what_to_learn(tmp_path):
+    model = t5()
+    model.save_pretrained(tmp_path / "t5")
+    tokenizer().save_pretrained(tmp_path / "t5")
+    named = IterativeSFTTrainer(str(tmp_path / "t5"), config(tmp_path, learning_rate=3e-2))
+    assert isinstance(named.model, T5ForConditionalGeneration)
+    for given, missing in (({"texts": ["a b"]}, "texts_labels"), ({"input_ids": ONE}, "labels")):
+        with pytest.raises(ValueError, match=f"encoder-decoder model has to be told what to learn; give {missing}"):
+            named.step(**given)
+    labels = [torch.tensor([5, 6, 0]), torch.tensor([7, 0])]
+    with torch.no_grad():
+        losses = [model(input_ids=row[None], labels=own[None]).loss for row, own in zip(TWO, labels, strict=True)]
+    figures = named.step(input_ids=TWO, labels=labels)
+    assert figures["tokens"] == 5
+    assert figures["loss"] == pytest.approx((3 * losses[0] + 2 * losses[1]).item() / 5, rel=1e-5)
+    for _ in range(30):
+        figures = named.step(texts=["a b", "c"], texts_labels=["d e f", "g"])
+    assert figures["tokens"] == 4
+    assert figures["loss"] < 0.5
+
+
+# peft 0.21.2 asks transformers 5.23 by the old name: https://github.com/huggingface/peft
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_an_adapter_alone_is_trained_and_saved(tmp_path):
+    model = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj"], lora_alpha=4, task_type="CAUSAL_LM"))
+    base = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
+    adapted = made(tmp_path, model, learning_rate=1e-2)
+    losses = [adapted.step(texts=["a b c d e f"])["loss"] for _ in range(10)]
+    assert losses[-1] < losses[0]
+    assert all(torch.equal(p, base[n]) for n, p in model.named_parameters() if n in base)
+    adapted.save_model(str(tmp_path / "saved"))
+    assert (tmp_path / "saved" / "adapter_model.safetensors").exists()
+    adapted.create_model_card()
+    assert "library_name: peft" in (tmp_path / "README.md").read_text()
+
+
+def test_evaluation_checkpoints_and_saving_are_trainers(tmp_path):
+    evaluated = [{"input_ids": row.tolist()} for row in ROWS[:2]]
+    fields = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "save_total_limit": 1,
+        "max_steps": 3,
+    }
+    args = config(tmp_path, **fields, per_device_eval_batch_size=1, activation_checkpointing=True)
+    full = IterativeSFTTrainer(gpt2(), args, eval_dataset=evaluated, processing_class=tokenizer())
+    for _ in range(5):
+        full.step(input_ids=ROWS)
+    assert [line["step"] for line in full.state.log_history if "eval_loss" in line] == [2, 3, 4]
+    means = [total / count for total, count in (nll(full.model, [row]) for row in ROWS[:2])]
+    assert full.evaluate()["eval_loss"] == pytest.approx(sum(means) / 2, rel=1e-5)
+    assert [p.name for p in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
+    assert (tmp_path / "checkpoint-4" / "optimizer.pt").exists()
+    full.save_model(str(tmp_path / "saved"))
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert furthest(reloaded.state_dict(), weights(full)) == 0
+    assert full.model.is_activation_checkpointing
+
+
+def test_a_collator_and_an_optimizer_of_ones_own(tmp_path):
+    model = llama()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    args = TrainingArguments(output_dir=str(tmp_path), **QUIET)
+    own = IterativeSFTTrainer(model, args, collator, processing_class=tokenizer(), optimizers=(optimizer, None))
+    with_end = torch.tensor([2, 3, 0])
+    figures = own.step(input_ids=[with_end, ROWS[0]])
+    assert figures["tokens"] == 1 + 4, "this collator takes the end of the text for padding"
+    assert figures["learning_rate"] == 0.25
+    assert made(tmp_path).step(input_ids=[with_end])["tokens"] == 2
+
+
+def test_weights_of_a_schedule_free_optimizer_are_those_to_use(tmp_path):
+    free = made(tmp_path, optim="schedule_free_adamw", lr_scheduler_type="constant", learning_rate=3e-2)
+    losses = [free.step(texts=["a b c d e f"])["loss"] for _ in range(20)]
+    averaged = weights(free)
+    total, count = nll(free.model, [torch.arange(2, 8)])
+    assert total / count < losses[0]
+    free.optimizer.train()
+    assert furthest(averaged, weights(free)) > 1e-4, "others are trained with"
+
+
+def test_the_devices_cache_is_emptied_when_asked(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("trainer.iterative.trainer.clear_device_cache", lambda **options: calls.append(options))
+    made(tmp_path).step(texts=["a b"])
+    assert calls == []
+    made(tmp_path, optimize_device_cache=True).step(texts=["a b"])
+    assert len(calls) == 1
+
+
+def test_the_card_says_what_the_trainer_knows(tmp_path):
+    described = made(tmp_path / "My-model", max_steps=2, logging_steps=1)
+    described.model.config._name_or_path = "acme/base"
+    loss = described.step(texts=["a b c"])["loss"]
+    described.create_model_card(dataset_name="acme/rows", tags="toy")
+    text = (tmp_path / "My-model" / "README.md").read_text()
+    for part in ("# My-model\n", "base_model: acme/base", "tags: [iterative-sft, toy]", f"{loss:.4f}", "steps | 1 |"):
+        assert part in text
+    described.model.config._name_or_path = str(tmp_path)
+    described.create_model_card(model_name="other", tags=["x"])
+    text = (tmp_path / "My-model" / "README.md").read_text()
+    assert "# other\n" in text
+    assert str(tmp_path) not in text
+
+
+def test_rows_of_a_data_set_can_be_given(tmp_path):
+    from datasets import Dataset
+
+    table = Dataset.from_dict({"input_ids": [[2, 3, 4], [5, 6, 7]], "text": ["a b", "c d"]})
+    given = made(tmp_path)
+    assert given.step(texts=table["text"])["rows"] == 2
+    assert given.step(input_ids=table.with_format("torch")["input_ids"])["tokens"] == 4
+
+
+def test_the_model_that_was_passed_is_the_one_that_is_trained(tmp_path):
+    model = llama()
+    before = copy.deepcopy(model.state_dict())
+    made(tmp_path, model, learning_rate=1e-2).step(input_ids=ROWS)
+    assert furthest(before, model.state_dict()) > 0

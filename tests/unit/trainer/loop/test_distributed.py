@@ -1,0 +1,186 @@
+"""FSDP2 for real, on two CPU processes: that the model is shared out, and that the shares make up the same training."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.commands.config.config_args import load_config_from_file
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import FileSystemReader
+
+from params import CheckpointError, KilledError, ModelError
+from params.artifacts import Artifacts
+from params.schema import ObjectiveChoice
+from tasks.training import stage
+from tests.support import tiny
+from trainer import objectives
+from trainer.loop import sharding
+from trainer.model import network
+
+ROOT = Path(__file__).parents[4]
+FSDP = str(ROOT / "params" / "accelerate" / "fsdp2.yaml")
+# two micro-batches a step on each of two processes; without dropout, whose masks depend on the micro-batch
+RUN = {
+    "training.max_steps": 12,
+    "training.save_steps": 4,
+    "model.config.attention_dropout": 0.0,
+    "launch.micro_batch_size": 2,
+    "launch.num_processes": 2,
+}
+
+
+def train(root, *, fsdp=True, processes=2, kill_at=None):
+    """The train stage in the folder `root`, in this process; its artifacts."""
+    changes = RUN | {"launch.num_processes": processes} | ({"launch.accelerate_config": FSDP} if fsdp else {})
+    artifacts, recipe = tiny.tokenized(root, tiny.recipe(changes))
+    wanted = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'fsdp_on_cpu'}")
+        if kill_at:
+            patch.setenv("EVERGREEN_KILL_AT", kill_at)
+        stage.train(artifacts, **wanted)
+    return artifacts
+
+
+def weights(artifacts):
+    return load_file(artifacts.model / "model.safetensors")
+
+
+def largest_difference(first, second):
+    assert first.keys() == second.keys()
+    return max((first[name] - second[name]).abs().max().item() for name in first)
+
+
+def checkpoint(artifacts):
+    """The newest one of an unfinished run."""
+    return max(artifacts.scratch.glob("checkpoints/*/checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
+
+
+@pytest.fixture(scope="module")
+def shared_out(tmp_path_factory):
+    """An uninterrupted run under FSDP."""
+    return train(tmp_path_factory.mktemp("fsdp"))
+
+
+def test_each_process_holds_a_part_and_together_they_train_as_two_whole_ones_do(shared_out, tmp_path):
+    parts = FileSystemReader(shared_out.checkpoint / "pytorch_model_fsdp_0").read_metadata().state_dict_metadata
+    assert len(parts) > 20
+    assert {len(tensor.chunks) for tensor in parts.values()} == {2}, "every weight lies in two parts"
+    whole = train(tmp_path, fsdp=False)
+    assert largest_difference(weights(shared_out), weights(whole)) < 1e-6
+    curves = []
+    for artifacts in (shared_out, whole):
+        with (artifacts.history / "train.csv").open() as file:
+            curves.append([float(row[name]) for row in csv.DictReader(file) for name in ("loss", "grad_norm")])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+    assert max(curves[0][1::2]) > 1.0, "gradients were meant to be clipped"
+
+
+def test_the_published_weights_are_ordinary_ones(shared_out):
+    assert {p.name for p in shared_out.model.iterdir()} >= {"model.safetensors", "config.json", "tokenizer.json"}
+    assert "lm_head.weight" not in weights(shared_out), "it is tied: stored once"
+    model = network.trained_model(
+        shared_out.model, objectives.build(ObjectiveChoice(name="causal_lm", text_column="text"))
+    )
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(model.lm_head.weight, weights(shared_out)["model.embed_tokens.weight"])
+
+
+def test_a_killed_run_goes_on_with_the_same_bits(shared_out, tmp_path):
+    with pytest.raises(KilledError, match="SIGKILL"):
+        train(tmp_path, kill_at="checkpoint.retained:1")
+    assert checkpoint(Artifacts("tiny", tmp_path)).name == "checkpoint-4"
+    resumed = train(tmp_path)
+    assert largest_difference(weights(resumed), weights(shared_out)) == 0
+    for name in ("train.csv", "validation.csv"):
+        assert (resumed.history / name).read_text() == (shared_out.history / name).read_text()
+
+
+def test_a_run_goes_on_with_one_process_and_again_with_two(shared_out, tmp_path, caplog):
+    caplog.set_level("INFO")
+    for processes, step in ((2, 4), (1, 8)):
+        with pytest.raises(KilledError, match="SIGKILL"):
+            train(tmp_path, processes=processes, kill_at="checkpoint.retained:1")
+        assert checkpoint(Artifacts("tiny", tmp_path)).name == f"checkpoint-{step}"
+    resumed = train(tmp_path)
+    assert "goes on at step 8" in caplog.text
+    assert largest_difference(weights(resumed), weights(shared_out)) < 1e-6
+    assert largest_difference(weights(resumed), {k: v + 1e-3 for k, v in weights(shared_out).items()}) > 1e-4
+
+
+def test_fsdp_without_gpus_is_refused(tmp_path):
+    """accelerate would train with plain data parallelism instead, and say nothing."""
+    artifacts, recipe = tiny.tokenized(tmp_path, tiny.recipe(RUN | {"launch.accelerate_config": FSDP}))
+    wanted = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
+    with pytest.raises(ModelError) as caught:
+        stage.train(artifacts, **wanted)
+    assert caught.value.where == "launch.accelerate_config"
+    assert "asks for FSDP, which needs GPUs" in caught.value.what
+
+
+def fake(*, fsdp=False, deepspeed=False, world_size=2, model=None):
+    return types.SimpleNamespace(
+        is_fsdp_enabled=fsdp,
+        is_deepspeed_enabled=deepspeed,
+        args=types.SimpleNamespace(world_size=world_size),
+        model_wrapped=model,
+        accelerator=types.SimpleNamespace(unwrap_model=lambda model, **_: model),
+    )
+
+
+def test_a_model_that_fsdp2_left_whole_is_refused():
+    with pytest.raises(ModelError, match="the model is a Linear that FSDP2 does not share out"):
+        sharding.check_wrapped(fake(fsdp=True, model=torch.nn.Linear(2, 2)))
+    sharding.check_wrapped(fake(model=torch.nn.Linear(2, 2)))
+
+
+TRACES = {"FSDP": "pytorch_model_fsdp_0", "DeepSpeed": "global_step4", "data parallelism": "model.safetensors"}
+TRAINERS = {"FSDP": fake(fsdp=True), "DeepSpeed": fake(deepspeed=True), "data parallelism": fake()}
+
+
+@pytest.mark.parametrize("used", TRAINERS)
+@pytest.mark.parametrize("written", TRACES)
+def test_a_checkpoint_is_gone_on_from_in_the_way_in_which_it_was_written(tmp_path, written, used):
+    (tmp_path / TRACES[written]).touch()
+    (tmp_path / "position.json").write_text('{"processes": 2}')
+    if written == used:
+        sharding.check(TRAINERS[used], tmp_path)
+        return
+    with pytest.raises(CheckpointError, match=f"was written under {written}, and this start uses {used}"):
+        sharding.check(TRAINERS[used], tmp_path)
+
+
+def test_only_deepspeed_needs_the_same_number_of_processes(tmp_path):
+    (tmp_path / "global_step4").touch()
+    (tmp_path / "position.json").write_text('{"processes": 2}')
+    with pytest.raises(CheckpointError, match="was written by 2 processes, and DeepSpeed cannot go on with 4"):
+        sharding.check(fake(deepspeed=True, world_size=4), tmp_path)
+    (tmp_path / "global_step4").rename(tmp_path / "pytorch_model_fsdp_0")
+    sharding.check(fake(fsdp=True, world_size=4), tmp_path)
+
+
+CONFIGURATIONS = sorted((ROOT / "params" / "accelerate").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
+def test_each_configuration_begins_with_the_line_that_uses_it_and_accelerate_reads_it(path):
+    assert path.read_text().splitlines()[0] == f"# launch.accelerate_config: params/accelerate/{path.name}"
+    assert load_config_from_file(str(path)).distributed_type in {"MULTI_GPU", "FSDP", "DEEPSPEED"}
+
+
+@pytest.mark.skipif(shutil.which("deepspeed") is not None, reason="DeepSpeed is installed")
+def test_deepspeed_that_is_not_installed_is_named_before_anything_starts():
+    sharding.check_installed(None)
+    sharding.check_installed(FSDP)
+    sharding.check_installed("not/there.yaml")
+    with pytest.raises(ModelError) as caught:
+        sharding.check_installed(str(ROOT / "params" / "accelerate" / "deepspeed_zero2.yaml"))
+    assert "asks for DeepSpeed, which is not installed" in caught.value.what
+    assert "evergreen[deepspeed]" in caught.value.fix

@@ -1,0 +1,333 @@
+"""What a recipe brings of its own: a loss, a Trainer, callbacks, metrics; each is called, and the guarantees hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+
+from params import KilledError, ModelError, Recipe, RecipeError
+from params.artifacts import Artifacts
+from tasks.diagnostics.check import all_problems
+from tasks.training.stage import train
+from tests.support import releases, tiny
+from tests.support.in_process import job, losses, trained, trainer_of
+from trainer.checkpoints.fault_points import KILL_AT
+from trainer.loop import extensions
+from trainer.loop.metrics import Figures
+from trainer.loop.trainer import EvergreenTrainer
+from trainer.losses import cross_entropy
+from trainer.objectives.causal_lm import CausalLM
+
+OWN = "tests.support.own_code"
+PLAIN = {
+    "model.config.attention_dropout": 0.0,
+    "training.arguments": {"optim_args": None},
+    "training.optimizer": "sgd",
+    "training.max_steps": 4,
+    "training.max_grad_norm": 0.0,
+    "training.learning_rate": 0.1,
+    "training.warmup_steps": 0,
+}
+
+
+class Outputs:
+    def __init__(self, logits):
+        self.logits = logits
+
+
+# training.loss
+
+
+def test_the_shipped_loss_is_torchs_on_literal_tensors():
+    logits = torch.tensor([[[2.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]])  # (1, 3, 3)
+    labels = torch.tensor([[0, 2, -100]])
+    given = {"smoothing": 0.1, "class_weights": [1.0, 2.0, 3.0]}
+    expected = F.cross_entropy(
+        logits[0, :2], labels[0, :2], weight=torch.tensor([1.0, 2.0, 3.0]), label_smoothing=0.1, reduction="sum"
+    )
+    assert cross_entropy(Outputs(logits), labels, 4, **given) == pytest.approx(float(expected) / 4)
+    assert cross_entropy(Outputs(logits), labels, None, **given) == pytest.approx(float(expected) / 2)
+    shifted = F.cross_entropy(logits[0, :1], labels[0, 1:2], reduction="sum")  # the first place predicts the second
+    assert cross_entropy(Outputs(logits), labels, 1, next_token=True) == pytest.approx(float(shifted))
+
+
+SMOOTHED = {"name": "trainer.losses:cross_entropy", "arguments": {"smoothing": 0.2, "next_token": True}}
+
+
+def test_a_loss_of_ones_own_is_what_is_trained_on(tmp_path):
+    own = losses(trained(job(tmp_path / "own", PLAIN | {"training.loss": SMOOTHED})))
+    usual = losses(trained(job(tmp_path / "usual", PLAIN)))
+    # Both start from the same weights, near the uniform distribution, of which smoothing makes more.
+    assert own[1] == pytest.approx(usual[1], rel=0.05)
+    assert own[4] != pytest.approx(usual[4], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "loss", [SMOOTHED, {"name": "trainer.losses:cross_entropy", "arguments": {"next_token": True}}]
+)
+def test_the_gradient_is_that_of_the_whole_batch(tmp_path, loss):
+    """Two processes are tried in test_two_processes_learn_the_same."""
+    changes = PLAIN | {"training.loss": loss}
+    weights = []
+    for micro_batch in (8, 2, 1):
+        made = job(tmp_path / str(micro_batch), changes | {"launch.micro_batch_size": micro_batch})
+        weights.append(trained(made).model.state_dict())
+    for other in weights[1:]:
+        for name, value in weights[0].items():
+            torch.testing.assert_close(other[name], value, rtol=0, atol=1e-6)
+
+
+def test_a_mean_over_the_micro_batch_would_not_be(tmp_path):
+    """The control: what the test before guards against is real."""
+    changes = PLAIN | {"training.loss": f"{OWN}:mean_loss"}
+    whole, split = (
+        trained(job(tmp_path / str(n), changes | {"launch.micro_batch_size": n})).model.state_dict() for n in (8, 1)
+    )
+    assert max(float((whole[name] - split[name]).abs().max()) for name in whole) > 1e-3
+
+
+def test_class_weights_move_what_a_classifier_learns(tmp_path):
+    sections = {**tiny.CLASSES, "training": tiny.RECIPE["training"] | {"best_metric": "loss"}}
+    weighted = {"name": "trainer.losses:cross_entropy", "arguments": {"class_weights": [100.0, 0.01, 0.01, 0.01]}}
+    shares = {}
+    for name, loss in (("weighted", weighted), ("plain", None)):
+        made = job(tmp_path / name, {"training.loss": loss, "training.max_steps": 20}, **sections)
+        trainer = trained(made)
+        batch = next(iter(trainer.get_eval_dataloader()))
+        logits = trainer.model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        shares[name] = float((logits.argmax(1) == 0).float().mean())
+    assert shares["weighted"] == 1.0
+    assert shares["plain"] < 1.0
+
+
+def test_weights_of_another_number_of_classes_are_told():
+    with pytest.raises(ModelError, match="has 2 class_weights for 3 classes"):
+        cross_entropy(Outputs(torch.zeros(1, 3)), torch.tensor([0]), 1, class_weights=[1.0, 2.0])
+
+
+# training.trainer
+
+
+def test_a_trainer_of_ones_own_decides_on_loss_optimizer_schedule_and_rows(tmp_path):
+    trainer = trained(job(tmp_path, {"training.trainer": f"{OWN}:Careful", "training.max_steps": 12}))
+    assert isinstance(trainer, EvergreenTrainer)
+    assert trainer.times == 12 * 2
+    assert isinstance(trainer.optimizer.optimizer, torch.optim.SGD)
+    assert trainer.lr_scheduler.get_last_lr() == [1e-2 * 0.5**6]
+    drawn = [int(row) for epoch in (0, 1) for row in trainer._order._order.rows(epoch)]
+    assert sum(row < 32 for row in drawn) / len(drawn) > 0.75  # of 64 rows; the pipeline's own order gives 0.5
+
+
+def test_with_a_trainer_of_ones_own_a_killed_run_ends_like_one_left_alone(tmp_path, monkeypatch):
+    changes = {
+        "training.trainer": f"{OWN}:Careful",
+        "training.callbacks": [{"name": f"{OWN}:Counter", "arguments": {"start": 100}}],
+        "objective.packing": False,
+        "launch.micro_batch_size": 2,
+        "training.max_steps": 40,
+        "training.save_steps": 6,
+        "training.eval_steps": 20,
+    }
+    golden, recipe = tiny.tokenized(tmp_path / "golden", tiny.recipe(changes))
+    shutil.copytree(golden.root, tmp_path / "killed")
+    killed = Artifacts("tiny", tmp_path / "killed")
+    run(golden, recipe)
+    monkeypatch.setenv(KILL_AT, "checkpoint.renamed:3")
+    with pytest.raises(KilledError):
+        run(killed, recipe)
+    monkeypatch.delenv(KILL_AT)
+    run(killed, recipe)
+    for name in ("model/model.safetensors", "checkpoint/optimizer.pt", "checkpoint/model.safetensors"):
+        assert (killed.run / name).read_bytes() == (golden.run / name).read_bytes()
+    state = json.loads((killed.checkpoint / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["Counter"]["attributes"] == {"count": 140}  # its state survived the kill
+
+
+def run(artifacts: Artifacts, recipe: Recipe) -> None:
+    train(
+        artifacts,
+        seed=recipe.seed,
+        objective=recipe.objective,
+        model=recipe.model,
+        training=recipe.training,
+        launch=recipe.launch,
+        metrics=recipe.evaluation.metrics,
+    )
+
+
+def test_two_processes_learn_the_same(tmp_path):
+    """With a loss and metrics of one's own."""
+    found = []
+    for processes in (1, 2):
+        changes = PLAIN | {
+            "launch.num_processes": processes,
+            "launch.micro_batch_size": 2,
+            "launch.eval_batch_size": 7,
+            "training.loss": SMOOTHED,
+            "training.best_metric": "half",
+            "evaluation.metrics": METRICS,
+            "training.arguments": {"include_for_metrics": ["inputs", "loss"]},
+        }
+        artifacts, recipe = tiny.tokenized(tmp_path / str(processes), tiny.recipe(changes))
+        run(artifacts, recipe)
+        report = releases.evaluate(artifacts, recipe)
+        lines = (artifacts.history / "validation.csv").read_text().splitlines()
+        found.append([float(x) for line in lines[1:] for x in line.split(",")] + sorted(report.model.values()))
+        assert "half" in lines[0]
+        assert {"whole", "half"} < set(report.model)
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+
+
+def test_a_trainer_that_overrides_what_a_guarantee_rests_on_is_refused():
+    with pytest.raises(RecipeError) as caught:
+        extensions.trainer_class(training(trainer=f"{OWN}:OwnStep"), EvergreenTrainer)
+    assert "overrides _save_checkpoint, training_step, on which" in caught.value.what
+    assert "override only compute_loss" in caught.value.fix
+
+
+def test_a_trainer_that_makes_its_batches_itself_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="batches follow from the recipe"):
+        trained(job(tmp_path, {"training.trainer": f"{OWN}:OwnBatches"}))
+
+
+def test_rows_in_their_order_stay_in_it(tmp_path):
+    trainer = trainer_of(job(tmp_path, {"training.trainer": f"{OWN}:InOrder"}))
+    rows = [row for loaded in trainer.get_train_dataloader() for row in loaded["rows"]]
+    assert rows == sorted(rows)
+    assert len(rows) == 64
+
+
+def test_a_loader_of_the_pipeline_is_not_dealt_out_twice(tmp_path):
+    trainer = trainer_of(job(tmp_path))
+    loader = trainer.get_train_dataloader()
+    assert isinstance(loader, DataLoader)
+    assert trainer.dealt_out(loader) is loader
+
+
+def test_a_callback_may_end_a_training(tmp_path):
+    stops = {"name": f"{OWN}:StopsAt", "arguments": {"step": 5}}
+    artifacts, recipe = tiny.tokenized(tmp_path, tiny.recipe({"training.callbacks": [stops]}))
+    run(artifacts, recipe)
+    assert json.loads((artifacts.history / "training.json").read_text())["steps"] == 5
+    assert json.loads((artifacts.checkpoint / "trainer_state.json").read_text())["global_step"] == 5
+
+
+# evaluation.metrics
+
+METRICS = {
+    "function": f"{OWN}:whole_sequences",
+    "directions": {"whole": "max", "half": "max"},
+}
+
+
+def test_the_best_weights_follow_a_metric_of_ones_own(tmp_path):
+    """Together with a reduction of the logits; the same figure as the objective's accuracy, so the same best step."""
+    best = {}
+    for name, changes in {
+        "own": {
+            "training.best_metric": "own_accuracy",
+            "evaluation.metrics": {
+                "function": {"name": f"{OWN}:accuracy", "arguments": {"offset": 1.0}},
+                "preprocess_logits": f"{OWN}:last_token",
+                "directions": {"own_accuracy": "max"},
+            },
+        },
+        "usual": {"training.best_metric": "accuracy"},
+    }.items():
+        trainer = trained(job(tmp_path / name, {"training.eval_steps": 2} | changes, **tiny.CLASSES))
+        best[name] = (trainer.state.best_global_step, trainer.state.best_metric)
+    assert best["own"][0] == best["usual"][0] > 0
+    assert best["own"][1] == pytest.approx(best["usual"][1] + 1.0)
+
+
+def test_what_metrics_need_is_moved_off_the_gpu_every_so_many_batches():
+    metrics = Recipe.model_validate(tiny.recipe({"evaluation.metrics": METRICS})).evaluation.metrics
+    figures = Figures(CausalLM(CausalLM.options_class()), state={}, tokenizer=None, metrics=metrics, to_cpu_every=2)
+    batch = (torch.ones(2, 3), torch.zeros(2, 5), torch.zeros(2, 5), torch.zeros(2, 5))
+    kinds = []
+    for _ in range(3):
+        figures.update(batch)
+        kinds.append([isinstance(part, torch.Tensor) for parts in figures._kept for part in parts[:1]])
+    assert kinds == [[True], [False, False], [False, False, True]]
+    assert figures.compute()["half"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(f"{OWN}:broken", "raised ZeroDivisionError: no rows"), (f"{OWN}:accuracy", "gives no 'whole', but")],
+)
+def test_a_metric_that_fails_ends_the_training_with_its_name(tmp_path, function, said):
+    metrics = {"function": function, "directions": {"whole": "max"}}
+    with pytest.raises(ModelError, match=said):
+        trained(job(tmp_path, {"evaluation.metrics": metrics}, **tiny.CLASSES))
+
+
+# check
+
+
+def training(**fields):
+    return Recipe.model_validate(tiny.recipe({f"training.{k}": v for k, v in fields.items()})).training
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "said"),
+    [
+        ({"training.loss": "trainer.losses:entropy"}, "training.loss", "has no `entropy`"),
+        ({"training.loss": f"{OWN}:accuracy"}, "training.loss", "cannot be called with 3 values"),
+        ({"training.loss": {"name": f"{OWN}:mean_loss", "arguments": {"x": 1}}}, "training.loss", "['x']"),
+        ({"training.trainer": "os:getcwd"}, "training.trainer", "is not a subclass of transformers.Trainer"),
+        ({"training.trainer": f"{OWN}:OwnStep"}, "training.trainer", "on which the pipeline's guarantees rest"),
+        (
+            {"training.trainer": f"{OWN}:Careful", "training.loss": f"{OWN}:mean_loss"},
+            "training.loss",
+            "would never be called; remove one of the two",
+        ),
+        (
+            {"training.callbacks": [f"{OWN}:Careful"]},
+            "training.callbacks.0",
+            "is not a subclass of transformers.TrainerCallback",
+        ),
+        ({"training.callbacks": [f"{OWN}:StopsAt"]}, "training.callbacks.0", "missing a required argument: 'step'"),
+        (
+            {"evaluation.metrics": {"function": f"{OWN}:nothing", "directions": {}}},
+            "evaluation.metrics.function",
+            "has no `nothing`",
+        ),
+        (
+            {"evaluation.metrics": METRICS | {"preprocess_logits": f"{OWN}:accuracy", "directions": {"loss": "min"}}},
+            "evaluation.metrics.directions.loss",
+            "causal_lm computes a loss of its own",
+        ),
+        (
+            {"evaluation.metrics": METRICS, "training.best_metric": "hole"},
+            "training.best_metric",
+            "did you mean `whole`?",
+        ),
+    ],
+)
+def test_check_finds_what_cannot_be_called_or_does_not_go_together(tmp_path, monkeypatch, changes, key, said):
+    from params.loading import read
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.csv").write_text("text,label\na,b\n")
+    monkeypatch.chdir(tmp_path)
+    path = tiny.write(tmp_path / "own.yaml", tiny.recipe(changes))
+    found = {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in all_problems(read(path))}
+    assert said in found[key]
+    assert len(found) == 1
+
+
+def test_the_code_that_a_recipe_names_is_part_of_its_run(tmp_path, monkeypatch):
+    """So that a changed loss is not taken for the one that a checkpoint was trained with."""
+    package = tmp_path / "own_losses.py"
+    package.write_text("def loss(outputs, labels, items):\n    return outputs.logits.sum()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = job(tmp_path / "a", {"training.loss": "own_losses:loss"}).identity
+    package.write_text("def loss(outputs, labels, items):\n    return outputs.logits.mean()\n")
+    after = job(tmp_path / "a", {"training.loss": "own_losses:loss"}).identity
+    assert {name for name in before if before[name] != after[name]} == {"code own_losses:loss"}

@@ -1,0 +1,94 @@
+"""Loader workers: whether they stay, and how far they read ahead."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+
+import pytest
+from torch.utils.data import Dataset
+
+from params.schema import Launch, Training
+from tests.support import tiny
+from tests.support.in_process import At, job, trainer_of
+from trainer.loop.arguments import conflicts
+
+WORKERS = {"launch.dataloader_workers": 2, "training.max_steps": ..., "training.epochs": 2}
+
+
+@pytest.fixture(autouse=True)
+def no_workers_left():
+    """Persistent workers live as long as their loader, and would be waited for when later ones are forked."""
+    yield
+    gc.collect()
+
+
+class Noted(Dataset):
+    """A data set whose readers leave their process ids in a file, one line a row."""
+
+    def __init__(self, rows, path: Path):
+        self.rows, self.path = rows, path
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        with self.path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return self.rows[i]
+
+
+def noted(tmp_path, changes):
+    trainer = trainer_of(job(tmp_path, changes))
+    path = tmp_path / "readers"
+    path.touch()
+    trainer.train_dataset = Noted(trainer.train_dataset, path)
+    return trainer, path
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_stay_over_epochs_or_are_started_anew(tmp_path, persistent):
+    trainer, path = noted(tmp_path, WORKERS | {"training.arguments": {"dataloader_persistent_workers": persistent}})
+    epochs = []
+
+    def note(**_):
+        epochs.append(set(path.read_text().split()))
+        path.write_text("")
+
+    trainer.add_callback(At("on_epoch_end", note))
+    trainer.train()
+    first, second = epochs
+    assert len(first) == len(second) == 2, "two workers read"
+    assert str(os.getpid()) not in first | second
+    assert (first == second) is persistent
+    assert persistent or not first & second
+
+
+@pytest.mark.parametrize(("factor", "batches"), [(1, 3), (3, 5)])
+def test_a_worker_reads_so_many_batches_ahead(tmp_path, factor, batches):
+    """Two micro-batches are taken for the first step; the worker has `factor` more when nobody asks for another one."""
+    changes = {"launch.dataloader_workers": 1, "training.arguments": {"dataloader_prefetch_factor": factor}}
+    trainer, path = noted(tmp_path, changes | {"training.max_steps": 1})
+    ahead = []
+
+    def wait(**_):
+        give_up = time.monotonic() + 20
+        while len(path.read_text().split()) < 4 * batches and time.monotonic() < give_up:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        ahead.append(len(path.read_text().split()))
+
+    trainer.add_callback(At("on_step_begin", wait))
+    trainer.train()
+    assert ahead == [4 * batches], "rows of whole micro-batches"
+
+
+@pytest.mark.parametrize("given", [{"dataloader_persistent_workers": True}, {"dataloader_prefetch_factor": 2}])
+def test_without_workers_it_is_refused(given):
+    training = Training.model_validate(tiny.RECIPE["training"] | {"arguments": given})
+    (found,) = conflicts(training, Launch(micro_batch_size=4))
+    assert found.key == ("training", "arguments", *given)
+    assert found.fix == "set launch.dataloader_workers to 1 or more"
+    assert conflicts(training, Launch(micro_batch_size=4, dataloader_workers=1)) == []

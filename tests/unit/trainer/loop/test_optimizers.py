@@ -1,0 +1,517 @@
+"""Every optimizer that transformers knows by name: it learns and keeps the guarantees here, or is refused with the reason."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from params import DivergedError, ModelError, RecipeError
+from params.loading import read
+from tasks.diagnostics.check import all_problems
+from tests.support import tiny
+from tests.support.in_process import At, job, losses, trained, trainer_of
+from trainer.checkpoints.sealed import best_weights
+from trainer.loop import optimizers
+from trainer.model import config_check
+
+ROOT = Path(__file__).parents[4]
+RUN = {
+    # 64 times 64 weights: from 4096 on, optimizers of 8 and 4 bits quantize
+    "model.config.hidden_size": 64,
+    "model.config.tie_word_embeddings": False,
+    "training.max_steps": 8,
+    "training.eval_steps": 4,
+    "training.save_steps": 4,
+    "launch.micro_batch_size": 8,
+}
+LOW_RANK = {"optim_target_modules": ["q_proj", "up_proj"], "optim_args": "rank=4,update_proj_gap=3"}
+RUNNABLE = [name for name in optimizers.known() if optimizers._unavailable(name) is None]
+
+pytestmark = [
+    # grokadamw 0.1.2, grokadamw.py: torch.cuda.amp.autocast() at each step, on any device
+    pytest.mark.filterwarnings(r"ignore:`torch.cuda.amp.autocast:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:CUDA is not available or torch_xla is imported:UserWarning"),
+    # bitsandbytes 0.50.2: where there is no GPU, the paged optimizers are those without pages
+    pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU:UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _eager():
+    """torchao compiles its steps, which takes seconds and changes nothing here."""
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
+
+
+def changes(name, **more):
+    """What a recipe says to train with this optimizer."""
+    said = RUN | {"training.optimizer": name, "training.arguments": {}}
+    if name.startswith(("galore", "apollo")):
+        said["training.arguments"] = dict(LOW_RANK)
+    if name.startswith("schedule_free"):
+        said |= {"training.lr_scheduler": "constant", "training.warmup_steps": 0}
+    if name == "schedule_free_radam":  # it stands still for its first steps, so many that adam_beta2 says
+        said |= {"training.arguments": {"adam_beta2": 0.8}, "training.learning_rate": 0.03}
+    if name == "adalomo":  # its rate is a share of a weight's size
+        said["training.learning_rate"] = 0.1
+    if name in ("sgd", "lomo", "schedule_free_sgd"):
+        said["training.learning_rate"] = 0.5
+    if name in ("lomo", "adalomo") or name.endswith("layerwise"):
+        said["training.max_grad_norm"] = 0.0
+    return said | more
+
+
+def checkpoint(trainer, step):
+    return Path(trainer.args.output_dir) / f"checkpoint-{step}"
+
+
+def optimizer_of(trainer):
+    return trainer.optimizer.optimizer
+
+
+def state_of(trainer, weight):
+    """The optimizer's state of one weight, and the weight."""
+    parameter = dict(trainer.model.named_parameters())[weight]
+    return optimizer_of(trainer).state[parameter], parameter
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+# What runs here
+
+
+def test_what_does_not_run_here_is_known():
+    missing = {"adamw_torch_xla", "adamw_torch_npu_fused", "adamw_anyprecision"}
+    missing |= {"galore_adamw_8bit", "galore_adamw_8bit_layerwise"}
+    if not torch.cuda.is_available():
+        missing.add("adalomo")
+    assert set(optimizers.known()) - set(RUNNABLE) == missing
+
+
+def _is_a_variant(name):
+    """Of an optimizer that is tried under another name: in pages, in few bits by bitsandbytes, layer by layer."""
+    return name.startswith("paged_") or name.endswith(("_8bit", "_layerwise")) or "_fused" in name
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if _is_a_variant(name) else ()) for name in RUNNABLE]
+)
+def test_it_learns_and_a_stopped_run_ends_with_the_same_bits(tmp_path, name):
+    learns_and_resumes(tmp_path, changes(name), stop_at=5)
+
+
+@pytest.mark.parametrize("name", [n for n in RUNNABLE if n.startswith("schedule_free")])
+def test_schedule_free_stopped_at_an_evaluation_goes_on_exactly(tmp_path, name):
+    """The stop leaves the evaluation to the next start, which has to switch the weights as it would have."""
+    learns_and_resumes(tmp_path, changes(name), stop_at=4)
+
+
+def learns_and_resumes(tmp_path, said, stop_at):
+    whole = trained(job(tmp_path / "whole", said))
+    curve = losses(whole)
+    assert curve[8] < curve[1] - 0.2
+    planned = job(tmp_path / "stopped", said, stop_at_step=stop_at)
+    first = trained(planned)
+    assert first.guard.stopped
+    goes_on = planned.model_copy(update={"stop_at_step": None, "checkpoint": checkpoint(first, stop_at)})
+    second = trained(goes_on)
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "position.json"):
+        assert (checkpoint(whole, 8) / name).read_bytes() == (checkpoint(second, 8) / name).read_bytes(), name
+    assert losses(second) == curve
+    assert best(whole).step == best(second).step > 0
+    assert same_bits(load_file(best(whole).folder / "model.safetensors"), best(second).folder)
+
+
+def best(trainer):
+    return best_weights(Path(trainer.args.output_dir), "min")
+
+
+def same_bits(tensors, folder):
+    found = load_file(folder / "model.safetensors")
+    return found.keys() == tensors.keys() and all(torch.equal(found[k], tensors[k]) for k in found)
+
+
+def test_adalomo_keeps_its_moments_in_a_checkpoint(tmp_path, monkeypatch):
+    """Its package asks for CUDA only where it makes its moments: with that left out, its steps run on a CPU as well."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+        monkeypatch.setattr(optimizers, "_unavailable", lambda name: None)
+    learns_and_resumes(tmp_path, changes("adalomo"), stop_at=5)
+
+
+# What it does
+
+
+def weights(trainer):
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def test_galore_changes_a_weight_within_few_dimensions_only(tmp_path):
+    said = changes("galore_adamw", **{"training.max_steps": 3})
+    said["training.arguments"] = LOW_RANK | {"optim_args": "rank=4,update_proj_gap=50"}
+    trainer = trainer_of(job(tmp_path, said))
+    before = weights(trainer)
+    trainer.train()
+    state, parameter = state_of(trainer, UP)
+    assert parameter.shape == (64, 64)
+    assert state["exp_avg"].shape == state["exp_avg_sq"].shape == (64, 4)
+    after = weights(trainer)
+    ranks = {
+        name: torch.linalg.matrix_rank(after[name] - before[name], atol=1e-5).item()
+        for name in after
+        if after[name].ndim == 2
+    }
+    assert ranks[UP] == 4
+    assert ranks[UP.replace("up_proj", "down_proj")] > 32, "not among optim_target_modules"
+
+
+def test_apollo_keeps_its_moments_in_few_dimensions(tmp_path):
+    trainer = trained(job(tmp_path, changes("apollo_adamw", **{"training.max_steps": 2})))
+    state, parameter = state_of(trainer, UP)
+    assert state["exp_avg"].shape == state["exp_avg_sq"].shape == (64, 4)
+    assert state_of(trainer, UP.replace("up_proj", "down_proj"))[0]["exp_avg"].shape == parameter.shape
+
+
+@pytest.mark.parametrize("name", [n for n in RUNNABLE if n.endswith("layerwise")])
+def test_layer_by_layer_is_the_same_training_with_one_gradient_at_a_time(tmp_path, name):
+    at_once = trained(
+        job(tmp_path / "at-once", changes(name.removesuffix("_layerwise"), **{"training.max_grad_norm": 0.0}))
+    )
+    trainer = trainer_of(job(tmp_path / "layerwise", changes(name)))
+    optimizer, most = trainer.create_optimizer(), []
+    for parameter in trainer.model.parameters():
+        parameter.register_hook(lambda _: most.append(sum(p.grad is not None for p in trainer.model.parameters())))
+    trainer.train()
+    assert optimizer_of(trainer) is optimizer
+    assert max(most) == 0, "when a gradient comes, all before it are gone"
+    assert same_bits(load_file(checkpoint(at_once, 8) / "model.safetensors"), checkpoint(trainer, 8))
+    norms = [[e["grad_norm"] for e in t.state.log_history if "grad_norm" in e] for t in (at_once, trainer)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+
+
+def test_lomo_is_sgd_without_a_state_and_with_few_gradients_at_a_time(tmp_path):
+    plain = trained(job(tmp_path / "sgd", changes("sgd", **{"training.max_grad_norm": 0.0})))
+    trainer = trainer_of(job(tmp_path / "lomo", changes("lomo")))
+    most = []
+    for parameter in trainer.model.parameters():
+        parameter.register_hook(lambda _: most.append(sum(p.grad is not None for p in trainer.model.parameters())))
+    trainer.train()
+    assert max(most) <= 1
+    assert optimizer_of(trainer).state_dict()["state"] == {}
+    expected = weights(plain)
+    for name, found in weights(trainer).items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lomo", "galore_adamw_layerwise", "galore_adamw"])
+def test_a_gradient_that_is_not_finite_ends_the_run_before_that_step_is_saved(tmp_path, name):
+    trainer = trainer_of(job(tmp_path, changes(name, **{"training.save_steps": 1})))
+    parameter = dict(trainer.model.named_parameters())[UP]
+    parameter.register_hook(lambda grad: grad * float("inf") if trainer.state.global_step == 2 else grad)
+    with pytest.raises(DivergedError, match=r"the loss is finite, but the norm of the gradient is (nan|inf) at step 3"):
+        trainer.train()
+    folder = Path(trainer.args.output_dir)
+    assert {p.name for p in folder.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-2"}
+    assert all(t.isfinite().all() for t in load_file(folder / "checkpoint-2" / "model.safetensors").values())
+
+
+@pytest.mark.parametrize("name", [n for n in RUNNABLE if n.startswith(("galore", "apollo"))])
+def test_weight_decay_reaches_the_weights_that_are_projected_and_those_that_are_not(tmp_path, name):
+    trainer = trainer_of(job(tmp_path, changes(name, **{"training.weight_decay": 0.1})))
+    decays = {p: group["weight_decay"] for group in trainer.create_optimizer().param_groups for p in group["params"]}
+    found = {name: decays[p] for name, p in trainer.model.named_parameters()}
+    assert {name for name, decay in found.items() if decay == 0.1} == set(
+        trainer.get_decay_parameter_names(trainer.model)
+    )
+    assert {decay for name, decay in found.items() if "norm" in name} == {0.0}
+
+
+@pytest.mark.parametrize("name", [n for n in RUNNABLE if n.startswith("schedule_free")])
+def test_schedule_free_evaluates_keeps_and_publishes_the_average(tmp_path, name):
+    trainer = trainer_of(job(tmp_path, changes(name)))
+    steps_on, average = {}, {}
+
+    def look(state, **_):
+        """After a step and before its evaluation: the weights that are trained, and by hand the average that they stand for."""
+        optimizer = optimizer_of(trainer)
+        beta = optimizer.param_groups[0].get("momentum") or optimizer.param_groups[0]["betas"][0]
+        for weight, y in trainer.model.named_parameters():
+            z = optimizer.state[y]["z"]
+            steps_on[weight] = y.detach().clone()
+            average[weight] = ((y - (1 - beta) * z) / beta).detach()  # y = (1 - beta) z + beta x
+
+    trainer.add_callback(At("on_step_end", look))
+    trainer.train()
+    assert best(trainer).step == 8
+    kept = load_file(best(trainer).folder / "model.safetensors")
+    for weight, expected in average.items():
+        torch.testing.assert_close(kept[weight], expected, rtol=1e-4, atol=1e-5)
+    assert max((kept[w] - steps_on[w]).abs().max().item() for w in kept) > 1e-3
+    logged = next(e["eval_loss"] for e in trainer.state.log_history if e["step"] == 8 and "eval_loss" in e)
+    assert logged == best(trainer).value
+    assert loss_of(best(trainer).folder, trainer) == pytest.approx(logged, abs=1e-5)
+    with torch.no_grad():
+        for weight, parameter in trainer.model.named_parameters():
+            parameter.copy_(steps_on[weight])
+    trainer.model.save_pretrained(tmp_path / "trained")
+    assert abs(loss_of(tmp_path / "trained", trainer) - logged) > 1e-3
+
+
+def loss_of(folder, trainer):
+    """Mean loss per token of the weights in `folder` on the validation split."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    total, tokens = 0.0, 0
+    for example in trainer.eval_dataset:
+        ids = torch.tensor([example["input_ids"]])
+        with torch.no_grad():
+            total += float(model(input_ids=ids, labels=ids).loss) * (ids.shape[1] - 1)
+        tokens += ids.shape[1] - 1
+    return total / tokens
+
+
+def test_adafactor_keeps_a_row_and_a_column_of_each_weight(tmp_path):
+    state, parameter = state_of(trained(job(tmp_path, changes("adafactor", **{"training.max_steps": 2}))), UP)
+    assert parameter.shape == (64, 64)
+    assert {name: t.shape for name, t in state.items() if isinstance(t, torch.Tensor) and t.ndim} == {
+        "exp_avg_sq_row": (64,),
+        "exp_avg_sq_col": (64,),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "moment", "bits"),
+    [
+        ("adamw_bnb_8bit", "state1", 8),
+        ("paged_adamw_32bit", "state1", 32),
+        ("lion_8bit", "state1", 8),
+        ("rmsprop_bnb_8bit", "state1", 8),
+        ("ademamix_8bit", "state2", 8),
+        ("adamw_torch_8bit", "exp_avg", 8),
+        ("adamw_torch_4bit", "exp_avg", 4),
+    ],
+)
+def test_moments_take_so_many_bits_in_memory_and_in_a_checkpoint(tmp_path, name, moment, bits):
+    trainer = trained(job(tmp_path, changes(name, **{"training.max_steps": 2})))
+    state, parameter = state_of(trainer, UP)
+    values = getattr(state[moment], "codes", state[moment])
+    assert values.nbytes * 8 == parameter.numel() * bits
+    assert values.dtype == (torch.float32 if bits == 32 else torch.uint8)
+    saved = torch.load(checkpoint(trainer, 2) / "optimizer.pt", weights_only=True)
+    same = [v for s in saved["state"].values() for v in tensors(s) if torch.equal(v, values)]
+    assert same, "the very bits are in the checkpoint"
+
+
+def tensors(value):
+    if isinstance(value, dict):
+        return [t for v in value.values() for t in tensors(v)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def test_stable_adamw_does_not_look_for_triton_without_a_gpu(tmp_path, monkeypatch):
+    """Where triton can be imported, its package would use kernels that a CPU cannot run."""
+    module = importlib.import_module("optimi.stableadamw")
+    monkeypatch.setattr(module, "_default_to_triton", lambda _: not torch.cuda.is_available())
+    trained(job(tmp_path, changes("stable_adamw", **{"training.max_steps": 2})))
+
+
+# optim_args and optim_target_modules
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "key", "value"),
+    [
+        ("sgd", "momentum=0.8,nesterov=true", "momentum", 0.8),
+        ("rmsprop_bnb", "alpha=0.9", "betas", (0.9, 0)),
+        ("adamw_torch_8bit", "block_size=128", "block_size", 128),
+        ("ademamix", "beta3=0.99", "betas", (0.9, 0.999, 0.99)),
+        ("schedule_free_adamw", "r=1.0", "r", 1.0),
+        ("grokadamw", "lamb=3.0", "lamb", 3.0),
+        ("stable_adamw", "kahan_sum=False", "kahan_sum", None),
+        ("stable_adamw", "kahan_sum=True", "kahan_sum", True),
+        ("galore_adamw", "rank=8, proj_type=reverse_std", "proj_type", "reverse_std"),
+        ("apollo_adamw", "rank=8, proj=svd", "proj", "svd"),
+    ],
+)
+def test_what_optim_args_says_is_what_the_optimizer_gets(tmp_path, name, given, key, value):
+    said = changes(name)
+    said["training.arguments"] = said["training.arguments"] | {"optim_args": given}
+    optimizer = trainer_of(job(tmp_path, said)).create_optimizer()
+    found = (
+        [getattr(optimizer, key)] if hasattr(optimizer, key) else [g[key] for g in optimizer.param_groups if key in g]
+    )
+    assert found
+    assert set(found) == {value}
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (["q_proj", "up_porj"], r"no linear layer of the model is named 'up_porj'\n  fix: did you mean `up_proj`\?"),
+        ("model.layers.9.*", "no linear layer of the model is named"),
+        (["embed_tokens"], "no linear layer of the model is named 'embed_tokens'"),
+    ],
+)
+def test_a_target_that_the_model_does_not_have_is_named(tmp_path, targets, said):
+    asked = changes("galore_adamw")
+    asked["training.arguments"] = LOW_RANK | {"optim_target_modules": targets}
+    with pytest.raises(ModelError, match=said):
+        trained(job(tmp_path, asked))
+
+
+def test_all_linear_layers_are_a_target(tmp_path):
+    said = changes("galore_adamw")
+    said["training.arguments"] = LOW_RANK | {"optim_target_modules": "all-linear"}
+    optimizer = trainer_of(job(tmp_path, said)).create_optimizer()
+    assert sum(len(group["params"]) for group in optimizer.param_groups if "rank" in group) == 2 * 7 + 1
+
+
+# What is refused
+
+
+@pytest.fixture
+def problems(tmp_path, monkeypatch):
+    """What `check` finds in the tiny recipe so changed, by key."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config_check, "start", lambda config: lambda: config_check.flaws(config))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.csv").write_text("text\na text\n")
+
+    def found(said):
+        document = read(tiny.write(tmp_path / "trial.yaml", tiny.recipe(said)))
+        return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in all_problems(document)}
+
+    return found
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_a_recipe_that_runs_is_sound(problems, name):
+    assert problems(changes(name)) == {}
+
+
+PACKAGES = {optimizers._family(n): n for n in reversed(RUNNABLE) if optimizers._family(n) in optimizers._PACKAGES}
+
+
+@pytest.mark.parametrize(("family", "name"), PACKAGES.items(), ids=PACKAGES)
+def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(
+    tmp_path, problems, monkeypatch, family, name
+):
+    planned = job(tmp_path / "job", changes(name))
+    module, extra = optimizers._PACKAGES[family]
+    monkeypatch.setitem(sys.modules, module, None)
+    said = f"{name} needs {module}, which is not installed; install it with `pip install 'evergreen[{extra}]'`"
+    assert problems(changes(name)) == {"training.optimizer": said}
+    with pytest.raises(RecipeError, match=f"{name} needs {module}, which is not installed"):
+        trained(planned)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extra in extras
+
+
+def test_every_package_of_an_optimizer_has_an_extra():
+    assert set(PACKAGES) == set(optimizers._PACKAGES)
+
+
+LAYERWISE = "galore_adamw_layerwise"
+REFUSED = {
+    "a device": (
+        {"training.optimizer": "adamw_torch_xla"},
+        {"training.optimizer": "needs torch_xla, for TPUs, which is not installed; use adamw_torch"},
+    ),
+    "8 bits and projections": (
+        changes("galore_adamw_8bit_layerwise"),
+        {"training.optimizer": "no run could go on; use galore_adamw_layerwise"},
+    ),
+    "clipping layer by layer": (
+        changes(LAYERWISE, **{"training.max_grad_norm": 1.0}),
+        {
+            "training.max_grad_norm": "before the norm of all gradients is known: they would not be scaled down; set it to 0.0"
+        },
+    ),
+    "accumulation layer by layer": (
+        changes(LAYERWISE, **{"launch.micro_batch_size": 4}),
+        {"launch.micro_batch_size": "2 micro-batches would be as many small steps, and not one; set it to 8"},
+    ),
+    "processes layer by layer": (
+        changes(LAYERWISE, **{"launch.num_processes": 2}),
+        {"launch.num_processes": "before the processes have averaged its gradient: their weights would differ; use 1"},
+    ),
+    "LOMO as if it were another": (
+        changes(
+            "lomo",
+            **{
+                "training.max_grad_norm": 1.0,
+                "launch.micro_batch_size": 2,
+                "training.weight_decay": 0.1,
+            },
+        ),
+        {
+            "training.max_grad_norm": "would not be scaled down",
+            "launch.micro_batch_size": "4 micro-batches",
+            "training.weight_decay": "transformers does not hand it to lomo: no weight would decay",
+        },
+    ),
+    "a share of the state": (
+        changes("galore_adamw", **{"launch.accelerate_config": str(ROOT / "params" / "accelerate" / "fsdp2.yaml")}),
+        {"launch.accelerate_config": "shares the optimizer's state out, which galore_adamw does not keep"},
+    ),
+    "Schedule-Free with a schedule": (
+        changes("schedule_free_adamw", **{"training.lr_scheduler": "cosine", "training.warmup_steps": 0.1}),
+        {
+            "training.lr_scheduler": "takes the place of a schedule: with cosine the rate would be lowered",
+            "training.warmup_steps": "the first step would have 10 times the learning rate; give the number of steps",
+        },
+    ),
+    "RAdam with a warm-up": (
+        changes("schedule_free_radam", **{"training.warmup_steps": 5}),
+        {"training.warmup_steps": "warms up by itself, and would not look at it; set it to 0"},
+    ),
+    "betas for whom has none": (
+        changes("galore_adamw", **{"training.arguments": LOW_RANK | {"adam_beta2": 0.95}}),
+        {"training.arguments.adam_beta2": "transformers does not hand it to galore_adamw; remove it"},
+    ),
+    "no target": (
+        changes("apollo_adamw", **{"training.arguments": {}}),
+        {"training.arguments.optim_target_modules": "it names none; for example [q_proj, v_proj], or all-linear"},
+    ),
+    "a target for whom has none": (
+        changes("sgd", **{"training.arguments": {"optim_target_modules": ["q_proj"]}}),
+        {"training.arguments.optim_target_modules": "sgd does not look at it; remove it"},
+    ),
+    "a misspelt argument": (
+        changes("galore_adamw", **{"training.arguments": LOW_RANK | {"optim_args": "rnk=4"}}),
+        {"training.arguments.optim_args": "galore_adamw takes no rnk; did you mean `rank`?"},
+    ),
+    "an argument's form": (
+        changes("sgd", **{"training.arguments": {"optim_args": "momentum:0.9"}}),
+        {"training.arguments.optim_args": "'momentum:0.9' is not of the form `name=value,name=value`"},
+    ),
+    "an argument's type": (
+        changes("sgd", **{"training.arguments": {"optim_args": "momentum=much"}}),
+        {"training.arguments.optim_args": "a value is of the wrong type: could not convert string to float: 'much'"},
+    ),
+    "an argument for whom has none": (
+        changes("adamw_torch", **{"training.arguments": {"optim_args": "beta=1"}}),
+        {"training.arguments.optim_args": "adamw_torch takes no beta; remove it"},
+    ),
+}
+if not torch.cuda.is_available():
+    REFUSED["CUDA"] = (
+        changes("adalomo"),
+        {"training.optimizer": "adalomo needs a CUDA GPU, and torch finds none here; use lomo"},
+    )
+
+
+@pytest.mark.parametrize(("said", "expected"), REFUSED.values(), ids=REFUSED)
+def test_it_is_refused_with_the_reason_and_the_fix(problems, said, expected):
+    found = problems(said)
+    assert found.keys() == expected.keys()
+    for key, words in expected.items():
+        assert words in found[key]

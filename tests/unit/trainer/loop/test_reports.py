@@ -1,0 +1,151 @@
+"""Trackers: what reaches them, where it lands, what a resumed run adds, and that nothing goes over a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from params import KilledError, RecipeError
+from params.schema import Launch, Training
+from tasks.training.stage import train
+from tests.support import tiny
+from trainer.checkpoints.fault_points import KILL_AT
+from trainer.loop import arguments
+from trainer.reporting import trackers
+
+VARIABLES = ("TENSORBOARD_LOGGING_DIR", "TRACKIO_DIR", "WANDB_", "MLFLOW_")
+STEPS = list(range(1, 13))
+AFTER = STEPS[4:]
+"""Of the steps before, Trackio and MLflow, which write beside the loop, may not have had the last ones when it was killed."""
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory):
+    """A run that was killed when its checkpoint of step 4 was there, and went on from it: its trackers and its metrics."""
+    root = tmp_path_factory.mktemp("reported")
+    changes = {
+        "training.arguments": {"report_to": list(trackers.TRACKERS), "run_name": "first-try", "project": "trials"}
+    }
+    artifacts, recipe = tiny.tokenized(root, tiny.recipe(changes))
+    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
+    with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as proxy:
+        for name in [n for n in os.environ if n.startswith(VARIABLES)]:
+            patch.delenv(name)
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+            patch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        patch.setenv("HOME", str(root / "home"))
+        patch.setenv(KILL_AT, "checkpoint.renamed:2")
+        with pytest.raises(KilledError):
+            train(artifacts, **sections)
+        (folder,) = (artifacts.scratch / "checkpoints").iterdir()
+        shutil.copy(folder / "metrics.jsonl", root / "metrics-when-killed.jsonl")
+        patch.delenv(KILL_AT)
+        report = train(artifacts, **sections)
+        proxy.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()  # nobody has asked for it
+    return artifacts, report
+
+
+def test_all_reports_stay_beside_the_run_and_nothing_is_elsewhere(reported):
+    artifacts, _ = reported
+    assert not any((artifacts.scratch / "checkpoints").iterdir()), "the run's own folder is gone"
+    found = {p.name for p in (artifacts.scratch / "reports").iterdir()}
+    assert found == {"tensorboard", "trackio", "wandb", "mlflow.db"}
+    assert {p.name for p in artifacts.root.iterdir()} <= {
+        "params",
+        "runs",
+        ".scratch",
+        "home",
+        "metrics-when-killed.jsonl",
+    }
+
+
+def test_metrics_are_collected_with_each_line_once(reported):
+    artifacts, _ = reported
+    lines = [json.loads(line) for line in (artifacts.history / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == STEPS
+    assert [line["step"] for line in lines if "eval_loss" in line] == [0, 4, 8, 12]
+    killed = (artifacts.root / "metrics-when-killed.jsonl").read_text().splitlines()
+    assert len(killed) >= 4
+    assert [json.loads(line) for line in killed] == lines[: len(killed)]
+
+
+def test_tensorboard_has_each_step_once(reported):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    artifacts, report = reported
+    folder = artifacts.scratch / "reports" / "tensorboard" / report.run
+    assert len(list(folder.iterdir())) == 2, "one file a start"
+    events = EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == STEPS
+    assert [event.step for event in events.Scalars("eval/loss")] == [0, 4, 8, 12]
+
+
+def test_trackio_goes_on_with_the_run_of_that_name(reported):
+    artifacts, _ = reported
+    with sqlite3.connect(artifacts.scratch / "reports" / "trackio" / "trials.db") as database:
+        rows = database.execute("SELECT run_name, metrics FROM metrics").fetchall()
+    assert {name for name, _ in rows} == {"first-try"}
+    steps = [json.loads(m)["train/global_step"] for _, m in rows if "train/loss" in json.loads(m)]
+    assert set(AFTER) <= set(steps) <= set(STEPS)
+
+
+def test_wandb_has_a_folder_a_start_of_one_run(reported):
+    artifacts, report = reported
+    folders = [p.name for p in (artifacts.scratch / "reports" / "wandb").glob("offline-run-*")]
+    assert len(folders) == 2
+    assert {name.rpartition("-")[2] for name in folders} == {report.run}
+    assert all(
+        (artifacts.scratch / "reports" / "wandb" / f / f"run-{report.run}.wandb").stat().st_size for f in folders
+    )
+
+
+def test_mlflow_goes_on_with_the_run(reported):
+    import mlflow
+
+    artifacts, report = reported
+    client = mlflow.MlflowClient(f"sqlite:///{artifacts.scratch / 'reports' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("trials")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status, run.data.tags["evergreen.run"]) == ("first-try", "FINISHED", report.run)
+    assert set(AFTER) <= {m.step for m in client.get_metric_history(run.info.run_id, "loss")} <= set(STEPS)
+    assert run.data.params["learning_rate"] == "0.01"
+
+
+def test_a_tracker_that_is_not_installed_is_named_with_its_extra(monkeypatch, tmp_path):
+    real = trackers.importlib.util.find_spec
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None if name == "wandb" else real(name))
+    (found,) = arguments.problems({"report_to": ["tensorboard", "wandb"]})
+    assert (found.what, found.fix) == ("wandb is not installed", "pip install 'evergreen[wandb]'")
+    training = Training.model_validate(tiny.RECIPE["training"] | {"arguments": {"report_to": "wandb"}})
+    launch = Launch(micro_batch_size=4)
+    with pytest.raises(RecipeError, match=r"pip install 'evergreen\[wandb\]'"):
+        arguments.build(folder=tmp_path / "a" / "b", seed=1, training=training, launch=launch, direction="min", rows=64)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("all", "`all` is whatever happens to be installed; name them: tensorboard, trackio, wandb, mlflow"),
+        (["wandbb"], "transformers reports to no 'wandbb'; did you mean `wandb`?"),
+        (3, "its type is"),
+    ],
+)
+def test_a_tracker_that_there_is_not_is_refused(given, said):
+    (found,) = arguments.problems({"report_to": given})
+    assert said in f"{found.what}; {found.fix}"
+
+
+def test_what_the_environment_says_of_a_tracker_goes_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers.os, "environ", environment := {"WANDB_MODE": "online"})
+    trackers.prepare(tmp_path / "checkpoints" / "key", ["wandb"], "p")
+    assert environment["WANDB_MODE"] == "online"
+    assert environment["WANDB_RUN_ID"] == "key"
+    assert Path(environment["WANDB_DIR"]) == tmp_path / "reports"

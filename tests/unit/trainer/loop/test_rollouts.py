@@ -1,0 +1,341 @@
+"""Rounds of completions: one pass serves several steps, on any number of processes, and an interruption changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin
+
+from params import CheckpointError, KilledError, ModelError
+from params.artifacts import Artifacts
+from params.schema import ObjectiveChoice, TrainTokenizer
+from tasks.tokenization.tokenizers import train_tokenizer
+from tests.e2e.test_elastic import Training
+from tests.e2e.test_exact_resume import assert_same, run
+from tests.support import in_process, prompts
+from trainer import objectives
+from trainer.checkpoints.fault_points import KILL_AT
+from trainer.job import Job
+from trainer.loop.trainer import EvergreenTrainer
+from trainer.objectives.bases.generation import log_probabilities, sample
+from trainer.objectives.bases.rollout import Rollout
+from trainer.objectives.bases.sampling import Sampling
+
+N = 4
+BUFFERED = prompts.GRPO | {"steps_per_generation": N, "beta": 0.1}
+ROUNDS = prompts.ITERATIVE | {"steps_per_round": N, "keep_above": None, "keep_best": 1}
+
+
+def job(root: Path, objective: dict[str, Any], changes: dict[str, Any] | None = None) -> Job:
+    artifacts, recipe = prompts.tokenized(root, prompts.recipe(objective, changes))
+    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
+    return Job.plan(artifacts.scratch / "checkpoints", metrics=None, tokens=artifacts.tokens, **sections)
+
+
+@pytest.fixture
+def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sequences of each call of `generate`."""
+    calls: list[int] = []
+    plain = GenerationMixin.generate
+
+    def counted(self: Any, **given: Any) -> Any:
+        calls.append(len(given["input_ids"]))
+        return plain(self, **given)
+
+    monkeypatch.setattr(GenerationMixin, "generate", counted)
+    return calls
+
+
+@pytest.mark.parametrize(("objective", "steps"), [("grpo", 1), ("grpo", N), ("iterative_sft", N)])
+def test_one_pass_serves_so_many_steps(objective: str, steps: int, tmp_path: Path, generated: list[int]) -> None:
+    options = {
+        "grpo": prompts.GRPO | {"steps_per_generation": steps},
+        "iterative_sft": prompts.ITERATIVE | {"steps_per_round": steps},
+    }[objective]
+    changes = {"training.max_steps": 2 * N + 1, "training.eval_steps": 100}
+    in_process.trained(job(tmp_path, options, changes))
+    at_start, *training, at_end = generated
+    assert at_start == at_end == 8, "the validation split, a completion each"
+    every = 8 * 4  # prompts of a global batch, completions of a prompt
+    assert training == ([every] * (2 * N + 1) if steps == 1 else [N * every, N * every, every])
+
+
+def test_completions_do_not_depend_on_what_else_is_in_the_batch() -> None:
+    tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "llama", vocab_size=280, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    asked = [tokenizer(text)["input_ids"] for text in ("a", "a longer one", "b", "a")]
+    keys = [("key", i) for i in range(4)]
+
+    def drawn(part: slice, **options: Any) -> list[list[int]]:
+        sampling = Sampling(max_new_tokens=12, **options)
+        return sample(model, asked[part], tokenizer=tokenizer, sampling=sampling, keys=keys[part])[0]
+
+    together = drawn(slice(4))
+    assert [drawn(slice(i, i + 1))[0] for i in range(4)] == together
+    assert drawn(slice(4), generation_batch_size=3) == together
+    assert together[0] != together[3], "the same prompt, another key"
+    assert drawn(slice(4), temperature=1e-5) == drawn(slice(4), top_k=1) == drawn(slice(4), top_p=1e-6)
+    greedy, ended = sample(model, asked, tokenizer=tokenizer, sampling=Sampling(max_new_tokens=12), keys=None)
+    assert greedy == drawn(slice(4), top_k=1)
+    assert ended == [ids[-1] == tokenizer.eos_token_id for ids in greedy]
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "llama", vocab_size=280, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(60)  # so that some tokens are much likelier than others
+        logits = model(torch.tensor([[65]])).logits[0, -1]
+    sampling = Sampling(max_new_tokens=1, temperature=0.7, top_k=5)
+    count = 8000
+    found, _ = sample(model, [[65]] * count, tokenizer=tokenizer, sampling=sampling, keys=list(range(count)))
+    likeliest = logits.topk(5)
+    expected = (likeliest.values / 0.7).softmax(-1).tolist()
+    shares = [sum(ids == [token] for ids in found) / count for token in likeliest.indices.tolist()]
+    assert sum(shares) == pytest.approx(1.0)
+    assert shares == pytest.approx(expected, abs=0.02)
+
+
+class Rounds(Training):
+    """A training on prompts, started as often and on as many processes as a test likes."""
+
+    def __init__(self, root: Path, objective: dict[str, Any], changes: dict[str, Any]) -> None:
+        usual = {"training.max_steps": 10, "training.save_steps": 3, "launch.micro_batch_size": 2}
+        self.artifacts, self.recipe = prompts.tokenized(root, prompts.recipe(objective, usual | changes))
+        self.folder = root / "run"
+
+    @staticmethod
+    def waiting(checkpoint: Path) -> dict[tuple[int, int], Any]:
+        """What a checkpoint holds of completions that are still to be learned, of all processes."""
+        states = [torch.load(p, weights_only=True) for p in checkpoint.glob("rollouts_*.pt")]
+        return {(r["step"], r["place"]): r for state in states for r in state["rollouts"]}
+
+
+@pytest.mark.parametrize("objective", [BUFFERED, ROUNDS], ids=["grpo", "iterative_sft"])
+def test_two_processes_and_one_write_and_learn_the_same(objective: dict[str, Any], tmp_path: Path) -> None:
+    """Changed in the midst of a round, and with another micro-batch: the same completions, the same losses."""
+    whole = Rounds(tmp_path / "whole", objective, {"launch.micro_batch_size": 4, "training.keep_checkpoints": 9})
+    whole.start()
+    expected = whole.waiting(whole.folder / "checkpoint-6")
+    assert {step for step, _ in expected} == {6, 7}, "two of the four steps of the round are still to come"
+    elastic = Rounds(tmp_path / "elastic", objective, {})
+    elastic.start(processes=2, until=6)
+    found = elastic.waiting(elastic.checkpoint)
+    assert found.keys() == expected.keys()
+    for key, rollout in expected.items():
+        assert found[key]["completions"] == rollout["completions"], key
+        assert found[key]["rewards"] == rollout["rewards"], key
+        assert found[key]["row"] == rollout["row"], key
+    elastic.start(processes=1)
+    taken = elastic.steps()
+    for step, at in whole.steps().items():
+        assert taken[step]["rows"] == at["rows"], step
+        assert taken[step]["loss"] == pytest.approx(at["loss"], rel=1e-5, abs=1e-6), step
+    for name, tensor in load_file(whole.checkpoint / "model.safetensors").items():
+        assert torch.allclose(load_file(elastic.checkpoint / "model.safetensors")[name], tensor, atol=2e-5), name
+    lines = [[e for e in history(t) if "loss" in e] for t in (whole, elastic)]
+    for one, other in zip(*lines, strict=True):
+        assert other["reward"] == pytest.approx(one["reward"]), "figures are those of all processes"
+
+
+def history(training: Training) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((training.folder / "finished.json").read_text())["history"]
+    return found
+
+
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "between two passes of grpo, log lines across checkpoints": (BUFFERED, {"training.logging_steps": 5}),
+    "dropout, two processes": (
+        BUFFERED | {"top_p": 0.9, "loss_type": "dapo"},
+        {
+            "model.config.attention_dropout": 0.1,
+            "launch.num_processes": 2,
+            "launch.micro_batch_size": 2,
+        },
+    ),
+    "in the midst of a round": (ROUNDS, {"training.epochs": 2}),
+}
+
+
+@pytest.mark.parametrize(
+    ("objective", "changes"),
+    [
+        pytest.param(*values, id=name, marks=pytest.mark.slow if name.startswith("dropout") else ())
+        for name, values in VARIANTS.items()
+    ],
+)
+def test_a_killed_run_ends_like_one_that_was_left_alone(
+    objective: dict[str, Any], changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual: dict[str, Any] = {"training.save_steps": 3, "training.group_by_length": True}
+    if "training.epochs" in changes:  # of ten steps each: a round goes over the end of the first
+        usual["training.max_steps"] = ...
+    golden, recipe = prompts.tokenized(tmp_path / "golden", prompts.recipe(objective, usual | changes))
+    shutil.copytree(golden.root, tmp_path / "killed")
+    killed = Artifacts("tiny", tmp_path / "killed")
+    run(golden, recipe)
+    monkeypatch.setenv(KILL_AT, "checkpoint.renamed:2")  # two steps before the next round, or two after
+    with pytest.raises(KilledError):
+        run(killed, recipe)
+    monkeypatch.delenv(KILL_AT)
+    run(killed, recipe)
+    assert_same(golden, killed)
+    lines = [json.loads(line) for line in (killed.history / "metrics.jsonl").read_text().splitlines()]
+    learned = [line for line in lines if "loss" in line]
+    assert all(0 < line["reward"] < 2 and line["completion_length"] > 1 for line in learned)
+    if objective["name"] == "grpo":
+        assert learned[0]["kl"] < learned[-1]["kl"], "it goes away from where it began"
+        assert max(line["clipped"] for line in learned) > 0
+    else:
+        assert all(line["kept"] == 1 / 4 for line in learned)
+        assert [line["step"] for line in lines if "round" in line] == list(range(0, 20, N))
+        assert [line["round"] for line in lines if "round" in line] == list(range(5))
+
+
+def test_a_checkpoint_without_its_completions_is_not_gone_on_from(tmp_path: Path) -> None:
+    training = Rounds(tmp_path, BUFFERED, {})
+    training.start(until=6)
+    checkpoint = training.checkpoint
+    made = training.job(1, None).model_copy(update={"checkpoint": checkpoint, "record": False})
+    for part in checkpoint.glob("rollouts_*.pt"):
+        part.unlink()
+    with pytest.raises(CheckpointError, match="lacks completions that step 7 learns from"):
+        in_process.trained(made)
+
+
+def test_a_round_at_the_end_is_as_short_as_what_is_left(tmp_path: Path) -> None:
+    trainer = in_process.trained(job(tmp_path, BUFFERED, {"training.max_steps": 6, "training.save_steps": 100}))
+    assert trainer.state.global_step == 6
+    assert trainer._rollouts == {}  # type: ignore[attr-defined]
+
+
+def test_the_first_step_after_sampling_is_on_policy(tmp_path: Path) -> None:
+    """Probabilities at sampling and at learning are those of the same model: the ratio is 1, the divergence 0."""
+    seen = []
+
+    def look(state: Any, **_: Any) -> None:
+        seen.append(trainer.state.log_history[-1])
+
+    trainer: EvergreenTrainer = in_process.trainer_of(
+        job(tmp_path, BUFFERED, {"training.max_steps": 2, "training.learning_rate": 1e-12, "training.warmup_steps": 0})
+    )
+    trainer.add_callback(in_process.At("on_log", look))
+    trainer.train()
+    lines = [line for line in seen if "kl" in line]
+    assert len(lines) == 2
+    for line in lines:
+        assert abs(line["kl"]) < 1e-9
+        assert line["clipped"] == 0
+        assert abs(line["loss"]) < 1e-6, "advantages of a prompt's completions add up to 0"
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4, "alpha": 8}], ids=["a copy", "without adapters"])
+def test_the_reference_is_the_model_that_training_began_with(lora: Any, tmp_path: Path) -> None:
+    made = job(tmp_path, BUFFERED, {"model.lora": lora, "training.max_steps": 3})
+    trainer: Any = in_process.trainer_of(made)
+    asked = torch.tensor([trainer.train_dataset[0]["input_ids"]])
+    before = trainer.model.eval()(asked).logits.clone()
+    trainer.train()
+    assert not torch.equal(trainer.model.eval()(asked).logits, before)
+    with trainer._start_model() as model, torch.no_grad():
+        assert torch.equal(model(asked).logits, before)
+    assert [line["kl"] for line in trainer.state.log_history if "kl" in line][-1] > 1e-6
+
+
+def test_no_room_in_the_model_is_told_before_training(tmp_path: Path) -> None:
+    changes = {"model.config": {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 24}}
+    made = job(tmp_path, prompts.GRPO | {"max_new_tokens": 20}, changes)
+    with pytest.raises(ModelError, match="the model has 24 positions") as caught:
+        in_process.trained(made)
+    assert caught.value.where == "objective.max_new_tokens"
+
+
+# Iterative fine-tuning
+
+
+def rounds(**options: Any) -> Any:
+    return objectives.build(ObjectiveChoice(name="iterative_sft", **options))
+
+
+def test_what_is_kept() -> None:
+    rewards = [0.2, 1.0, 0.7, 1.0]
+    assert rounds().kept(rewards) == [1, 2, 3]
+    assert rounds(keep_above=1.0).kept(rewards) == [1, 3]
+    assert rounds(keep_best=1).kept(rewards) == [1], "of equal ones the first"
+    assert rounds(keep_best=3, keep_above=0.8).kept(rewards) == [1, 3]
+    assert rounds(keep_above=2.0).kept(rewards) == []
+    assert rounds(keep_above=None, keep_best=3).kept(rewards) == [1, 2, 3]
+
+
+def test_where_nothing_is_kept_the_reference_is_learned_if_there_is_one() -> None:
+    tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
+    tried = rounds(fallback_column="solution", max_new_tokens=5)
+    (example,) = tried.encode({"row_id": 0, "prompt": "p", "answer": "7", "solution": "is 7"}, tokenizer, 8, {})
+    assert example["fallback"] == [*tokenizer("is 7")["input_ids"], tokenizer.eos_token_id][:5]
+    rollout = Rollout(0, 0, {}, [1], [[2, 3], [4]], [False, False], [0.0, 1.0], example["fallback"])
+    assert [(x.completion, x.weight) for x in tried.lessons(rollout)] == [([4], 1.0)]
+    rollout.rewards = [0.0, 0.0]
+    assert [x.completion for x in tried.lessons(rollout)] == [example["fallback"]]
+    rollout.fallback = None
+    assert tried.lessons(rollout) == []
+    assert tried.figures(rollout)["kept"] == 0.0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_step_of_which_nothing_is_kept_leaves_the_weights(processes: int, tmp_path: Path) -> None:
+    changes = {"training.optimizer": "sgd", "training.max_steps": 2, "training.save_steps": 1}
+    training = Rounds(tmp_path, prompts.ITERATIVE | {"keep_above": 99.0}, changes)
+    training.start(processes=processes)
+    weights = [load_file(training.folder / f"checkpoint-{step}" / "model.safetensors") for step in (1, 2)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert [line["loss"] for line in history(training) if "loss" in line] == [0.0, 0.0]
+
+
+def test_the_loss_is_that_of_next_tokens(tmp_path: Path) -> None:
+    """Of what is kept in the whole global batch, however it is split up."""
+    found = []
+    for micro_batch in (8, 2):
+        made = job(
+            tmp_path / str(micro_batch), ROUNDS, {"launch.micro_batch_size": micro_batch, "training.max_grad_norm": 0.0}
+        )
+        trainer: Any = in_process.trainer_of(made)
+        taken: list[Any] = []
+        plain = trainer._task.lessons
+        trainer._task.lessons = lambda rollout, plain=plain, taken=taken: taken.extend(plain(rollout)) or plain(rollout)
+
+        def stop(**_: Any) -> None:
+            raise StopAsyncIteration
+
+        trainer.add_callback(in_process.At("on_pre_optimizer_step", stop))
+        with pytest.raises(StopAsyncIteration):
+            trainer.train()
+        gradients = {n: w.grad.clone() for n, w in trainer.model.named_parameters()}
+        model = trainer.model.eval()
+        model.zero_grad()
+        total = torch.tensor(0.0)
+        for lesson in taken:  # one by one, without padding
+            ids = torch.tensor([[*lesson.prompt, *lesson.completion]])
+            learned = torch.arange(ids.shape[1])[None] >= len(lesson.prompt)
+            total = total - log_probabilities(model(ids).logits, ids, learned).sum()
+        loss = total / sum(len(lesson.completion) for lesson in taken)
+        loss.backward()
+        assert len(taken) == 8
+        assert sum(trainer.loop.guard.losses) == pytest.approx(loss.item(), rel=1e-5)
+        for name, weight in model.named_parameters():
+            torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-4, atol=1e-6)
+        found.append(loss.item())
+    assert found[0] == pytest.approx(found[1], rel=1e-6)

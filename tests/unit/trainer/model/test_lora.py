@@ -1,0 +1,217 @@
+"""Adapters: nothing else learns, checkpoints hold nothing else, and what is published stands alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+
+from params import ModelError
+from params.schema import Launch, Model
+from tasks.training.stage import train
+from tests.support import tiny
+from tests.support.in_process import job, losses, trained, trainer_of
+from trainer import objectives
+from trainer.checkpoints.sealed import best_weights
+from trainer.data import tokens
+from trainer.model import network
+
+LORA = {"r": 4, "alpha": 8}
+SFT = {"name": "sft", "prompt_column": "text", "completion_column": "label", "packing": True}
+STEPS = {"tokenization.max_length": 96, "training.max_steps": 6, "training.save_steps": 3, "training.eval_steps": 3}
+
+
+def adapted(root, changes=None, **sections):
+    """Trains adapters to say the second word of a sentence."""
+    sections = {"objective": SFT} | sections
+    return job(root, STEPS | {"training.global_batch_size": 4, "model.lora": LORA} | (changes or {}), **sections)
+
+
+def untrained(job):
+    return network.untrained_model(job.model, **parts(job))
+
+
+def parts(job):
+    """What a model is built from, beside the recipe's section."""
+    return {
+        "objective": objectives.build(job.objective),
+        "state": tokens.read_state(job.tokens),
+        "tokenizer": tokens.read_tokenizer(job.tokens),
+        "seed": job.seed,
+    }
+
+
+CLASSES = tiny.CLASSES | {"training": tiny.RECIPE["training"]}
+
+
+@pytest.mark.parametrize(
+    ("sections", "auto_class", "head"),
+    [
+        ({"objective": SFT}, AutoModelForCausalLM, ()),
+        (CLASSES, AutoModelForSequenceClassification, ("classifier.weight", "classifier.bias")),
+    ],
+    ids=["sft", "a head for classes"],
+)
+def test_adapters_learn_alone_are_saved_alone_and_merged_for_others(tmp_path, sections, auto_class, head):
+    planned = adapted(tmp_path, {"training.learning_rate": 1e-2}, **sections)
+    trainer = trained(planned)
+    base, model = untrained(planned).state_dict(), trainer.model.eval()
+    said = losses(trainer)
+    assert said[max(said)] < said[1]
+
+    learns = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert learns
+    assert all("lora_" in name or "modules_to_save" in name for name in learns)
+    stays = {
+        name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".original_module", ""): weight
+        for name, weight in model.state_dict().items()
+        if name not in learns
+    }
+    assert stays.keys() == base.keys()
+    assert all(torch.equal(weight, base[name]) for name, weight in stays.items()), "the base model stays as it is"
+
+    best = best_weights(planned.folder, planned.direction)
+    assert best.step == trainer.state.best_global_step
+    whole = sum(weight.nbytes for weight in base.values())
+    for folder in (best.folder, planned.folder / "checkpoint-6"):
+        saved = load_file(folder / "adapter_model.safetensors")
+        assert len(saved) == len(learns)
+        assert not list(folder.glob("model*.safetensors"))
+        if not head:
+            assert sum(weight.nbytes for weight in saved.values()) < whole / 4
+    assert best.step == 6, "the weights in memory are the best ones"  # by loss, which falls here
+
+    parameters = network.merge(best.folder, tmp_path / "published", planned.model, **parts(planned))
+    published = auto_class.from_pretrained(tmp_path / "published", use_safetensors=True).eval()
+    assert {path.name for path in (tmp_path / "published").iterdir()} <= {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    }
+    assert parameters == sum(weight.numel() for weight in published.parameters())
+    assert published.state_dict().keys() == base.keys(), "nothing of the adapters is left"
+    objective = objectives.build(planned.objective)
+    rows = tokens.read_split(planned.tokens, "test")
+    batch = objective.collate([rows[i] for i in range(4)], tokens.read_tokenizer(planned.tokens))
+    batch.pop("labels")
+    with torch.inference_mode():
+        logits = published(**batch).logits
+        torch.testing.assert_close(logits, model(**batch).logits, rtol=1e-4, atol=1e-5)
+        assert (logits - untrained(planned).eval()(**batch).logits).abs().max() > 1e-2
+    for name in head:
+        assert not torch.equal(published.state_dict()[name], base[name]), "a new head learns whole"
+
+
+def test_two_processes_take_the_steps_of_one_and_leave_a_model_that_stands_alone(tmp_path):
+    changes = STEPS | {"model.lora": LORA, "training.global_batch_size": 4, "model.config.attention_dropout": 0.0}
+    found = []
+    for number in (1, 2):
+        sizes = {"launch.num_processes": number, "launch.micro_batch_size": 2}
+        artifacts, recipe = tiny.tokenized(tmp_path / str(number), tiny.recipe(changes | sizes, objective=SFT))
+        report = train(
+            artifacts,
+            seed=recipe.seed,
+            objective=recipe.objective,
+            model=recipe.model,
+            training=recipe.training,
+            launch=recipe.launch,
+        )
+        curve = (artifacts.history / "train.csv").read_text().splitlines()
+        at = curve[0].split(",").index("loss")
+        found.append([float(line.split(",")[at]) for line in curve[1:]])
+        assert report.parameters == sum(w.numel() for w in load_file(artifacts.model / "model.safetensors").values())
+        assert (artifacts.checkpoint / "adapter_model.safetensors").exists()
+        assert not (artifacts.model / "adapter_config.json").exists()
+    assert len(found[0]) == 6
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
+
+
+def test_activations_that_are_recomputed_change_nothing_for_adapters(tmp_path):
+    plain = trained(adapted(tmp_path / "plain"))
+    found = trained(adapted(tmp_path / "again", {"training.gradient_checkpointing": True}))
+    assert found.model.is_activation_checkpointing
+    assert losses(found) == pytest.approx(losses(plain), rel=1e-5)
+
+
+def test_layers_that_are_not_there_are_an_error_that_names_those_that_are(tmp_path):
+    with pytest.raises(ModelError, match=r"(?s)refused by peft.*query.*the model's layers: .*q_proj"):
+        trainer_of(adapted(tmp_path, {"model.lora": {"target_modules": ["query"]}}))
+
+
+# A base model in few bits
+
+needs_bitsandbytes = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="pip install 'evergreen[quantization]'"
+)
+
+
+def quantized(root, bits, changes=None, **more):
+    """As `adapted`, on a base model in a folder, kept in so many bits."""
+    torch.manual_seed(5)
+    size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    base = root / "base"
+    LlamaForCausalLM(LlamaConfig(vocab_size=300, num_key_value_heads=2, **size)).save_pretrained(base)
+    section = {"pretrained": str(base), "quantization": {"bits": bits, **more}}
+    return adapted(root, {"training.learning_rate": 1e-2} | (changes or {}), model=section)
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize(("bits", "more"), [(4, {"compute": "fp32"}), (4, {"double": False}), (8, {})])
+def test_adapters_learn_on_a_model_in_few_bits_and_are_merged_into_the_whole_one(tmp_path, bits, more):
+    planned = quantized(tmp_path, bits, **more)
+    trainer = trained(planned)
+    said = losses(trainer)
+    assert said[6] < said[1] - 0.1
+    layer = trainer.model.base_model.model.model.layers[0].self_attn.q_proj.base_layer
+    assert type(layer).__name__ == {4: "Linear4bit", 8: "Linear8bitLt"}[bits]
+    assert layer.weight.dtype in (torch.uint8, torch.int8)
+    assert layer.weight.nbytes == 64 * 64 * bits // 8
+
+    best = best_weights(planned.folder, planned.direction)
+    network.merge(best.folder, tmp_path / "published", planned.model, **parts(planned))
+    published = AutoModelForCausalLM.from_pretrained(tmp_path / "published")
+    weights, base = published.state_dict(), untrained(planned).state_dict()
+    assert all(weight.dtype == torch.float32 for weight in weights.values())
+    saved = load_file(best.folder / "adapter_model.safetensors")
+    place = "model.layers.0.self_attn.q_proj"
+    a, b = (saved[f"base_model.model.{place}.lora_{letter}.weight"] for letter in "AB")
+    torch.testing.assert_close(weights[f"{place}.weight"], base[f"{place}.weight"] + 2 * b @ a)
+    assert torch.equal(weights["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
+
+
+@needs_bitsandbytes
+def test_a_resumed_run_on_a_model_in_few_bits_ends_with_the_same_bits(tmp_path):
+    planned = quantized(tmp_path, 4, {"model.lora": LORA | {"dropout": 0.1}})
+    trained(planned)
+    golden = shutil.move(planned.folder, tmp_path / "golden")
+    shutil.copytree(golden / "checkpoint-3", planned.folder / "checkpoint-3")
+    trained(planned.model_copy(update={"checkpoint": planned.folder / "checkpoint-3"}))
+    for name in ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth"):
+        assert (planned.folder / "checkpoint-6" / name).read_bytes() == (golden / "checkpoint-6" / name).read_bytes()
+
+
+# What `check` says
+
+
+def test_what_adapters_and_few_bits_cannot_is_refused(monkeypatch):
+    def found(launch=None, **model):
+        sections = Model.model_validate(model), Launch.model_validate({"micro_batch_size": 1} | (launch or {}))
+        return [f"{'.'.join(p.key)}: {p.what}; {p.fix}" for p in network.conflicts(*sections)]
+
+    config, few = {"model_type": "llama"}, {"bits": 4}
+    assert found(pretrained="a/b", lora={}, quantization=few) == []
+    assert found(config=config, lora={}) == []
+    (said,) = found(pretrained="a/b", quantization=few)
+    assert said.startswith("model.quantization: weights of few bits have no gradients: nothing but biases")
+    assert "add `lora: {}`" in said
+    (said,) = found(config=config, lora={}, quantization=few)
+    assert "name model.pretrained" in said
+    (said,) = found({"accelerate_config": "params/accelerate/fsdp2.yaml"}, config=config, lora={})
+    assert "adapters with FSDP or DeepSpeed are untried" in said
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    (said,) = found(pretrained="a/b", lora={}, quantization=few)
+    assert "pip install 'evergreen[quantization]'" in said

@@ -1,0 +1,222 @@
+"""GRPO: advantages and losses by hand and against TRL's, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
+from tasks.tokenization.tokenizers import train_tokenizer
+from trainer import objectives
+from trainer.objectives.bases.generation import lessons_batch
+from trainer.objectives.bases.rollout import Lesson, Rollout
+
+REWARD = "trainer.rewards:numeric_answer"
+
+
+def objective(name: str = "grpo", **options: Any) -> Any:
+    return objectives.build(ObjectiveChoice(name=name, **options))
+
+
+def test_advantages_by_hand() -> None:
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0], [2.0, 2.0, 2.0, 2.0]])
+    scaled = [0.75 / 0.5001, -0.25 / 0.5001]  # the mean is 1/4, the standard deviation 1/2
+    found = objective().advantages(rewards)
+    assert found[0].tolist() == pytest.approx([scaled[0], scaled[1], scaled[1], scaled[1]])
+    assert found[1].tolist() == [0.0] * 4, "nothing sets these apart"
+    assert objective(scale_rewards="none").advantages(rewards)[0].tolist() == [0.75, -0.25, -0.25, -0.25]
+
+
+def test_losses_by_hand() -> None:
+    """One sequence of four tokens with ratios 1, 1.5, 0.5 and 0.5; the advantage is 2, then -2."""
+    old = torch.zeros(1, 4)
+    now = torch.tensor([[1.0, 1.5, 0.5, 0.5]]).log()
+    batch = {"old": old, "weights": torch.tensor([2.0]), "reference": torch.tensor([[0.0, 0.0, 0.0, -1.0]])}
+    better, figures = objective().token_losses(now, batch)
+    assert better.tolist()[0] == pytest.approx([-2.0, -2.4, -1.0, -1.0]), "it is not pushed above 1.2"
+    assert figures["clipped"].tolist() == [[0.0, 1.0, 0.0, 0.0]]
+    worse, figures = objective().token_losses(now, batch | {"weights": torch.tensor([-2.0])})
+    assert worse.tolist()[0] == pytest.approx([2.0, 3.0, 1.6, 1.6]), "nor below 0.8"
+    assert figures["clipped"].tolist() == [[0.0, 0.0, 1.0, 1.0]]
+    wider, _ = objective(epsilon_high=0.4).token_losses(now, batch)
+    assert wider.tolist()[0] == pytest.approx([-2.0, -2.8, -1.0, -1.0])
+
+    held, figures = objective(beta=0.1).token_losses(now, batch)
+    apart = [0.0, math.log(2 / 3), math.log(2), math.log(2) - 1]
+    divergence = [math.exp(a) - a - 1 for a in apart]
+    assert figures["kl"].tolist()[0] == pytest.approx(divergence, abs=1e-6)
+    expected = [loss + 0.1 * d for loss, d in zip(better.tolist()[0], divergence, strict=True)]
+    assert held.tolist()[0] == pytest.approx(expected, abs=1e-6)
+
+
+GROUPS = [
+    Rollout(0, 0, {}, [5, 6, 7], [[8, 9], [10, 11, 12, 0], [13]], [False, True, False], [1.0, 0.0, 0.5]),
+    Rollout(0, 1, {}, [20], [[21, 22, 23], [24, 0], [25, 26]], [False, True, False], [0.0, 0.0, 3.0]),
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # TRL's own, of its experimental parts and of what transformers renamed
+@pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo"])
+def test_loss_and_gradients_are_those_of_trl(kind: str, tmp_path: Path) -> None:
+    from trl import GRPOConfig, GRPOTrainer
+
+    tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "llama", vocab_size=280, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path / "model")
+    ours = objective(loss_type=kind, beta=0.2, temperature=0.8, max_new_tokens=6)
+    chance = torch.Generator().manual_seed(1)
+    for rollout in GROUPS:  # log-probabilities that are near those of a random model, and far enough to be clipped
+        for name in ("old", "reference"):
+            drawn = [-5.6 + 0.3 * torch.randn(len(c), generator=chance) for c in rollout.completions]
+            setattr(rollout, name, drawn)
+    lessons = [lesson for rollout in GROUPS for lesson in ours.lessons(rollout)]
+    batch = lessons_batch(lessons, 0)
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    losses, figures = ours.losses(logits, batch)
+    loss = losses.sum() / ours.share(sequences=6, tokens=14)
+    loss.backward()
+    assert 0 < figures["clipped"].sum() < 14
+
+    theirs = GRPOTrainer(
+        model=str(tmp_path / "model"),
+        reward_funcs=lambda completions, **_: [0.0 for _ in completions],
+        args=GRPOConfig(
+            output_dir=str(tmp_path / "out"),
+            loss_type=kind,
+            beta=0.2,
+            use_bias_correction_kl=False,  # a later idea, which weighs the divergence by the ratio
+            temperature=0.8,
+            epsilon=0.2,
+            max_completion_length=6,
+            num_generations=3,
+            per_device_train_batch_size=6,
+            steps_per_generation=1,
+            gradient_checkpointing=False,
+            use_cpu=True,
+            bf16=False,
+            report_to="none",
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * 6),
+        processing_class=tokenizer,
+    )
+    theirs.model.train()
+    theirs.current_gradient_accumulation_steps = 1
+    expected = theirs._compute_loss(theirs.model, theirs_of(lessons))
+    expected.backward()
+    assert float(loss) == pytest.approx(float(expected), abs=1e-5)
+    for (name, weight), other in zip(model.named_parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(weight.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def theirs_of(lessons: list[Lesson]) -> dict[str, torch.Tensor]:
+    """The same sequences as TRL has them: prompts padded on the left, completions on the right."""
+    prompts, completions = [torch.tensor(x.prompt) for x in lessons], [torch.tensor(x.completion) for x in lessons]
+    ones = torch.ones_like
+    right, left = {"batch_first": True}, {"batch_first": True, "padding_side": "left"}
+    pad = torch.nn.utils.rnn.pad_sequence
+    return {
+        "prompt_ids": pad(prompts, **left),
+        "prompt_mask": pad([ones(p) for p in prompts], **left),
+        "completion_ids": pad(completions, **right),
+        "completion_mask": pad([ones(c) for c in completions], **right),
+        "advantages": torch.tensor([lesson.weight for lesson in lessons]),
+        "old_per_token_logps": pad([lesson.old for lesson in lessons], **right),
+        "ref_per_token_logps": pad([lesson.reference for lesson in lessons], **right),
+        "num_items_in_batch": torch.tensor(sum(map(len, completions))),
+    }
+
+
+STEPS = {"max_steps": 1, "global_batch_size": 8, "learning_rate": 1e-3, "eval_steps": 1, "save_steps": 1}
+REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]] = {
+    "no reward": ("grpo", {"rewards": []}, {}, {}, "objective.rewards", "nothing would be learned"),
+    "a reward that is not there": (
+        "grpo",
+        {"rewards": ["trainer.rewards:no"]},
+        {},
+        {},
+        "objective.rewards.0",
+        "no `no`",
+    ),
+    "weights": ("grpo", {"reward_weights": [1.0, 2.0]}, {}, {}, "objective.reward_weights", "2 weights for 1 rewards"),
+    "one completion": (
+        "grpo",
+        {"num_generations": 1},
+        {},
+        {},
+        "objective.num_generations",
+        "every advantage would be 0",
+    ),
+    "a stream": ("grpo", {}, {"streaming": True}, {}, "training.streaming", "prompts of steps to come"),
+    "a loss": ("grpo", {}, {"loss": {"name": "trainer.losses:cross_entropy"}}, {}, "training.loss", "never be called"),
+    "fp16": ("iterative_sft", {}, {"precision": "fp16"}, {}, "training.precision", "rounds log-probabilities"),
+    "smoothing": (
+        "grpo",
+        {},
+        {"arguments": {"label_smoothing_factor": 0.1}},
+        {},
+        "training.arguments.label_smoothing_factor",
+        "it would do nothing",
+    ),
+    "sharded weights": (
+        "grpo",
+        {},
+        {},
+        {"accelerate_config": "params/accelerate/fsdp2.yaml"},
+        "launch.accelerate_config",
+        "no process has whole weights",
+    ),
+    "nothing filters": (
+        "iterative_sft",
+        {"keep_above": None},
+        {},
+        {},
+        "objective.keep_above",
+        "every completion would be kept",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "options", "training", "launch", "key", "what"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_go_together_is_refused_with_what_would_come_of_it(
+    name: str, options: Any, training: Any, launch: Any, key: str, what: str
+) -> None:
+    model = Model(config={"model_type": "llama"})
+    tried = objective(name, **({"rewards": [REWARD]} | options))
+    sections = {"training": Training(**(STEPS | training)), "launch": Launch(micro_batch_size=4, **launch)}
+    (found,) = tried.conflicts(model=model, **sections)
+    assert (".".join(map(str, found.key)), what in found.what, bool(found.fix)) == (key, True, True), found
+    sound = objective(name, rewards=[REWARD])
+    plain = {"training": Training(**STEPS), "launch": Launch(micro_batch_size=4)}
+    assert list(sound.conflicts(model=model, **plain)) == []
+
+
+def test_a_prompt_is_made_of_columns() -> None:
+    asked = objective(prompt="Q: {question} {{short}}\nA:", reference_columns=["goal"])
+    assert asked.columns() == {"question": "string", "goal": "label"}
+    assert asked.text({"question": "3 + 4?", "goal": 7}) == "Q: 3 + 4? {short}\nA:"
+    for wrong, said in (
+        ("Q:", "no column"),
+        ("{a.b}", "no column's name"),
+        ("{", "braces"),
+        ("{0}", "no column's name"),
+    ):
+        (found,) = objectives.problems(ObjectiveChoice(name="grpo", prompt=wrong))
+        assert said in found.what
+
+
+def test_a_long_prompt_keeps_its_end() -> None:
+    tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
+    (example,) = objective().encode({"row_id": 3, "prompt": "what is 3 + 4?", "answer": "7"}, tokenizer, 6, {})
+    assert tokenizer.decode(example["input_ids"]) == "3 + 4?"
+    seen = objective().collate([example], tokenizer)["seen"]
+    assert seen == [{"row_id": 3, "prompt": "what is 3 + 4?", "answer": "7"}]

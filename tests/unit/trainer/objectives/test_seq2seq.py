@@ -1,0 +1,243 @@
+"""What an encoder reads, what a decoder learns, and the figures of what it writes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from params import RecipeError
+from params.loading import read
+from params.schema import Model, ObjectiveChoice, TrainTokenizer
+from tasks.diagnostics.check import all_problems
+from tasks.tokenization.stage import Encoder
+from tasks.tokenization.tokenizers import train_tokenizer
+from tests.support import tiny
+from trainer import objectives
+from trainer.loop.metrics import Figures
+from trainer.model import config_check
+from trainer.model.network import initial_model
+from trainer.objectives.seq2seq import text_figures
+
+ROWS = [
+    {"row_id": 0, "input": "three plus four", "target": "seven"},
+    {"row_id": 1, "input": "two plus two and a few more words", "target": "it is four"},
+    {"row_id": 2, "input": "nine", "target": "nine"},
+]
+TOKENIZER = train_tokenizer(
+    [f"{row['input']} {row['target']}" for row in ROWS], TrainTokenizer(kind="train", vocab_size=280)
+)
+EOS = TOKENIZER.eos_token_id
+T5 = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+BART = {"model_type": "bart", "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_attention_heads": 2}
+
+
+def objective(**options: Any) -> Any:
+    return objectives.build(ObjectiveChoice(name="seq2seq", **options))
+
+
+def model(config: dict[str, Any], made: Any) -> Any:
+    return initial_model(Model(config=config), objective=made, state={}, tokenizer=TOKENIZER, seed=5).eval()
+
+
+def encode(made: Any, row: dict[str, Any], max_length: int = 64) -> dict[str, Any]:
+    (example,) = made.encode(row, TOKENIZER, max_length, {})
+    return example
+
+
+def test_a_target_ends_once_and_one_that_is_cut_is_not_taught_to_end():
+    whole = encode(objective(), ROWS[1])
+    assert TOKENIZER.decode(whole["labels"]) == "it is four<|endoftext|>"
+    assert TOKENIZER.decode(whole["input_ids"]) == ROWS[1]["input"]
+    cut = encode(objective(max_target_length=3), ROWS[1])
+    assert cut["labels"] == whole["labels"][:3]
+    assert encode(objective(max_target_length=len(whole["labels"])), ROWS[1]) == whole
+    prefixed = encode(objective(prefix="add: "), ROWS[0])
+    assert TOKENIZER.decode(prefixed["input_ids"]) == "add: three plus four"
+
+
+def test_rows_that_lose_an_end_are_counted():
+    def truncates(row: dict[str, Any], max_length: int, **options: Any) -> bool:
+        encoder = Encoder(objective(**options), TOKENIZER, max_length, {})
+        return encoder.truncates(row, encoder.encode(row))
+
+    longest = len(encode(objective(), ROWS[1])["input_ids"])
+    assert not truncates(ROWS[1], longest)
+    assert truncates(ROWS[1], longest - 1)
+    target = len(encode(objective(), ROWS[1])["labels"])
+    assert not truncates(ROWS[1], longest, max_target_length=target)
+    assert truncates(ROWS[1], longest, max_target_length=target - 1)
+
+
+@pytest.mark.parametrize("config", [T5, BART], ids=["t5", "bart"])
+def test_a_decoder_reads_the_target_one_place_behind(config):
+    made = objective()
+    network = model(config, made)
+    batch = made.collate(
+        [{"row_id": 0, "input_ids": [5], "labels": [7, 8, EOS]}, {"row_id": 1, "input_ids": [5], "labels": [9]}],
+        TOKENIZER,
+    )
+    assert batch["labels"].tolist() == [[7, 8, EOS], [9, -100, -100]]
+    shifted = made.inputs(network, batch)["decoder_input_ids"].tolist()
+    assert shifted == [[EOS, 7, 8], [EOS, 9, EOS]]  # begin, end and padding are one token here
+    without = torch.nn.Module()
+    without.config = network.config
+    assert made.inputs(without, batch)["decoder_input_ids"].tolist() == shifted
+    assert network.generation_config.decoder_start_token_id == EOS
+    assert network.generation_config.forced_eos_token_id in (EOS, None)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_is_written_depends_neither_on_chance_nor_on_the_rows_beside_it(beams):
+    made = objective(max_new_tokens=12, num_beams=beams)
+    network = model(T5, made)
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights.mul_(4)  # so that what is written hangs on what is read, padding included
+    examples = [encode(made, row) for row in ROWS]
+
+    def measured(part: list[dict[str, Any]]) -> torch.Tensor:
+        batch = made.inputs(network, made.collate(part, TOKENIZER))
+        return made.measure(network, batch, TOKENIZER)
+
+    with torch.inference_mode():
+        together = measured(examples)
+        torch.manual_seed(9)
+        alone = torch.cat([measured([example]) for example in examples])
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+    written = made.written(network, made.collate(examples, TOKENIZER), TOKENIZER)
+    assert written.shape[1] <= 13
+    for example, row in zip(examples, written.tolist(), strict=True):
+        (alone,) = made.written(network, made.collate([example], TOKENIZER), TOKENIZER).tolist()
+        assert row[: len(alone)] == alone
+
+
+def test_figures_of_a_text():
+    exact, *rouge = text_figures("The cat sat on the mat.", "the cat was on the mat")
+    assert exact == 0.0
+    # 5 of 6 words; "the cat", "on the", "the mat" of 5 pairs; "the cat on the mat" in this order
+    assert rouge == pytest.approx([5 / 6, 3 / 5, 5 / 6], rel=1e-6)
+    assert text_figures(" it is four\n", "it is four") == [1.0, 1.0, 1.0, 1.0]
+    assert text_figures("four is it", "it is four") == pytest.approx([0.0, 1.0, 0.0, 1 / 3], rel=1e-6)
+    assert text_figures("", "four") == [0.0, 0.0, 0.0, 0.0]
+    assert text_figures("a b c d", "a")[1] == pytest.approx(2 * 1 / 4 / (1 + 1 / 4), rel=1e-6)
+    assert text_figures("Добрый день", "добрый вечер")[1] == 0.5  # the usual one knows Latin letters only
+
+
+def test_figures_are_means_over_rows_and_over_tokens():
+    made = objective()
+    meter = made.meter({})
+    # nll, tokens, correct, written, and the figures of what was written
+    scores = torch.tensor([[2.0, 4, 1, 1, 1, 1, 1, 1], [1.0, 2, 2, 1, 0, 0.5, 0.25, 0]], dtype=torch.float64)
+    meter.update(scores[:1])
+    meter.update(scores[1:])
+    assert meter.compute() == {
+        "loss": 0.5,
+        "perplexity": math.exp(0.5),
+        "token_accuracy": 0.5,
+        "exact_match": 0.5,
+        "rouge1": 0.75,
+        "rouge2": 0.625,
+        "rougeL": 0.5,
+    }
+
+
+def test_without_writing_there_are_the_figures_of_the_target_alone():
+    made = objective(generate=False)
+    network = model(T5, made)
+    batch = made.inputs(network, made.collate([encode(made, row) for row in ROWS], TOKENIZER))
+    with torch.inference_mode():
+        scores = made.measure(network, batch, TOKENIZER)
+    assert scores[:, :3].isfinite().all()
+    assert scores[:, 3:].eq(0).all()
+    meter = made.meter({})
+    meter.update(scores)
+    assert set(meter.compute()) == {"loss", "perplexity", "token_accuracy"}
+
+
+def first_token(prediction: Any) -> dict[str, float]:
+    """A figure of one's own: what each prediction begins with."""
+    return {"first": float(prediction.predictions[:, 0].mean()), "width": float(prediction.predictions.ndim)}
+
+
+@pytest.mark.parametrize("generate", [True, False])
+def test_figures_of_ones_own_see_what_is_written(generate):
+    from params.schema import Metrics
+
+    made = objective(generate=generate)
+    network = model(T5, made)
+    metrics = Metrics(function=f"{__name__}:first_token", directions={"first": "max", "width": "max"})
+    figures = Figures(made, state={}, tokenizer=TOKENIZER, metrics=metrics)
+    batch = made.collate([encode(made, row) for row in ROWS], TOKENIZER)
+    with torch.inference_mode():
+        figures.update(figures.measure(network, batch))
+        given = made.inputs(network, batch)
+        predicted = network(**given).logits.argmax(-1)[:, 0].double().mean()
+    found = figures.compute()
+    assert found["width"] == 2
+    assert found["first"] == (EOS if generate else float(predicted))  # what is written begins with the start token
+
+
+PROBLEMS = {
+    "packing": ({"objective.packing": True}, "objective.packing", "seq2seq does not pack", "use causal_lm or sft"),
+    "a decoder alone": (
+        {"model.config": tiny.RECIPE["model"]["config"]},
+        "model.config.model_type",
+        "a llama has not both an encoder and a decoder",
+        "t5 or bart",
+    ),
+    "beams of nothing": (
+        {"objective.generate": False, "objective.num_beams": 4, "objective.max_new_tokens": ...},
+        "objective.num_beams",
+        "the model writes nothing",
+        "generate: true",
+    ),
+    "the best of nothing": (
+        {"objective.generate": False, "objective.max_new_tokens": ..., "training.best_metric": "rougeL"},
+        "training.best_metric",
+        "rougeL is a figure of what the model writes",
+        "use loss",
+    ),
+}
+
+
+def complaints(path: Path, changes: dict[str, Any]) -> list[tuple[str, str, str]]:
+    content = tiny.recipe({"data.source": {"kind": "files", "train": "rows.jsonl"}} | changes, **tiny.TARGETS)
+    (path / "rows.jsonl").write_text(json.dumps({"text": "a", "label": "b"}) + "\n")
+    return [
+        (".".join(map(str, p.key)), p.what, p.fix) for p in all_problems(read(tiny.write(path / "r.yaml", content)))
+    ]
+
+
+@pytest.mark.parametrize(("changes", "key", "what", "fix"), PROBLEMS.values(), ids=PROBLEMS)
+def test_check_says_what_does_not_go_together(tmp_path, monkeypatch, changes, key, what, fix):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config_check, "start", lambda config: lambda: config_check.flaws(config))
+    ((found_key, found_what, found_fix),) = complaints(tmp_path, changes)
+    assert found_key == key
+    assert what in found_what
+    assert fix in found_fix
+    assert complaints(tmp_path, {}) == []
+
+
+def test_a_pretrained_model_without_an_encoder_is_told_by_its_folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    asked = {"model": Model(pretrained=str(folder)), "training": None, "launch": None}
+    assert list(objective().conflicts(**asked)) == []  # others say that there is no model
+    for model_type, sound in (("bart", True), ("llama", False)):
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+        found = [p.key for p in objective().conflicts(**asked)]
+        assert found == ([] if sound else [("model", "pretrained")])
+
+
+def test_a_decoder_that_cannot_write_is_refused():
+    uneven = model(T5 | {"num_decoder_layers": 2}, objective())
+    with pytest.raises(RecipeError, match="its decoder has 2 layers, and its encoder 1"):
+        objective().try_model(uneven)
+    objective(generate=False).try_model(uneven)
+    objective().try_model(model(T5, objective()))

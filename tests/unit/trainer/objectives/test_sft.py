@@ -1,0 +1,338 @@
+"""Supervised fine-tuning: what of a row is learned, and packed examples that do not see each other."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from params import ModelError, RecipeError
+from params.artifacts import Artifacts
+from params.schema import Launch, Model, ObjectiveChoice, Tokenization, Training, TrainTokenizer
+from tasks.tokenization.stage import tokenize
+from tasks.tokenization.tokenizers import train_tokenizer
+from tests.support import tiny
+from tests.support.in_process import job, losses, trained, trainer_of
+from trainer import objectives
+from trainer.objectives.bases import packing
+
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+MARKED = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+ENDED = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{{ eos_token }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+FORGETFUL = "{{ messages | length }}" + PLAIN
+TALK = [
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "content": "two"},
+    {"role": "user", "content": "sure?"},
+    {"role": "assistant", "content": "yes"},
+]
+
+
+@pytest.fixture
+def letters():
+    """A tokenizer with one token a letter."""
+    return train_tokenizer([], TrainTokenizer(kind="train", vocab_size=260))
+
+
+def build(**options):
+    return objectives.build(ObjectiveChoice(name="sft", **options))
+
+
+def encode(objective, tokenizer, *rows, max_length=200):
+    objective.prepare_tokenizer(tokenizer)
+    return [e for i, row in enumerate(rows) for e in objective.encode({"row_id": i, **row}, tokenizer, max_length, {})]
+
+
+def learned(tokenizer, example):
+    """The text that is learned, `|` for the end-of-text token and `_` for each token that is not learned."""
+    pieces = [
+        "_" if label == -100 else tokenizer.decode([token])
+        for token, label in zip(example["input_ids"], example["labels"], strict=True)
+    ]
+    return "".join(pieces).replace(tokenizer.eos_token, "|")
+
+
+def test_of_a_pair_the_completion_and_its_end_are_learned(letters):
+    (example,) = encode(build(), letters, {"prompt": "ab", "completion": " c"})
+    assert letters.decode(example["input_ids"]) == "ab c<|endoftext|>"
+    assert learned(letters, example) == "__ c|"
+    (example,) = encode(build(completion_only=False), letters, {"prompt": "ab", "completion": " c"})
+    assert learned(letters, example) == "_b c|", "nothing stands before the first token"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (PLAIN, "_" * 6 + "_" * 4 + "_" * 11 + "two" + "_" * 6 + "_" * 5 + "_" * 11 + "yes|"),
+        (MARKED, "_" * 6 + "_" * 4 + "_" * 11 + "two" + "_" * 6 + "_" * 5 + "_" * 11 + "yes|"),
+        (ENDED, "_" * 6 + "_" * 4 + "_" * 11 + "two|" + "_" * 6 + "_" * 5 + "_" * 11 + "yes|"),
+    ],
+    ids=["prefixes", "markers", "an end that is not within the markers"],
+)
+def test_of_a_conversation_the_assistants_turns_are_learned(letters, template, expected):
+    (example,) = encode(build(messages_column="talk", chat_template=template), letters, {"talk": TALK})
+    assert learned(letters, example) == expected
+    assert letters.chat_template == template, "it is published with the tokenizer"
+
+
+def test_a_prompt_has_the_tokens_that_it_has_when_the_model_is_asked():
+    """Also where a token of the whole text would reach from the prompt into the answer."""
+    tokenizer = train_tokenizer(["] two"] * 9, TrainTokenizer(kind="train", vocab_size=262))
+    template = PLAIN.replace("<assistant>", "[assistant] ").replace("<{{ m.role }}>", "[{{ m.role }}] ")
+    (example,) = encode(build(messages_column="talk", chat_template=template), tokenizer, {"talk": TALK[:2]})
+    asked = tokenizer.apply_chat_template(TALK[:1], add_generation_prompt=True)["input_ids"]
+    assert tokenizer.decode(asked).endswith("[assistant] ")
+    assert example["input_ids"][: len(asked)] == asked
+    assert learned(tokenizer, example) == "_" * len(asked) + "two|"
+    whole = tokenizer(tokenizer.decode(example["input_ids"][:-1]))["input_ids"]
+    assert whole[: len(asked)] != asked, "a token reaches over"
+
+
+def test_a_conversation_that_ends_with_a_question_does_not_end_with_the_end_of_text(letters):
+    (example,) = encode(build(messages_column="talk", chat_template=PLAIN), letters, {"talk": TALK[:3]})
+    assert learned(letters, example) == "_" * 21 + "two" + "_" * 11
+
+
+def test_a_template_that_renders_the_past_differently_is_an_error_and_not_a_guess(letters):
+    with pytest.raises(ValueError, match=r"renders the messages before message 1 differently .* generation"):
+        encode(build(messages_column="talk", chat_template=FORGETFUL), letters, {"talk": TALK})
+
+
+def test_messages_without_a_template_and_a_tokenizer_without_an_end_are_refused(letters):
+    with pytest.raises(RecipeError, match="messages need a chat template"):
+        encode(build(messages_column="talk"), letters, {"talk": TALK})
+    letters.eos_token = None
+    with pytest.raises(ModelError, match="no end-of-text token"):
+        encode(build(), letters, {"prompt": "a", "completion": "b"})
+
+
+def test_a_long_completion_is_cut_and_a_prompt_that_fills_the_sequence_is_told(tmp_path, letters, caplog):
+    rows = {"prompt": ["ab", "abcdefgh", "abcdefg"], "completion": ["cdefghijk", "x", "y"]}
+    examples = encode(build(), letters, *({k: v[i] for k, v in rows.items()} for i in range(3)), max_length=8)
+    assert [(e["row_id"], learned(letters, e)) for e in examples] == [(0, "__cdefgh"), (2, "_______y")]
+
+    artifacts = Artifacts("tiny", tmp_path)
+    tiny.write_rows(artifacts, train=rows, validation=rows, test=rows)
+    report = tokenize(
+        artifacts,
+        tokenization=Tokenization(
+            tokenizer=TrainTokenizer(kind="train", vocab_size=260, min_frequency=9), max_length=8
+        ),
+        objective=ObjectiveChoice(name="sft"),
+    )
+    assert report.splits["train"].sequences == 2
+    assert report.splits["train"].unused_rows == 1
+    assert report.splits["train"].truncated_rows == 2, "of the last row, the end"
+    assert "1 of 3 train rows give no sequence" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("talk", "why"),
+    [
+        (TALK, None),
+        (TALK[:1], "nothing to learn"),
+        ([], "nothing to learn"),
+        ([{"role": "assistant", "content": " "}], "message 0, of the assistant, is empty"),
+        ([*TALK, {"role": "user", "content": None}], "message 4 is not"),
+        (["hello"], "message 0 is not"),
+    ],
+)
+def test_a_conversation_that_cannot_be_used_is_set_aside(talk, why):
+    found = build(messages_column="talk").flaw({"talk": talk})
+    assert (found is None) if why is None else (why in found)
+
+
+# Packing
+
+
+def sized(*sizes):
+    """Examples of such lengths, that consist of their number."""
+    return [{"row_id": i, "input_ids": [i] * n, "labels": [i] * n} for i, n in enumerate(sizes)]
+
+
+def test_each_example_goes_whole_into_the_fullest_sequence_with_room():
+    packed = list(packing.pack(sized(5, 3, 4, 3, 2), 8))
+    assert [p["input_ids"] for p in packed] == [
+        [0, 0, 0, 0, 0, 1, 1, 1],  # full, so it leaves first
+        [2, 2, 2, 2, 3, 3, 3],
+        [4, 4],
+    ]
+    assert [p["lengths"] for p in packed] == [[5, 3], [4, 3], [2]]
+    assert [p["row_id"] for p in packed] == [0, 2, 4]
+    assert packed[0]["labels"] == [-100, 0, 0, 0, 0, -100, 1, 1], "no example predicts the first token of the next"
+
+
+def test_packing_loses_nothing_keeps_little_open_and_is_the_same_every_time():
+    chance = random.Random(1)
+    examples = sized(*(chance.randint(2, 40) for _ in range(2000)))
+    taken = 0
+
+    def counted():
+        nonlocal taken
+        for example in examples:
+            taken += 1
+            yield example
+
+    packed, given = [], 0
+    for sequence in packing.pack(counted(), 40):
+        given += len(sequence["lengths"])
+        packed.append(sequence)
+        assert taken - given <= packing.OPEN * 20, "memory does not grow with the rows"
+    assert packed == list(packing.pack(examples, 40))
+    found = sorted(i for p in packed for i in p["input_ids"])
+    assert found == sorted(i for e in examples for i in e["input_ids"])
+    assert sum(len(p["input_ids"]) for p in packed) / (40 * len(packed)) > 0.97
+
+
+TYPES = {
+    "llama": {"num_key_value_heads": 2},
+    "llama, eager": {"num_key_value_heads": 1, "attn_implementation": "eager"},
+    "gpt2": {},
+    "qwen2": {"num_key_value_heads": 2},
+    "qwen2, a sliding window": {
+        "num_key_value_heads": 2,
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 0,
+        "layer_types": ["sliding_attention"],
+    },
+}
+
+
+def model_of(name, **more):
+    torch.manual_seed(0)
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    special = {"vocab_size": 60, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    config = AutoConfig.for_model(name.split(",")[0], **(small | special | TYPES.get(name, {}) | more))
+    config.use_cache = False  # as Trainer sets it
+    return AutoModelForCausalLM.from_config(config).eval()  # dropout would draw other masks
+
+
+def loss_and_gradients(model, batch):
+    model.zero_grad()
+    loss = model.double()(**batch).loss
+    loss.backward()
+    return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def batches():
+    """Examples of different lengths, by themselves and packed; one packed sequence ends with padding."""
+    chance = torch.Generator().manual_seed(4)
+    tokenizer = train_tokenizer([], TrainTokenizer(kind="train", vocab_size=260))
+    examples = []
+    for i, size in enumerate((9, 5, 7, 6, 3)):
+        ids = torch.randint(1, 60, (size,), generator=chance).tolist()
+        examples.append({"row_id": i, "input_ids": ids, "labels": [-100, -100, *ids[2:]]})
+    objective = build(packing=True)
+    packed = list(objective.arrange(examples, 16))
+    assert [p["lengths"] for p in packed] == [[7, 6, 3], [9, 5]]
+    return objective.collate(examples, tokenizer), objective.collate(packed, tokenizer)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_packed_and_unpacked_have_the_same_loss_and_gradients(name):
+    model = model_of(name)
+    single, packed = batches()
+    loss, gradients = loss_and_gradients(model, single)
+    found, found_gradients = loss_and_gradients(model, packed)
+    assert found == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(found_gradients, gradients, rtol=1e-6, atol=1e-8)  # logits are cast to float32
+    assert (packed["labels"] != -100).sum() == (single["labels"] != -100).sum()
+
+    for blind in ({"position_ids": None}, {"attention_mask": torch.ones_like(packed["input_ids"])}):
+        other, other_gradients = loss_and_gradients(model, packed | blind)
+        assert abs(other - loss) > 1e-5, "the boundaries matter"
+        assert (other_gradients - gradients).abs().max() > 1e-5
+    assert packing.refused(model) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "why"),
+    [
+        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}, "lets a token see"),
+        ("bloom", {}, "lets a token see"),
+        ("mamba", {"state_size": 4}, "lets a token see"),
+    ],
+)
+def test_a_model_that_lets_packed_examples_see_each_other_is_refused(name, more, why):
+    model = model_of(name, **more).train()
+    with pytest.raises(
+        RecipeError, match=rf"(?s)this {name} cannot be trained on packed.*{why}.*objective.packing to false"
+    ):
+        build(packing=True).try_model(model)
+    assert model.training
+    build().try_model(model)
+
+
+def test_a_model_that_counts_positions_through_is_refused():
+    model = model_of("gpt2")
+    table = model.transformer.wpe
+    table.forward = lambda places: functools.partial(type(table).forward, table)(torch.arange(places.shape[1])[None])
+    assert "counts the positions" in packing.refused(model)
+
+
+def test_training_on_packed_sequences_takes_the_steps_of_training_on_single_ones(tmp_path):
+    """Loss and gradient of a step are per learned token of the whole global batch, however the examples lie in it."""
+    single = sft_job(tmp_path / "single", {"training.global_batch_size": 64, "launch.micro_batch_size": 8})
+    trainers = {"single": trained(single)}
+    rows = len(trainers["single"].train_dataset)
+    for micro_batch in (1, 5):
+        root = tmp_path / f"packed-{micro_batch}"
+        probe = sft_job(root / "probe", {"objective.packing": True, "training.global_batch_size": 1})
+        count = len(trainer_of(probe).train_dataset)
+        assert count < rows / 2
+        changes = {"training.global_batch_size": count, "launch.micro_batch_size": micro_batch}
+        trainers[root.name] = trained(sft_job(root, {"objective.packing": True, **changes}))
+    for found in trainers.values():
+        assert losses(found) == pytest.approx(losses(trainers["single"]), rel=1e-5)
+        norms = [entry["grad_norm"] for entry in found.state.log_history if "grad_norm" in entry]
+        assert norms == pytest.approx(
+            [entry["grad_norm"] for entry in trainers["single"].state.log_history if "grad_norm" in entry], rel=1e-4
+        )
+
+
+SFT = {"name": "sft", "prompt_column": "text", "completion_column": "label"}
+
+
+def sft_job(root, changes=None, **sections):
+    """Trains to say the second word of a sentence; all rows are in each global batch."""
+    usual = {"training.max_steps": 3, "training.warmup_steps": 0, "model.config.attention_dropout": 0.0}
+    return job(root, usual | {"tokenization.max_length": 96} | (changes or {}), **({"objective": SFT} | sections))
+
+
+# What `check` says
+
+
+def problems(changes=None, **options):
+    content = tiny.recipe(changes, objective={"name": "sft", **options})
+    sections = {
+        "model": Model.model_validate(content["model"]),
+        "training": Training.model_validate(content["training"]),
+        "launch": Launch.model_validate(content["launch"]),
+    }
+    return {".".join(p.key): f"{p.what}; {p.fix}" for p in build(**options).conflicts(**sections)}
+
+
+def test_conflicts_say_what_would_happen_and_what_to_do():
+    assert problems(packing=True) == {}
+    assert "a row would have two texts" in problems(messages_column="m", prompt_column="p")["objective.messages_column"]
+    assert "it would do nothing" in problems(chat_template=PLAIN)["objective.chat_template"]
+    assert (
+        "remove training.arguments.use_cache"
+        in problems({"training.arguments": {"use_cache": True}}, packing=True)["objective.packing"]
+    )
+    for name in ("opt", "bloom", "mamba", "falcon"):
+        found = problems({"model.config": {"model_type": name}}, packing=True)["objective.packing"]
+        assert "would see each other; set objective.packing to false" in found
+        assert problems({"model.config": {"model_type": name}}) == {}
+    for name in ("gpt2", "qwen2", "mistral", "gemma2", "starcoder2", "not-a-model"):
+        assert problems({"model.config": {"model_type": name}}, packing=True) == {}

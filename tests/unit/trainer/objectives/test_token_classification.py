@@ -1,0 +1,209 @@
+"""Characters to tags and back, windows, and figures that are seqeval's to the last bit."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import pytest
+import torch
+from seqeval.metrics import f1_score, precision_score, recall_score
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from params import DataError
+from params.schema import ObjectiveChoice, TrainTokenizer
+from tasks.tokenization.tokenizers import train_tokenizer
+from trainer import objectives
+from trainer.objectives.token_classification import spans_of, split, tags_of
+
+OBJECTIVE = objectives.build(ObjectiveChoice(name="token_classification"))
+ROW = {
+    "row_id": 7,
+    "text": "Table for 4 people on Friday",
+    "spans": [{"label": "date", "start": 22, "end": 28}, {"label": "people", "start": 10, "end": 18}],
+}
+STATE = {"labels": ["O", "B-date", "I-date", "B-people", "I-people"]}
+
+
+def words() -> PreTrainedTokenizerFast:
+    """A WordPiece tokenizer with special tokens, as BERT's."""
+    known = [
+        "[PAD]",
+        "[CLS]",
+        "[SEP]",
+        "[UNK]",
+        "table",
+        "for",
+        "4",
+        "people",
+        "on",
+        "fri",
+        "##day",
+        "8",
+        "##p",
+        "##m",
+        "pm",
+    ]
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(known)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]")
+
+
+def byte_pairs(*texts: str) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer, whose sub-words begin with the space before them."""
+    return train_tokenizer([*texts, *texts], TrainTokenizer(kind="train", vocab_size=400))
+
+
+def tags(tokenizer, text, *spans):
+    pieces = split(tokenizer, text)
+    return dict(zip([tokenizer.decode([i]) for i in pieces.ids], tags_of(pieces, spans), strict=True))
+
+
+def test_a_row_becomes_tags_and_special_tokens_get_none():
+    (example,) = OBJECTIVE.encode(ROW | {"text": ROW["text"].lower()}, words(), 32, STATE)
+    #                               [CLS] table for 4 people on fri ##day [SEP]
+    assert example["input_ids"] == [1, 4, 5, 6, 7, 8, 9, 10, 2]
+    assert example["labels"] == [-100, 0, 0, 3, 4, 0, 1, 2, -100]
+    assert example["row_id"] == 7
+
+
+def test_labels_are_those_of_the_rows_in_order():
+    assert OBJECTIVE.fit([ROW, {"text": "no", "spans": []}]) == STATE
+    assert OBJECTIVE.model_config(STATE)["id2label"][4] == "I-people"
+    with pytest.raises(DataError, match="no row of the train split has a span"):
+        OBJECTIVE.fit([{"text": "no", "spans": []}])
+    with pytest.raises(ValueError, match="B-time"):
+        OBJECTIVE.encode(
+            {"row_id": 0, "text": "at 8", "spans": [{"label": "time", "start": 3, "end": 4}]}, words(), 9, STATE
+        )
+
+
+def test_a_span_covers_all_sub_words_that_it_touches():
+    inside_a_word = tags(words(), "on friday", ("date", 4, 5))  # the r alone
+    assert inside_a_word == {"on": "O", "fri": "B-date", "##day": "O"}
+    two_in_one = split(words(), "people")
+    assert tags_of(two_in_one, [("a", 0, 2), ("b", 2, 6)]) == ["B-a"]
+    shared = split(words(), "8pm")  # 8, ##p, ##m
+    assert tags_of(shared, [("a", 0, 2), ("b", 2, 3)]) == ["B-a", "I-a", "B-b"]
+    assert tags_of(shared, [("a", 0, 1), ("a", 1, 3)]) == ["B-a", "B-a", "I-a"]  # two of a label side by side stay two
+
+
+def test_the_space_that_a_sub_word_begins_with_belongs_to_no_span():
+    text = "four people, on Friday"
+    bpe = byte_pairs(*["four people on Friday people on Friday four"] * 4)
+    assert " people" in {bpe.decode([i]) for i in split(bpe, text).ids}
+    assert tags(bpe, text, ("n", 0, 5))[" people"] == "O"  # the span ends with the space
+    assert tags(bpe, text, ("n", 0, 6))[" people"] == "I-n"
+    assert tags(bpe, text, ("n", 4, 11))[" people"] == "B-n"  # it begins with the space
+    for start, end in ((0, 4), (5, 11), (16, 22), (0, 22)):
+        pieces = split(bpe, text)
+        assert spans_of(pieces, tags_of(pieces, [("n", start, end)])) == [("n", start, end)]
+
+
+TEXTS = [
+    "Für vier Gäste · am 3. Mai, um 20:30 Uhr",
+    "Tisch\tfür  👨‍👩‍👧 und 日本語 bitte",
+    "ﬁne İstanbul cafe\u0301 tonight",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tags_lead_back_to_the_characters(text):
+    """Each span of whole words, in a tokenizer of bytes: characters of several tokens, wide spaces, tabs."""
+    bpe = byte_pairs(*TEXTS)
+    starts = [i for i, c in enumerate(text) if not c.isspace() and (i == 0 or text[i - 1].isspace())]
+    ends = [i + 1 for i, c in enumerate(text) if not c.isspace() and (i + 1 == len(text) or text[i + 1].isspace())]
+    pieces = split(bpe, text)
+    for start in starts:
+        for end in (e for e in ends if e > start):
+            assert spans_of(pieces, tags_of(pieces, [("x", start, end)])) == [("x", start, end)]
+
+
+def entities(examples):
+    """The number of begun spans, and of tokens learned."""
+    labels = [tag for e in examples for tag in e["labels"]]
+    return sum(tag in (1, 3) for tag in labels), sum(tag != -100 for tag in labels)
+
+
+@pytest.mark.parametrize("max_length", range(6, 40))
+def test_windows_hold_every_sub_word_once_and_never_part_a_span(max_length):
+    tokenizer, chance = words(), random.Random(max_length)
+    text, spans = "", []
+    for _ in range(60):
+        start, chosen = len(text), chance.choice(["4 people", "on friday", "for", "table"])
+        text += chosen + " "
+        if chosen in ("4 people", "on friday"):
+            label = "people" if chosen == "4 people" else "date"
+            spans.append({"label": label, "start": start, "end": start + len(chosen)})
+    row = {"row_id": 0, "text": text, "spans": spans}
+    examples = OBJECTIVE.encode(row, tokenizer, max_length, STATE)
+    whole = OBJECTIVE.encode(row, tokenizer, 4096, STATE)
+    assert all(len(e["input_ids"]) <= max_length for e in examples)
+    assert [i for e in examples for i in e["input_ids"][1:-1]] == whole[0]["input_ids"][1:-1]
+    assert [t for e in examples for t in e["labels"][1:-1]] == whole[0]["labels"][1:-1]
+    assert all(e["labels"][1] not in (2, 4) for e in examples), "no window begins inside a span"
+    assert all(e["input_ids"][1] != 10 for e in examples), "nor inside a word"
+    assert len(examples) <= 2 * (len(whole[0]["input_ids"]) - 2) / (max_length - 2) + 1
+    assert entities(examples) == entities(whole)
+    assert not OBJECTIVE.truncates(row, examples, tokenizer, max_length)
+
+
+def test_what_tags_cannot_hold_is_left_out_and_told():
+    tokenizer, text = words(), "table for 4 people on friday"
+    long = {"row_id": 0, "text": text, "spans": [{"label": "date", "start": 0, "end": 28}]}
+    examples = OBJECTIVE.encode(long, tokenizer, 6, STATE)
+    assert entities(examples) == (0, 0)
+    assert OBJECTIVE.truncates(long, examples, tokenizer, 6)
+    assert not OBJECTIVE.truncates(long, OBJECTIVE.encode(long, tokenizer, 9, STATE), tokenizer, 9)
+    swallowed = [{"label": "date", "start": 10, "end": 12}, {"label": "people", "start": 12, "end": 16}]
+    row = {"row_id": 0, "text": "table for people", "spans": swallowed}
+    assert OBJECTIVE.truncates(row, OBJECTIVE.encode(row, tokenizer, 9, STATE), tokenizer, 9)
+    with pytest.raises(ValueError, match="no room for text"):
+        OBJECTIVE.encode(long, tokenizer, 2, STATE)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_figures_are_those_of_seqeval(seed):
+    """On random tags, malformed ones (an I without its B) among them, in batches of any size."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 12, (9,), generator=draw).tolist()
+    weights = torch.tensor([2.0, 1, 2, 1, 2])
+    labels = torch.full((9, 13), -100)
+    for row, length in zip(labels, lengths, strict=True):
+        row[1 : 1 + length] = torch.multinomial(weights, length, replacement=True, generator=draw)
+    guess = torch.where(
+        torch.rand(labels.shape, generator=draw) < 0.7,
+        labels.clamp(min=0),
+        torch.randint(0, 5, labels.shape, generator=draw),
+    )
+    logits = torch.nn.functional.one_hot(guess, 5) * 5.0 + torch.rand((*labels.shape, 5), generator=draw)
+    names = STATE["labels"]
+    true = [[names[t] for t in row if t != -100] for row in labels.tolist()]
+    told = [
+        [names[p] for p, t in zip(*pair, strict=True) if t != -100]
+        for pair in zip(guess.tolist(), labels.tolist(), strict=True)
+    ]
+    meter = OBJECTIVE.meter(STATE)
+    for part in range(0, 9, 2):
+        meter.update(OBJECTIVE.score(logits[part : part + 2], labels[part : part + 2]))
+    figures = meter.compute()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a share of nothing
+        assert figures["precision"] == float(precision_score(true, told))
+        assert figures["recall"] == float(recall_score(true, told))
+        assert figures["f1"] == pytest.approx(float(f1_score(true, told)), rel=1e-15)
+    seen = labels != -100
+    assert figures["token_accuracy"] == float((guess == labels)[seen].double().mean())
+    loss = torch.nn.functional.cross_entropy(logits[seen], labels[seen])
+    assert figures["loss"] == pytest.approx(float(loss), rel=1e-6)
+
+
+def test_without_spans_there_are_figures_all_the_same():
+    meter = OBJECTIVE.meter(STATE)
+    meter.update(OBJECTIVE.score(torch.eye(5)[None], torch.tensor([[-100, 0, 0, 0, -100]])))
+    figures = meter.compute()
+    assert (figures["precision"], figures["recall"]) == (0.0, 0.0)

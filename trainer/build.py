@@ -1,0 +1,112 @@
+"""From a job to the trainer that does it, on one process: data, model, arguments, callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from transformers import PrinterCallback
+from transformers.utils.logging import disable_progress_bar
+
+from params import DataError, ModelError, RecipeError
+from trainer import objectives
+from trainer.checkpoints.sealed import step_of
+from trainer.data import tokens
+from trainer.data.streaming import Windows
+from trainer.job import Job
+from trainer.loop import arguments, extensions
+from trainer.loop.metrics import Figures
+from trainer.loop.trainer import EvergreenTrainer
+from trainer.model import network
+from trainer.reporting import trackers
+from trainer.reporting.metrics_log import MetricsLog
+from trainer.reporting.progress import Progress, follow_log_level
+from trainer.reporting.step_record import Recorder
+from trainer.runtime.heartbeat import Heartbeat
+
+
+def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) -> EvergreenTrainer:
+    """The trainer of a job, on this process.
+
+    Args:
+        job: the training.
+        heartbeat: where this process shows that it is alive.
+        stop_requested: whether the training was asked to stop.
+
+    Raises:
+        RecipeError: what the recipe names cannot be used, or does not go with the rest of it.
+        ModelError: the model cannot be built, or accelerate did not start what it was told to.
+        DataError: there are fewer sequences than one global batch.
+    """
+    disable_progress_bar()
+    training = job.training
+    objective = objectives.build(job.objective)
+    against = objective.conflicts(model=job.model, training=training, launch=job.launch)
+    if found := [*network.conflicts(job.model, job.launch), *against]:
+        raise RecipeError(".".join(map(str, found[0].key)), found[0].what, found[0].fix)
+    state = tokens.read_state(job.tokens)
+    tokenizer = tokens.read_tokenizer(job.tokens)
+    rows = tokens.read_split(job.tokens, "train")
+    heartbeat.beat("starting")
+    args = arguments.build(
+        folder=job.folder,
+        seed=job.seed,
+        training=training,
+        launch=job.launch,
+        direction=job.direction,
+        rows=len(rows),
+    )
+    follow_log_level(args)
+    _check_world(args.world_size, job.launch.num_processes)
+    _check_rows(len(rows), training.global_batch_size)
+    model = network.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed)
+    objective.try_model(model)
+    heartbeat.beat("starting")
+    figures = Figures(
+        objective,
+        state=state,
+        tokenizer=tokenizer,
+        metrics=job.metrics,
+        to_cpu_every=args.eval_accumulation_steps,
+    )
+    trainer = extensions.trainer_class(training, objective.trainer_class())(
+        objective=objective,
+        figures=figures,
+        keep_checkpoints=training.keep_checkpoints,
+        save_minutes=training.save_minutes,
+        lengths=tokens.read_lengths(job.tokens, "train") if training.group_by_length else None,
+        identity=job.identity,
+        heartbeat=heartbeat,
+        stop_requested=stop_requested,
+        model=model,
+        args=args,
+        train_dataset=Windows(rows, seed=job.seed) if training.streaming else rows,
+        eval_dataset=tokens.read_split(job.tokens, "validation"),
+        processing_class=tokenizer,
+        loss=extensions.loss_function(training.loss) or objective.loss(training),
+        callbacks=extensions.callbacks(training),
+    )
+    trainer.loop.guard.stop_at_step = job.stop_at_step
+    trainer.remove_callback(PrinterCallback)
+    trackers.go_on(trainer, job.folder, step_of(job.checkpoint) if job.checkpoint else 0)
+    trainer.add_callback(Progress())
+    trainer.add_callback(MetricsLog(job.folder))
+    if job.record:
+        trainer.add_callback(Recorder(job.folder, trainer))
+    return trainer
+
+
+def _check_world(found: int, wanted: int) -> None:
+    """A launcher that starts fewer processes than it was told to would change the batch without a word."""
+    if found != wanted:
+        raise ModelError(
+            "launch.num_processes",
+            f"accelerate started {found} of {wanted} processes",
+            "check launch.accelerate_config",
+        )
+
+
+def _check_rows(found: int, global_batch_size: int) -> None:
+    """Every epoch is cut to whole global batches: with fewer sequences there would be nothing to train on."""
+    if found < global_batch_size:
+        what = f"the train split has {found} sequences, fewer than one global batch of {global_batch_size}"
+        raise DataError("training.global_batch_size", what, "lower it, or give more rows")

@@ -1,0 +1,209 @@
+"""Checkpoints that exist whole or not at all.
+
+A checkpoint is written into `.staging`, gets a manifest (size and SHA-256 of every file), is flushed to disk and then
+renamed to `checkpoint-<step>`. Resuming takes the newest that is sound: as its manifest says, and with all that a run
+needs to go on. One that is not is set aside as `broken-checkpoint-<step>`, and the log says so. The best weights are kept
+apart, as `best-<step>`; a better one is sealed before the one that it replaces is deleted, so there is one at every
+instant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from params import CheckpointError
+from trainer.checkpoints.fault_points import passed
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+POSITION = "position.json"
+"""Where a run goes on: its place in the data, and what its log has gathered since its last line."""
+IDENTITY = "run.json"
+"""What determines the run that a checkpoint is of, see trainer.job."""
+STAGING = ".staging"
+BEST_NOTE = "best.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+_NEEDED = {
+    "the weights": ("*.safetensors", "pytorch_model_fsdp*", "global_step*"),
+    "the optimizer's state": ("optimizer.pt", "optimizer_0", "optimizer.bin", "global_step*"),
+    "the learning-rate schedule": ("scheduler.pt",),
+    "the random state": ("rng_state*.pth",),
+    "the trainer's state": ("trainer_state.json",),
+    "the place in the data": (POSITION,),
+    "the run's identity": (IDENTITY,),
+}
+"""What a run needs to go on, and the names under which it may stand. Trainer itself goes on without most of it."""
+
+
+def identity_text(identity: Mapping[str, str]) -> str:
+    """What determines a run, as it stands in `run.json` of the run's folder and of each of its checkpoints."""
+    return json.dumps(dict(identity), indent=1)
+
+
+def seal(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "checkpoint") -> None:
+    """Give the folder `staged` a manifest, flush it to disk and move it to `target` in one step."""
+    (staged / MANIFEST).write_text(json.dumps(_manifest(staged), indent=1, sort_keys=True), encoding="utf-8")
+    passed(f"{kind}.manifest")
+    for path in (*staged.rglob("*"), staged):
+        _flush(path)
+    passed(f"{kind}.flushed")
+    if target.exists():
+        shutil.rmtree(target)
+    staged.rename(target)
+    _flush(target.parent)
+    passed(f"{kind}.renamed")
+
+
+def verify(checkpoint: Path) -> str | None:
+    """Why `checkpoint` cannot be trusted, or None if every file is as its manifest says."""
+    try:
+        promised = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        if not isinstance(promised, dict):
+            return "its manifest is damaged"
+    except FileNotFoundError:
+        return "it has no manifest"
+    except ValueError:
+        return "its manifest is damaged"
+    found = _manifest(checkpoint)
+    if promised == found:
+        return None
+    odd = sorted(name for name in promised.keys() | found.keys() if promised.get(name) != found.get(name))
+    return f"not as it was written: {', '.join(odd)}"
+
+
+def flaw(checkpoint: Path) -> str | None:
+    """Why a run cannot go on from `checkpoint`, or None: it verifies, and nothing that a run needs is missing in it."""
+    damage = verify(checkpoint)
+    return damage or _missing(checkpoint)
+
+
+def newest_sound(folder: Path, run: str) -> Path | None:
+    """The checkpoint in `folder` with the highest step that the run can go on from; unsound ones above are set aside.
+
+    Args:
+        folder: where the checkpoints are.
+        run: content of the run's `run.json`; a checkpoint with another one is not of this run.
+    """
+    for checkpoint in all_checkpoints(folder):
+        found = flaw(checkpoint)
+        if found is None and (checkpoint / IDENTITY).read_text(encoding="utf-8") != run:
+            found = "it is of another run"
+        if found is None:
+            return checkpoint
+        aside = folder / f"broken-{checkpoint.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.rename(aside)
+        logger.warning("train: set aside %s: %s", aside, found)
+    return None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The weights of the best evaluation so far."""
+
+    folder: Path
+    step: int
+    metric: str
+    value: float
+
+
+def seal_best(staged: Path, *, step: int, metric: str, value: float) -> None:
+    """Make the weights in `staged` the best of the run's folder that it stands in."""
+    folder = staged.parent
+    (staged / BEST_NOTE).write_text(json.dumps({"step": step, "metric": metric, "value": value}), encoding="utf-8")
+    if (run := _run_of(folder)) is not None:
+        (staged / IDENTITY).write_text(run, encoding="utf-8")
+    target = folder / f"best-{step}"
+    seal(staged, target, "best")
+    for other in folder.glob("best-*"):
+        if other != target:
+            shutil.rmtree(other)
+    passed("best.retired")
+
+
+def best_weights(folder: Path, direction: str) -> Best | None:
+    """The best weights of the run in `folder`, verified; `direction` says whether the smallest (`min`) or largest value is best."""
+    found = [
+        Best(place, **json.loads((place / BEST_NOTE).read_text(encoding="utf-8")))
+        for place in folder.glob("best-*")
+        if verify(place) is None and _run_of(place) == _run_of(folder)
+    ]
+    choose = min if direction == "min" else max
+    return choose(found, key=lambda best: best.value, default=None)
+
+
+def all_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, verified or not, newest first."""
+    return [path for _, path in sorted(_by_step(folder), reverse=True)]
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint in `folder`, verified or not; 0 when there is none."""
+    return max((step for step, _ in _by_step(folder)), default=0)
+
+
+def retain(folder: Path, keep: int) -> None:
+    """Delete all but the `keep` newest checkpoints."""
+    for old in all_checkpoints(folder)[keep:]:
+        shutil.rmtree(old)
+    passed("checkpoint.retained")
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer steps that a checkpoint has behind it.
+
+    Raises:
+        CheckpointError: its state cannot be read.
+    """
+    try:
+        return int(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(str(checkpoint), f"its state cannot be read: {error}", "name another one") from error
+
+
+def _by_step(folder: Path) -> list[tuple[int, Path]]:
+    return [(int(m[1]), p) for p in folder.glob("checkpoint-*") if (m := _NAME.fullmatch(p.name))]
+
+
+def _run_of(folder: Path) -> str | None:
+    path = folder / IDENTITY
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def _missing(checkpoint: Path) -> str | None:
+    lacking = [what for what, names in _NEEDED.items() if not any(any(checkpoint.glob(n)) for n in names)]
+    if lacking:
+        return f"it lacks {', '.join(lacking)}"
+    processes = json.loads((checkpoint / POSITION).read_text(encoding="utf-8"))["processes"]
+    random_states = len(list(checkpoint.glob("rng_state*.pth")))
+    if random_states != processes:
+        return f"it has the random state of {random_states} of {processes} processes"
+    return None
+
+
+def _manifest(folder: Path) -> dict[str, list[int | str]]:
+    entries: dict[str, list[int | str]] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != MANIFEST:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            entries[path.relative_to(folder).as_posix()] = [path.stat().st_size, digest]
+    return entries
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

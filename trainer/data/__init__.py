@@ -1,0 +1,1 @@
+"""The order of the rows, streaming, tokens, and the random states that belong to them."""

@@ -1,0 +1,159 @@
+"""Sequences that come as a stream: read once through, pass after pass, and taken up where a checkpoint left off."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from params import DataError
+from trainer.data.order import STREAM_STATE, Rows, Ticket
+from trainer.data.randomness import seeded
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 1024
+"""Sequences that are read together and shuffled among themselves."""
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A stream that can say where it stands, and go there without reading what lies before."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands in its pass."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to where a stream of the same data stood."""
+
+
+class Windows(IterableDataset[Any]):
+    """Rows as a stream: windows of neighbouring rows in random order, shuffled within; nothing is read by itself.
+
+    Args:
+        rows: the data.
+        seed: the recipe's seed.
+        window: rows per window.
+    """
+
+    def __init__(self, rows: Rows, *, seed: int, window: int = WINDOW) -> None:
+        self._rows = rows
+        self._seed = seed
+        self._window = window
+        self._epoch = 0
+        self._taken = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass."""
+        self._epoch, self._taken = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many rows of the pass were taken."""
+        return {"taken": self._taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after so many rows; at most one window is read again."""
+        self._taken = state["taken"]
+
+    def __iter__(self) -> Iterator[Any]:
+        generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self._epoch) % 2**63)
+        starts = range(0, len(self._rows), self._window)
+        behind = 0
+        for number in torch.randperm(len(starts), generator=generator).tolist():
+            window = range(starts[number], min(starts[number] + self._window, len(self._rows)))
+            order = torch.randperm(len(window), generator=generator).tolist()
+            skipped = min(max(self._taken - behind, 0), len(window))
+            behind += len(window)
+            if skipped == len(window):
+                continue
+            read = [self._rows[i] for i in window]
+            for place in order[skipped:]:
+                self._taken += 1
+                yield read[place]
+
+
+class Streamed(Dataset[Any]):
+    """Tickets to examples, from a stream: a ticket's number is how many sequences stand before it.
+
+    Each process reads the stream and keeps what is its own. A stream that is `Resumable` is taken up at once where a
+    checkpoint left it; any other is read again up to there.
+
+    Args:
+        stream: the data; `set_epoch(n)`, where it has that, is called before the n-th pass.
+        seed: the recipe's seed; randomness in the stream depends on it and on the place in the stream.
+    """
+
+    def __init__(self, stream: IterableDataset[Any], seed: int) -> None:
+        self._stream = stream
+        self._seed = seed
+        self._taken = 0
+        self._pass = 0
+        self._of_pass = 0
+        self._iterator: Iterator[Any] | None = None
+
+    def __len__(self) -> int:
+        raise TypeError("a stream has no length")
+
+    def __getitems__(self, tickets: list[Ticket]) -> list[tuple[Ticket, Any]]:
+        """The examples of one micro-batch; the last one carries where the stream stands then."""
+        while self._taken < tickets[0][1]:
+            self._next()
+        found = [(ticket, self._next()) for ticket in tickets]
+        found[-1] = (tickets[-1], {**found[-1][1], STREAM_STATE: self.state_dict()})
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands."""
+        inner = (
+            self._stream.state_dict() if isinstance(self._stream, Resumable) and _enters_exactly(self._stream) else None
+        )
+        return {"taken": self._taken, "pass": self._pass, "of_pass": self._of_pass, "stream": inner}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to where a stream of the same data stood."""
+        self._taken, self._pass, self._of_pass = state["taken"], state["pass"], state["of_pass"]
+        self._open()
+        if state["stream"] is not None and isinstance(self._stream, Resumable):
+            self._stream.load_state_dict(state["stream"])
+            return
+        logger.info("train: the stream cannot be entered in the middle: reading %d sequences again", self._of_pass)
+        self._taken -= self._of_pass
+        again, self._of_pass = self._of_pass, 0
+        for _ in range(again):
+            self._next()
+
+    def _open(self) -> None:
+        if hasattr(self._stream, "set_epoch"):
+            self._stream.set_epoch(self._pass)
+        self._iterator = None
+
+    def _next(self) -> Any:
+        while True:
+            if self._iterator is None:
+                if self._of_pass == 0:
+                    self._open()
+                self._iterator = iter(self._stream)
+            try:
+                with seeded(self._seed, "stream", self._taken):
+                    example = next(self._iterator)
+            except StopIteration:
+                if self._of_pass == 0:
+                    raise DataError("the training data", "the stream is empty", "give it rows") from None
+                self._pass, self._of_pass, self._iterator = self._pass + 1, 0, None
+                continue
+            self._taken += 1
+            self._of_pass += 1
+            return example
+
+
+def _enters_exactly(stream: object) -> bool:
+    """Whether a stream goes on with the next example; the shuffle buffer of `datasets` would lose what was in it."""
+    inner = getattr(stream, "_ex_iterable", None)
+    while inner is not None:
+        if type(inner).__name__ == "BufferShuffledExamplesIterable":
+            return False
+        inner = getattr(inner, "ex_iterable", None)
+    return True

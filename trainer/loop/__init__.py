@@ -1,0 +1,1 @@
+"""The training loop: transformers.Trainer with what the pipeline promises."""

@@ -1,0 +1,33 @@
+"""How a global batch is split into micro-batches, and how many steps a training takes."""
+
+from __future__ import annotations
+
+import math
+
+from params import RecipeError
+from params.schema import Launch, Training
+
+
+def total_steps(training: Training, rows: int) -> int:
+    """Optimizer steps of a whole training on `rows` sequences; every epoch is cut to whole global batches."""
+    return training.max_steps or max(1, math.ceil((training.epochs or 1.0) * (rows // training.global_batch_size)))
+
+
+def split_batch(global_batch_size: int, launch: Launch) -> tuple[int, int]:
+    """Micro-batch and accumulation steps whose product with the number of processes is the global batch.
+
+    The micro-batch is the largest divisor that is not above `launch.micro_batch_size`.
+
+    Raises:
+        RecipeError: the processes cannot share the global batch evenly.
+    """
+    if global_batch_size % launch.num_processes:
+        divisors = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
+        raise RecipeError(
+            "launch.num_processes",
+            f"{launch.num_processes} processes cannot share training.global_batch_size {global_batch_size} evenly",
+            f"use one of {divisors} processes, or another global batch",
+        )
+    share = global_batch_size // launch.num_processes
+    micro_batch = max(n for n in range(1, min(share, launch.micro_batch_size) + 1) if share % n == 0)
+    return micro_batch, share // micro_batch

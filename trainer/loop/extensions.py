@@ -1,0 +1,137 @@
+"""What a recipe brings of its own to a training: a Trainer subclass, a loss, callbacks.
+
+A Trainer subclass is put in front of the pipeline's: its methods run first, and `super()` leads on to the pipeline's. So it
+may decide on the loss, the optimizer, the schedule and the training data. What the guarantees of docs/guarantees.md rest on
+it may not override: the loop, its order of rows, checkpoints, evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from params import Problem, RecipeError
+from params.importing import bind, resolve
+from params.schema import Call, Training
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+    from transformers import TrainerCallback
+
+    from trainer.loop.trainer import EvergreenTrainer
+
+OVERRIDABLE = (
+    "compute_loss",
+    "compute_loss_context_manager",
+    "create_optimizer",
+    "create_scheduler",
+    "create_optimizer_and_scheduler",
+    "get_decay_parameter_names",
+    "get_optimizer_cls_and_kwargs",
+    "get_train_dataloader",
+    "log",
+)
+"""Methods of transformers.Trainer that a subclass of one's own may override."""
+
+
+def trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[EvergreenTrainer]:
+    """`base` with the recipe's own Trainer subclass in front of it.
+
+    Raises:
+        RecipeError: it is not a subclass of transformers.Trainer, or overrides what a guarantee rests on; or there are two
+            losses.
+    """
+    _refuse_two_losses(training, base, "the objective's own Trainer")
+    if training.trainer is None:
+        return base
+    own: Any = resolve(training.trainer, "training.trainer")
+    _refuse_overrides(training.trainer, own, base)
+    _refuse_two_losses(training, own, f"training.trainer {training.trainer}")
+
+    def get_train_dataloader(self: EvergreenTrainer) -> DataLoader[Any]:
+        return self.dealt_out(super(combined, self).get_train_dataloader())
+
+    combined: type[EvergreenTrainer] = type(
+        own.__name__, (own, base), {"__doc__": own.__doc__, "get_train_dataloader": get_train_dataloader}
+    )
+    return combined
+
+
+def _refuse_two_losses(training: Training, cls: type, called: str) -> None:
+    from transformers import Trainer
+
+    if training.loss is not None and cls.compute_loss is not Trainer.compute_loss:  # type: ignore[attr-defined]
+        what = f"{called} computes the loss by itself (compute_loss), so that this function would never be called"
+        raise RecipeError(f"training.loss: {training.loss.name}", what, "remove one of the two")
+
+
+def _refuse_overrides(name: str, own: Any, base: type) -> None:
+    from transformers import Trainer
+
+    where = f"training.trainer: {name}"
+    if not (isinstance(own, type) and issubclass(own, Trainer)):
+        raise RecipeError(where, "is not a subclass of transformers.Trainer", "name a class that is")
+    defined = {a for cls in own.__mro__ if cls not in base.__mro__ for a in vars(cls)}
+    methods = {a for a in defined if not a.startswith("__") or a == "__init__"}
+    taken = sorted(a for a in methods - set(OVERRIDABLE) if hasattr(base, a))
+    if taken:
+        what = f"overrides {', '.join(taken)}, on which the pipeline's guarantees rest: a resumed run would not be the same"
+        fix = f"override only {', '.join(OVERRIDABLE)}; for more use training.callbacks, or an objective of its own"
+        raise RecipeError(where, what, fix)
+
+
+def loss_function(call: Call | None) -> Callable[..., Any] | None:
+    """The recipe's own loss, as Trainer's `compute_loss_func`.
+
+    Raises:
+        RecipeError: there is no such function, or it does not take (outputs, labels, num_items_in_batch).
+    """
+    if call is None:
+        return None
+    function = bind(call, "training.loss", 3)
+    return lambda outputs, labels, num_items_in_batch=None: function(outputs, labels, num_items_in_batch)
+
+
+def callbacks(training: Training) -> list[TrainerCallback]:
+    """The recipe's own callbacks, and early stopping where the recipe asks for it.
+
+    Raises:
+        RecipeError: one of them is not a TrainerCallback, or cannot be made so.
+    """
+    from transformers import EarlyStoppingCallback, TrainerCallback
+
+    made: list[TrainerCallback] = []
+    for i, call in enumerate(training.callbacks):
+        key = f"training.callbacks.{i}"
+        cls: Any = resolve(call.name, key)
+        if not (isinstance(cls, type) and issubclass(cls, TrainerCallback)):
+            fix = "name a class that is"
+            raise RecipeError(f"{key}: {call.name}", "is not a subclass of transformers.TrainerCallback", fix)
+        made.append(bind(call, key, 0)())
+    if training.early_stopping_patience:
+        made.append(EarlyStoppingCallback(training.early_stopping_patience))
+    return made
+
+
+def problems(training: Training, base: Callable[[], type[EvergreenTrainer]]) -> Iterator[Problem]:
+    """What is wrong with what a recipe brings of its own to a training; nothing is imported where it brings nothing.
+
+    Args:
+        training: the recipe's section.
+        base: gives the objective's Trainer.
+    """
+    looks: list[Callable[[], Any]] = []
+    if training.loss or training.trainer:
+        looks.append(lambda: trainer_class(training, base()))
+    if training.loss:
+        looks.append(lambda: loss_function(training.loss))
+    if training.callbacks:
+        looks.append(lambda: callbacks(training))
+    for look in looks:
+        try:
+            look()
+        except RecipeError as error:
+            key, _, name = error.where.partition(": ")
+            yield Problem(
+                tuple(int(k) if k.isdigit() else k for k in key.split(".")), f"{name} {error.what}", error.fix
+            )

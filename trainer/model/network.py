@@ -1,0 +1,248 @@
+"""The network: built from a configuration, or loaded from safetensors; never from pickle, never with code of others.
+
+With adapters (`model.lora`) the base model stays as it is, in 4 or 8 bits if `model.quantization` says so. Checkpoints hold
+what learns; for publishing, `merge` adds it to the base model in full precision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from params import ModelError, Problem, TransientError
+from params.schema import Launch, Lora, Model, Quantization
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from trainer.objectives.bases.objective import Objective, State
+
+os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
+
+
+def initial_model(
+    model: Model, *, objective: Objective[Any], state: State, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> PreTrainedModel:
+    """The model as it is before training: the same weights for the same arguments.
+
+    Raises:
+        ModelError: the configuration or the folder cannot be used.
+        TransientError: the Hub cannot be reached.
+    """
+    network = untrained_model(
+        model,
+        objective=objective,
+        state=state,
+        tokenizer=tokenizer,
+        seed=seed,
+        quantization=model.quantization,
+    )
+    return _with_adapters(network, model.lora, objective) if model.lora else network
+
+
+def conflicts(model: Model, launch: Launch) -> Iterator[Problem]:
+    """What of the model section cannot be trained, or not as the launch section says."""
+    if model.lora and launch.accelerate_config:
+        what = "adapters with FSDP or DeepSpeed are untried, and their checkpoints might not be whole"
+        yield Problem(("model", "lora"), what, "remove launch.accelerate_config, or model.lora")
+    if not model.quantization:
+        return
+    key = ("model", "quantization")
+    if not model.lora:
+        what = "weights of few bits have no gradients: nothing but biases and norms would learn"
+        yield Problem(key, what, "add `lora: {}` to the model, or remove quantization")
+    if not model.pretrained:
+        what = "there is no pretrained model that it could be said of, and random weights teach adapters nothing"
+        yield Problem(key, what, "name model.pretrained, or remove quantization")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        yield Problem(key, "bitsandbytes is not installed", "pip install 'evergreen[quantization]'")
+
+
+def merge(
+    adapters: Path,
+    target: Path,
+    model: Model,
+    *,
+    objective: Objective[Any],
+    state: State,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+) -> int:
+    """Write to `target` the base model with the adapters in the folder `adapters` merged into it; its parameters."""
+    from peft import PeftModel
+
+    network = untrained_model(model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
+    with _old_name():
+        merged = PeftModel.from_pretrained(network, str(adapters)).merge_and_unload()
+    merged.save_pretrained(str(target))
+    return sum(weight.numel() for weight in merged.parameters())
+
+
+def untrained_model(
+    model: Model,
+    *,
+    objective: Objective[Any],
+    state: State,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    quantization: Quantization | None = None,
+) -> PreTrainedModel:
+    """As `initial_model`, but without adapters, which begin as nothing, and in full precision."""
+    from transformers import set_seed
+
+    set_seed(seed)
+    if model.pretrained is not None:
+        quantized = {"quantization_config": _bitsandbytes(quantization)} if quantization else {}
+        network = _load(
+            model.pretrained, objective, revision=model.revision, **objective.model_config(state), **quantized
+        )
+        for layer in network.modules():
+            # bitsandbytes 0.50.2 would round the scales of weights at the first evaluation on some CPUs, and keep them so
+            if hasattr(layer, "support_avx512bf16_for_cpu"):
+                layer.support_avx512bf16_for_cpu = False
+        vocabulary = network.get_input_embeddings().num_embeddings
+        if len(tokenizer) > vocabulary:
+            raise ModelError(
+                "tokenization.tokenizer",
+                f"knows {len(tokenizer)} tokens, but {model.pretrained} has embeddings for {vocabulary}",
+                "use the tokenizer that belongs to the model",
+            )
+    else:
+        network = _build(dict(model.config or {}), objective, state, tokenizer)
+    if network.config.model_type == "gpt2" and network.loss_type is None:
+        network.loss_type = "ForCausalLM"  # its own loss is scaled by (T-1)/T under accumulation
+    return network
+
+
+def _bitsandbytes(quantization: Quantization) -> Any:
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if quantization.bits == 8:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=quantization.double,
+        bnb_4bit_compute_dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[quantization.compute],
+    )
+
+
+def trained_model(folder: Path, objective: Objective[Any]) -> PreTrainedModel:
+    """The model that a train stage left in `folder`.
+
+    Raises:
+        ModelError: it cannot be loaded, or is a model for another task, whose head would be a random one here.
+    """
+    return _load(str(folder), objective, revision=None, is_whole=True)
+
+
+def only_pickle(folder: Path) -> bool:
+    """Whether a local model folder holds weights, but none that are safe to load."""
+    suffixes = {path.suffix for path in folder.iterdir()}
+    return ".safetensors" not in suffixes and bool(suffixes & {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
+
+
+_ADAPTED = {
+    "text-generation": "CAUSAL_LM",
+    "text-classification": "SEQ_CLS",
+    "token-classification": "TOKEN_CLS",
+    "text2text-generation": "SEQ_2_SEQ_LM",
+}
+"""peft's names of the tasks; by them it knows which head is new, and learns it whole."""
+
+
+@contextlib.contextmanager
+def _old_name() -> Iterator[None]:
+    """No word of the name by which peft 0.21.2 asks whether activations are recomputed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield
+
+
+def _with_adapters(network: PreTrainedModel, lora: Lora, objective: Objective[Any]) -> PreTrainedModel:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        task_type=_ADAPTED.get(objective.pipeline_tag),
+        # peft tells itself so, but for a head of tags only after it has looked for layers to adapt
+        modules_to_save=["classifier", "score"] if objective.pipeline_tag == "token-classification" else None,
+    )
+    try:
+        with _old_name():
+            adapted: PreTrainedModel = get_peft_model(network, config)
+    except ValueError as error:
+        names = sorted({name.rpartition(".")[2] for name, _ in network.named_modules() if name})
+        raise ModelError(
+            "model.lora", f"refused by peft: {error}", f"the model's layers: {', '.join(names)}"
+        ) from error
+    return adapted
+
+
+def _build(
+    config: dict[str, Any], objective: Objective[Any], state: State, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from_tokenizer = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    known = config["model_type"] in CONFIG_MAPPING
+    if known and getattr(CONFIG_MAPPING[config["model_type"]], "is_encoder_decoder", False):
+        start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        from_tokenizer |= {"decoder_start_token_id": start, "forced_eos_token_id": tokenizer.eos_token_id}
+    try:
+        full = AutoConfig.for_model(
+            config.pop("model_type"), **(from_tokenizer | config | objective.model_config(state))
+        )
+        network: PreTrainedModel = objective.model_class().from_config(full)
+    except Exception as error:
+        raise ModelError("model.config", f"refused by transformers: {error}", "mend the configuration") from error
+    return network
+
+
+def _load(
+    path: str, objective: Objective[Any], *, revision: str | None, is_whole: bool = False, **overrides: Any
+) -> PreTrainedModel:
+    import torch
+
+    if Path(path).is_dir() and only_pickle(Path(path)):
+        raise ModelError(
+            path,
+            "holds weights as pickle only, which can run code when it is loaded",
+            "convert them to safetensors (`save_pretrained` writes them) and point to that folder",
+        )
+    try:
+        network, info = objective.model_class().from_pretrained(
+            path,
+            revision=revision or "main",
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **overrides,
+        )
+    except (ConnectionError, TimeoutError) as error:
+        raise TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub can be reached") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(
+            path, f"cannot be loaded: {error}", "check the path, the revision and the model's type"
+        ) from error
+    if is_whole and (missing := sorted(info["missing_keys"])):
+        what = f"lacks {', '.join(missing[:5])}, which {type(network).__name__} has"
+        raise ModelError(path, what, "use the objective that it was trained with")
+    loaded: PreTrainedModel = network
+    return loaded

@@ -1,0 +1,1 @@
+"""What a training reports: progress, metrics, trackers, the record of each step."""
