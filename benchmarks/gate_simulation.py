@@ -321,7 +321,7 @@ def slice_cells(pairs: int, seed: int = 0, slices: int = 50) -> Iterator[SliceCe
                         parts=[_part(*part, rows, by_margin=gate.slice_margin is not None) for part in pair],
                         has_champion=True,
                         is_champion=False,
-                        taken_back=None,
+                        rolled_back_reason=None,
                     )
                     alarms += said.verdict != "publish"
                 name = "slice_margin: 0.05" if gate.slice_margin else "slice_floors: 0.8"

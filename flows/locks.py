@@ -16,14 +16,14 @@ from typing import Any
 
 import psutil
 
-from flows.bound import Logger
+from flows.child_process import Logger
 from params.artifacts import Artifacts
 from trainer.runtime.lifetime import exclusive
 
 _GUARD_WAIT_S = 10.0
 
 
-def sole_run(artifacts: Artifacts) -> contextlib.AbstractContextManager[None]:
+def recipe_lock(artifacts: Artifacts) -> contextlib.AbstractContextManager[None]:
     """Hold the kernel's lock on this recipe's flow, whoever started it.
 
     Raises:
@@ -32,7 +32,7 @@ def sole_run(artifacts: Artifacts) -> contextlib.AbstractContextManager[None]:
     return exclusive(artifacts.scratch / "flow.lock", f"a flow of the recipe `{artifacts.recipe}`")
 
 
-def heal(log: Logger, root: Path = Path()) -> None:
+def clear_stale_locks(log: Logger, root: Path = Path()) -> None:
     """Take dead owners out of DVC's lock file, and log what was taken out."""
     path = root / ".dvc" / "tmp" / "rwlock"
     if not path.exists():

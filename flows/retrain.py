@@ -19,8 +19,8 @@ from prefect.states import Completed
 
 from flows import logs, stages
 from flows.artifacts import kept, link_report, show, summary
-from flows.locks import heal, sole_run
-from flows.server import at_hand
+from flows.locks import clear_stale_locks, recipe_lock
+from flows.server import ensure_server
 from params import EvergreenError, StaleBlessingError, TransientError, load
 from params.artifacts import STAGES, Artifacts
 
@@ -44,7 +44,7 @@ def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
 )
 def run_stage(stage: str, recipe: str, *, force: bool) -> stages.Outcome | State[stages.Outcome]:
     """Bring one stage up to date, and show its report."""
-    heal(get_run_logger())
+    clear_stale_locks(get_run_logger())
     outcome = stages.run(stage, recipe, get_run_logger(), force=force)
     show(stage, Artifacts(recipe), outcome)
     if stage == "publish" and (why := kept(Artifacts(recipe))):
@@ -73,8 +73,8 @@ def retrain(
         ended = named(stage, recipe, force=force)
         outcomes[stage] = ended.result() if isinstance(ended, State) else ended
 
-    with sole_run(Artifacts(recipe)):
-        heal(get_run_logger())
+    with recipe_lock(Artifacts(recipe)):
+        clear_stale_locks(get_run_logger())
         if force or any(stages.changed(stage, recipe) for stage in wanted):
             stages.check(recipe, get_run_logger())
         try:
@@ -101,7 +101,7 @@ def main() -> int:
     arguments = parser.parse_args()
     artifacts = Artifacts(arguments.recipe)
     try:
-        with at_hand(artifacts.scratch / "prefect-server.log"):
+        with ensure_server(artifacts.scratch / "prefect-server.log"):
             outcomes = retrain(**vars(arguments))
     except EvergreenError as error:
         print(f"\n{type(error).__name__}: {error}", file=sys.stderr)

@@ -15,14 +15,14 @@ from pathlib import Path
 import httpx
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
-from flows import bound
+from flows import child_process
 from params import TransientError
 
 _STARTUP_S = 90.0
 
 
 @contextlib.contextmanager
-def at_hand(log_file: Path) -> Iterator[None]:
+def ensure_server(log_file: Path) -> Iterator[None]:
     """Have a Prefect server: the one that is configured, or else one of our own until this process ends.
 
     Raises:
@@ -37,8 +37,10 @@ def at_hand(log_file: Path) -> Iterator[None]:
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:
         arguments = ["server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-services", "--no-ui"]
-        server = bound.start("prefect", arguments, log)
-    atexit.register(bound.stop, server)  # not at the end of the block: Prefect sends its last events when Python ends
+        server = child_process.start("prefect", arguments, log)
+    atexit.register(
+        child_process.stop, server
+    )  # not at the end of the block: Prefect sends its last events when Python ends
     url = f"http://127.0.0.1:{port}/api"
     give_up = time.monotonic() + _STARTUP_S
     while not _answers(url):

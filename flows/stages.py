@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import params
-from flows import bound
+from flows import child_process
 from params import (
     DataError,
     EvergreenError,
@@ -69,18 +69,18 @@ def changed(stage: str, recipe: str) -> bool:
         raise RecipeError("dvc.yaml", f"{name}: {error}", "mend dvc.yaml") from None
 
 
-def check(recipe: str, log: bound.Logger) -> None:
+def check(recipe: str, log: child_process.Logger) -> None:
     """Find what is wrong with a recipe before any stage starts.
 
     Raises:
         EvergreenError: every problem that was found.
     """
-    outcome = bound.run("tasks", ["check", str(recipe_path(recipe))], log)
+    outcome = child_process.run("tasks", ["check", str(recipe_path(recipe))], log)
     if outcome.status:
         raise _error("check", outcome.status, "\n".join(outcome.lines))
 
 
-def run(stage: str, recipe: str, log: bound.Logger, *, force: bool = False) -> Outcome:
+def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> Outcome:
     """Bring `stage` up to date; with `force`, run it whether it is stale or not.
 
     Raises:
@@ -97,7 +97,7 @@ def run(stage: str, recipe: str, log: bound.Logger, *, force: bool = False) -> O
     # Without --wait-for-lock, which goes before the subcommand, a stage that ends while another DVC process holds the
     # project's lock for more than 3 s fails with its work uncommitted.
     arguments = ["--wait-for-lock", "repro", "--single-item", name, *(["--force"] if force else [])]
-    outcome = bound.run("dvc", arguments, log, grace_s=_grace_s(stage, recipe))
+    outcome = child_process.run("dvc", arguments, log, grace_s=_grace_s(stage, recipe))
     text = "\n".join(outcome.lines)
     if outcome.status:
         raise _error(name, outcome.status, text)
@@ -114,10 +114,10 @@ def recipe_path(recipe: str) -> Path:
 def _grace_s(stage: str, recipe: str) -> float:
     """How long a stage may take to stop: a training what it needs to write a checkpoint, to upload it, and to end."""
     if stage != "train":
-        return bound.GRACE_S
+        return child_process.GRACE_S
     launch = load(recipe_path(recipe)).launch
     to_upload_s = 0.0 if launch.mirror == "none" else launch.grace_s
-    return max(bound.GRACE_S, launch.grace_s + to_upload_s + _TO_END_S)
+    return max(child_process.GRACE_S, launch.grace_s + to_upload_s + _TO_END_S)
 
 
 def _source_is_unwatched(recipe: str) -> bool:
@@ -126,7 +126,7 @@ def _source_is_unwatched(recipe: str) -> bool:
     return isinstance(source, Sql) or (isinstance(source, Function) and source.refresh)
 
 
-def _outdated(stage: str, recipe: str, log: bound.Logger) -> str | None:
+def _outdated(stage: str, recipe: str, log: child_process.Logger) -> str | None:
     """What the Hub, which DVC cannot watch either, no longer holds as a stage left it; one that gives no answer is believed."""
     from tasks.publishing.stage import is_current, is_there
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
-from trainer.runtime.heartbeat import BEREFT, Heartbeat
+from trainer.runtime.heartbeat import LOST_PEER, Heartbeat
 from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, exclusive
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def main(job_path: Path) -> int:
             heartbeat.fail(MemoryExhaustedError("launch.micro_batch_size", what, "lower it, or use a smaller model"))
             return MemoryExhaustedError.exit_code
         if _lost_a_peer(error):
-            heartbeat.beat(BEREFT)
+            heartbeat.beat(LOST_PEER)
             return os.EX_TEMPFAIL
         heartbeat.fail(ModelError("train", f"{type(error).__name__}: {error}", "its traceback stands above"))
         raise

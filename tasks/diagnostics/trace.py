@@ -81,7 +81,7 @@ def steps(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterator[tuple[s
     import torch
 
     state, seed = encoder.state, recipe.seed
-    objective.start_from(
+    objective.set_reference(
         lambda: network.untrained_model(recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
     )
     model = network.trained_model(artifacts.model, objective).eval()

@@ -38,7 +38,7 @@ class WorstRow(Report):
 
     row_id: int
     text: str
-    badness: float
+    row_error: float
     """How badly, in the unit of the objective's first score."""
     notes: dict[str, str]
 
@@ -183,15 +183,15 @@ class Assessment:
             )
 
     def _worst(self, own: Scores) -> list[WorstRow]:
-        badness = self.objective.badness(own.columns)
-        places = np.argsort(-badness, kind="stable")[: self.evaluation.worst]
+        row_error = self.objective.row_error(own.columns)
+        places = np.argsort(-row_error, kind="stable")[: self.evaluation.worst]
         ids = [int(own.row_ids[place]) for place in places]
         found = texts(self.rows, ids, self.objective.text)
         return [
             WorstRow(
                 row_id=row_id,
                 text=found[row_id][:_LONGEST_TEXT],
-                badness=float(badness[place]),
+                row_error=float(row_error[place]),
                 notes=self.objective.notes(own.row(int(place)), self.state),
             )
             for row_id, place in zip(ids, places, strict=True)

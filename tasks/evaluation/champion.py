@@ -32,7 +32,7 @@ class Published:
     champion: Champion | None
     folder: Path | None
     """Its files on this machine."""
-    taken_back: str | None
+    rolled_back_reason: str | None
     """Why the model in question was rolled back after an earlier release; None if it was not."""
 
 
@@ -43,7 +43,7 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: str) ->
         HubRefusedError, TransientError: the Hub does not say what is published.
     """
     with open_hub(artifacts, repo_id=repo_id, endpoint=endpoint) as (api, chosen):
-        from tasks.hub_client.release_log import taken_back
+        from tasks.hub_client.release_log import rolled_back_reason
         from tasks.hub_client.repository import head
 
         found = head(api, repo_id)
@@ -52,7 +52,7 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: str) ->
         champion = Champion(endpoint=chosen, repo_id=repo_id, commit=found.commit, tag=found.tag, weights=found.weights)
         if champion.weights == weights:
             return Published(champion, None, None)
-        why = taken_back(api, repo_id, weights)
+        why = rolled_back_reason(api, repo_id, weights)
         folder = artifacts.scratch / "champion" / champion.commit
         if not folder.exists():
             shutil.rmtree(folder.parent, ignore_errors=True)
@@ -90,7 +90,7 @@ def load(
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
         objective.prepare_tokenizer(tokenizer)
-        model = objective.aligned(network.trained_model(folder, objective), state)
+        model = objective.remap_labels(network.trained_model(folder, objective), state)
     except Exception as error:
         what = f"the champion, {champion.tag or champion.commit}, cannot be scored: {type(error).__name__}: {error}"
         fix = "if it is a model for another task, publish to another repository (publish.repo_id)"

@@ -111,7 +111,7 @@ def judge(
     parts: list[Part],
     has_champion: bool,
     is_champion: bool,
-    taken_back: str | None,
+    rolled_back_reason: str | None,
 ) -> Verdict:
     """Decide.
 
@@ -124,7 +124,7 @@ def judge(
         parts: of the rows.
         has_champion: whether a model is published.
         is_champion: whether it is this very model.
-        taken_back: why this very model was taken back after it had been released; None if it was not.
+        rolled_back_reason: why this very model was taken back after it had been released; None if it was not.
     """
 
     def verdict(said: Literal["publish", "keep", "refuse"], *reasons: str) -> Verdict:
@@ -139,8 +139,8 @@ def judge(
         refused.append(f"a first release must be better than the model before training: {describe(start, gate)}")
     if refused:
         return verdict("refuse", *refused)
-    if taken_back:
-        return verdict("keep", f"this very model was released before, and taken back: {taken_back}")
+    if rolled_back_reason:
+        return verdict("keep", f"this very model was released before, and taken back: {rolled_back_reason}")
     if not has_champion:
         better = [describe(start, gate)] if start else []
         return verdict("publish", "first release: no model is published yet", *better)

@@ -110,7 +110,7 @@ def evaluate(
             parts=details.slices,
             has_champion=published.champion is not None,
             is_champion=published.champion is not None and published.champion.weights == weights,
-            taken_back=published.taken_back,
+            rolled_back_reason=published.rolled_back_reason,
         )
         blessing = gate.Blessing(
             **verdict.model_dump(),
@@ -173,7 +173,7 @@ class _Bench:
     def score_all(self, published: champion.Published) -> None:
         """Score the models one after another; only one is in memory at a time."""
         self.folder.mkdir()
-        self.objective.start_from(self._untrained)
+        self.objective.set_reference(self._untrained)
         self._score("model", lambda: trained_model(self.artifacts.model, self.objective), self.tokenizer)
         if self.evaluation.compare_untrained:
             self._score("untrained", self._untrained, self.tokenizer)

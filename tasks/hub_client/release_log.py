@@ -104,7 +104,9 @@ def releases(
     return until_clear(api, repo_id, look, fix="try again later", deadline_s=deadline_s, pace=pace, log=log)
 
 
-def taken_back(api: HfApi, repo_id: str, weights: str, *, deadline_s: float = 60.0, pace: Pace = PACE) -> str | None:
+def rolled_back_reason(
+    api: HfApi, repo_id: str, weights: str, *, deadline_s: float = 60.0, pace: Pace = PACE
+) -> str | None:
     """Who rolled back from the model with these weights, and why; None if nobody did, or it was published again since.
 
     Args:

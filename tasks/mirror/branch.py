@@ -61,7 +61,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Branch:
-    """The branch of one repository. Its methods may raise whatever the client raises; `asked` makes sense of that."""
+    """The branch of one repository. Its methods may raise whatever the client raises; `retry_until_clear` makes sense of that."""
 
     api: HfApi
     repo_id: str
@@ -169,7 +169,7 @@ class Branch:
         return head
 
 
-def asked(branch: Branch, question: Callable[[], T], patience: Patience, log: Callable[[str], None]) -> T:
+def retry_until_clear(branch: Branch, question: Callable[[], T], patience: Patience, log: Callable[[str], None]) -> T:
     """The answer to `question`, which is asked again for as long as the answer is unclear and `patience` lasts.
 
     Args:

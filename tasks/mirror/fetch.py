@@ -19,7 +19,7 @@ from trainer.checkpoints.sealed import (
     BEST_NOTE,
     IDENTITY,
     MANIFEST,
-    flaw,
+    damage,
     identity_text,
     newest_sound,
     seal,
@@ -62,7 +62,7 @@ def fetch(recipe_path: Path) -> None:
         tokens=artifacts.tokens,
     )
     from tasks.hub_client.connection import open_hub
-    from tasks.mirror.branch import Branch, asked, within
+    from tasks.mirror.branch import Branch, retry_until_clear, within
 
     publish = recipe.publish
     staging = job.folder / ".fetched"
@@ -75,7 +75,7 @@ def fetch(recipe_path: Path) -> None:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         try:
-            asked(
+            retry_until_clear(
                 branch,
                 lambda: _fetch(branch, job, staging),
                 within(publish.timeout_s),
@@ -96,7 +96,7 @@ def _fetch(branch: Branch, job: Job, staging: Path) -> None:
         logger.info(said, step_of(own), job.folder.name, kept.step)
         return
     checkpoint = _sound(branch, kept.place, kept.commit, staging)
-    if found := flaw(checkpoint):
+    if found := damage(checkpoint):
         raise _damaged(branch, kept.place, found)
     # As in a training, the best weights are there before the checkpoint that knows of them.
     if f"{BEST}/{MANIFEST}" in branch.files(kept.commit):

@@ -44,11 +44,11 @@ class Waiting:
             with contextlib.suppress(FileNotFoundError):  # retention was faster
                 stamp = (sealed.name, (sealed / MANIFEST).stat().st_mtime_ns)
                 if stamp not in self._seen:
-                    flaw = self._link(sealed)
-                    if flaw is None or stamp in self._doubtful:  # the second time it is not being deleted
+                    damage = self._link(sealed)
+                    if damage is None or stamp in self._doubtful:  # the second time it is not being deleted
                         self._seen.add(stamp)
-                    if flaw and stamp in self._doubtful:
-                        logger.warning("mirror: %s is left out: %s", sealed, flaw)
+                    if damage and stamp in self._doubtful:
+                        logger.warning("mirror: %s is left out: %s", sealed, damage)
                     self._doubtful.add(stamp)
         with self._lock:
             self._tidy()

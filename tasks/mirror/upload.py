@@ -139,7 +139,7 @@ class _Upload:
         """How far the branch was when this began, by run."""
 
     def run(self) -> None:
-        from tasks.mirror.branch import asked
+        from tasks.mirror.branch import retry_until_clear
 
         while True:
             is_last = self.ended.is_set()
@@ -148,7 +148,9 @@ class _Upload:
                     return
                 self.ended.wait(_POLL_S)
                 continue
-            if line := asked(self._branch, self._upload, self._wait, lambda said: logger.warning("mirror: %s", said)):
+            if line := retry_until_clear(
+                self._branch, self._upload, self._wait, lambda said: logger.warning("mirror: %s", said)
+            ):
                 logger.info("mirror: %s", line)
 
     def _upload(self) -> str:

@@ -142,7 +142,7 @@ def worst(evidence: Evidence) -> Section | None:
     rows = [
         {
             "row": cut(one.get("row_id"), 40),
-            "badness": number(one.get("badness")),
+            "row_error": number(one.get("row_error")),
             "notes": [(line(k, 40), line(v, 160)) for k, v in list((one.get("notes") or {}).items())[:8]],
             "text": cut(one.get("text"), _MAX_TEXT),
         }

@@ -155,7 +155,7 @@ def write_split(artifacts: Artifacts, split: str, target: Path, encoder: Encoder
             yield from examples
 
     if split == "train":
-        lengths, learned = _write(encoder.objective.arrange(encoded(), encoder.max_length), target)
+        lengths, learned = _write(encoder.objective.pack(encoded(), encoder.max_length), target)
     else:
         lengths, learned = _write(encoded(), target)
         _sort_longest_first(target, lengths)

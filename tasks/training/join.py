@@ -16,7 +16,7 @@ from pathlib import Path
 
 from params import ModelError, PreemptedError, RecipeError, StorageError, load
 from params.artifacts import Artifacts
-from tasks.training.rendezvous import POLL_S, Call, answer, folder, heard
+from tasks.training.rendezvous import POLL_S, Call, answer, folder, read_call
 from tasks.training.supervisor import Requests, end_processes, report_path, requests, start_processes
 from trainer.job import Job
 from trainer.runtime import heartbeat
@@ -45,7 +45,7 @@ def join(recipe_path: Path, *, machine: int) -> None:
         raise RecipeError("launch.num_machines", f"is {count}: machine {machine} cannot join", fix)
     place = folder(Artifacts(recipe_path.stem).scratch.absolute())
     with exclusive(place / f"machine-{machine}.lock", f"machine {machine}"), requests() as asked:
-        last = heard(place)
+        last = read_call(place)
         seen = last.start if last and last.state != "calling" else None
         while True:
             logger.info("join: machine %d waits for machine 0, `python -m tasks train %s`", machine, recipe_path)
@@ -60,7 +60,7 @@ def join(recipe_path: Path, *, machine: int) -> None:
 
 def _next(place: Path, seen: str | None, asked: Requests) -> Call:
     """Machine 0's next call."""
-    while not ((call := heard(place)) and call.state == "calling" and call.start != seen):
+    while not ((call := read_call(place)) and call.state == "calling" and call.start != seen):
         _check(asked)
         time.sleep(POLL_S)
     return call
@@ -68,7 +68,7 @@ def _next(place: Path, seen: str | None, asked: Requests) -> Call:
 
 def _take_part(place: Path, machine: int, call: Call, asked: Requests) -> str:
     """See one start through to its end; what machine 0 says of it."""
-    while (said := heard(place)) == call:
+    while (said := read_call(place)) == call:
         _check(asked)
         time.sleep(POLL_S)
     if said != call.model_copy(update={"state": "running"}):
@@ -82,7 +82,7 @@ def _take_part(place: Path, machine: int, call: Call, asked: Requests) -> str:
     stop_at: float | None = None
     is_told = False
     try:
-        while heard(place) == said:
+        while read_call(place) == said:
             if process.poll() and not is_told:
                 is_told = True
                 _tell_if_none_started(job, machine)
@@ -97,7 +97,7 @@ def _take_part(place: Path, machine: int, call: Call, asked: Requests) -> str:
     finally:
         end_processes(process)
     _check(asked)
-    now = heard(place)
+    now = read_call(place)
     return now.state if now and now.start == call.start else "failed"
 
 

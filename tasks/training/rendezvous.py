@@ -55,7 +55,7 @@ def folder(scratch: Path) -> Path:
     return scratch / "machines"
 
 
-def heard(place: Path) -> Call | None:
+def read_call(place: Path) -> Call | None:
     """What machine 0 said last; None when it has not said anything yet."""
     with contextlib.suppress(FileNotFoundError):
         return Call.model_validate_json((place / "start.json").read_text(encoding="utf-8"), strict=False)
@@ -69,7 +69,7 @@ def answer(place: Path, machine: int, call: Call) -> None:
 
 
 @contextlib.contextmanager
-def together(job: Job, job_path: Path, is_asked_to_stop: Callable[[], bool]) -> Iterator[None]:
+def rendezvous(job: Job, job_path: Path, is_asked_to_stop: Callable[[], bool]) -> Iterator[None]:
     """Wait for the other machines before the block, and tell them after it how it ended. Alone, do neither.
 
     Args:

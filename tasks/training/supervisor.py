@@ -43,7 +43,7 @@ from trainer.job import Job
 from trainer.loop import sharding
 from trainer.loop.batch import split_batch
 from trainer.runtime import heartbeat
-from trainer.runtime.heartbeat import BEREFT, Pulse
+from trainer.runtime.heartbeat import LOST_PEER, Pulse
 from trainer.runtime.launcher import REPORT, Failure, LaunchReport
 from trainer.runtime.lifetime import SUPERVISOR, die_with_parent
 from trainer.worker import STOP
@@ -79,7 +79,7 @@ def supervise(job: Job, checkpoint: Callable[[], Path | None]) -> None:
     halved = 0
     with storage_errors(job.folder), requests() as asked:
         while True:
-            start = _Start(job.model_copy(update={"checkpoint": checkpoint()}), asked)
+            start = Attempt(job.model_copy(update={"checkpoint": checkpoint()}), asked)
             try:
                 return start.run()
             except MemoryExhaustedError:
@@ -188,7 +188,7 @@ def requests() -> Iterator[Requests]:
             signal.signal(number, handler)
 
 
-class _Start:
+class Attempt:
     """One start of a training's processes, from nothing to the last of them gone."""
 
     def __init__(self, job: Job, requests: Requests) -> None:
@@ -206,7 +206,7 @@ class _Start:
             (self._folder / name).unlink(missing_ok=True)
         job_path = self._folder / "job.json"
         self._job.save(job_path)
-        with rendezvous.together(self._job, job_path, lambda: bool(self._requests.first)):
+        with rendezvous.rendezvous(self._job, job_path, lambda: bool(self._requests.first)):
             if self._requests.first:
                 raise self._stopped("before it had started")
             process = start_processes(self._job, job_path)
@@ -293,7 +293,7 @@ class _Start:
                 "train", f"the trainer did not start: {said}", fix if report.error else "look at the lines above"
             )
         ranks = [str(pulse.rank) for pulse in self._lost] or [str(failure.rank) for failure in failures]
-        if any(pulse.phase == BEREFT for pulse in pulses.values()):
+        if any(pulse.phase == LOST_PEER for pulse in pulses.values()):
             what = "the processes lost the connection to each other, and all of them live"
             yield TransientError("train", what, f"look at the network between the machines; {_GO_ON}")
         who = f"rank {', '.join(ranks)}" if ranks else f"its launcher ({said})"
@@ -301,14 +301,14 @@ class _Start:
 
     def _lost_elsewhere(self, pulses: dict[int, Pulse]) -> Iterator[KilledError]:
         """Those on other machines whose end is known only by its effect: others lost the connection to them."""
-        if not any(pulse.phase == BEREFT for pulse in pulses.values()):
+        if not any(pulse.phase == LOST_PEER for pulse in pulses.values()):
             return
         lost = []
         for rank in range(self._job.launch.num_processes):
             pulse = pulses.get(rank)
             if pulse is None:
                 lost.append(f"rank {rank}")
-            elif pulse.host != os.uname().nodename and pulse.phase not in {BEREFT, "finished"}:
+            elif pulse.host != os.uname().nodename and pulse.phase not in {LOST_PEER, "finished"}:
                 lost.append(f"rank {rank} (process {pulse.pid} on {pulse.host}, at step {pulse.step})")
         if lost:
             fix = f"bring the machine back, with `python -m tasks join`; {_GO_ON}"

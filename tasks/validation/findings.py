@@ -103,9 +103,9 @@ def examine(
     for (origin, expectation), outcome in zip(demands, outcomes, strict=True):
         at_fault = None if outcome.rows is None else dict.fromkeys(outcome.rows)
         findings.append(Finding(expectation, origin, outcome, at_fault))
-    if objective is not None and type(objective).flaw is not Objective.flaw:
+    if objective is not None and type(objective).reject_reason is not Objective.reject_reason:
         broken = {position for f in findings if f.origin == "objective" for position in f.at_fault or ()}
-        findings.append(look(USABLE, rows, objective.flaw, without=broken))
+        findings.append(look(USABLE, rows, objective.reject_reason, without=broken))
     aside = set_aside([f for f in findings if f.expectation.type not in _UNIQUENESS])
     for i, finding in enumerate(findings):
         if finding.expectation.type in _UNIQUENESS:

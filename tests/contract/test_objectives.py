@@ -17,7 +17,7 @@ from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
 from trainer.objectives.bases.likelihood import Likelihood, logits_of
-from trainer.objectives.bases.prompts import Prompts
+from trainer.objectives.bases.prompts import GenerativeObjective
 
 ROOT = Path(__file__).parents[2]
 MAX_LENGTH = 24
@@ -34,7 +34,7 @@ class Tried:
         self.tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=280))
         self.state = self.objective.fit(self.rows)
         self.examples = [e for row in self.rows for e in self.encode(row)]
-        self.objective.start_from(self.model)
+        self.objective.set_reference(self.model)
 
     def encode(self, row):
         return self.objective.encode(row, self.tokenizer, MAX_LENGTH, self.state)
@@ -166,7 +166,7 @@ def test_a_loss_that_is_not_finite_is_seen(tried):
 
 def test_each_metric_has_a_direction_and_each_option_a_default(tried):
     # what a model says is judged by rewards: there is no text whose likelihood would count
-    assert ("loss" in tried.objective.metrics) is not isinstance(tried.objective, Prompts)
+    assert ("loss" in tried.objective.metrics) is not isinstance(tried.objective, GenerativeObjective)
     assert set(tried.objective.metrics.values()) <= {"min", "max"}
     assert type(tried.objective).options_class() == tried.objective.options
     assert type(tried.objective).__module__ == f"trainer.objectives.{tried.objective.__module__.split('.')[-1]}"

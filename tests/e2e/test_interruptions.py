@@ -116,7 +116,7 @@ def test_a_training_that_is_asked_to_stop_goes_on_from_the_step_that_it_names(
 ) -> None:
     run = Run(project, LONG | changes | {"training.max_steps": 120})
     run.start()
-    os.killpg(run.process.pid, number)  # as a terminal does, and `flows.bound`
+    os.killpg(run.process.pid, number)  # as a terminal does, and `flows.child_process`
     error = run.end()
     (checkpoint,) = run.checkpoints()
     step = checkpoint.removeprefix("checkpoint-")

@@ -51,12 +51,12 @@ FLOW = """\
 import json, os, sys
 from pathlib import Path
 from flows import retrain
-from flows.server import at_hand
+from flows.server import ensure_server
 
 sys.argv = ["flows.retrain", "tiny"]
 retrain.run_stage.retry_delay_seconds = 0
 mine = dict(os.environ)
-with at_hand(Path(".scratch/tiny/prefect-server.log")):
+with ensure_server(Path(".scratch/tiny/prefect-server.log")):
     for line in sys.stdin:
         request = json.loads(line)
         retrain.run_stage.retries = request["retries"]

@@ -25,7 +25,7 @@ KILL_AT = "EVERGREEN_KILL_AT"
 _passed: dict[str, int] = {}
 
 
-def passed(point: str) -> None:
+def reached(point: str) -> None:
     """Pass a write point."""
     assert point in WRITE_POINTS, point
     if wanted := os.environ.get(KILL_AT):

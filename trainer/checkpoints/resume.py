@@ -10,7 +10,7 @@ from pathlib import Path
 
 from params import CheckpointError
 from params.artifacts import write_whole
-from trainer.checkpoints.sealed import IDENTITY, STAGING, all_checkpoints, flaw, identity_text, newest_sound, step_of
+from trainer.checkpoints.sealed import IDENTITY, STAGING, all_checkpoints, damage, identity_text, newest_sound, step_of
 
 logger = logging.getLogger(__name__)
 _SHOWN = 3
@@ -61,7 +61,7 @@ def _named(checkpoint: Path, identity: Mapping[str, str]) -> Path:
     if not checkpoint.is_dir():
         fix = "name a checkpoint's folder, or set training.resume to `auto` or `never`"
         raise CheckpointError(f"training.resume {checkpoint}", "there is no such folder", fix)
-    if found := flaw(checkpoint):
+    if found := damage(checkpoint):
         raise CheckpointError(f"training.resume {checkpoint}", found, "name a sound one; nothing was started")
     other = json.loads((checkpoint / IDENTITY).read_text(encoding="utf-8"))
     if apart := differences(other, identity):

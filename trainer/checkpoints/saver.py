@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from params import EvergreenError, StorageError
 from params.artifacts import storage_errors
-from trainer.checkpoints.fault_points import passed
+from trainer.checkpoints.fault_points import reached
 from trainer.checkpoints.sealed import IDENTITY, POSITION, STAGING, newest_sound, retain, seal, seal_best
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Saver:
         staged, target = self._staged(step), self._folder / f"checkpoint-{step}"
         (staged / POSITION).write_text(json.dumps(position, indent=1), encoding="utf-8")
         (staged / IDENTITY).write_text(self._run, encoding="utf-8")
-        passed("checkpoint.state")
+        reached("checkpoint.state")
         writes = self._writes
 
         def write() -> None:
@@ -164,7 +164,7 @@ class Saver:
         def write() -> None:
             shutil.rmtree(staging, ignore_errors=True)
             _write(model, str(staging), weights)
-            passed("best.weights")
+            reached("best.weights")
             seal_best(staging, step=step, metric=metric, value=value)
 
         self._writer.give(writing(staging, nbytes(weights), write))
@@ -179,7 +179,7 @@ class Saver:
 
     def _add(self, point: str, state: Any, write: Callable[[], None]) -> None:
         self._needed += nbytes(state)
-        self._writes += [write, partial(passed, point)]
+        self._writes += [write, partial(reached, point)]
 
 
 def _learned(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from params import CheckpointError
-from trainer.checkpoints.fault_points import passed
+from trainer.checkpoints.fault_points import reached
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +53,15 @@ def identity_text(identity: Mapping[str, str]) -> str:
 def seal(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "checkpoint") -> None:
     """Give the folder `staged` a manifest, flush it to disk and move it to `target` in one step."""
     (staged / MANIFEST).write_text(json.dumps(_manifest(staged), indent=1, sort_keys=True), encoding="utf-8")
-    passed(f"{kind}.manifest")
+    reached(f"{kind}.manifest")
     for path in (*staged.rglob("*"), staged):
         _flush(path)
-    passed(f"{kind}.flushed")
+    reached(f"{kind}.flushed")
     if target.exists():
         shutil.rmtree(target)
     staged.rename(target)
     _flush(target.parent)
-    passed(f"{kind}.renamed")
+    reached(f"{kind}.renamed")
 
 
 def verify(checkpoint: Path) -> str | None:
@@ -81,7 +81,7 @@ def verify(checkpoint: Path) -> str | None:
     return f"not as it was written: {', '.join(odd)}"
 
 
-def flaw(checkpoint: Path) -> str | None:
+def damage(checkpoint: Path) -> str | None:
     """Why a run cannot go on from `checkpoint`, or None: it verifies, and nothing that a run needs is missing in it."""
     damage = verify(checkpoint)
     return damage or _missing(checkpoint)
@@ -95,7 +95,7 @@ def newest_sound(folder: Path, run: str) -> Path | None:
         run: content of the run's `run.json`; a checkpoint with another one is not of this run.
     """
     for checkpoint in all_checkpoints(folder):
-        found = flaw(checkpoint)
+        found = damage(checkpoint)
         if found is None and (checkpoint / IDENTITY).read_text(encoding="utf-8") != run:
             found = "it is of another run"
         if found is None:
@@ -128,7 +128,7 @@ def seal_best(staged: Path, *, step: int, metric: str, value: float) -> None:
     for other in folder.glob("best-*"):
         if other != target:
             shutil.rmtree(other)
-    passed("best.retired")
+    reached("best.retired")
 
 
 def best_weights(folder: Path, direction: str) -> Best | None:
@@ -156,7 +156,7 @@ def retain(folder: Path, keep: int) -> None:
     """Delete all but the `keep` newest checkpoints."""
     for old in all_checkpoints(folder)[keep:]:
         shutil.rmtree(old)
-    passed("checkpoint.retained")
+    reached("checkpoint.retained")
 
 
 def step_of(checkpoint: Path) -> int:

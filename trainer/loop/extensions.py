@@ -49,7 +49,7 @@ def trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[Ever
     _refuse_two_losses(training, own, f"training.trainer {training.trainer}")
 
     def get_train_dataloader(self: EvergreenTrainer) -> DataLoader[Any]:
-        return self.dealt_out(super(combined, self).get_train_dataloader())
+        return self.shard_dataloader(super(combined, self).get_train_dataloader())
 
     combined: type[EvergreenTrainer] = type(
         own.__name__, (own, base), {"__doc__": own.__doc__, "get_train_dataloader": get_train_dataloader}

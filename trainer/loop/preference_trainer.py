@@ -31,7 +31,7 @@ class PreferenceTrainer(EvergreenTrainer):
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         """As EvergreenTrainer's; before a checkpoint is loaded, the model is the reference."""
         objective = cast("DPO", self.objective)
-        objective.reference = self._ahead() if objective.options.reference == "ahead" else self._start_model()
+        objective.reference = self._ahead() if objective.options.reference == "precomputed" else self._start_model()
         return super().train(resume_from_checkpoint, **kwargs)
 
     def compute_loss(
@@ -77,7 +77,7 @@ class PreferenceTrainer(EvergreenTrainer):
         def reference(batch: Mapping[str, Any]) -> torch.Tensor:
             rows = batch["row_id"].tolist()
             if unknown := [row for row in rows if row not in known]:
-                what = f"`ahead` knows the pairs of the tokenize stage, and row {unknown[0]} is none of them"
+                what = f"`precomputed` knows the pairs of the tokenize stage, and row {unknown[0]} is none of them"
                 raise RecipeError("objective.reference", what, "use `model`, or the rows of the tokenize stage")
             return torch.tensor([known[row] for row in rows], dtype=torch.float64, device=batch["row_id"].device).T
 

@@ -24,9 +24,9 @@ from transformers import PreTrainedModel
 from params import CheckpointError, ModelError
 from trainer.data.randomness import seeded
 from trainer.loop.trainer import EvergreenTrainer
-from trainer.objectives.bases.generation import lessons_batch, log_probabilities, sample
-from trainer.objectives.bases.prompts import Prompts, spelled
-from trainer.objectives.bases.rollout import Lesson, Rollout
+from trainer.objectives.bases.generation import log_probabilities, sample, training_batch
+from trainer.objectives.bases.prompts import GenerativeObjective, spelled
+from trainer.objectives.bases.rollout import Rollout, TrainingSample
 
 _FILE = "rollouts_{}.pt"
 """What a process has sampled and not yet learned, and what its log has gathered of it since the last line."""
@@ -46,7 +46,7 @@ class RolloutTrainer(EvergreenTrainer):
         """As EvergreenTrainer's; what the model is before a checkpoint is loaded, is the reference."""
         self._check_length()
         self._reference = None
-        if self._task.looks_at_start and not hasattr(self.model, "disable_adapter"):
+        if self._task.needs_ref_logprobs and not hasattr(self.model, "disable_adapter"):
             self._reference = copy.deepcopy(self.model).eval().requires_grad_(requires_grad=False)
         return super().train(resume_from_checkpoint, **kwargs)
 
@@ -61,13 +61,19 @@ class RolloutTrainer(EvergreenTrainer):
         taken = [[self._rollouts.pop((step, place)) for place in places] for places in self._order.own_places()]
         for rollout in (rollout for rollouts in taken for rollout in rollouts):
             _add(self._sums, {name: (value, 1) for name, value in self._task.figures(rollout).items()})
-        lessons = [[lesson for rollout in rollouts for lesson in self._task.lessons(rollout)] for rollouts in taken]
-        own = sum(map(len, lessons)), sum(len(lesson.completion) for of in lessons for lesson in of)
+        training_samples = [
+            [training_sample for rollout in rollouts for training_sample in self._task.training_samples(rollout)]
+            for rollouts in taken
+        ]
+        own = (
+            sum(map(len, training_samples)),
+            sum(len(training_sample.completion) for of in training_samples for training_sample in of),
+        )
         sequences, tokens = (sum(numbers) for numbers in zip(*self.agreement.gather(own), strict=True))
         # A process without anything to learn takes part all the same: the others wait for its gradients.
-        idle = [[Lesson(rollouts[0].prompt, rollouts[0].completions[0], 0.0)] for rollouts in taken]
+        idle = [[TrainingSample(rollouts[0].prompt, rollouts[0].completions[0], 0.0)] for rollouts in taken]
         padding = int(self.processing_class.pad_token_id)
-        batches = [lessons_batch(of or nothing, padding) for of, nothing in zip(lessons, idle, strict=True)]
+        batches = [training_batch(of or nothing, padding) for of, nothing in zip(training_samples, idle, strict=True)]
         return batches, max(self._task.share(sequences=sequences, tokens=tokens), 1.0)
 
     def compute_loss(
@@ -93,8 +99,8 @@ class RolloutTrainer(EvergreenTrainer):
         super().log(logs, start_time)
 
     @property
-    def _task(self) -> Prompts[Any]:
-        return cast("Prompts[Any]", self.objective)
+    def _task(self) -> GenerativeObjective[Any]:
+        return cast("GenerativeObjective[Any]", self.objective)
 
     # A round of completions
 
@@ -109,7 +115,7 @@ class RolloutTrainer(EvergreenTrainer):
         rows = self._task.collate(examples, self.processing_class)["seen"]
         count = self._task.options.num_generations
         with seeded(self.args.seed, "round", step), self.accelerator.autocast():
-            completions, ended = sample(
+            completions, terminated = sample(
                 self._network,
                 [example["input_ids"] for example in examples for _ in range(count)],
                 tokenizer=self.processing_class,
@@ -122,12 +128,12 @@ class RolloutTrainer(EvergreenTrainer):
         made = []
         for i, ((at, place, _), example, row) in enumerate(zip(asked, examples, rows, strict=True)):
             of = slice(i * count, (i + 1) * count)
-            rollout = Rollout(at, place, row, list(example["input_ids"]), completions[of], ended[of], rewards[of])
-            rollout.fallback = example.get("fallback")
+            rollout = Rollout(at, place, row, list(example["input_ids"]), completions[of], terminated[of], rewards[of])
+            rollout.reference_completion = example.get("reference_completion")
             made.append(rollout)
-        if self._task.looks_back:
+        if self._task.needs_old_logprobs:
             self._look("old", made, self._network)
-        if self._task.looks_at_start:
+        if self._task.needs_ref_logprobs:
             with self._start_model() as model:
                 self._look("reference", made, model)
         self._rollouts = {(rollout.step, rollout.place): rollout for rollout in made}
@@ -145,8 +151,8 @@ class RolloutTrainer(EvergreenTrainer):
         for start in range(0, len(rollouts), self._train_batch_size):
             self._heartbeat.beat("training", self.state.global_step)
             part = rollouts[start : start + self._train_batch_size]
-            lessons = [Lesson(rollout.prompt, c, 1.0) for rollout in part for c in rollout.completions]
-            batch = lessons_batch(lessons, int(self.processing_class.pad_token_id))
+            training_samples = [TrainingSample(rollout.prompt, c, 1.0) for rollout in part for c in rollout.completions]
+            batch = training_batch(training_samples, int(self.processing_class.pad_token_id))
             batch = {key: value.to(self.args.device) for key, value in batch.items()}
             with self.accelerator.autocast():
                 logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits

@@ -128,7 +128,7 @@ class EvergreenTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """This process's own micro-batches, so that accelerate has nothing to deal out."""
         args = self.args
-        return self.dealt_out(
+        return self.shard_dataloader(
             DataLoader(
                 self.train_dataset,
                 shuffle=None if isinstance(self.train_dataset, IterableDataset) else True,
@@ -140,7 +140,7 @@ class EvergreenTrainer(Trainer):
             )
         )
 
-    def dealt_out(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+    def shard_dataloader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """A loader's rows in the run's order, this process's share of them, in the micro-batches of the recipe.
 
         Args:
@@ -299,7 +299,7 @@ class EvergreenTrainer(Trainer):
             self._tr_loss.fill_(own)
             self._globalstep_last_logged = self._resumed["last_logged_step"]
 
-    def before_forking(self) -> None:
+    def wait_before_fork(self) -> None:
         """Called before loader workers start: a lock that the writing thread holds would stay closed in them for ever."""
         if self.args.dataloader_num_workers:
             self.saver.wait()
@@ -332,7 +332,7 @@ class EvergreenTrainer(Trainer):
     # Evaluation and the best weights
 
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:  # noqa: FBT001, FBT002
-        self.before_forking()
+        self.wait_before_fork()
         with seeded(self.args.seed, "evaluate", self.state.global_step):
             metrics: dict[str, float] = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         if skip_scheduler:  # the evaluation at start, of which Trainer does not take the best

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from params import ModelError
 from params.schema import Section
-from trainer.objectives.bases.likelihood import Tokens, next_token_losses, pad_batch, token_scores
+from trainer.objectives.bases.likelihood import TokenLikelihood, next_token_losses, pad_batch, token_scores
 from trainer.objectives.bases.objective import Example, Kind, Row, State
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Options(Section):
     """Fill training sequences to `max_length` with several texts; otherwise one text each, padded."""
 
 
-class CausalLM(Tokens[Options]):
+class CausalLM(TokenLikelihood[Options]):
     """Next-token prediction."""
 
     options_class = Options
@@ -73,7 +73,7 @@ class CausalLM(Tokens[Options]):
             for start, end in pairwise([*starts, len(ids)])
         ]
 
-    def arrange(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
+    def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         """Full sequences only: the tokens left over at the end of the split are not trained on."""
         if not self.options.packing:
             yield from examples

@@ -50,9 +50,9 @@ class Options(Section):
     """How dear it is to leave the reference; for `ipo` the regularization called tau."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
     """Share of the pairs that are thought to be labelled the wrong way round; for sigmoid, robust and exo_pair."""
-    reference: Literal["model", "ahead"] = "model"
+    reference: Literal["model", "precomputed"] = "model"
     """`model` asks a frozen copy of the start model in every step, whole on each process; with `model.lora` the model
-    without its adapters. `ahead` asks once for all pairs before training, and needs no second model in memory."""
+    without its adapters. `precomputed` asks once for all pairs before training, and needs no second model in memory."""
 
 
 class DPO(Objective[Options]):
@@ -86,7 +86,7 @@ class DPO(Objective[Options]):
         o = self.options
         return {o.prompt_column: "string", o.chosen_column: "string", o.rejected_column: "string"}
 
-    def flaw(self, row: Row) -> str | None:
+    def reject_reason(self, row: Row) -> str | None:
         same = row[self.options.chosen_column] == row[self.options.rejected_column]
         return "chosen and rejected are the same text: nothing can be learned from it" if same else None
 
@@ -107,8 +107,8 @@ class DPO(Objective[Options]):
         if training.arguments.get("include_num_input_tokens_seen", "no") not in {"no", False}:
             key = ("training", "arguments", "include_num_input_tokens_seen")
             yield Problem(key, "counts the chosen completions only", "remove it")
-        if training.streaming and self.options.reference == "ahead":
-            what = "`ahead` goes through all pairs before the first step, which a stream is there to avoid"
+        if training.streaming and self.options.reference == "precomputed":
+            what = "`precomputed` goes through all pairs before the first step, which a stream is there to avoid"
             yield Problem(("objective", "reference"), what, "use `model`, or training.streaming: false")
 
     def prepare_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -163,7 +163,7 @@ class DPO(Objective[Options]):
 
         return PreferenceTrainer
 
-    def start_from(self, start: Callable[[], PreTrainedModel]) -> None:
+    def set_reference(self, start: Callable[[], PreTrainedModel]) -> None:
         models: list[PreTrainedModel] = []
 
         def reference(batch: Mapping[str, Any]) -> torch.Tensor:
@@ -234,7 +234,7 @@ class DPO(Objective[Options]):
         """Loss (B,) of each pair, and rewards and log-probabilities (2, B) of its completions."""
         import torch
 
-        assert self.reference is not None, "start_from, or a training, says what the reference is"
+        assert self.reference is not None, "set_reference, or a training, says what the reference is"
         log_probs = self.log_probs(model, batch)
         with torch.no_grad():
             before = self.reference(batch)

@@ -25,19 +25,19 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from params import Problem
 from params.schema import Fraction, Launch, Model, Training
-from trainer.objectives.bases.prompts import Prompts
-from trainer.objectives.bases.sampling import Sampling
+from trainer.objectives.bases.prompts import GenerativeObjective
+from trainer.objectives.bases.sampling import GenerationOptions
 
 if TYPE_CHECKING:
     import torch
 
     from trainer.loop.trainer import EvergreenTrainer
-    from trainer.objectives.bases.rollout import Lesson, Rollout
+    from trainer.objectives.bases.rollout import Rollout, TrainingSample
 
 _EPSILON = 1e-4
 
 
-class Options(Sampling):
+class Options(GenerationOptions):
     """Keys of the recipe's `objective` section.
 
     `training.global_batch_size` counts prompts per optimizer step, each with `num_generations` completions.
@@ -59,7 +59,7 @@ class Options(Sampling):
     (`dapo`); or completions of `max_new_tokens` each, however long they are (`dr_grpo`)."""
 
 
-class GRPO(Prompts[Options]):
+class GRPO(GenerativeObjective[Options]):
     """Reinforcement learning from rewards that a function gives."""
 
     options_class = Options
@@ -74,11 +74,11 @@ class GRPO(Prompts[Options]):
         return self.options.steps_per_generation
 
     @property
-    def looks_back(self) -> bool:
+    def needs_old_logprobs(self) -> bool:
         return self.round_steps > 1  # else the model that learns is the one that sampled
 
     @property
-    def looks_at_start(self) -> bool:
+    def needs_ref_logprobs(self) -> bool:
         return self.options.beta > 0
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
@@ -94,14 +94,14 @@ class GRPO(Prompts[Options]):
             return apart
         return apart / (rewards.std(-1, keepdim=True) + _EPSILON)
 
-    def lessons(self, rollout: Rollout) -> list[Lesson]:
+    def training_samples(self, rollout: Rollout) -> list[TrainingSample]:
         import torch
 
-        from trainer.objectives.bases.rollout import Lesson
+        from trainer.objectives.bases.rollout import TrainingSample
 
         advantages = self.advantages(torch.tensor(rollout.rewards)).tolist()
         return [
-            Lesson(
+            TrainingSample(
                 rollout.prompt,
                 completion,
                 advantages[i],

@@ -18,18 +18,18 @@ from pydantic import PositiveInt
 from params import Problem
 from params.schema import Launch, Model, Training
 from trainer.objectives.bases.objective import Example, Kind, Row, State
-from trainer.objectives.bases.prompts import Prompts
-from trainer.objectives.bases.sampling import Sampling
+from trainer.objectives.bases.prompts import GenerativeObjective
+from trainer.objectives.bases.sampling import GenerationOptions
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
     from trainer.loop.trainer import EvergreenTrainer
-    from trainer.objectives.bases.rollout import Lesson, Rollout
+    from trainer.objectives.bases.rollout import Rollout, TrainingSample
 
 
-class Options(Sampling):
+class Options(GenerationOptions):
     """Keys of the recipe's `objective` section.
 
     `training.global_batch_size` counts prompts per optimizer step, each with what is kept of its completions.
@@ -41,11 +41,11 @@ class Options(Sampling):
     """Keep completions with at least this reward; null asks for none."""
     keep_best: PositiveInt | None = None
     """Keep at most so many of a prompt's completions, those with the highest rewards; of equal ones the first."""
-    fallback_column: str | None = None
+    reference_completion_column: str | None = None
     """The column with a reference completion, which is learned where none of the model's own is kept."""
 
 
-class IterativeSFT(Prompts[Options]):
+class IterativeSFT(GenerativeObjective[Options]):
     """Supervised learning of the model's own best completions."""
 
     options_class = Options
@@ -61,15 +61,17 @@ class IterativeSFT(Prompts[Options]):
         return self.options.steps_per_round
 
     @property
-    def looks_back(self) -> bool:
+    def needs_old_logprobs(self) -> bool:
         return False
 
     @property
-    def looks_at_start(self) -> bool:
+    def needs_ref_logprobs(self) -> bool:
         return False
 
     def columns(self) -> Mapping[str, Kind]:
-        named: dict[str, Kind] = {self.options.fallback_column: "string"} if self.options.fallback_column else {}
+        named: dict[str, Kind] = (
+            {self.options.reference_completion_column: "string"} if self.options.reference_completion_column else {}
+        )
         return {**super().columns(), **named}
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
@@ -80,10 +82,10 @@ class IterativeSFT(Prompts[Options]):
 
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
         examples = super().encode(row, tokenizer, max_length, state)
-        if self.options.fallback_column:
-            text = str(row[self.options.fallback_column])
+        if self.options.reference_completion_column:
+            text = str(row[self.options.reference_completion_column])
             ids = [*tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], tokenizer.eos_token_id]
-            examples = [example | {"fallback": ids[: self.options.max_new_tokens]} for example in examples]
+            examples = [example | {"reference_completion": ids[: self.options.max_new_tokens]} for example in examples]
         return examples
 
     def kept(self, rewards: list[float]) -> list[int]:
@@ -95,13 +97,13 @@ class IterativeSFT(Prompts[Options]):
     def figures(self, rollout: Rollout) -> dict[str, float]:
         return {**super().figures(rollout), "kept": len(self.kept(rollout.rewards)) / len(rollout.rewards)}
 
-    def lessons(self, rollout: Rollout) -> list[Lesson]:
-        from trainer.objectives.bases.rollout import Lesson
+    def training_samples(self, rollout: Rollout) -> list[TrainingSample]:
+        from trainer.objectives.bases.rollout import TrainingSample
 
         kept = [rollout.completions[i] for i in self.kept(rollout.rewards)]
-        if not kept and rollout.fallback:
-            kept = [rollout.fallback]
-        return [Lesson(rollout.prompt, completion, 1.0) for completion in kept]
+        if not kept and rollout.reference_completion:
+            kept = [rollout.reference_completion]
+        return [TrainingSample(rollout.prompt, completion, 1.0) for completion in kept]
 
     def share(self, *, sequences: int, tokens: int) -> float:
         return tokens

@@ -159,5 +159,5 @@ class SequenceClassification(Likelihood[Options]):
             {"confidence": sure / rows, "accuracy": hit / rows, "rows": int(rows)} for rows, sure, hit in bins if rows
         ]
 
-    def aligned(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
+    def remap_labels(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
         return relabelled(model, state["labels"])

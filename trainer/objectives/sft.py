@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, ClassVar
 from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
-from trainer.objectives.bases.likelihood import IGNORED, Tokens, bytes_of, next_token_losses, pad_batch, token_scores
+from trainer.objectives.bases.likelihood import (
+    IGNORED,
+    TokenLikelihood,
+    bytes_of,
+    next_token_losses,
+    pad_batch,
+    token_scores,
+)
 from trainer.objectives.bases.objective import Example, Kind, Row, State
 
 if TYPE_CHECKING:
@@ -46,7 +53,7 @@ class Options(Section):
     """Fill training sequences to `max_length` with several examples that do not see each other; otherwise one, padded."""
 
 
-class SFT(Tokens[Options]):
+class SFT(TokenLikelihood[Options]):
     """Next-token prediction of what an assistant says."""
 
     options_class = Options
@@ -66,10 +73,10 @@ class SFT(Tokens[Options]):
             return {options.messages_column: "list"}
         return {options.prompt_column: "string", options.completion_column: "string"}
 
-    def flaw(self, row: Row) -> str | None:
+    def reject_reason(self, row: Row) -> str | None:
         if not self.options.messages_column:
             return None
-        return chat.flaw(row[self.options.messages_column])
+        return chat.reject_reason(row[self.options.messages_column])
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options
@@ -137,7 +144,7 @@ class SFT(Tokens[Options]):
         completion = [*tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], end]
         return [*prompt, *completion], [False] * len(prompt) + [True] * len(completion)
 
-    def arrange(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
+    def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         return packing.pack(examples, max_length) if self.options.packing else iter(examples)
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:

@@ -84,7 +84,7 @@ class TokenClassification(Likelihood[Options]):
     def columns(self) -> Mapping[str, Kind]:
         return {self.options.text_column: "string", self.options.spans_column: "list"}
 
-    def flaw(self, row: Row) -> str | None:
+    def reject_reason(self, row: Row) -> str | None:
         """Spans that are no spans of the text, or overlap."""
         text, end_before = self.text(row), 0
         written = row[self.options.spans_column]
@@ -186,7 +186,7 @@ class TokenClassification(Likelihood[Options]):
         found, predicted, there = (f"{scores[name]:.0f}" for name in ("found", "predicted", "spans"))
         return {"spans": f"{found} of {there} found, {predicted} predicted"}
 
-    def aligned(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
+    def remap_labels(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
         return relabelled(model, state["labels"])
 
     def answer(

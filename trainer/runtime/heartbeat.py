@@ -16,7 +16,7 @@ from pathlib import Path
 from params import EvergreenError
 
 _SIZE = 16 * 1024
-BEREFT = "bereft"
+LOST_PEER = "bereft"
 """Phase of a process that ends only because it lost the connection to another."""
 _PULSE = 256
 """Bytes of the pulse; the note of a failure stands behind it."""

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import bound, stages
+from flows import child_process, stages
 from flows.artifacts import _rows, figures, kept, summary
-from flows.locks import heal
+from flows.locks import clear_stale_locks
 from flows.retrain import is_transient
 from params import (
     DataError,
@@ -45,7 +45,7 @@ class TestBound:
     def test_lines_arrive_while_the_command_runs(self, tmp_path, monkeypatch, caplog) -> None:
         name = module(tmp_path, monkeypatch, "import time\nprint('one')\ntime.sleep(5)\nprint('two')")
         with caplog.at_level(logging.INFO, logger="test"):
-            done = threading.Thread(target=bound.run, args=(name, [], log))
+            done = threading.Thread(target=child_process.run, args=(name, [], log))
             done.start()
             wait_for(lambda: "one" in caplog.text, "the first line", 4)
             assert "two" not in caplog.text
@@ -55,7 +55,7 @@ class TestBound:
     def test_a_grandchild_that_holds_the_pipe_is_neither_waited_for_nor_left(self, tmp_path, monkeypatch) -> None:
         code = "import subprocess, sys\np = subprocess.Popen(['sleep', '60'])\nprint(p.pid)\nsys.exit(3)"
         start = time.monotonic()
-        outcome = bound.run(module(tmp_path, monkeypatch, code), [], log)
+        outcome = child_process.run(module(tmp_path, monkeypatch, code), [], log)
         assert outcome.status == 3
         assert time.monotonic() - start < 10
         wait_for(lambda: not alive(int(outcome.lines[0])), "the end of the grandchild", 5)
@@ -64,10 +64,10 @@ class TestBound:
         child = "import signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(0)));"
         child += "print('ready', flush=True); time.sleep(60)"
         code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\nprint('orderly')"
-        process = bound.start(module(tmp_path, monkeypatch, code), [], subprocess.PIPE)
+        process = child_process.start(module(tmp_path, monkeypatch, code), [], subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        bound.stop(process)
+        child_process.stop(process)
         assert process.stdout.read() == b"saved\norderly\n"
         process.stdout.close()
 
@@ -92,18 +92,20 @@ class TestBound:
         listener = logging.LoggerAdapter(log)
         monkeypatch.setattr(listener, "info", info)
         with caplog.at_level(logging.INFO, logger="test"), pytest.raises(Stopped):
-            bound.run(module(tmp_path, monkeypatch, code), [], listener, grace_s=grace_s)
+            child_process.run(module(tmp_path, monkeypatch, code), [], listener, grace_s=grace_s)
         assert ("goes on from step 7" in caplog.messages) is is_heard
 
     def test_a_training_has_the_grace_of_its_recipe_and_time_to_end(self, tmp_path, monkeypatch) -> None:
         monkeypatch.chdir(tmp_path)
         tiny.write(tmp_path / "params/tiny.yaml", tiny.recipe({"launch.grace_s": 120.0}))
         assert stages._grace_s("train", "tiny") == 130.0
-        assert stages._grace_s("evaluate", "tiny") == bound.GRACE_S
+        assert stages._grace_s("evaluate", "tiny") == child_process.GRACE_S
 
     def test_the_command_dies_with_its_starter(self, tmp_path, monkeypatch) -> None:
         name = module(tmp_path, monkeypatch, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
-        starter = f"from flows import bound; import time; bound.start({name!r}, [], None); time.sleep(60)"
+        starter = (
+            f"from flows import child_process; import time; child_process.start({name!r}, [], None); time.sleep(60)"
+        )
         process = subprocess.Popen([sys.executable, "-c", starter], cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None
         pid = int(process.stdout.readline())
@@ -124,19 +126,19 @@ class TestHeal:
     def test_an_owner_whose_id_another_process_has_now_is_taken_out(self, tmp_path) -> None:
         stranger = {"pid": os.getpid(), "cmd": "dvc repro train@default"}
         lock = self.put(tmp_path, json.dumps({"write": {"a": stranger}, "read": {"b": [stranger]}}))
-        heal(log, tmp_path)
+        clear_stale_locks(log, tmp_path)
         assert json.loads(lock.read_text()) == {"write": {}, "read": {}}
 
     def test_a_living_owner_stays(self, tmp_path) -> None:
         me = {"pid": os.getpid(), "cmd": " ".join(["x", *psutil.Process().cmdline()[1:]])}
         gone = {"pid": 2**22 + 1, "cmd": "dvc repro"}
         lock = self.put(tmp_path, json.dumps({"write": {"a": me}, "read": {"b": [me, gone], "c": [gone]}}))
-        heal(log, tmp_path)
+        clear_stale_locks(log, tmp_path)
         assert json.loads(lock.read_text()) == {"write": {"a": me}, "read": {"b": [me]}}
 
     def test_a_file_cut_short_is_removed(self, tmp_path) -> None:
         lock = self.put(tmp_path, '{"write": {"')
-        heal(log, tmp_path)
+        clear_stale_locks(log, tmp_path)
         assert not lock.exists()
 
 

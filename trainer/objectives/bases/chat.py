@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
-def flaw(turns: Any) -> str | None:
+def reject_reason(turns: Any) -> str | None:
     """Why nothing can be learned from a conversation."""
     for i, turn in enumerate(turns):
         if not isinstance(turn, Mapping) or not all(isinstance(turn.get(k), str) for k in ("role", "content")):

@@ -18,12 +18,12 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from trainer.objectives.bases.likelihood import pad
-from trainer.objectives.bases.rollout import Lesson
+from trainer.objectives.bases.rollout import TrainingSample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from trainer.objectives.bases.sampling import Sampling
+    from trainer.objectives.bases.sampling import GenerationOptions
 
 
 def sample(
@@ -31,7 +31,7 @@ def sample(
     prompts: Sequence[Sequence[int]],
     *,
     tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
+    sampling: GenerationOptions,
     keys: Sequence[object] | None,
     on_token: Callable[[], None] = lambda: None,
 ) -> tuple[list[list[int]], list[bool]]:
@@ -72,22 +72,25 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> se
     return {int(token) for token in found if token is not None}
 
 
-def lessons_batch(lessons: Sequence[Lesson], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """A batch of B lessons, padded to T tokens on the right.
+def training_batch(training_samples: Sequence[TrainingSample], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """A batch of B training_samples, padded to T tokens on the right.
 
     `input_ids`, `attention_mask` and `learned` (B, T), the last one true at completion tokens; `weights` (B,); where the
-    lessons have them, `old` and `reference` log-probabilities (B, T), 0 where nothing is learned.
+    training_samples have them, `old` and `reference` log-probabilities (B, T), 0 where nothing is learned.
     """
-    sequences = [[*lesson.prompt, *lesson.completion] for lesson in lessons]
-    learned = [[0] * len(lesson.prompt) + [1] * len(lesson.completion) for lesson in lessons]
+    sequences = [[*training_sample.prompt, *training_sample.completion] for training_sample in training_samples]
+    learned = [
+        [0] * len(training_sample.prompt) + [1] * len(training_sample.completion)
+        for training_sample in training_samples
+    ]
     batch = {
         "input_ids": pad(sequences, pad_token_id),
         "attention_mask": pad([[1] * len(sequence) for sequence in sequences], 0),
         "learned": pad(learned, 0).bool(),
-        "weights": torch.tensor([lesson.weight for lesson in lessons]),
+        "weights": torch.tensor([training_sample.weight for training_sample in training_samples]),
     }
     for name in ("old", "reference"):
-        known = [getattr(lesson, name) for lesson in lessons]
+        known = [getattr(training_sample, name) for training_sample in training_samples]
         if all(values is not None for values in known):
             places = torch.zeros(batch["learned"].shape)
             batch[name] = places.masked_scatter(batch["learned"], torch.cat(known))
@@ -147,7 +150,7 @@ def _uniforms(keys: Sequence[object], count: int) -> torch.Tensor:
 
 
 def _processors(
-    sampling: Sampling, uniforms: torch.Tensor | None, *, start: int, on_token: Callable[[], None]
+    sampling: GenerationOptions, uniforms: torch.Tensor | None, *, start: int, on_token: Callable[[], None]
 ) -> LogitsProcessorList:
     """What comes between logits and the next token; `start` is where completions begin."""
     found = LogitsProcessorList([_Told(on_token)])

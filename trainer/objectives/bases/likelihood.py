@@ -54,7 +54,7 @@ class Likelihood(Objective[OptionsT]):
         return self.score(logits, labels)
 
 
-class Tokens(Likelihood[OptionsT]):
+class TokenLikelihood(Likelihood[OptionsT]):
     """A likelihood whose figures are means over tokens and, for the evaluate stage, over the bytes that they stand for."""
 
     metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {

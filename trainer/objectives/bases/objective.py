@@ -100,7 +100,7 @@ class Objective(ABC, Generic[OptionsT]):
                 checks.append(Expectation(type="expect_column_values_to_match_regex", column=column, regex=r"\S"))
         return checks
 
-    def flaw(self, row: Row) -> str | None:
+    def reject_reason(self, row: Row) -> str | None:
         """Why a row cannot be used although each of its columns is as it should be; such a row is set aside."""
         return None
 
@@ -138,7 +138,7 @@ class Objective(ABC, Generic[OptionsT]):
             return False
         return len(tokenizer(self.text(row), verbose=False)["input_ids"]) > max_length
 
-    def arrange(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
+    def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         """The sequences that training sees, made from the encoded ones; packing happens here."""
         yield from examples
 
@@ -168,7 +168,7 @@ class Objective(ABC, Generic[OptionsT]):
 
         return EvergreenTrainer
 
-    def start_from(self, start: Callable[[], PreTrainedModel]) -> None:
+    def set_reference(self, start: Callable[[], PreTrainedModel]) -> None:
         """Called before `measure` where nothing trains; `start` gives the model as it was before training, to compare with."""
 
     @abstractmethod
@@ -196,7 +196,7 @@ class Objective(ABC, Generic[OptionsT]):
         """Whether each of N rows counts as right, (N,), where `metric` is the share of such rows."""
         return None
 
-    def badness(self, scores: Scores) -> NDArray[np.float64]:
+    def row_error(self, scores: Scores) -> NDArray[np.float64]:
         """How badly the model does on each of N rows, (N,), to list the worst; by default the first score, per token."""
         return scores[self.score_names[0]] / scores.get("tokens", 1)
 
@@ -208,7 +208,7 @@ class Objective(ABC, Generic[OptionsT]):
         """For each bin of confidence its mean, the share that was right, and the rows; of summed totals (S,)."""
         return []
 
-    def aligned(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
+    def remap_labels(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
         """A model that another run has trained, so that it answers in the terms of this run's `state`."""
         return model
 

@@ -17,7 +17,7 @@ from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Training
 from trainer.objectives.bases.likelihood import IGNORED, pad_batch
 from trainer.objectives.bases.objective import Example, Kind, Objective, Row, Scores, State
-from trainer.objectives.bases.sampling import Sampling, _fields
+from trainer.objectives.bases.sampling import GenerationOptions, _fields
 from trainer.rewards import Rewards
 
 if TYPE_CHECKING:
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from trainer.objectives.bases.rollout import Lesson, Rollout
+    from trainer.objectives.bases.rollout import Rollout, TrainingSample
 
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
-OptionsT = TypeVar("OptionsT", bound=Sampling)
+OptionsT = TypeVar("OptionsT", bound=GenerationOptions)
 
 
-class Prompts(Objective[OptionsT]):
+class GenerativeObjective(Objective[OptionsT]):
     """An objective that learns from completions which the model itself has written; trainer.loop.rollout_trainer trains it."""
 
     metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {
         "reward": "max",
         "completion_length": "min",
-        "ended": "max",
+        "terminated": "max",
     }
     main_metric = "reward"
     per_token = frozenset({"completion_length"})
-    score_names = ("reward", "completion_length", "ended")
+    score_names = ("reward", "completion_length", "terminated")
     pipeline_tag = "text-generation"
     examples: ClassVar[tuple[Row, ...]] = (
         {"prompt": "What is 3 + 4?", "answer": "7"},
@@ -60,16 +60,16 @@ class Prompts(Objective[OptionsT]):
 
     @property
     @abstractmethod
-    def looks_back(self) -> bool:
+    def needs_old_logprobs(self) -> bool:
         """Whether the loss needs the tokens' log-probabilities under the model that sampled them."""
 
     @property
     @abstractmethod
-    def looks_at_start(self) -> bool:
+    def needs_ref_logprobs(self) -> bool:
         """Whether the loss needs the tokens' log-probabilities under the model as it was before training."""
 
     @abstractmethod
-    def lessons(self, rollout: Rollout) -> list[Lesson]:
+    def training_samples(self, rollout: Rollout) -> list[TrainingSample]:
         """The sequences to learn from a prompt's completions; none if nothing is to be learned."""
 
     def figures(self, rollout: Rollout) -> dict[str, float]:
@@ -79,7 +79,7 @@ class Prompts(Objective[OptionsT]):
             "reward": statistics.fmean(rewards),
             "reward_std": statistics.stdev(rewards) if count > 1 else 0.0,
             "completion_length": sum(map(len, rollout.completions)) / count,
-            "ended": sum(rollout.ended) / count,
+            "terminated": sum(rollout.terminated) / count,
         }
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Prompts(Objective[OptionsT]):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """(B, T, V) logits of a batch to losses (B, T), 0 where nothing is learned, and figures of the same shape.
 
-        The batch is as `trainer.objectives.bases.generation.lessons_batch` makes it.
+        The batch is as `trainer.objectives.bases.generation.training_batch` makes it.
         """
 
     @cached_property
@@ -166,9 +166,9 @@ class Prompts(Objective[OptionsT]):
 
         lengths = batch["attention_mask"].sum(1).tolist()
         prompts = [ids[:length] for ids, length in zip(batch["input_ids"].tolist(), lengths, strict=True)]
-        completions, ended = sample(model, prompts, tokenizer=tokenizer, sampling=self.options, keys=None)
+        completions, terminated = sample(model, prompts, tokenizer=tokenizer, sampling=self.options, keys=None)
         rewards = self.rewards(spelled(completions, tokenizer), batch["seen"])
-        scores = [(r, len(c), e) for r, c, e in zip(rewards, completions, ended, strict=True)]
+        scores = [(r, len(c), e) for r, c, e in zip(rewards, completions, terminated, strict=True)]
         return torch.tensor(scores, dtype=torch.float64, device=batch["input_ids"].device)
 
     def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
@@ -181,7 +181,7 @@ class Prompts(Objective[OptionsT]):
         """The mean of each score."""
         return {name: totals[..., 1 + i] / totals[..., 0] for i, name in enumerate(self.score_names)}
 
-    def badness(self, scores: Scores) -> NDArray[np.float64]:
+    def row_error(self, scores: Scores) -> NDArray[np.float64]:
         return -scores["reward"]
 
 

@@ -21,10 +21,10 @@ class Rollout:
     prompt: list[int]
     completions: list[list[int]]
     """Tokens; where a completion ended by itself, the last one is an end-of-text token."""
-    ended: list[bool]
+    terminated: list[bool]
     """Which completions ended by themselves."""
     rewards: list[float]
-    fallback: list[int] | None = None
+    reference_completion: list[int] | None = None
     """Tokens of the reference completion, for an objective that may learn it."""
     old: list[torch.Tensor] | None = None
     """Log-probabilities of each completion's tokens under the model that sampled it."""
@@ -33,7 +33,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingSample:
     """One sequence to learn from."""
 
     prompt: list[int]

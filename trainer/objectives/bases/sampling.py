@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 from params.schema import Named, Section
 
 
-class Sampling(Section):
+class GenerationOptions(Section):
     """Keys that every such objective takes: prompts, rewards, and how completions are sampled.
 
     `training.global_batch_size` and `launch.micro_batch_size` count prompts, each with all its completions.

@@ -148,12 +148,12 @@ def test_details_tell_intervals_differences_and_the_worst_rows(prepared):
         assert comparison["gain"] == pytest.approx(sign * (report.model[metric] - report.untrained[metric]), rel=1e-6)
         assert (comparison["p_value"] is not None) is (metric == "accuracy")
     table = {row["row_id"]: row for row in scores_of(artifacts).to_pylist()}
-    badness = {row_id: row["nll"] / row.get("tokens", 1) for row_id, row in table.items()}
-    worst = sorted(badness, key=badness.get, reverse=True)[:5]
+    row_error = {row_id: row["nll"] / row.get("tokens", 1) for row_id, row in table.items()}
+    worst = sorted(row_error, key=row_error.get, reverse=True)[:5]
     assert [row["row_id"] for row in details["worst"]] == worst
     texts = {row["row_id"]: row["text"] for row in pq.read_table(artifacts.rows / "test.parquet").to_pylist()}
     for row in details["worst"]:
-        assert row["badness"] == pytest.approx(badness[row["row_id"]])
+        assert row["row_error"] == pytest.approx(row_error[row["row_id"]])
         assert row["text"] == texts[row["row_id"]]
     assert (details["calibration"] is not None) is (recipe.objective.name == "sequence_classification")
     if details["calibration"]:

@@ -54,7 +54,7 @@ def judge(settings: Gate | None = None, *comparisons: Comparison, **changes: Any
         "parts": [],
         "has_champion": True,
         "is_champion": False,
-        "taken_back": None,
+        "rolled_back_reason": None,
     }
     return gate.judge(settings or Gate(), comparisons=list(comparisons or (BETTER,)), **wanted | changes)
 
@@ -107,7 +107,7 @@ def test_an_equal_share_is_tested_exactly_where_the_bar_is_no_gain(settings: Gat
 
 
 def test_the_very_same_weights_are_kept_before_anything_else_is_asked() -> None:
-    verdict = judge(Gate(floors={"accuracy": 0.99}), is_champion=True, taken_back="it was bad")
+    verdict = judge(Gate(floors={"accuracy": 0.99}), is_champion=True, rolled_back_reason="it was bad")
     assert (verdict.verdict, verdict.reasons) == (
         "keep",
         ("the published model has the same weights: there is nothing to publish",),
@@ -138,13 +138,13 @@ def test_all_that_is_missed_is_told() -> None:
 
 
 def test_a_model_that_was_taken_back_stays_so_and_a_missed_floor_is_worse() -> None:
-    verdict = judge(taken_back="it swore")
+    verdict = judge(rolled_back_reason="it swore")
     assert (verdict.verdict, verdict.reasons) == (
         "keep",
         ("this very model was released before, and taken back: it swore",),
     )
-    assert judge(has_champion=False, taken_back="it swore").verdict == "keep", "after a roll-back to nothing"
-    assert judge(Gate(floors={"accuracy": 0.95}), taken_back="it swore").verdict == "refuse"
+    assert judge(has_champion=False, rolled_back_reason="it swore").verdict == "keep", "after a roll-back to nothing"
+    assert judge(Gate(floors={"accuracy": 0.95}), rolled_back_reason="it swore").verdict == "refuse"
 
 
 def test_a_first_release_must_be_better_than_its_start() -> None:

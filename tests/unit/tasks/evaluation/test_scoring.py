@@ -48,7 +48,7 @@ class Bench:
         self.tokenizer = tokens.read_tokenizer(artifacts.tokens)
         self.sequences = tokens.read_split(artifacts.tokens, "test")
         self.model = self.network(recipe, 11)
-        self.objective.start_from(lambda: self.network(recipe, 12))
+        self.objective.set_reference(lambda: self.network(recipe, 12))
 
     def network(self, recipe: Any, seed: int) -> Any:
         made = network.initial_model(

@@ -153,7 +153,12 @@ def files(*, slices: int, worst: int, text: str) -> dict[str, Any]:
             "comparisons": comparisons,
             "slices": [part(i, text) for i in range(slices)],
             "worst": [
-                {"row_id": i, "text": text * 20, "badness": 9.5 - i / 9, "notes": {"expected": text, "predicted": ODD}}
+                {
+                    "row_id": i,
+                    "text": text * 20,
+                    "row_error": 9.5 - i / 9,
+                    "notes": {"expected": text, "predicted": ODD},
+                }
                 for i in range(worst)
             ],
             "calibration": [{"confidence": c / 10 + 0.05, "accuracy": c / 11, "rows": 40} for c in range(10)],

@@ -247,13 +247,13 @@ def test_a_checkpoint_that_lacks_a_part_is_not_gone_on_from(tmp_path, caplog, na
     checkpoint_of(tmp_path, 5)
     torn = checkpoint_of(tmp_path, 10, without=[name])
     assert sealed.verify(torn) is None
-    assert sealed.flaw(torn) == f"it lacks {what}"
+    assert sealed.damage(torn) == f"it lacks {what}"
     assert sealed.newest_sound(tmp_path, RUN) == tmp_path / "checkpoint-5"
     assert f"it lacks {what}" in caplog.text
 
 
 def test_a_checkpoint_needs_the_random_state_of_every_process(tmp_path):
-    assert sealed.flaw(checkpoint_of(tmp_path, 5, processes=2)) == "it has the random state of 1 of 2 processes"
+    assert sealed.damage(checkpoint_of(tmp_path, 5, processes=2)) == "it has the random state of 1 of 2 processes"
 
 
 def test_a_checkpoint_of_another_run_is_set_aside(tmp_path, caplog):

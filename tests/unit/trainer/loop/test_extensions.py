@@ -206,7 +206,7 @@ def test_a_loader_of_the_pipeline_is_not_dealt_out_twice(tmp_path):
     trainer = trainer_of(job(tmp_path))
     loader = trainer.get_train_dataloader()
     assert isinstance(loader, DataLoader)
-    assert trainer.dealt_out(loader) is loader
+    assert trainer.shard_dataloader(loader) is loader
 
 
 def test_a_callback_may_end_a_training(tmp_path):

@@ -25,7 +25,7 @@ from trainer.job import Job
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.objectives.bases.generation import log_probabilities, sample
 from trainer.objectives.bases.rollout import Rollout
-from trainer.objectives.bases.sampling import Sampling
+from trainer.objectives.bases.sampling import GenerationOptions
 
 N = 4
 BUFFERED = prompts.GRPO | {"steps_per_generation": N, "beta": 0.1}
@@ -77,7 +77,7 @@ def test_completions_do_not_depend_on_what_else_is_in_the_batch() -> None:
     keys = [("key", i) for i in range(4)]
 
     def drawn(part: slice, **options: Any) -> list[list[int]]:
-        sampling = Sampling(max_new_tokens=12, **options)
+        sampling = GenerationOptions(max_new_tokens=12, **options)
         return sample(model, asked[part], tokenizer=tokenizer, sampling=sampling, keys=keys[part])[0]
 
     together = drawn(slice(4))
@@ -85,7 +85,7 @@ def test_completions_do_not_depend_on_what_else_is_in_the_batch() -> None:
     assert drawn(slice(4), generation_batch_size=3) == together
     assert together[0] != together[3], "the same prompt, another key"
     assert drawn(slice(4), temperature=1e-5) == drawn(slice(4), top_k=1) == drawn(slice(4), top_p=1e-6)
-    greedy, ended = sample(model, asked, tokenizer=tokenizer, sampling=Sampling(max_new_tokens=12), keys=None)
+    greedy, ended = sample(model, asked, tokenizer=tokenizer, sampling=GenerationOptions(max_new_tokens=12), keys=None)
     assert greedy == drawn(slice(4), top_k=1)
     assert ended == [ids[-1] == tokenizer.eos_token_id for ids in greedy]
 
@@ -100,7 +100,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     with torch.no_grad():
         model.lm_head.weight.mul_(60)  # so that some tokens are much likelier than others
         logits = model(torch.tensor([[65]])).logits[0, -1]
-    sampling = Sampling(max_new_tokens=1, temperature=0.7, top_k=5)
+    sampling = GenerationOptions(max_new_tokens=1, temperature=0.7, top_k=5)
     count = 8000
     found, _ = sample(model, [[65]] * count, tokenizer=tokenizer, sampling=sampling, keys=list(range(count)))
     likeliest = logits.topk(5)
@@ -283,15 +283,15 @@ def test_what_is_kept() -> None:
 
 def test_where_nothing_is_kept_the_reference_is_learned_if_there_is_one() -> None:
     tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
-    tried = rounds(fallback_column="solution", max_new_tokens=5)
+    tried = rounds(reference_completion_column="solution", max_new_tokens=5)
     (example,) = tried.encode({"row_id": 0, "prompt": "p", "answer": "7", "solution": "is 7"}, tokenizer, 8, {})
-    assert example["fallback"] == [*tokenizer("is 7")["input_ids"], tokenizer.eos_token_id][:5]
-    rollout = Rollout(0, 0, {}, [1], [[2, 3], [4]], [False, False], [0.0, 1.0], example["fallback"])
-    assert [(x.completion, x.weight) for x in tried.lessons(rollout)] == [([4], 1.0)]
+    assert example["reference_completion"] == [*tokenizer("is 7")["input_ids"], tokenizer.eos_token_id][:5]
+    rollout = Rollout(0, 0, {}, [1], [[2, 3], [4]], [False, False], [0.0, 1.0], example["reference_completion"])
+    assert [(x.completion, x.weight) for x in tried.training_samples(rollout)] == [([4], 1.0)]
     rollout.rewards = [0.0, 0.0]
-    assert [x.completion for x in tried.lessons(rollout)] == [example["fallback"]]
-    rollout.fallback = None
-    assert tried.lessons(rollout) == []
+    assert [x.completion for x in tried.training_samples(rollout)] == [example["reference_completion"]]
+    rollout.reference_completion = None
+    assert tried.training_samples(rollout) == []
     assert tried.figures(rollout)["kept"] == 0.0
 
 
@@ -314,8 +314,10 @@ def test_the_loss_is_that_of_next_tokens(tmp_path: Path) -> None:
         )
         trainer: Any = in_process.trainer_of(made)
         taken: list[Any] = []
-        plain = trainer._task.lessons
-        trainer._task.lessons = lambda rollout, plain=plain, taken=taken: taken.extend(plain(rollout)) or plain(rollout)
+        plain = trainer._task.training_samples
+        trainer._task.training_samples = lambda rollout, plain=plain, taken=taken: (
+            taken.extend(plain(rollout)) or plain(rollout)
+        )
 
         def stop(**_: Any) -> None:
             raise StopAsyncIteration
@@ -327,11 +329,11 @@ def test_the_loss_is_that_of_next_tokens(tmp_path: Path) -> None:
         model = trainer.model.eval()
         model.zero_grad()
         total = torch.tensor(0.0)
-        for lesson in taken:  # one by one, without padding
-            ids = torch.tensor([[*lesson.prompt, *lesson.completion]])
-            learned = torch.arange(ids.shape[1])[None] >= len(lesson.prompt)
+        for training_sample in taken:  # one by one, without padding
+            ids = torch.tensor([[*training_sample.prompt, *training_sample.completion]])
+            learned = torch.arange(ids.shape[1])[None] >= len(training_sample.prompt)
             total = total - log_probabilities(model(ids).logits, ids, learned).sum()
-        loss = total / sum(len(lesson.completion) for lesson in taken)
+        loss = total / sum(len(training_sample.completion) for training_sample in taken)
         loss.backward()
         assert len(taken) == 8
         assert sum(trainer.loop.guard.losses) == pytest.approx(loss.item(), rel=1e-5)

@@ -83,25 +83,25 @@ def test_a_tokenizer_without_an_end_of_text_token_is_refused(objective):
 
 
 def test_packing_fills_blocks_and_loses_only_the_tail(objective):
-    blocks = list(objective.arrange(encode(objective, "abc", "d", "efg", "h"), 4))
+    blocks = list(objective.pack(encode(objective, "abc", "d", "efg", "h"), 4))
     #          row 10         row 11 and 12   row 12; row 13's [8, 9] is left over
     assert ids(blocks) == [[1, 2, 3, 9], [4, 9, 5, 6], [7, 9, 8, 9]]
     assert [b["row_id"] for b in blocks] == [10, 11, 12]
     assert all(b["labels"] == b["input_ids"] for b in blocks)
-    assert ids(objective.arrange(encode(objective, "ab", "c", "d"), 4)) == [[1, 2, 9, 3]]
+    assert ids(objective.pack(encode(objective, "ab", "c", "d"), 4)) == [[1, 2, 9, 3]]
 
 
 @pytest.mark.parametrize("length", range(1, 14))
 def test_packed_texts_are_always_kept_apart(objective, length):
     """Also a text that fills its windows exactly, whose end would stand alone in one."""
     texts = ["abcdefghabcdefgh"[:length]] * 8
-    stream = [i for block in ids(objective.arrange(encode(objective, *texts), 4)) for i in block]
+    stream = [i for block in ids(objective.pack(encode(objective, *texts), 4)) for i in block]
     whole = [*((k % 8) + 1 for k in range(length)), END] * 8
     assert stream == whole[: len(whole) // 4 * 4]
 
 
 def test_packing_names_the_row_that_a_block_begins_with(objective):
-    blocks = list(objective.arrange(encode(objective, "abcdefgh", "a", "b"), 4))
+    blocks = list(objective.pack(encode(objective, "abcdefgh", "a", "b"), 4))
     assert ids(blocks) == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 9, 2]]
     assert [b["row_id"] for b in blocks] == [10, 10, 10]
 
@@ -109,7 +109,7 @@ def test_packing_names_the_row_that_a_block_begins_with(objective):
 def test_without_packing_sequences_stay_as_they_are():
     objective = objectives.build(ObjectiveChoice(name="causal_lm", packing=False))
     examples = encode(objective, "ab", "c")
-    assert list(objective.arrange(examples, 4)) == examples
+    assert list(objective.pack(examples, 4)) == examples
 
 
 def test_a_batch_is_padded_on_the_right_and_padding_has_no_label(objective):

@@ -203,7 +203,7 @@ def history(artifacts: Artifacts) -> list[dict[str, float]]:
 
 
 LORA = {"model.lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
-KINDS = {"model": {}, "ahead": {"objective.reference": "ahead"}, "adapters": LORA}
+KINDS = {"model": {}, "precomputed": {"objective.reference": "precomputed"}, "adapters": LORA}
 
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
@@ -221,7 +221,7 @@ def test_the_reference_is_the_start_model_without_dropout_and_stays_it(changes: 
 
 def test_all_references_give_the_same_figures(tmp_path: Path) -> None:
     """They differ by rounding only; adapters learn other weights, so they are compared among themselves."""
-    for kinds in (({}, {"objective.reference": "ahead"}), (LORA, LORA | {"objective.reference": "ahead"})):
+    for kinds in (({}, {"objective.reference": "precomputed"}), (LORA, LORA | {"objective.reference": "precomputed"})):
         logs = []
         for i, changes in enumerate(kinds):
             job = preferences.job(tmp_path / f"{len(changes)}{i}", {"training.max_steps": 4, **changes})
@@ -233,7 +233,7 @@ def test_all_references_give_the_same_figures(tmp_path: Path) -> None:
 
 
 def test_what_is_computed_ahead_is_used_by_every_later_start(tmp_path: Path) -> None:
-    job = preferences.job(tmp_path, {"objective.reference": "ahead"}, stop_at_step=2)
+    job = preferences.job(tmp_path, {"objective.reference": "precomputed"}, stop_at_step=2)
     in_process.trained(job)
     path = job.folder / AHEAD
     known = json.loads(path.read_text())
@@ -272,7 +272,7 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, changes: dict[str
 
 @pytest.mark.slow
 def test_two_processes_that_were_killed_end_with_the_same_bits(tmp_path: Path, monkeypatch: Any) -> None:
-    two = {"objective.reference": "ahead", "launch.num_processes": 2, "launch.micro_batch_size": 2}
+    two = {"objective.reference": "precomputed", "launch.num_processes": 2, "launch.micro_batch_size": 2}
     golden, recipe = preferences.tokenized(tmp_path / "golden", {"training.max_steps": 6, **two})
     shutil.copytree(golden.root, tmp_path / "killed")
     killed = Artifacts("tiny", tmp_path / "killed")
@@ -327,7 +327,7 @@ CONFLICTS = {
     "objective.label_smoothing ": ({"loss_type": "exo_pair"}, {}),
     "training.arguments.label_smoothing_factor": ({}, {"arguments": {"label_smoothing_factor": 0.1}}),
     "training.arguments.include_num_input_tokens_seen": ({}, {"arguments": {"include_num_input_tokens_seen": "all"}}),
-    "objective.reference": ({"reference": "ahead"}, {"streaming": True}),
+    "objective.reference": ({"reference": "precomputed"}, {"streaming": True}),
 }
 
 
@@ -345,5 +345,5 @@ def test_usual_recipes_have_no_conflict() -> None:
 
 def test_a_pair_of_equal_completions_is_set_aside() -> None:
     row = {"prompt": "a", "chosen": "b", "rejected": "b"}
-    assert "same text" in (objective().flaw(row) or "")
-    assert objective().flaw({**row, "rejected": "c"}) is None
+    assert "same text" in (objective().reject_reason(row) or "")
+    assert objective().reject_reason({**row, "rejected": "c"}) is None

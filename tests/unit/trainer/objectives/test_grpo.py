@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
-from trainer.objectives.bases.generation import lessons_batch
-from trainer.objectives.bases.rollout import Lesson, Rollout
+from trainer.objectives.bases.generation import training_batch
+from trainer.objectives.bases.rollout import Rollout, TrainingSample
 
 REWARD = "trainer.rewards:numeric_answer"
 
@@ -79,8 +79,8 @@ def test_loss_and_gradients_are_those_of_trl(kind: str, tmp_path: Path) -> None:
         for name in ("old", "reference"):
             drawn = [-5.6 + 0.3 * torch.randn(len(c), generator=chance) for c in rollout.completions]
             setattr(rollout, name, drawn)
-    lessons = [lesson for rollout in GROUPS for lesson in ours.lessons(rollout)]
-    batch = lessons_batch(lessons, 0)
+    training_samples = [training_sample for rollout in GROUPS for training_sample in ours.training_samples(rollout)]
+    batch = training_batch(training_samples, 0)
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     losses, figures = ours.losses(logits, batch)
     loss = losses.sum() / ours.share(sequences=6, tokens=14)
@@ -111,16 +111,19 @@ def test_loss_and_gradients_are_those_of_trl(kind: str, tmp_path: Path) -> None:
     )
     theirs.model.train()
     theirs.current_gradient_accumulation_steps = 1
-    expected = theirs._compute_loss(theirs.model, theirs_of(lessons))
+    expected = theirs._compute_loss(theirs.model, theirs_of(training_samples))
     expected.backward()
     assert float(loss) == pytest.approx(float(expected), abs=1e-5)
     for (name, weight), other in zip(model.named_parameters(), theirs.model.parameters(), strict=True):
         torch.testing.assert_close(weight.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def theirs_of(lessons: list[Lesson]) -> dict[str, torch.Tensor]:
+def theirs_of(training_samples: list[TrainingSample]) -> dict[str, torch.Tensor]:
     """The same sequences as TRL has them: prompts padded on the left, completions on the right."""
-    prompts, completions = [torch.tensor(x.prompt) for x in lessons], [torch.tensor(x.completion) for x in lessons]
+    prompts, completions = (
+        [torch.tensor(x.prompt) for x in training_samples],
+        [torch.tensor(x.completion) for x in training_samples],
+    )
     ones = torch.ones_like
     right, left = {"batch_first": True}, {"batch_first": True, "padding_side": "left"}
     pad = torch.nn.utils.rnn.pad_sequence
@@ -129,9 +132,9 @@ def theirs_of(lessons: list[Lesson]) -> dict[str, torch.Tensor]:
         "prompt_mask": pad([ones(p) for p in prompts], **left),
         "completion_ids": pad(completions, **right),
         "completion_mask": pad([ones(c) for c in completions], **right),
-        "advantages": torch.tensor([lesson.weight for lesson in lessons]),
-        "old_per_token_logps": pad([lesson.old for lesson in lessons], **right),
-        "ref_per_token_logps": pad([lesson.reference for lesson in lessons], **right),
+        "advantages": torch.tensor([training_sample.weight for training_sample in training_samples]),
+        "old_per_token_logps": pad([training_sample.old for training_sample in training_samples], **right),
+        "ref_per_token_logps": pad([training_sample.reference for training_sample in training_samples], **right),
         "num_items_in_batch": torch.tensor(sum(map(len, completions))),
     }
 

@@ -147,7 +147,7 @@ def test_a_long_completion_is_cut_and_a_prompt_that_fills_the_sequence_is_told(t
     ],
 )
 def test_a_conversation_that_cannot_be_used_is_set_aside(talk, why):
-    found = build(messages_column="talk").flaw({"talk": talk})
+    found = build(messages_column="talk").reject_reason({"talk": talk})
     assert (found is None) if why is None else (why in found)
 
 
@@ -233,7 +233,7 @@ def batches():
         ids = torch.randint(1, 60, (size,), generator=chance).tolist()
         examples.append({"row_id": i, "input_ids": ids, "labels": [-100, -100, *ids[2:]]})
     objective = build(packing=True)
-    packed = list(objective.arrange(examples, 16))
+    packed = list(objective.pack(examples, 16))
     assert [p["lengths"] for p in packed] == [[7, 6, 3], [9, 5]]
     return objective.collate(examples, tokenizer), objective.collate(packed, tokenizer)
 

@@ -1,6 +1,6 @@
 """Run a command whose life is bound to ours: it ends with this process, however this process ends.
 
-    flow --start--> python -m flows.bound <pid> dvc ... --start--> stage --start--> trainer
+    flow --start--> python -m flows.child_process <pid> dvc ... --start--> stage --start--> trainer
 
 The command gets a process group of its own. When the flow is told to stop, so is the whole group: SIGTERM, a grace in
 which a trainer writes its checkpoint, SIGKILL. When the flow is killed, the kernel kills the command, and the stage
@@ -53,7 +53,7 @@ def start(module: str, arguments: Sequence[str], output: int | IO[bytes]) -> sub
     """
     search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.bound", str(os.getpid()), module, *arguments],
+        [sys.executable, "-m", "flows.child_process", str(os.getpid()), module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
