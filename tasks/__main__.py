@@ -121,7 +121,7 @@ def _verify_resume(arguments: argparse.Namespace) -> None:
 
 
 def _hub(arguments: argparse.Namespace) -> None:
-    from tasks.hub_server.serve import serve
+    from tasks.hub_client.local import serve
 
     serve(arguments.folder, host=arguments.host, port=arguments.port, tokens=arguments.tokens)
 

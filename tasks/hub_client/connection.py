@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from params import HubRefusedError
 from params.artifacts import Artifacts
-from tasks.hub_server import LOCAL_TOKEN, LocalHub
+from tasks.hub_server.server import LOCAL_TOKEN, LocalHub
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

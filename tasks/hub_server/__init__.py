@@ -16,7 +16,3 @@
 
 docs/hub.md says what it is and is not.
 """
-
-from tasks.hub_server.server import LOCAL_TOKEN, LocalHub
-
-__all__ = ["LOCAL_TOKEN", "LocalHub"]

@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from params.errors import EvergreenError, StaleBlessingError
 from tasks.hub_client import faults as hub_faults
 from tasks.hub_client.repository import tree_weights
-from tasks.hub_server import LocalHub
+from tasks.hub_server.server import LocalHub
 from tasks.publishing.exactly_once import ANY_WEIGHTS, Pace, Release, plan_release, publish_release
 
 SEED = int(os.environ.get("EVERGREEN_CHAOS_SEED", "1"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.hub_server import LocalHub
+from tasks.hub_server.server import LocalHub
 from tests.support.project import STAGES, Project, copy_project, free_port
 
 CONFIG, DATA, MODEL, STORAGE, TRANSIENT, ACCESS = (

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from params import DataError, HubRefusedError, ModelError, RecipeError
 from params.artifacts import Artifacts
 from tasks.hub_client.connection import LOCAL_TOKEN
-from tasks.hub_server import LocalHub
+from tasks.hub_server.server import LocalHub
 from tasks.publishing.provenance import FILE
 from tasks.releases import reproduce
 from tasks.releases.clone import cloned, write_recipe

@@ -20,7 +20,7 @@ from tasks.__main__ import main
 from tasks.evaluation import gate
 from tasks.hub_client.connection import LOCAL_TOKEN
 from tasks.hub_client.repository import head
-from tasks.hub_server import LocalHub
+from tasks.hub_server.server import LocalHub
 from tasks.publishing.stage import is_current, is_there
 from tasks.releases import rollback
 from tasks.tokenization.stage import tokenize

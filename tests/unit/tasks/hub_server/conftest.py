@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars
 
-from tasks.hub_server import LocalHub
+from tasks.hub_server.server import LocalHub
 from tests.unit.tasks.hub_server.contract import CONTRACT_HUB, IS_LOCAL, PREFIX, TOKEN, local_only
 
 PART_BYTES = 1 << 20

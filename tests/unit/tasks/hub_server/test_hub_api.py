@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from tasks.hub_server import LocalHub
+from tasks.hub_server.server import LocalHub
 from tests.unit.tasks.hub_server.contract import IS_LOCAL, TOKEN, local_only
 
 # huggingface_hub uploads by `data=`, which httpx2 deprecates:
@@ -541,7 +541,7 @@ def test_starts_and_stops_quickly_with_a_client_still_connected(root: Path) -> N
 
 @local_only
 def test_importing_it_is_light() -> None:
-    code = "import sys, tasks.hub_server; print([m for m in ('fastapi', 'uvicorn', 'dulwich', 'pydantic') if m in sys.modules])"
+    code = "import sys, tasks.hub_server.server; print([m for m in ('fastapi', 'uvicorn', 'dulwich', 'pydantic') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
     )

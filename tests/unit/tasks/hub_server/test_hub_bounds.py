@@ -15,7 +15,8 @@ from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from tasks.hub_server import LocalHub, bounds
+from tasks.hub_server import bounds
+from tasks.hub_server.server import LocalHub
 
 # huggingface_hub uploads by `data=`, which httpx2 deprecates:
 # https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)

@@ -22,7 +22,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from tasks.hub_server import LocalHub
+from tasks.hub_server.server import LocalHub
 from tests.support.project import wait_for
 
 # huggingface_hub uploads by `data=`, which httpx2 deprecates:
@@ -33,7 +33,7 @@ REPO = "alice/model"
 SERVE = """
     import sys
     from pathlib import Path
-    from tasks.hub_server import LocalHub
+    from tasks.hub_server.server import LocalHub
     with LocalHub(Path(sys.argv[1]), tokens={"token-of-alice": "alice"}) as hub:
         print(hub.endpoint, flush=True)
         hub.serve_forever()

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import HfApi
 
-from tasks.hub_server import LocalHub
+from tasks.hub_server.server import LocalHub
 from tests.support.browser import needs_browser, open_page
 
 # huggingface_hub uploads by `data=`, which httpx2 deprecates:

@@ -14,7 +14,7 @@ from huggingface_hub.utils import disable_progress_bars
 from params import DataError, HubRefusedError, RecipeError, TransientError
 from params.artifacts import Artifacts
 from params.schema import Data, HubDataset
-from tasks.hub_server import LocalHub
+from tasks.hub_server.server import LocalHub
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest
 

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from params import RecipeError, load
 from tasks.hub_client.connection import LOCAL_TOKEN
-from tasks.hub_server import LocalHub
+from tasks.hub_server.server import LocalHub
 from tasks.publishing.model_card import PICTURES, write_card
 from tasks.publishing.provenance import provenance
 from tests.support import tiny

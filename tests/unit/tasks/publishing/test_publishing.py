@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from params.errors import HubRefusedError, ModelError, TransientError
 from tasks.__main__ import main
 from tasks.hub_client.connection import LOCAL_TOKEN
-from tasks.hub_server import LocalHub
+from tasks.hub_server.server import LocalHub
 from tasks.publishing.stage import is_there
 from tests.support import releases, tiny
 from tests.support.project import free_port

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from params import EvergreenError
 from params.errors import HubRefusedError, StorageError, TransientError
-from tasks.hub_server import LOCAL_TOKEN, LocalHub
+from tasks.hub_server.server import LOCAL_TOKEN, LocalHub
 
 LOCAL_USER = "local"
 _SHORTEST_TOKEN = 20

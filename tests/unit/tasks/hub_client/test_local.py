@@ -20,14 +20,14 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from params import EvergreenError
 from params.errors import HubRefusedError, StorageError, TransientError
-from tasks.hub_server import LOCAL_TOKEN
-from tasks.hub_server.serve import read_members, serve
+from tasks.hub_client.local import read_members, serve
+from tasks.hub_server.server import LOCAL_TOKEN
 
 ALICE, BOB = "hf_" + "a" * 40, "hf_" + "b" * 40
 SERVE = """
 import sys
 from pathlib import Path
-from tasks.hub_server.serve import serve
+from tasks.hub_client.local import serve
 folder, host, tokens = sys.argv[1:]
 serve(Path(folder), host=host, port=0, tokens=Path(tokens) if tokens else None)
 """
@@ -167,7 +167,7 @@ def test_what_cannot_be_served(
 
 
 def test_importing_it_is_light() -> None:
-    code = "import sys, tasks.hub_server.serve; print([m for m in ('fastapi', 'torch', 'huggingface_hub') if m in sys.modules])"
+    code = "import sys, tasks.hub_client.local; print([m for m in ('fastapi', 'torch', 'huggingface_hub') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
     )
