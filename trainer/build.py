@@ -85,7 +85,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         loss=extensions.loss_function(training.loss) or objective.loss(training),
         callbacks=extensions.callbacks(training),
     )
-    trainer.loop.guard.stop_at_step = job.stop_at_step
+    trainer.guard.stop_at_step = job.stop_at_step
     trainer.remove_callback(PrinterCallback)
     trackers.go_on(trainer, job.folder, step_of(job.checkpoint) if job.checkpoint else 0)
     trainer.add_callback(Progress())

@@ -93,7 +93,7 @@ def _train(job: Job, trainer: EvergreenTrainer) -> None:
         trainer.train(resume_from_checkpoint=str(job.checkpoint) if job.checkpoint else None)
     trainer.accelerator.end_training()  # a process group that is still there lets DeepSpeed abort at exit
     step, of = trainer.state.global_step, trainer.state.max_steps
-    if trainer.loop.guard.stopped:
+    if trainer.guard.stopped:
         raise PreemptedError(
             "train", f"stopped at step {step} of {of}, as asked", f"start again: checkpoint-{step} goes on"
         )

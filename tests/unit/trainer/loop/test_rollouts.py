@@ -336,7 +336,7 @@ def test_the_loss_is_that_of_next_tokens(tmp_path: Path) -> None:
         loss = total / sum(len(training_sample.completion) for training_sample in taken)
         loss.backward()
         assert len(taken) == 8
-        assert sum(trainer.loop.guard.losses) == pytest.approx(loss.item(), rel=1e-5)
+        assert sum(trainer.guard.losses) == pytest.approx(loss.item(), rel=1e-5)
         for name, weight in model.named_parameters():
             torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-4, atol=1e-6)
         found.append(loss.item())
