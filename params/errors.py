@@ -23,7 +23,7 @@ are worth a retry.
 from __future__ import annotations
 
 import os
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class EvergreenError(Exception):
@@ -33,15 +33,22 @@ class EvergreenError(Exception):
         where: the place, as precisely as it is known: `file:line`, a key, a row, a URL.
         what: what is wrong there, with the value that was found.
         fix: what the user can do about it.
+        key: the recipe's key that it is about, for example `training.callbacks.0`; empty if it is about none.
     """
 
     exit_code: ClassVar[int] = os.EX_SOFTWARE
 
-    def __init__(self, where: str, what: str, fix: str) -> None:
+    def __init__(self, where: str, what: str, fix: str, *, key: str = "") -> None:
         super().__init__(where, what, fix)
         self.where = where
         self.what = what
         self.fix = fix
+        self.key = key
+
+    @classmethod
+    def at(cls, key: str, what: str, fix: str) -> Self:
+        """An error at `key` of the recipe."""
+        return cls(key, what, fix, key=key)
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}\n  fix: {self.fix}"

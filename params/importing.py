@@ -24,26 +24,25 @@ def resolve(name: str, key: str) -> Callable[..., Any]:
         RecipeError: there is no such object, its module cannot be imported, or it cannot be called.
     """
     module_name, _, attribute = name.partition(":")
-    where = f"{key}: {name}"
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             fix = "write package.module:name, importable from the project's root"
-            raise RecipeError(where, f"there is no module `{error.name}`", fix) from error
-        raise RecipeError(
-            where, f"`{module_name}` needs a module that is missing: {error.name}", "install it"
-        ) from error
+            raise RecipeError.at(key, f"{name}: there is no module `{error.name}`", fix) from error
+        what = f"{name}: `{module_name}` imports {error.name}, which is not installed"
+        raise RecipeError.at(key, what, f"install {error.name}") from error
     except Exception as error:
-        what = f"`{module_name}` cannot be imported: {type(error).__name__}: {error}"
-        raise RecipeError(where, what, f"try `python -c 'import {module_name}'`") from error
+        what = f"{name}: `{module_name}` cannot be imported: {type(error).__name__}: {error}"
+        raise RecipeError.at(key, what, f"try `python -c 'import {module_name}'`") from error
     if not hasattr(module, attribute):
         known = [key for key, value in vars(module).items() if inspect.isfunction(value) or inspect.isclass(value)]
-        raise RecipeError(where, f"`{module_name}` has no `{attribute}`", suggestion(attribute, known, "names"))
+        what = f"{name}: `{module_name}` has no `{attribute}`"
+        raise RecipeError.at(key, what, suggestion(attribute, known, "names"))
     found = getattr(module, attribute)
     if not callable(found):
-        what = f"`{attribute}` is a value of type {type(found).__name__}, which cannot be called"
-        raise RecipeError(where, what, "name a function or a class")
+        what = f"{name}: `{attribute}` is a value of type {type(found).__name__}, which cannot be called"
+        raise RecipeError.at(key, what, "name a function or a class")
     resolved: Callable[..., Any] = found
     return resolved
 
@@ -59,8 +58,9 @@ def bind(call: Call, key: str, given: int) -> Callable[..., Any]:
         signature = inspect.signature(function)
         signature.bind(*range(given), **call.arguments)
     except TypeError as error:
-        what = f"cannot be called with {given} values" + (f" and {sorted(call.arguments)}" if call.arguments else "")
-        raise RecipeError(f"{key}: {call.name}", f"{what}: {error}", f"its signature is {signature}") from error
+        what = f"{call.name}: cannot be called with {given} values"
+        what += f" and {sorted(call.arguments)}" if call.arguments else ""
+        raise RecipeError.at(key, f"{what}: {error}", f"its signature is {signature}") from error
     return lambda *values: function(*values, **call.arguments)
 
 

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from params.errors import RecipeError
+from params.errors import EvergreenError, RecipeError
 from params.schema import Recipe
 
 Key = tuple[str | int, ...]
@@ -34,6 +34,13 @@ class Problem:
     """What is wrong, with the value that was found."""
     fix: str
     """What to write instead."""
+
+    @classmethod
+    def of(cls, error: EvergreenError, default: Key) -> Problem:
+        """`error` as a problem of the key that it names, or of the key `default` if it names none."""
+        if error.key:
+            return cls(_parse_key(error.key), error.what, error.fix)
+        return cls(default, f"{error.where}: {error.what}", error.fix)
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,10 @@ def load(path: Path) -> Recipe:
 def suggestion(name: str, known: Sequence[str], what: str = "keys") -> str:
     """A fix for a name that does not exist: the closest one that does, or all of them."""
     return _did_you_mean(name, known) or f"{what} here: {', '.join(known)}"
+
+
+def _parse_key(text: str) -> Key:
+    return tuple(int(name) if name.isdigit() else name for name in text.split("."))
 
 
 def _did_you_mean(name: str, known: Sequence[str]) -> str | None:

@@ -74,9 +74,7 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
         head = next(iter(source.batches("train")), None)
     except EvergreenError as error:
         default = {"files": "train", "function": "function", "sql": "url"}.get(data.source.kind, "repo_id")
-        named, _, rest = error.where.removeprefix("data.source.").partition(": ")
-        key, where = (named, rest) if named in type(data.source).model_fields else (default, error.where)
-        yield Problem(("data", "source", key), f"{where}: {error.what}" if where else error.what, error.fix)
+        yield Problem.of(error, ("data", "source", default))
         return
     columns = head.rows.schema.names if head else []
     for i, division in enumerate(evaluation.slices):
@@ -168,12 +166,12 @@ def _extension_problems(training: Training, objective: ObjectiveChoice) -> Itera
 def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
     own = evaluation.metrics
     if own:
-        for part, call, given in (("function", own.function, 1), ("preprocess_logits", own.preprocess_logits, 2)):
+        for name, call, values in (("function", own.function, 1), ("preprocess_logits", own.preprocess_logits, 2)):
             try:
                 if call:
-                    bind(call, part, given)
+                    bind(call, f"evaluation.metrics.{name}", values)
             except RecipeError as error:
-                yield Problem(("evaluation", "metrics", part), f"{call and call.name} {error.what}", error.fix)
+                yield Problem.of(error, ("evaluation", "metrics"))
     if objective.name in objectives.names():
         known = list(objectives.find(objective.name).metrics)
         for name in own.directions if own else ():
@@ -212,10 +210,9 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
     for i, division in enumerate(evaluation.slices):
         try:
             if division.function:
-                bind(division.function, "function", 1)
+                bind(division.function, f"evaluation.slices.{i}.function", 1)
         except RecipeError as error:
-            what = f"{division.function and division.function.name} {error.what}"
-            yield Problem(("evaluation", "slices", i, "function"), what, error.fix)
+            yield Problem.of(error, ("evaluation", "slices", i))
 
 
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:

@@ -86,14 +86,16 @@ class FileSource:
         else:
             found = glob.glob(pattern, root_dir=self._folder, recursive=True)  # noqa: PTH207 - takes absolute paths too
             names = sorted(name for name in found if (self._folder / name).is_file())
-        where = f"data.source.{split}: {pattern}"
+        key = f"data.source.{split}"
         if not names:
             if (self._folder / pattern).is_dir():
-                raise DataError(where, "is a folder", f"write a pattern of files, for example `{pattern}/*.parquet`")
-            raise DataError(
-                where, f"no file matches in {self._place}", "check the path; `**` matches folders in between"
-            )
+                raise DataError.at(
+                    key, f"{pattern}: is a folder", f"write a pattern of files, for example `{pattern}/*.parquet`"
+                )
+            what = f"{pattern}: no file matches in {self._place}"
+            raise DataError.at(key, what, "check the path; `**` matches folders in between")
         for name in names:
             if Path(name).suffix.lower() not in SUFFIXES:
-                raise DataError(where, f"{name} is of a kind that cannot be read", f"use one of {', '.join(SUFFIXES)}")
+                what = f"{pattern}: {name} is of a kind that cannot be read"
+                raise DataError.at(key, what, f"use one of {', '.join(SUFFIXES)}")
         return names

@@ -32,7 +32,9 @@ class FunctionSource:
             inspect.signature(self._function).bind(**source.arguments)
         except TypeError as error:
             fix = f"its signature is {inspect.signature(self._function)}"
-            raise RecipeError("data.source.arguments", f"`{self._name}` cannot be called so: {error}", fix) from error
+            raise RecipeError.at(
+                "data.source.arguments", f"`{self._name}` cannot be called so: {error}", fix
+            ) from error
 
     @cached_property
     def revision(self) -> str:

@@ -30,7 +30,7 @@ class HubSource:
         for split, pattern in self._patterns.items():
             if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts:
                 fix = "give a path or glob that starts at the repository's root"
-                raise RecipeError(f"data.source.{split}: {pattern}", "leads out of the repository", fix)
+                raise RecipeError.at(f"data.source.{split}", f"{pattern}: leads out of the repository", fix)
 
     @property
     def splits(self) -> Sequence[str]:

@@ -51,12 +51,12 @@ class SqlSource:
             self._engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
         except NoSuchModuleError:
             fix = "write postgresql://, mysql://, sqlite:/// or another dialect that is installed"
-            raise RecipeError("data.source.url", f"no SQLAlchemy dialect `{url.drivername}`", fix) from None
+            raise RecipeError.at("data.source.url", f"no SQLAlchemy dialect `{url.drivername}`", fix) from None
         except ArgumentError as error:
             raise self._failure(error) from None
         except ImportError as error:
             what = f"the driver of `{url.drivername}` is not installed"
-            raise RecipeError("data.source.url", what, f"pip install {error.name}") from None
+            raise RecipeError.at("data.source.url", what, f"pip install {error.name}") from None
 
     @cached_property
     def revision(self) -> str:
@@ -75,12 +75,12 @@ class SqlSource:
             with self._engine.connect() as connection:
                 result = connection.execution_options(**options).exec_driver_sql(self._query)
                 if not result.returns_rows:
-                    raise DataError("data.source.query", "the statement returns no rows", "write a SELECT")
+                    raise DataError.at("data.source.query", "the statement returns no rows", "write a SELECT")
                 names = list(result.keys())
                 twice = sorted({name for name in names if names.count(name) > 1})
                 if twice:
                     what = f"several columns are called {', '.join(f'`{name}`' for name in twice)}"
-                    raise DataError("data.source.query", what, "rename them with AS, one name each")
+                    raise DataError.at("data.source.query", what, "rename them with AS, one name each")
                 for index, row in enumerate(result):
                     yield f"data.source.query row {index}", dict(zip(names, row, strict=True))
         except SQLAlchemyError as error:
@@ -96,7 +96,7 @@ class SqlSource:
         if lost or _PASSING.search(message):
             where = self._url.render_as_string(hide_password=True)
             return TransientError(where, f"the database cannot be reached: {message}", "run the stage again later")
-        return DataError(
+        return DataError.at(
             "data.source.query", f"the database refuses: {message}", "mend the query, or the account's rights"
         )
 
@@ -105,7 +105,7 @@ def _parse(written: str) -> sqlalchemy.URL:
     missing = sorted({name for name in _VARIABLE.findall(written) if name not in os.environ})
     if missing:
         what = f"the environment has no variable {', '.join(missing)}"
-        raise RecipeError("data.source.url", what, f"export {missing[0]}=... before the run")
+        raise RecipeError.at("data.source.url", what, f"export {missing[0]}=... before the run")
     if _VARIABLE.fullmatch(written):
         text = os.environ[written[2:-1]]
     else:  # a user or password may hold any character, which a URL writes as %XX
@@ -116,4 +116,4 @@ def _parse(written: str) -> sqlalchemy.URL:
         return sqlalchemy.make_url(text)
     except (ArgumentError, ValueError):  # both would show the URL, with its password
         fix = "write dialect://user:${PASSWORD}@host/database, or sqlite:///file.db"
-        raise RecipeError("data.source.url", "cannot be read as a SQLAlchemy URL", fix) from None
+        raise RecipeError.at("data.source.url", "cannot be read as a SQLAlchemy URL", fix) from None

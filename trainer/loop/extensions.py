@@ -62,22 +62,22 @@ def _refuse_two_losses(training: Training, cls: type, called: str) -> None:
 
     if training.loss is not None and cls.compute_loss is not Trainer.compute_loss:  # type: ignore[attr-defined]
         what = f"{called} computes the loss by itself (compute_loss), so that this function would never be called"
-        raise RecipeError(f"training.loss: {training.loss.name}", what, "remove one of the two")
+        raise RecipeError.at("training.loss", f"{training.loss.name}: {what}", "remove one of the two")
 
 
 def _refuse_overrides(name: str, own: Any, base: type) -> None:
     from transformers import Trainer
 
-    where = f"training.trainer: {name}"
     if not (isinstance(own, type) and issubclass(own, Trainer)):
-        raise RecipeError(where, "is not a subclass of transformers.Trainer", "name a class that is")
+        what = f"{name} is not a subclass of transformers.Trainer"
+        raise RecipeError.at("training.trainer", what, "name a class that is")
     defined = {a for cls in own.__mro__ if cls not in base.__mro__ for a in vars(cls)}
     methods = {a for a in defined if not a.startswith("__") or a == "__init__"}
     taken = sorted(a for a in methods - set(OVERRIDABLE) if hasattr(base, a))
     if taken:
-        what = f"overrides {', '.join(taken)}, on which the pipeline's guarantees rest: a resumed run would not be the same"
+        what = f"{name} overrides {', '.join(taken)}, on which the pipeline's guarantees rest: a resumed run would not be the same"
         fix = f"override only {', '.join(OVERRIDABLE)}; for more use training.callbacks, or an objective of its own"
-        raise RecipeError(where, what, fix)
+        raise RecipeError.at("training.trainer", what, fix)
 
 
 def loss_function(call: Call | None) -> Callable[..., Any] | None:
@@ -105,8 +105,8 @@ def callbacks(training: Training) -> list[TrainerCallback]:
         key = f"training.callbacks.{i}"
         cls: Any = resolve(call.name, key)
         if not (isinstance(cls, type) and issubclass(cls, TrainerCallback)):
-            fix = "name a class that is"
-            raise RecipeError(f"{key}: {call.name}", "is not a subclass of transformers.TrainerCallback", fix)
+            what = f"{call.name} is not a subclass of transformers.TrainerCallback"
+            raise RecipeError.at(key, what, "name a class that is")
         made.append(bind(call, key, 0)())
     if training.early_stopping_patience:
         made.append(EarlyStoppingCallback(training.early_stopping_patience))
@@ -131,7 +131,4 @@ def problems(training: Training, base: Callable[[], type[EvergreenTrainer]]) -> 
         try:
             look()
         except RecipeError as error:
-            key, _, name = error.where.partition(": ")
-            yield Problem(
-                tuple(int(k) if k.isdigit() else k for k in key.split(".")), f"{name} {error.what}", error.fix
-            )
+            yield Problem.of(error, ("training",))

@@ -65,7 +65,7 @@ def test_a_function_gives_rows() -> None:
             "cannot be called so: got an unexpected keyword argument 'cuont'\n  fix: its signature",
         ),
         ("broken_module:f", {}, "`broken_module` cannot be imported: RuntimeError: at import"),
-        ("needy_module:f", {}, "`needy_module` needs a module that is missing: no_such_library"),
+        ("needy_module:f", {}, "`needy_module` imports no_such_library, which is not installed"),
     ],
 )
 def test_functions_that_cannot_be_called(
