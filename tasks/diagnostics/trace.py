@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 
 from params import DataError, Recipe, load
 from params.artifacts import SPLITS, Artifacts
-from tasks.tokenization.stage import Encoder
+from tasks.tokenization.encoding import Encoder
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model import network

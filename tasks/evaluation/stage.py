@@ -31,7 +31,7 @@ from tasks.evaluation.gate import Champion, Direction
 from tasks.evaluation.scoring import Scores, score
 from tasks.evaluation.statistics import Resampler
 from tasks.stages import Report, save_report
-from tasks.tokenization.stage import Encoder, write_split
+from tasks.tokenization.encoding import Encoder, encode_split
 from trainer import objectives
 from trainer.data import tokens
 from trainer.loop.metrics import Figures
@@ -210,7 +210,7 @@ class _Bench:
         else:
             longest = min(tokenizer.model_max_length, _ENDLESS)
             longest = self.tokenizer.model_max_length if longest == _ENDLESS else longest
-            write_split(self.artifacts, split, target, Encoder(self.objective, tokenizer, longest, self.state))
+            encode_split(self.artifacts, split, target, Encoder(self.objective, tokenizer, longest, self.state))
             sequences = tokens.read_split(self.folder, target.stem)
         network = load()
         counted = Figures(self.objective, state=self.state, tokenizer=tokenizer, metrics=self.evaluation.metrics)

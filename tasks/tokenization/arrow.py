@@ -1,28 +1,24 @@
-"""Sequences of tokens as Arrow files."""
+"""Sequences of tokens as Arrow stream files, written and sorted in memory that does not grow with their number."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from params.artifacts import Artifacts
 from trainer.objectives.bases.objective import Example
 
-_BATCH = 1000
+BATCH_SEQUENCES = 1000
+"""Sequences of one Arrow record batch, and the most that are in memory as Python objects."""
 
 
-def _rows(artifacts: Artifacts, split: str) -> Iterator[dict[str, Any]]:
-    with pq.ParquetFile(artifacts.rows / f"{split}.parquet") as file:
-        for batch in file.iter_batches(_BATCH):
-            yield from batch.to_pylist()
+def write_sequences(examples: Iterable[Example], target: Path) -> tuple[list[int], int]:
+    """Write sequences to an Arrow stream file.
 
-
-def _write(examples: Iterable[Example], target: Path) -> tuple[list[int], int]:
-    """Write sequences as an Arrow stream; return their lengths, and how many labels the loss is computed on."""
+    Returns:
+        The length of each sequence, and the number of labels that the loss is computed on.
+    """
     lengths: list[int] = []
     learned = 0
     writer: pa.RecordBatchStreamWriter | None = None
@@ -42,7 +38,7 @@ def _write(examples: Iterable[Example], target: Path) -> tuple[list[int], int]:
         labels = example.get("labels", 0)
         learned += sum(label != -100 for label in labels) if isinstance(labels, list) else 1
         batch.append(example)
-        if len(batch) >= _BATCH:
+        if len(batch) >= BATCH_SEQUENCES:
             flush()
     flush()
     if writer:
@@ -50,21 +46,26 @@ def _write(examples: Iterable[Example], target: Path) -> tuple[list[int], int]:
     return lengths, learned
 
 
-def _schema(example: Example) -> pa.Schema:
-    kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), list: pa.list_(pa.int32())}
-    return pa.schema(sorted((name, kinds[type(value)]) for name, value in example.items()))
+def sort_longest_first(target: Path, lengths: list[int]) -> None:
+    """Sort the sequences of a file by length, so that batches have little padding and the largest batch comes first.
 
-
-def _sort_longest_first(target: Path, lengths: list[int]) -> None:
-    """Order a split by length: least padding, and the largest batch, which may not fit, comes first."""
+    If a batch does not fit into memory, the evaluation fails at its start and not hours later.
+    """
     if not lengths:
         return
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     with pa.memory_map(str(target)) as source:
-        batches = pa.ipc.open_stream(source).read_all().to_batches()  # of _BATCH rows each, on disk until they are read
+        # Each holds BATCH_SEQUENCES sequences, which stay on disk until they are read.
+        batches = pa.ipc.open_stream(source).read_all().to_batches()
         ordered = target.with_suffix(".sorted")
         with pa.ipc.new_stream(str(ordered), batches[0].schema) as writer:
-            for start in range(0, len(order), _BATCH):
-                rows = [batches[i // _BATCH].slice(i % _BATCH, 1) for i in order[start : start + _BATCH]]
+            for start in range(0, len(order), BATCH_SEQUENCES):
+                chosen = order[start : start + BATCH_SEQUENCES]
+                rows = [batches[i // BATCH_SEQUENCES].slice(i % BATCH_SEQUENCES, 1) for i in chosen]
                 writer.write_table(pa.Table.from_batches(rows).combine_chunks())
     ordered.rename(target)
+
+
+def _schema(example: Example) -> pa.Schema:
+    kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), list: pa.list_(pa.int32())}
+    return pa.schema(sorted((name, kinds[type(value)]) for name, value in example.items()))

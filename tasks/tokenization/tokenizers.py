@@ -1,4 +1,4 @@
-"""The tokenizer of a run: trained on its rows, or taken from a pretrained model."""
+"""The tokenizer of a run: trained on its rows, or loaded from a pretrained model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from params import ModelError, TransientError
-from params.schema import TrainTokenizer
+from params.schema import Tokenization, TrainTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -15,8 +15,33 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 
 
+def build_tokenizer(tokenization: Tokenization, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+    """Return the recipe's tokenizer, which always has a padding token.
+
+    Args:
+        tokenization: the recipe's section.
+        texts: the text of every training row; read only if the tokenizer is trained.
+
+    Raises:
+        ModelError: the pretrained tokenizer cannot be used.
+        TransientError: the Hub cannot be reached.
+    """
+    choice = tokenization.tokenizer
+    if isinstance(choice, TrainTokenizer):
+        tokenizer = train_tokenizer(texts, choice)
+    else:
+        tokenizer = load_tokenizer(choice.path, choice.revision)
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            what = "has neither a padding nor an end-of-text token"
+            raise ModelError("tokenization.tokenizer", what, "use the tokenizer of a trained model")
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.model_max_length = tokenization.max_length
+    return tokenizer
+
+
 def train_tokenizer(texts: Iterable[str], choice: TrainTokenizer) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer; its one special token begins, ends and pads."""
+    """Train a byte-level BPE tokenizer; its only special token marks start, end and padding."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -37,7 +62,13 @@ def train_tokenizer(texts: Iterable[str], choice: TrainTokenizer) -> PreTrainedT
     return tokenizer
 
 
-def _pretrained_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a pretrained model from a folder or a Hub.
+
+    Raises:
+        ModelError: there is no tokenizer, or only a slow one.
+        TransientError: the Hub cannot be reached.
+    """
     from transformers import AutoTokenizer
 
     try:
@@ -45,9 +76,11 @@ def _pretrained_tokenizer(path: str, revision: str | None) -> PreTrainedTokenize
             path, revision=revision or "main", trust_remote_code=False
         )
     except (ConnectionError, TimeoutError) as error:
-        raise TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub can be reached") from error
+        fix = "check the network, then run the stage again"
+        raise TransientError(path, f"the tokenizer cannot be downloaded: {error}", fix) from error
     except (OSError, ValueError) as error:
-        raise ModelError(path, f"no tokenizer can be loaded: {error}", "check the path and the revision") from error
+        fix = "check the path and revision in tokenization.tokenizer"
+        raise ModelError(path, f"no tokenizer can be loaded: {error}", fix) from error
     if not tokenizer.is_fast:
         raise ModelError(path, "has only a slow tokenizer", "use a model whose repository holds tokenizer.json")
     return tokenizer

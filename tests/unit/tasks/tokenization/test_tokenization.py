@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
@@ -86,7 +87,7 @@ def test_training_is_packed_and_held_out_splits_come_longest_first(artifacts):
 
 def test_sorting_moves_whole_sequences(artifacts, monkeypatch):
     """Also across the batches in which they are written."""
-    monkeypatch.setattr("tasks.tokenization.arrow._BATCH", 7)
+    monkeypatch.setattr("tasks.tokenization.arrow.BATCH_SEQUENCES", 7)
     run(artifacts)
     tokenizer = tokens.read_tokenizer(artifacts.tokens)
     texts = dict(enumerate(tiny.sentences(20, 2), 80))
@@ -137,6 +138,32 @@ def test_a_pretrained_tokenizer_is_taken_from_its_folder(artifacts, tmp_path):
     run(artifacts, tokenizer=choice)
     assert sequences(artifacts, "test") == before
     assert AutoTokenizer.from_pretrained(artifacts.tokenizer).model_max_length == 16
+
+
+@pytest.mark.parametrize(
+    ("objective", "trained", "reads"),
+    [(LANGUAGE, True, 2), (LANGUAGE, False, 1), (CLASSES, True, 3), (CLASSES, False, 2)],
+)
+def test_the_train_rows_are_read_only_as_often_as_the_recipe_needs(
+    artifacts, tmp_path, monkeypatch, objective, trained, reads
+):
+    """Once to encode them, once more to train a tokenizer, and once more for the label names."""
+    tokenizer = TRAINED if trained else pretrained(artifacts, tmp_path / "pretrained")
+    opened = []
+
+    class CountedFile(pq.ParquetFile):
+        def __init__(self, source):
+            super().__init__(source)
+            self.name = Path(source).name
+
+        def iter_batches(self, *arguments):
+            opened.append(self.name)
+            return super().iter_batches(*arguments)
+
+    monkeypatch.setattr(pq, "ParquetFile", CountedFile)
+    run(artifacts, objective, tokenizer)
+    assert opened.count("train.parquet") == reads
+    assert opened.count("test.parquet") == opened.count("validation.parquet") == 1
 
 
 def test_a_tokenizer_that_is_not_there_is_an_error_that_names_it(artifacts, tmp_path):
@@ -202,7 +229,7 @@ def test_a_label_that_training_never_saw_is_an_error_with_the_row(artifacts):
 MEASURE = """
 import sys, threading, time
 from pathlib import Path
-from tests import tiny
+from tests.support import tiny
 from params.artifacts import Artifacts
 from params.schema import ObjectiveChoice, Tokenization
 from tasks.tokenization.stage import tokenize

@@ -14,7 +14,7 @@ from params import RecipeError
 from params.loading import read
 from params.schema import Model, ObjectiveChoice, TrainTokenizer
 from tasks.diagnostics.check import all_problems
-from tasks.tokenization.stage import Encoder
+from tasks.tokenization.encoding import Encoder
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from trainer import objectives

@@ -10,7 +10,7 @@ import torch
 
 from params import DataError
 from params.schema import ObjectiveChoice
-from tasks.tokenization.stage import Encoder
+from tasks.tokenization.encoding import Encoder
 from trainer import objectives
 
 
