@@ -68,7 +68,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         metrics=job.metrics,
         to_cpu_every=args.eval_accumulation_steps,
     )
-    trainer = extensions.trainer_class(training, objective.trainer_class())(
+    trainer = extensions.trainer_class(training, extensions.base_class(objective.trainer_class))(
         objective=objective,
         figures=figures,
         keep_checkpoints=training.keep_checkpoints,

@@ -1,32 +1,15 @@
-"""What one training is: everything the worker needs, handed over as a JSON file, and the key that identifies it."""
+"""The job that the train stage hands to `trainer.worker` as a JSON file."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from params import RecipeError
-from params.importing import source_files
 from params.loading import suggestion
 from params.schema import Launch, Metrics, Model, ObjectiveChoice, Section, Training
+from trainer.identity import run_identity, run_key
 from trainer.objectives import find
-
-_CODE = Path(__file__).parent
-_EFFECTLESS = {"logging_steps", "keep_checkpoints", "save_steps", "save_minutes", "resume"}
-"""Keys of `training` that change what is written down, not what is learned."""
-_EFFECTLESS_PREFIXES = (
-    "logging_",
-    "log_",
-    "dataloader_",
-    "report_to",
-    "trackio_",
-    "ddp_timeout",
-    "eval_accumulation_steps",
-)
-_EFFECTLESS_ARGUMENTS = {"run_name", "project", "skip_memory_metrics", "debug"}
 
 
 class Job(Section):
@@ -43,7 +26,7 @@ class Job(Section):
     folder: Path
     """Folder of this run's checkpoints and best weights."""
     identity: dict[str, str]
-    """All that determines the run, see `identity`."""
+    """Everything that decides the weights, see `trainer.identity.run_identity`."""
     checkpoint: Path | None = None
     """The checkpoint to go on from; the supervisor chooses it, so that all processes take up the same."""
     stop_at_step: int | None = None
@@ -67,7 +50,7 @@ class Job(Section):
         record: bool = False,
     ) -> Job:
         """The training that these sections describe, in a folder of `root` that is named after its identity."""
-        determined = identity(
+        identity = run_identity(
             seed=seed, objective=objective, model=model, training=training, metrics=metrics, tokens=tokens
         )
         return cls(
@@ -78,8 +61,8 @@ class Job(Section):
             launch=launch,
             metrics=metrics,
             tokens=tokens.absolute(),
-            folder=(root / run_key(determined)).absolute(),
-            identity=determined,
+            folder=(root / run_key(identity)).absolute(),
+            identity=identity,
             stop_at_step=stop_at_step,
             record=record,
         )
@@ -107,58 +90,3 @@ class Job(Section):
     def load(cls, path: Path) -> Job:
         """The job that was written to `path`."""
         return cls.model_validate_json(path.read_text(encoding="utf-8"), strict=False)
-
-
-def identity(
-    *,
-    seed: int,
-    objective: ObjectiveChoice,
-    model: Model,
-    training: Training,
-    metrics: Metrics | None = None,
-    tokens: Path,
-) -> dict[str, str]:
-    """All that determines the weights that a training gives, by name: equal for two trainings that must give the same.
-
-    In it: the recipe's keys that determine the run, and hashes of the tokens and tokenizer, of a local base model's
-    files, of the code that the recipe names, and of this package's. Not in it: the number of processes, the micro-batch, what is logged and kept.
-    """
-    keys = {
-        "seed": seed,
-        "objective": objective.model_dump(mode="json"),
-        "model": model.model_dump(mode="json"),
-        "training": training.model_dump(mode="json", exclude=_EFFECTLESS),
-        "metrics": metrics.model_dump(mode="json") if metrics else None,
-    }
-    arguments = keys["training"]["arguments"]  # type: ignore[index]
-    keys["training"]["arguments"] = {k: v for k, v in arguments.items() if not is_effectless(k)}  # type: ignore[index]
-    found = dict(_flat(keys))
-    files = {f"code {p.name}": p for p in [*_CODE.glob("*.py"), _CODE / "objectives" / f"{objective.name}.py"]}
-    files |= {f"code {name}": path for name, path in source_files(keys)}
-    data = (p for p in tokens.rglob("*") if p.is_file() and p.suffix in {".arrow", ".json"})
-    files |= {f"tokens {p.relative_to(tokens)}": p for p in data}
-    if model.pretrained and Path(model.pretrained).is_dir():
-        weights = (p for p in Path(model.pretrained).iterdir() if p.suffix in {".safetensors", ".json"})
-        files |= {f"base model {p.name}": p for p in weights}
-    for name, path in files.items():
-        with path.open("rb") as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return dict(sorted(found.items()))
-
-
-def run_key(identity: Mapping[str, str]) -> str:
-    """Sixteen hex digits for an identity, for the name of its folder."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def is_effectless(argument: str) -> bool:
-    """Whether a field of TrainingArguments changes what is written down or how fast it goes, not what is learned."""
-    return argument in _EFFECTLESS_ARGUMENTS or argument.startswith(_EFFECTLESS_PREFIXES)
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else key)
-    else:
-        yield name, json.dumps(value, sort_keys=True)

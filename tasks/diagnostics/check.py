@@ -160,7 +160,7 @@ def _training_problems(training: Training) -> Iterator[Problem]:
 
 def _extension_problems(training: Training, objective: ObjectiveChoice) -> Iterator[Problem]:
     if not objectives.problems(objective):
-        yield from extensions.problems(training, objectives.build(objective).trainer_class)
+        yield from extensions.problems(training, objectives.find(objective.name).trainer_class)
 
 
 def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:

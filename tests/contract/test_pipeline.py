@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+import shutil
+from pathlib import Path, PurePath
 
 import grimp
 import pytest
@@ -13,40 +14,30 @@ from flows import retrain as flow_module
 from params import load
 from params.artifacts import STAGES, Artifacts
 from tasks import stages
+from trainer import identity
+from trainer.identity import DECIDING_CODE, HARMLESS_CODE, deciding_files, run_identity, run_key
 
 ROOT = Path(__file__).parents[2]
+
+
+def module_of(place: str) -> str:
+    return place.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
+
+
 DVC = YAML(typ="safe").load(ROOT / "dvc.yaml")
 RECIPES = DVC["vars"][0]["recipes"]
 PACKAGES = ("params", "trainer", "tasks")
-# An objective names the Trainer that trains it; nothing but training asks.
-TRAINERS = {"trainer.loop.trainer", "trainer.loop.preference_trainer", "trainer.loop.rollout_trainer"}
-
-# What may change without making a stage's result stale.
-HARMLESS = {
-    "params": "typed reading of the recipe, whose values are declared key by key",
-    "tasks.stages": "how a stage is called",
-    "tasks.progress": "what is logged meanwhile",
-    "trainer.runtime.lifetime": "who dies with whom",
-    "trainer.runtime.imports": "what is not imported",
-    "trainer.reporting.progress": "what is logged meanwhile",
-    "trainer.reporting.step_record": "what is written down meanwhile",
-    "trainer.reporting.trackers": "what is written down meanwhile",
-    "trainer.runtime.heartbeat": "signs of life",
-    "trainer.runtime.launcher": "how processes start, and what their end is called",
-    "trainer.loop.collectives": "when all processes save or stop, not what they learn",
-    "trainer.checkpoints.resume": "where an interrupted run goes on: it gives the same weights",
-    "trainer.loop.guard": "when a training saves and stops",
-    "trainer.loop.sharding": "whether accelerate does as it was told",
-    "trainer.checkpoints.saver": "how a checkpoint gets to the disk",
-    "trainer.checkpoints.fault_points": "instants of a save",
-    "trainer.iterative": "a trainer for scripts; no stage uses it",
-    "tasks.mirror.upload": "copies of checkpoints on a Hub",
-    "tasks.training.supervisor": "who watches a training",
-    "tasks.training.ranks": "who watches a training",
-    "tasks.hub_client.faults": "how long a Hub is waited for, and what its refusals are called",
-    "tasks.publishing.secrets": "what is refused, not what is published",
-    "tasks.hub_server": "the server that stands in for the real Hub: what is published does not depend on it",
+# What may change without making a stage's result stale, beside what decides no weights (trainer.identity.HARMLESS_CODE).
+HARMLESS = {module_of(place): reason for place, reason in HARMLESS_CODE.items()} | {
+    "tasks.mirror": "copies checkpoints to a Hub",
+    "tasks.progress": "only logs",
+    "tasks.stages": "calls a stage",
+    "tasks.training.ranks": "watches a training",
+    "tasks.training.supervisor": "watches a training",
+    "tasks.hub_server": "stands in for the real Hub; what is published does not depend on it",
 }
+# Harmless to the weights, but it writes an output of the stage.
+OUTPUT_CODE = {"train": {"trainer/reporting/metrics_log.py"}}
 
 # What a stage reads of the recipe without declaring it.
 READ_ELSEWHERE = {
@@ -157,17 +148,62 @@ def graph() -> grimp.ImportGraph:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_code_of_a_stage_is_declared(stage: str, graph: grimp.ImportGraph) -> None:
+    item = RECIPES["default"]
+    code = {p for p in declared(stage)["deps"] if not p.startswith("runs/") and p not in (item["data"], item["code"])}
     entry = stages.FUNCTIONS[stage].split(":")[0]
-    needed = {file(module) for module in closure(entry, graph)}
-    code = {p for p in declared(stage)["deps"] if not p.startswith("runs/") and p != RECIPES["default"]["data"]}
-    covered = {p for p in needed if any(p == d or p.startswith(f"{d}/") for d in code)}
-    assert needed - covered == set(), "add these to the stage's deps in dvc.yaml, or to HARMLESS with the reason"
-    idle = {d for d in code if d.endswith(".py") and d not in needed} - {
-        "trainer/objectives/causal_lm.py",
-        RECIPES["default"]["code"],
-    }
-    assert idle == set(), "the stage does not use these"
+    needed = {file(module) for module in closure(entry, graph)} | OUTPUT_CODE.get(stage, set())
+    if stage == "train":
+        needed |= {str(path.relative_to(ROOT)) for path in deciding_files("causal_lm")}
+    undeclared = {p for p in needed if not is_in(p, code)}
+    assert undeclared == set(), "add these to the stage's deps in dvc.yaml, or to HARMLESS with the reason"
+    unused = {d for d in code if not any(is_in(p, {d}) for p in needed)} - {"trainer/objectives/causal_lm.py"}
+    assert unused == set(), "the stage does not use these"
     assert all((ROOT / d).exists() for d in code)
+
+
+def test_the_train_stage_depends_on_what_decides_the_weights() -> None:
+    """One definition: the key of a run hashes the same files."""
+    deciding = {place.format(objective="causal_lm") for place in DECIDING_CODE}
+    own = {"tasks/training/stage.py", "tasks/versions.py", *OUTPUT_CODE["train"], RECIPES["default"]["code"]}
+    assert {p for p in declared("train")["deps"] if not p.startswith("runs/")} == deciding | own
+
+
+def test_all_that_the_worker_imports_is_known_to_decide_the_weights_or_not(graph: grimp.ImportGraph) -> None:
+    deciding = [place.format(objective="*") for place in DECIDING_CODE]
+    imported = {file(m) for m in graph.find_upstream_modules("trainer.worker")} | {"trainer/worker.py"}
+    imported |= {file(m) for m in graph.find_children("trainer.objectives")}  # by name
+    for name in sorted(imported):
+        decides = any(PurePath(name).match(place) or is_in(name, {place}) for place in deciding)
+        assert decides != is_in(name, set(HARMLESS_CODE)), f"{name}: list it in one of the two in trainer/identity.py"
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the code that a run's key hashes, to edit."""
+    for package in ("params", "trainer"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(identity, "_PROJECT", tmp_path)
+    return tmp_path
+
+
+def test_an_edit_changes_the_key_of_a_run_if_it_may_change_the_weights(code: Path) -> None:
+    recipe = load(ROOT / "params/default.yaml")
+    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training")}
+
+    def key() -> str:
+        return run_key(run_identity(**sections, tokens=code / "tokens"))
+
+    decides = {path.relative_to(code).as_posix() for path in deciding_files("causal_lm")}
+    assert {"trainer/data/order.py", "trainer/objectives/causal_lm.py", "trainer/worker.py"} <= decides
+    before = key()
+    for path in sorted(code.rglob("*.py")):
+        content = path.read_text(encoding="utf-8")
+        path.write_text(f"{content}# edited\n", encoding="utf-8")
+        name = path.relative_to(code).as_posix()
+        assert (key() != before) == (name in decides), name
+        path.write_text(content, encoding="utf-8")
+    harmless = {p.relative_to(code).parts[1] for p in code.glob("trainer/*/*.py")} - {n.split("/")[1] for n in decides}
+    assert harmless == {"iterative", "reporting", "runtime"}
 
 
 @pytest.mark.parametrize("template", sorted((ROOT / "tasks").rglob("*.jinja")), ids=lambda p: p.name)
@@ -186,22 +222,27 @@ def test_the_flow_runs_the_stages_under_their_names() -> None:
 def closure(entry: str, graph: grimp.ImportGraph) -> set[str]:
     """The modules that run when `entry` works, except the harmless ones and other objectives."""
     found: set[str] = set()
-    queue = [entry, *(["trainer.worker"] if entry == "tasks.training.stage" else [])]
+    queue = [entry]
     while queue:
         module = queue.pop()
-        if module in found or any(module == h or module.startswith(f"{h}.") for h in HARMLESS):
+        if module in found or any(module == h or module.startswith(f"{h}.") for h in HARMLESS if h != "trainer"):
             continue
         found.add(module)
         imported = graph.find_modules_directly_imported_by(module)
         if module == "trainer.objectives":  # it imports them by name
             imported |= graph.find_children(module)
-        named = module.startswith("trainer.objectives")
-        queue += [m for m in imported if not (named and m in TRAINERS) or entry == "tasks.training.stage"]
+        queue += imported
         parent = module.rpartition(".")[0]
         if parent:
             queue.append(parent)
+    empty = {m for m in found if graph.find_children(m) and not graph.find_modules_directly_imported_by(m)}
     # Packages that only describe themselves, and the objectives, of which a recipe uses one.
-    return found - {"tasks", "trainer"} - graph.find_children("trainer.objectives")
+    return found - {"tasks", "trainer"} - empty - graph.find_children("trainer.objectives")
+
+
+def is_in(path: str, places: set[str]) -> bool:
+    """Whether a file is one of the places, or lies in one."""
+    return any(path == place or path.startswith(f"{place}/") for place in places)
 
 
 def file(module: str) -> str:

@@ -19,7 +19,8 @@ from tests.support import tiny
 from trainer.checkpoints.resume import choose
 from trainer.checkpoints.sealed import all_checkpoints
 from trainer.data.tokens import read_split
-from trainer.job import Job, identity
+from trainer.identity import run_identity
+from trainer.job import Job
 
 CHANGES = {
     "objective.packing": False,  # so that a row is one sequence
@@ -52,7 +53,7 @@ class Training:
         sections = {name: getattr(self.recipe, name) for name in ("seed", "objective", "model", "training")}
         launch = self.recipe.launch.model_copy(update={"num_processes": processes})
         tokens = self.artifacts.tokens
-        determined = identity(tokens=tokens, **sections)
+        determined = run_identity(tokens=tokens, **sections)
         places = {"tokens": tokens, "folder": self.folder, "identity": determined}
         return Job(**sections, **places, launch=launch, stop_at_step=until, record=True)
 

@@ -29,7 +29,7 @@ MANIFEST = "manifest.json"
 POSITION = "position.json"
 """Where a run goes on: its place in the data, and what its log has gathered since its last line."""
 IDENTITY = "run.json"
-"""What determines the run that a checkpoint is of, see trainer.job."""
+"""What determines the run that a checkpoint is of, see trainer.identity."""
 STAGING = ".staging"
 BEST_NOTE = "best.json"
 _NAME = re.compile(r"checkpoint-(\d+)")

@@ -8,7 +8,7 @@ it may not override: the loop, its order of rows, checkpoints, evaluation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from params import Problem, RecipeError
 from params.importing import bind, resolve
@@ -32,6 +32,11 @@ OVERRIDABLE = (
     "log",
 )
 """Methods of transformers.Trainer that a subclass of one's own may override."""
+
+
+def base_class(name: str) -> type[EvergreenTrainer]:
+    """Return the Trainer that an objective names as its `trainer_class`."""
+    return cast("type[EvergreenTrainer]", resolve(name, "objective"))
 
 
 def trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[EvergreenTrainer]:
@@ -113,16 +118,16 @@ def callbacks(training: Training) -> list[TrainerCallback]:
     return made
 
 
-def problems(training: Training, base: Callable[[], type[EvergreenTrainer]]) -> Iterator[Problem]:
+def problems(training: Training, base: str) -> Iterator[Problem]:
     """What is wrong with what a recipe brings of its own to a training; nothing is imported where it brings nothing.
 
     Args:
         training: the recipe's section.
-        base: gives the objective's Trainer.
+        base: the `trainer_class` of the objective.
     """
     looks: list[Callable[[], Any]] = []
     if training.loss or training.trainer:
-        looks.append(lambda: trainer_class(training, base()))
+        looks.append(lambda: trainer_class(training, base_class(base)))
     if training.loss:
         looks.append(lambda: loss_function(training.loss))
     if training.callbacks:

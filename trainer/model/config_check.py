@@ -24,7 +24,7 @@ def start(config: dict[str, Any]) -> Callable[[], list[tuple[str, str, list[str]
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "TRANSFORMERS_VERBOSITY": "error"},
     )
     assert process.stdin is not None

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from trainer.loop.trainer import EvergreenTrainer
 
 _SMOOTHED = ("sigmoid", "robust", "exo_pair")
 
@@ -72,6 +71,7 @@ class DPO(Objective[Options]):
     per_token = frozenset(metrics)  # the reference model reads the same tokens
     score_names = ("loss", "chosen_reward", "rejected_reward", "chosen_log_prob", "rejected_log_prob")
     pipeline_tag = "text-generation"
+    trainer_class = "trainer.loop.preference_trainer:PreferenceTrainer"
     examples: ClassVar[tuple[Row, ...]] = (
         {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"},
         {"prompt": "A word for a small dog?", "chosen": "puppy", "rejected": "kitten, or cat"},
@@ -157,11 +157,6 @@ class DPO(Objective[Options]):
         from transformers import AutoModelForCausalLM
 
         return AutoModelForCausalLM  # type: ignore[no-any-return]
-
-    def trainer_class(self) -> type[EvergreenTrainer]:
-        from trainer.loop.preference_trainer import PreferenceTrainer
-
-        return PreferenceTrainer
 
     def set_reference(self, start: Callable[[], PreTrainedModel]) -> None:
         models: list[PreTrainedModel] = []

@@ -31,7 +31,6 @@ from trainer.objectives.bases.sampling import GenerationOptions
 if TYPE_CHECKING:
     import torch
 
-    from trainer.loop.trainer import EvergreenTrainer
     from trainer.objectives.bases.rollout import Rollout, TrainingSample
 
 _EPSILON = 1e-4
@@ -63,11 +62,7 @@ class GRPO(GenerativeObjective[Options]):
     """Reinforcement learning from rewards that a function gives."""
 
     options_class = Options
-
-    def trainer_class(self) -> type[EvergreenTrainer]:
-        from trainer.loop.rollout_trainer import RolloutTrainer
-
-        return RolloutTrainer
+    trainer_class = "trainer.loop.rollout_trainer:RolloutTrainer"
 
     @property
     def round_steps(self) -> int:

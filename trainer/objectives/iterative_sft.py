@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from trainer.loop.trainer import EvergreenTrainer
     from trainer.objectives.bases.rollout import Rollout, TrainingSample
 
 
@@ -49,12 +48,8 @@ class IterativeSFT(GenerativeObjective[Options]):
     """Supervised learning of the model's own best completions."""
 
     options_class = Options
+    trainer_class = "trainer.loop.rollout_trainer:RolloutTrainer"
     logs_rounds: ClassVar[bool] = True
-
-    def trainer_class(self) -> type[EvergreenTrainer]:
-        from trainer.loop.rollout_trainer import RolloutTrainer
-
-        return RolloutTrainer
 
     @property
     def round_steps(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from params.importing import source_files
 
-_OURS = Path(__file__).parent
+_OURS = Path(__file__).parents[1]
 
 
 def leave_out(*packages: str) -> None:

@@ -20,7 +20,7 @@ seed: 17
 data:
   source:
     kind: function
-    function: tasks.ingestion.standard_library:documentation
+    function: params.python_documentation:documentation
   split:
     validation: 0.05
     test: 0.05
@@ -193,7 +193,7 @@ WRONG = {
         "validation.expectations.2.on_",
     ),
     "not importable": (
-        ("tasks.ingestion.standard_library:documentation", "documentation"),
+        ("params.python_documentation:documentation", "documentation"),
         "function: documentation",
         "data.source.function: string should match pattern",
     ),

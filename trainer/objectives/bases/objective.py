@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from trainer.loop.trainer import EvergreenTrainer
-
 
 Row = Mapping[str, Any]
 """A row of the validated data, by column."""
@@ -77,6 +75,8 @@ class Objective(ABC, Generic[OptionsT]):
     """The K figures that are kept of each sequence. Those of a row of several sequences add up to the row's."""
     example_figures: ClassVar[tuple[str, ...]] = ()
     """Integers of an encoded example that the evaluate stage keeps beside the scores."""
+    trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
+    """The Trainer that trains it, as `package.module:Class`: a name, so that objectives do not import the training loop."""
     pipeline_tag: ClassVar[str]
     """The Hub's name of the task, for the model card."""
     has_targets: ClassVar[bool] = False
@@ -161,12 +161,6 @@ class Objective(ABC, Generic[OptionsT]):
     def inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """A batch as the model takes it, with what only the model can tell, such as where its decoder starts."""
         return batch
-
-    def trainer_class(self) -> type[EvergreenTrainer]:
-        """The Trainer that trains it."""
-        from trainer.loop.trainer import EvergreenTrainer
-
-        return EvergreenTrainer
 
     def set_reference(self, start: Callable[[], PreTrainedModel]) -> None:
         """Called before `measure` where nothing trains; `start` gives the model as it was before training, to compare with."""

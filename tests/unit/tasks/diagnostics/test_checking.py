@@ -92,7 +92,7 @@ WRONG = {
         "nowhere",
     ),
     "function": (
-        {"data.source": {"kind": "function", "function": "tasks.ingestion.standard_library:documentatoin"}},
+        {"data.source": {"kind": "function", "function": "params.python_documentation:documentatoin"}},
         "data.source.function",
         "documentatoin",
     ),

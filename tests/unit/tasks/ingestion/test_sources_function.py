@@ -11,10 +11,10 @@ import pytest
 
 from params import DataError, RecipeError, TransientError
 from params.artifacts import Artifacts
+from params.python_documentation import documentation
 from params.schema import Data, Function
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest
-from tasks.ingestion.standard_library import documentation
 
 
 def numbers(count: int = 3, fail_at: int = -1) -> Iterator[dict[str, Any]]:

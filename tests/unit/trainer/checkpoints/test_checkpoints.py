@@ -16,7 +16,7 @@ from tests.support import tiny
 from trainer.checkpoints import saver, sealed
 from trainer.checkpoints.resume import choose
 from trainer.checkpoints.saver import Snapshot, Writer, writing
-from trainer.job import identity, run_key
+from trainer.identity import run_identity, run_key
 
 RUN = sealed.identity_text({"seed": "3"})
 
@@ -170,7 +170,9 @@ def tokens(tmp_path):
 
 def determined(tokens, changes=None):
     made = Recipe.model_validate(tiny.recipe(changes))
-    return identity(seed=made.seed, objective=made.objective, model=made.model, training=made.training, tokens=tokens)
+    return run_identity(
+        seed=made.seed, objective=made.objective, model=made.model, training=made.training, tokens=tokens
+    )
 
 
 def key(tokens, changes=None):

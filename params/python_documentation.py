@@ -14,8 +14,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.progress import progress
-
 _SKIPPED = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
 )
@@ -27,7 +25,7 @@ def documentation() -> Iterator[dict[str, str]]:
     `kind` is module, class, function (methods too) or topic.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    for path in progress(_modules(library), what="modules of the standard library"):
+    for path in _modules(library):
         tree = _parse(path)
         if tree is None:
             continue
