@@ -1,39 +1,44 @@
-"""Every error that a user can cause, each with where it is, what is wrong and how to mend it.
+"""Every error that a user can cause: where it is, what is wrong and how to fix it.
 
     EvergreenError
     ├── RecipeError        the recipe is wrong; all of its problems at once
     ├── DataError          the rows are wrong: missing, unreadable, or too many of them bad
     ├── ModelError         the model cannot be built, loaded or trained as the recipe asks
-    │   ├── CheckpointError    a checkpoint that the recipe names is damaged, incomplete, or of another run
+    │   ├── CheckpointError    a checkpoint is damaged, incomplete, or of another run
     │   ├── DivergedError      the loss or the gradient is not finite
     │   └── MemoryExhaustedError   not even a smaller micro-batch fits into memory
-    ├── ValidationEngineError   a check could not be run, which says nothing about the data
+    ├── ValidationEngineError   a check could not run, which says nothing about the data
     ├── HubRefusedError    the Hub answered, and the answer is no (access, name, conflict)
     ├── StorageError       the disk is full, or a folder cannot be written
     └── TransientError     the same call may succeed later: network, busy lock, preemption
         ├── KilledError    a process was killed from outside
         ├── PreemptedError the training was asked to stop, and left a checkpoint
-        ├── StaleBlessingError   another model was published since the gate judged this one
-        └── StalledError   a process of a training made no progress any more
+        ├── StaleBlessingError   another model was published after the gate compared with the champion
+        └── StalledError   a process of a training made no progress
 
-`exit_code` follows sysexits.h, so that a parent process can tell the classes apart; only those under `TransientError`
-are worth a retry.
+`exit_code` follows sysexits.h. Only errors under `TransientError` are worth a retry. An error crosses processes as JSON
+(`to_json`, `from_json`); no process parses printed text.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
 from typing import ClassVar, Self
+
+_CUT = " ..."
+"""Ends a text that was shortened."""
 
 
 class EvergreenError(Exception):
-    """An error with an address, a cause and a remedy.
+    """An error with a place, a cause and a fix.
 
     Args:
         where: the place, as precisely as it is known: `file:line`, a key, a row, a URL.
         what: what is wrong there, with the value that was found.
         fix: what the user can do about it.
-        key: the recipe's key that it is about, for example `training.callbacks.0`; empty if it is about none.
+        key: the recipe key that causes the error, for example `training.callbacks.0`; empty if there is none.
     """
 
     exit_code: ClassVar[int] = os.EX_SOFTWARE
@@ -52,6 +57,46 @@ class EvergreenError(Exception):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}\n  fix: {self.fix}"
+
+    def replace(self, **texts: str) -> Self:
+        """Return the same error with other `texts`, for example another `where`."""
+        return type(self)(**{**self._texts(), **texts})
+
+    def to_json(self, max_bytes: int) -> str:
+        """Return the error as JSON of at most `max_bytes`; where that is too little, its longest text is cut."""
+        texts = self._texts()
+        while True:
+            text = json.dumps({"type": type(self).__name__, "exit_code": self.exit_code, **texts})
+            longest = max(texts, key=lambda name: len(texts[name]))
+            if len(text) <= max_bytes or len(texts[longest]) <= len(_CUT):
+                return text
+            texts[longest] = texts[longest].removesuffix(_CUT)[: len(texts[longest]) // 2] + _CUT
+
+    def _texts(self) -> dict[str, str]:
+        """The arguments that make an equal error."""
+        return {"where": self.where, "what": self.what, "fix": self.fix, "key": self.key}
+
+
+def from_json(text: str | bytes) -> EvergreenError:
+    """Return the error that `to_json` wrote. A class that does not exist here is found by its exit code.
+
+    Raises:
+        ValueError: `text` is not an error in JSON.
+    """
+    try:
+        content = json.loads(text)
+        classes = {found.__name__: found for found in _classes(EvergreenError)}
+        by_code = {found.exit_code: found for found in reversed(classes.values())}
+        found = classes.get(content["type"]) or by_code.get(content["exit_code"], EvergreenError)
+        return found(**{name: str(content[name]) for name in ("where", "what", "fix", "key")})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not an error in JSON: {text!r}") from error
+
+
+def _classes(root: type[EvergreenError]) -> Iterator[type[EvergreenError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _classes(child)
 
 
 class RecipeError(EvergreenError):
@@ -73,7 +118,7 @@ class ModelError(EvergreenError):
 
 
 class CheckpointError(ModelError):
-    """A checkpoint that was asked for cannot be gone on from; nothing starts afresh in its stead."""
+    """The checkpoint that a recipe names cannot be resumed; no training starts from scratch instead."""
 
 
 class DivergedError(ModelError):
@@ -85,7 +130,7 @@ class MemoryExhaustedError(ModelError):
 
 
 class ValidationEngineError(EvergreenError):
-    """A check failed to run: the data may be good or bad, nobody has looked."""
+    """A check could not run: whether the data is good is unknown."""
 
     exit_code = os.EX_SOFTWARE
 
@@ -113,12 +158,12 @@ class KilledError(TransientError):
 
 
 class PreemptedError(TransientError):
-    """The training was asked to stop; its checkpoint is where the next start goes on."""
+    """The training was asked to stop; the next start resumes from its checkpoint."""
 
 
 class StaleBlessingError(TransientError):
-    """The gate compared with a champion that is no longer the published model: the comparison must be made again."""
+    """Another model was published after the gate compared with the champion: compare again."""
 
 
 class StalledError(TransientError):
-    """A process of a training stood still."""
+    """A process of a training made no progress."""
