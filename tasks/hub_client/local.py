@@ -1,6 +1,6 @@
-"""Serve the Hub in a folder until it is interrupted: to this machine, or with a file of tokens to a team.
+"""Serve the local Hub until it is interrupted: to this machine or, with a tokens file, to a team.
 
-The file of tokens is YAML or JSON, readable by its owner alone:
+The tokens file is YAML or JSON, and only its owner may read it:
 
     tokens:
       hf_2f0c41...: alice        # make one: python -c "import secrets; print('hf_' + secrets.token_hex(20))"
@@ -26,14 +26,14 @@ from params.errors import HubRefusedError, StorageError, TransientError
 from tasks.hub_server.server import LOCAL_TOKEN, LocalHub
 
 LOCAL_USER = "local"
-_SHORTEST_TOKEN = 20
-_MAKE_TOKEN = "make each by: python -c \"import secrets; print('hf_' + secrets.token_hex(20))\""  # noqa: S105
-_SHAPE = "write `tokens:` with a line `<token>: <user>` each, and if you like `teams:` with `<team>: [<user>, ...]`"
+_MIN_TOKEN_LENGTH = 20
+_FIX_TOKEN = "generate one by: python -c \"import secrets; print('hf_' + secrets.token_hex(20))\""  # noqa: S105
+_FIX_FORMAT = "write `tokens:` with lines `<token>: <user>` and, for teams, `teams:` with lines `<team>: [<user>, ...]`"
 
 
 @dataclass(frozen=True)
 class Members:
-    """Who may use a Hub."""
+    """The users of a Hub."""
 
     tokens: Mapping[str, str] = field(repr=False)
     """Token -> user."""
@@ -45,21 +45,21 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None) -> None:
     """Serve the Hub in `folder` until SIGINT or SIGTERM.
 
     Args:
-        folder: of the repositories; made when it is missing.
-        host: where to listen. Beyond this machine only with `tokens`.
-        port: 0 takes a free one.
-        tokens: the file of tokens; without it, whoever uses this machine may read and write everything.
+        folder: Folder of the repositories; created if it does not exist.
+        host: Address to listen on. One that other machines can reach requires `tokens`.
+        port: Port to listen on; 0 picks a free one.
+        tokens: The tokens file. Without it, every user of this machine can read and write everything.
 
     Raises:
-        HubRefusedError: the host or the tokens would let in whom they should not, or cannot be used.
-        TransientError: the port is taken.
-        StorageError: the folder cannot be written.
+        HubRefusedError: The host or the tokens file is unsafe or invalid.
+        TransientError: The port is in use.
+        StorageError: The folder cannot be written.
     """
     address = _address(host)
     is_local = ipaddress.ip_address(address).is_loopback
     if tokens is None and not is_local:
-        what = "other machines can reach it, and without a file of tokens anybody there could write"
-        raise HubRefusedError(f"--host {host}", what, "give --tokens, or leave --host at 127.0.0.1")
+        what = "other machines can reach this address, and without a tokens file anyone there could write"
+        raise HubRefusedError(f"--host {host}", what, "pass --tokens, or use --host 127.0.0.1")
     members = Members({LOCAL_TOKEN: LOCAL_USER}) if tokens is None else read_members(tokens)
     administrators = [LOCAL_USER] if tokens is None else []
     try:
@@ -70,10 +70,10 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None) -> None:
             administrators=administrators,
             host=address,
             port=port,
-            beyond_this_machine=not is_local,
+            allow_remote=not is_local,
         )
     except ValueError as error:
-        raise HubRefusedError(str(tokens), str(error), "use letters, digits, `.`, `_` and `-` for names") from None
+        raise HubRefusedError(str(tokens), str(error), "use letters, digits, `.`, `_` and `-` in names") from None
     with contextlib.ExitStack() as running:
         try:
             running.enter_context(hub)
@@ -85,43 +85,43 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None) -> None:
 
 
 def read_members(path: Path) -> Members:
-    """The users and teams of a file of tokens. No message quotes a token.
+    """Read the users and teams in a tokens file. Error messages never quote a token.
 
     Raises:
-        HubRefusedError: the file is missing, readable by others, or not in the form above.
+        HubRefusedError: The file is missing, readable by others, or malformed.
     """
     try:
         with path.open(encoding="utf-8") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:
-                what = f"others than its owner may read or write it (mode {mode:o}), and so use every token in it"
+                what = f"other users of this machine can read or write the file (mode {mode:o})"
                 raise HubRefusedError(
-                    str(path), what, f"chmod 600 {path}; if others could read it for long, make new tokens"
+                    str(path), what, f"chmod 600 {path}; replace its tokens if others may have read them"
                 )
             text = file.read()
     except OSError as error:
-        raise HubRefusedError(str(path), f"it cannot be read: {error.strerror}", _SHAPE) from None
+        raise HubRefusedError(str(path), f"cannot be read: {error.strerror}", _FIX_FORMAT) from None
     except UnicodeDecodeError:
-        raise HubRefusedError(str(path), "it is not text in UTF-8", _SHAPE) from None
-    found = _parse(path, text)
-    tokens, teams = found.get("tokens"), found.get("teams") or {}
-    if set(found) - {"tokens", "teams"}:  # not named: in a file of another form they are the tokens
-        raise HubRefusedError(str(path), "it has keys other than `tokens` and `teams`", _SHAPE)
+        raise HubRefusedError(str(path), "not UTF-8 text", _FIX_FORMAT) from None
+    content = _parse(path, text)
+    tokens, teams = content.get("tokens"), content.get("teams") or {}
+    if set(content) - {"tokens", "teams"}:  # the message does not quote the keys: they may be tokens
+        raise HubRefusedError(str(path), "it has keys other than `tokens` and `teams`", _FIX_FORMAT)
     if not isinstance(tokens, dict) or not tokens or not all(isinstance(user, str) for user in tokens.values()):
-        raise HubRefusedError(f"{path}: tokens", "it does not map tokens to users", _SHAPE)
+        raise HubRefusedError(f"{path}: tokens", "it does not map tokens to users", _FIX_FORMAT)
     if not isinstance(teams, dict) or not all(_is_list_of_names(users) for users in teams.values()):
-        raise HubRefusedError(f"{path}: teams", "it does not map teams to lists of users", _SHAPE)
+        raise HubRefusedError(f"{path}: teams", "it does not map teams to lists of users", _FIX_FORMAT)
     for number, token in enumerate(tokens, start=1):
         where = f"{path}: token {number}"
         if token == LOCAL_TOKEN:
-            raise HubRefusedError(where, "it is the token that every local Hub has", _MAKE_TOKEN)
-        if not isinstance(token, str) or len(token) < _SHORTEST_TOKEN:
-            what = f"it is shorter than {_SHORTEST_TOKEN} characters, and could be guessed"
-            raise HubRefusedError(where, what, _MAKE_TOKEN)
-    strangers = {user for users in teams.values() for user in users} - set(tokens.values())
-    if strangers:
-        what = f"no token belongs to {', '.join(sorted(strangers))}"
-        raise HubRefusedError(f"{path}: teams", what, "correct the name, or add a token for it")
+            raise HubRefusedError(where, "this is the token that every local Hub has", _FIX_TOKEN)
+        if not isinstance(token, str) or len(token) < _MIN_TOKEN_LENGTH:
+            what = f"the token is shorter than {_MIN_TOKEN_LENGTH} characters and could be guessed"
+            raise HubRefusedError(where, what, _FIX_TOKEN)
+    unknown = {user for users in teams.values() for user in users} - set(tokens.values())
+    if unknown:
+        what = f"no token belongs to {', '.join(sorted(unknown))}"
+        raise HubRefusedError(f"{path}: teams", what, "correct the name, or add a token for this user")
     return Members(tokens, {str(team): list(users) for team, users in teams.items()})
 
 
@@ -130,15 +130,15 @@ def _parse(path: Path, text: str) -> dict[str, object]:
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
-        found = YAML(typ="safe", pure=True).load(text)
-    except MarkedYAMLError as error:  # its own text shows the line, and with it a token
+        content = YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as error:  # its own message quotes the line, and with it a token
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise HubRefusedError(f"{path}{line}", "it is not YAML, or names something twice", _SHAPE) from None
+        raise HubRefusedError(f"{path}{line}", "not YAML, or a key is there twice", _FIX_FORMAT) from None
     except YAMLError:
-        raise HubRefusedError(str(path), "it is not YAML", _SHAPE) from None
-    if not isinstance(found, dict):
-        raise HubRefusedError(str(path), "it is empty, or no mapping", _SHAPE)
-    return {str(key): value for key, value in found.items()}
+        raise HubRefusedError(str(path), "not YAML", _FIX_FORMAT) from None
+    if not isinstance(content, dict):
+        raise HubRefusedError(str(path), "the file is empty or not a mapping", _FIX_FORMAT)
+    return {str(key): value for key, value in content.items()}
 
 
 def _is_list_of_names(value: object) -> bool:
@@ -146,26 +146,24 @@ def _is_list_of_names(value: object) -> bool:
 
 
 def _address(host: str) -> str:
-    """The address of a name of this machine."""
+    """Resolve a host name to an IP address."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
-        raise HubRefusedError(f"--host {host}", "no machine is called so", "give an address of this machine") from None
-    return str(found[0][4][0])
+        raise HubRefusedError(f"--host {host}", "unknown host name", "pass an address of this machine") from None
+    return str(addresses[0][4][0])
 
 
 def _start_error(error: OSError, folder: Path, host: str, port: int) -> EvergreenError:
     where = f"{host}:{port}"
     if error.errno == errno.EADDRINUSE:
-        what = f"port {port} is taken, perhaps by another Hub"
-        return TransientError(where, what, "stop that program, or give another --port (0 takes a free one)")
+        what = f"port {port} is in use, perhaps by another Hub"
+        return TransientError(where, what, "stop that program, or pass another --port (0 picks a free one)")
     if error.errno == errno.EADDRNOTAVAIL:
-        return HubRefusedError(where, "this machine has no such address", "give an address of this machine as --host")
+        return HubRefusedError(where, "this machine has no such address", "pass an address of this machine as --host")
     if error.errno == errno.EACCES and 0 < port < 1024 and error.filename is None:
-        return HubRefusedError(where, "ports below 1024 are the system's", "give a --port above 1023")
-    return StorageError(
-        str(folder), f"the Hub cannot keep its repositories there: {error.strerror}", "give another --folder"
-    )
+        return HubRefusedError(where, "ports below 1024 need root", "pass a --port above 1023")
+    return StorageError(str(folder), f"the folder cannot be written: {error.strerror}", "pass another --folder")
 
 
 def _greeting(hub: LocalHub, folder: Path, address: str, tokens: Path | None) -> str:
@@ -183,4 +181,4 @@ def _greeting(hub: LocalHub, folder: Path, address: str, tokens: Path | None) ->
   load:     HF_ENDPOINT={endpoint} HF_TOKEN={token} HF_HUB_DISABLE_XET=1 python
             >>> AutoTokenizer.from_pretrained("owner/name", revision="a tag or commit")
 
-Ctrl-C ends it."""
+Stop it with Ctrl-C."""

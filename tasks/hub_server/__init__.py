@@ -1,18 +1,20 @@
-"""A Hugging Face Hub of our own, over a folder, for this machine or a team: publish and load with the real client.
+"""A local Hugging Face Hub over a folder, for this machine or a team. The real client publishes to it and loads from it.
 
-    store.py               all repositories, by name
-    repositories.py        one bare git repository; commits compare and swap their parent
-    git_objects.py         what git keeps of it
-    records.py             files, commits, and the changes of a commit
-    names.py               names that are refused
-    large_files.py         the git-lfs objects beside them
-    access.py, sessions.py tokens, who may write, signed upload URLs; who has signed in with a browser
-    card_metadata.py       what the Hub checks of the metadata of a model card
-    cards.py               a model card as a page
-    routes_*.py            the Hub's HTTP API, as far as huggingface_hub uses it for models and datasets; the pages
-    bounds.py              limits of every request
-    application.py         the routes together; refusals as HTTP answers
-    server.py              LocalHub: run it
+    server.py               LocalHub: start and stop it
+    application.py          the ASGI application: routes, and errors as HTTP answers
+    routes_*.py             the Hub's HTTP API as far as huggingface_hub uses it for models and datasets; the web pages
+    requests.py             what the routes share: user, repository and revision of a request
+    limits.py               limits on every request: size and host name
+    access.py, sessions.py  tokens, permissions and signed upload URLs; sessions of browsers
+    store.py                all repositories, by name
+    repositories.py         one bare git repository; a commit compares and swaps its parent
+    git_objects.py          files and commits in git
+    large_files.py          git-lfs objects
+    records.py              types: files, commits and the changes of a commit
+    names.py                which names are valid
+    card_metadata.py        validation of a model card's metadata
+    cards.py                a model card as HTML
+    errors.py               HubError
 
-docs/hub.md says what it is and is not.
+It imports nothing from the rest of this project. docs/hub.md describes it for users.
 """

@@ -1,9 +1,9 @@
-"""The metadata at the top of a model card: YAML between two lines `---`; read, and checked as the Hub checks it.
+"""Parse and validate the metadata of a model card, the YAML between two lines `---` at its top, as the Hub does.
 
-The messages have the Hub's form: `"model-index[0].results[0].dataset.config" must be a string`. Checked is what its
-specification requires (https://github.com/huggingface/hub-docs/blob/main/modelcard.md) and what it is known to refuse:
-the shape of `model-index`, the list of licenses, and lists that hold something other than names. Not checked: whether
-languages, datasets, metrics and tasks are those that the Hub knows.
+Validated is what the specification requires (https://github.com/huggingface/hub-docs/blob/main/modelcard.md) and what the
+Hub is known to refuse: the shape of `model-index`, the license, and lists of something other than strings. Not validated:
+whether the Hub knows a language, dataset, metric or task. Messages are worded as the Hub's:
+`"model-index[0].results[0].dataset.config" must be a string`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from itertools import accumulate
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-MISSING = "empty or missing yaml metadata in repo card"
-_MOST_CHARACTERS = 1 << 17
-_MOST_VALUES = 20_000
-_DEEPEST = 30
+NO_METADATA = "empty or missing yaml metadata in repo card"
+_MAX_CHARACTERS = 1 << 17
+_MAX_VALUES = 20_000
+_MAX_DEPTH = 30
 _NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 _PERMISSIVE = (
@@ -38,40 +38,40 @@ _COPYLEFT += " osl-3.0 lppl-1.3c ofl-1.1"
 _MAKERS = "h-research intel-research apple-ascl apple-amlr openmdw-1.0 deepfloyd-if-license"
 _MAKERS += " fair-noncommercial-research-license llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 grok2-community gemma"
 LICENSES = frozenset(f"{_PERMISSIVE} {_RESPONSIBLE} {_COMMONS} {_DATA} {_COPYLEFT} {_MAKERS} unknown other".split())
-"""The licenses that the Hub took in May 2026 (https://github.com/huggingface/huggingface_hub/issues/4218)."""
+"""The licenses that the Hub accepted in May 2026 (https://github.com/huggingface/huggingface_hub/issues/4218)."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A README.md, taken apart."""
+    """A parsed README.md."""
 
     body: str
     """The Markdown below the metadata."""
     metadata: dict[str, object] | None = None
-    """None when there is none, or when it cannot be read."""
+    """None if the card has no metadata or it cannot be parsed."""
     errors: list[str] = field(default_factory=list)
-    """Why the Hub would refuse it."""
+    """Why the Hub would refuse the card."""
     warnings: list[str] = field(default_factory=list)
 
 
 def read_card(text: str, *, is_model: bool = True) -> Card:
-    """Take a card apart and check its metadata. Nothing that is in it raises an error."""
+    """Parse a card and validate its metadata. Never raises: errors are in the result."""
     head, body = _split(text)
     if head is None:
-        return Card(text, warnings=[MISSING])
+        return Card(text, warnings=[NO_METADATA])
     try:
-        metadata = _plain(_parse(head))
+        metadata = _to_json(_parse(head))
     except (YAMLError, ValueError, RecursionError) as error:
         return Card(body, errors=[f"the metadata is not YAML: {error or type(error).__name__}"])
     if metadata is None or metadata == {}:
-        return Card(body, warnings=[MISSING])
+        return Card(body, warnings=[NO_METADATA])
     if not isinstance(metadata, dict):
         return Card(body, errors=["the metadata is not a mapping of keys to values"])
-    return Card(body, metadata, errors=list(_problems(metadata, is_model=is_model)))
+    return Card(body, metadata, errors=list(_validate(metadata, is_model=is_model)))
 
 
 def _split(text: str) -> tuple[str | None, str]:
-    """The metadata, None without a whole block of it, and the rest."""
+    """Return the metadata and the body; without a complete block of metadata None and the whole text."""
     lines = text.lstrip("\ufeff \t\r\n").splitlines(keepends=True)
     if lines and lines[0].rstrip() == "---":
         for number, line in enumerate(lines[1:], start=1):
@@ -81,25 +81,25 @@ def _split(text: str) -> tuple[str | None, str]:
 
 
 def _parse(text: str) -> object:
-    if len(text) > _MOST_CHARACTERS:
-        raise ValueError(f"it is longer than {_MOST_CHARACTERS} characters")
-    if max(accumulate(_NESTING.get(char, 0) for char in text), default=0) > _DEEPEST:  # seconds to parse, otherwise
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"it is longer than {_MAX_CHARACTERS} characters")
+    if max(accumulate(_NESTING.get(char, 0) for char in text), default=0) > _MAX_DEPTH:  # it would take seconds
         raise ValueError("it has too deeply nested values")
     return YAML(typ="safe", pure=True).load(io.StringIO(text))
 
 
-def _plain(value: object) -> object:
-    """The same as JSON can hold it. YAML's aliases can make few lines very large, or endless: counted here.
+def _to_json(value: object) -> object:
+    """Convert YAML values to those of JSON. Values are counted: with aliases, a few lines of YAML can expand without end.
 
     Raises:
-        ValueError: for too many or too deeply nested values.
+        ValueError: The values are too many or too deeply nested.
     """
-    left = _MOST_VALUES
+    remaining = _MAX_VALUES
 
     def convert(value: object, depth: int) -> object:
-        nonlocal left
-        left -= 1
-        if left < 0 or depth > _DEEPEST:
+        nonlocal remaining
+        remaining -= 1
+        if remaining < 0 or depth > _MAX_DEPTH:
             raise ValueError("it has too many values, or too deeply nested ones")
         if isinstance(value, dict):
             return {str(key): convert(item, depth + 1) for key, item in value.items()}
@@ -112,11 +112,11 @@ def _plain(value: object) -> object:
     return convert(value, 0)
 
 
-_Problems = Iterator[str]
-_Check = Callable[[str, object], _Problems]
+_Errors = Iterator[str]
+_Check = Callable[[str, object], _Errors]
 
 
-def _problems(metadata: dict[str, object], *, is_model: bool) -> _Problems:
+def _validate(metadata: dict[str, object], *, is_model: bool) -> _Errors:
     if "license" in metadata:
         yield from _one_or_many("license", metadata["license"], _license)
     for key in ("language", "tags", "datasets", "metrics", "base_model"):
@@ -131,39 +131,39 @@ def _problems(metadata: dict[str, object], *, is_model: bool) -> _Problems:
         yield from _array("model-index", metadata["model-index"], _model)
 
 
-def _model(where: str, value: object) -> _Problems:
+def _model(where: str, value: object) -> _Errors:
     yield from _object(where, value, required={"name": _string, "results": _results})
 
 
-def _results(where: str, value: object) -> _Problems:
+def _results(where: str, value: object) -> _Errors:
     yield from _array(where, value, _result)
 
 
-def _result(where: str, value: object) -> _Problems:
+def _result(where: str, value: object) -> _Errors:
     yield from _object(where, value, required={"task": _task, "dataset": _dataset, "metrics": _metrics})
 
 
-def _task(where: str, value: object) -> _Problems:
+def _task(where: str, value: object) -> _Errors:
     yield from _object(where, value, required={"type": _string}, optional={"name": _string})
 
 
-def _dataset(where: str, value: object) -> _Problems:
+def _dataset(where: str, value: object) -> _Errors:
     optional: dict[str, _Check] = dict.fromkeys(("config", "split", "revision"), _string)
     yield from _object(where, value, required={"type": _string, "name": _string}, optional=optional)
 
 
-def _metrics(where: str, value: object) -> _Problems:
+def _metrics(where: str, value: object) -> _Errors:
     yield from _array(where, value, _metric)
 
 
-def _metric(where: str, value: object) -> _Problems:
+def _metric(where: str, value: object) -> _Errors:
     optional: dict[str, _Check] = {"name": _string, "config": _string, "verified": _boolean}
     yield from _object(where, value, required={"type": _string, "value": _anything}, optional=optional)
 
 
 def _object(
     where: str, value: object, *, required: dict[str, _Check], optional: dict[str, _Check] | None = None
-) -> _Problems:
+) -> _Errors:
     if not isinstance(value, dict):
         yield f'"{where}" must be of type object'
         return
@@ -174,7 +174,7 @@ def _object(
             yield f'"{where}.{key}" is required'
 
 
-def _array(where: str, value: object, check: _Check) -> _Problems:
+def _array(where: str, value: object, check: _Check) -> _Errors:
     if not isinstance(value, list):
         yield f'"{where}" must be an array'
         return
@@ -182,24 +182,24 @@ def _array(where: str, value: object, check: _Check) -> _Problems:
         yield from check(f"{where}[{number}]", item)
 
 
-def _one_or_many(where: str, value: object, check: _Check) -> _Problems:
+def _one_or_many(where: str, value: object, check: _Check) -> _Errors:
     yield from _array(where, value, check) if isinstance(value, list) else check(where, value)
 
 
-def _string(where: str, value: object) -> _Problems:
+def _string(where: str, value: object) -> _Errors:
     if not isinstance(value, str):
         yield f'"{where}" must be a string'
 
 
-def _boolean(where: str, value: object) -> _Problems:
+def _boolean(where: str, value: object) -> _Errors:
     if not isinstance(value, bool):
         yield f'"{where}" must be a boolean'
 
 
-def _license(where: str, value: object) -> _Problems:
+def _license(where: str, value: object) -> _Errors:
     if value not in LICENSES:
         yield f'"{where}" must be one of [{", ".join(sorted(LICENSES))}]'
 
 
-def _anything(_where: str, _value: object) -> _Problems:
+def _anything(_where: str, _value: object) -> _Errors:
     yield from ()

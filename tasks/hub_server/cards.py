@@ -1,8 +1,8 @@
-"""A model card as a page: Markdown with tables, without raw HTML, whose links and pictures lead to known places only.
+"""Render a model card as HTML: Markdown with tables, without raw HTML, with safe links and images.
 
-Links go to files of the same repository at the same revision, to other pages of this Hub, or out by http(s) and mail;
-others, `javascript:` among them, become plain text. Pictures are those of the repository: one from elsewhere would tell
-its host who reads the card, and becomes a link.
+Links lead to files of the same repository and revision, to other pages of this Hub, or to http(s) and mailto addresses;
+others, such as `javascript:`, become plain text. Images come from the repository; one from elsewhere becomes a link,
+because loading it would tell its host who reads the card.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 FileLink = Callable[[str], str]
-"""Path of a file in the repository -> URL of it."""
+"""Path of a file in the repository -> its URL."""
 
 _SCHEMES = frozenset({"http", "https", "mailto"})
 
 
 def render_markdown(text: str, *, folder: str, page_of: FileLink, content_of: FileLink) -> Markup:
-    """Markdown as HTML that is safe to show.
+    """Render Markdown as HTML that is safe to show.
 
     Args:
-        text: the Markdown.
-        folder: where in the repository the file is, for relative links; "" for its root.
-        page_of: where a link to a file leads.
-        content_of: where the content of a picture is.
+        text: The Markdown.
+        folder: Folder of the file in the repository, for relative links; "" for the root.
+        page_of: URL of a file's page, for links.
+        content_of: URL of a file's content, for images.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
-    parser.validateLink = _look_later  # type: ignore[method-assign, assignment]
+    parser.validateLink = _accept_any_link  # type: ignore[method-assign, assignment]
     tokens = parser.parse(text)
     slugs: dict[str, int] = {}
     for number, token in enumerate(tokens):
@@ -42,18 +42,18 @@ def render_markdown(text: str, *, folder: str, page_of: FileLink, content_of: Fi
         if token.type in ("th_open", "td_open") and (style := token.attrs.pop("style", None)):
             token.attrSet("class", str(style).removeprefix("text-align:"))
         if token.children:
-            token.children = _mend(token.children, folder, page_of, content_of)
-    return Markup(parser.renderer.render(tokens, parser.options, {}))  # noqa: S704 (made by the parser, without HTML)
+            token.children = _rewrite_links(token.children, folder, page_of, content_of)
+    return Markup(parser.renderer.render(tokens, parser.options, {}))  # noqa: S704 (from the parser, which escapes HTML)
 
 
-def _look_later(_url: str) -> bool:
-    """Let the parser read every link as one: `_mend` decides about them."""
+def _accept_any_link(_url: str) -> bool:
+    """Accept every link in the parser; `_rewrite_links` checks them."""
     return True
 
 
-def _mend(tokens: Sequence[Token], folder: str, page_of: FileLink, content_of: FileLink) -> list[Token]:
-    """The tokens of a line of text, with every link and picture pointing where it may."""
-    mended: list[Token] = []
+def _rewrite_links(tokens: Sequence[Token], folder: str, page_of: FileLink, content_of: FileLink) -> list[Token]:
+    """Return the tokens of a line of text with safe links and images."""
+    rewritten: list[Token] = []
     opened: list[bool] = []
     for token in tokens:
         if token.type == "link_open":
@@ -67,20 +67,20 @@ def _mend(tokens: Sequence[Token], folder: str, page_of: FileLink, content_of: F
         elif token.type == "link_close" and not opened.pop():
             continue
         elif token.type == "image":
-            mended += _picture(token, folder, content_of, is_in_link=any(opened))
+            rewritten += _rewrite_image(token, folder, content_of, is_in_link=any(opened))
             continue
-        mended.append(token)
-    return mended
+        rewritten.append(token)
+    return rewritten
 
 
-def _picture(token: Token, folder: str, content_of: FileLink, *, is_in_link: bool) -> list[Token]:
+def _rewrite_image(token: Token, folder: str, content_of: FileLink, *, is_in_link: bool) -> list[Token]:
     source = str(token.attrs.get("src", ""))
-    path = _inside(source, folder)
+    path = _repository_path(source, folder)
     if path is not None:
         token.attrSet("src", content_of(path))
         token.attrSet("loading", "lazy")
         return [token]
-    text = Token("text", "", 0, content=f"[picture: {token.content or source}]")
+    text = Token("text", "", 0, content=f"[image: {token.content or source}]")
     if is_in_link or urlsplit(source).scheme not in ("http", "https"):
         return [text]
     attributes: dict[str, str | int | float] = {"href": source, "rel": "noopener noreferrer nofollow"}
@@ -88,7 +88,7 @@ def _picture(token: Token, folder: str, content_of: FileLink, *, is_in_link: boo
 
 
 def link_target(url: str, folder: str, page_of: FileLink) -> str | None:
-    """Where a link of a card leads; None for a place that it must not lead to."""
+    """Return the URL for a link of a card; None if the link is not allowed."""
     try:
         scheme, fragment = urlsplit(url).scheme, urlsplit(url).fragment
     except ValueError:
@@ -97,12 +97,12 @@ def link_target(url: str, folder: str, page_of: FileLink) -> str | None:
         return url if scheme.lower() in _SCHEMES else None
     if url.startswith("#") or re.match(r"/(?![/\\]|%5[Cc])", url):
         return url
-    path = _inside(url, folder)
+    path = _repository_path(url, folder)
     return None if path is None else page_of(path) + (f"#{fragment}" if fragment else "")
 
 
-def _inside(url: str, folder: str) -> str | None:
-    """The path in the repository that a relative URL stands for; None when it stands for none."""
+def _repository_path(url: str, folder: str) -> str | None:
+    """Resolve a relative URL to a path in the repository; None if it leads elsewhere."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -115,29 +115,29 @@ def _inside(url: str, folder: str) -> str | None:
 
 
 def _slug(title: str, taken: dict[str, int]) -> str:
-    """What `#...` in a card calls a heading: its words in lower case, joined by hyphens."""
+    """Return the anchor of a heading: its words in lower case, joined by hyphens."""
     slug = re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
     taken[slug] = taken.get(slug, -1) + 1
     return f"{slug}-{taken[slug]}" if taken[slug] else slug
 
 
 def show_metadata(metadata: dict[str, object]) -> list[tuple[str, list[str]]]:
-    """The metadata as rows of a table: the key, and its values as text. Results of `model-index`: one a line."""
+    """Return the metadata as rows of a table: a key and its values as text; one line for each result of `model-index`."""
     rows = []
     for key, value in metadata.items():
         if key == "model-index":
-            if lines := [line for model in _listed(value) for line in _results(model)]:
+            if lines := [line for model in _as_list(value) for line in _results(model)]:
                 rows.append(("results", lines))
         else:
-            rows.append((key, [item if isinstance(item, str) else _json(item) for item in _listed(value)]))
+            rows.append((key, [item if isinstance(item, str) else _json(item) for item in _as_list(value)]))
     return rows
 
 
 def _results(model: object) -> list[str]:
     lines = []
-    for result in _listed(_get(model, "results")):
+    for result in _as_list(_get(model, "results")):
         dataset = _get(_get(result, "dataset"), "name") or ""
-        for metric in _listed(_get(result, "metrics")):
+        for metric in _as_list(_get(result, "metrics")):
             name, value = _get(metric, "name") or _get(metric, "type"), _get(metric, "value")
             shown = f"{value:.4g}" if isinstance(value, float) else str(value)
             lines.append(f"{name} {shown} on {dataset}" if dataset else f"{name} {shown}")
@@ -148,7 +148,7 @@ def _get(value: object, key: str) -> object:
     return value.get(key) if isinstance(value, dict) else None
 
 
-def _listed(value: object) -> list[object]:
+def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 

@@ -1,7 +1,7 @@
-"""What a browser may do with a file of a repository: show it, and nothing more.
+"""HTTP headers for files of a repository, which may hold anything that a user has uploaded.
 
-A file is whatever somebody has uploaded. HTML is shown, because reports are HTML, but in a sandbox: no script, no form,
-no request to any host, this Hub included, and no right of the Hub's own pages.
+HTML is shown, because reports are HTML, but in a sandbox: it runs no script, sends no form, makes no request to any host,
+this Hub included, and has no access to the Hub's own pages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _POLICY = (
 
 
 def file_headers(path: str, *, as_attachment: bool) -> dict[str, str]:
-    """Headers for the content of a file."""
+    """Return the headers for a file's content."""
     name = path.rpartition("/")[2]
     disposition = "attachment" if as_attachment else "inline"
     return {
@@ -67,7 +67,7 @@ def file_headers(path: str, *, as_attachment: bool) -> dict[str, str]:
 
 
 def content_type(path: str) -> str:
-    """The type under which a file is sent; what no browser shall interpret goes as plain text or as bytes."""
+    """Return the content type of a file; plain text or bytes for everything that a browser should not interpret."""
     name = path.rpartition("/")[2].lower()
     suffix = "." + name.rpartition(".")[2]
     if suffix in _TEXTS or "." not in name:
@@ -76,10 +76,10 @@ def content_type(path: str) -> str:
 
 
 def opens_in_browser(path: str) -> bool:
-    """Whether a browser shows the file itself better than a page about it could."""
+    """Whether a link should lead to the file itself and not to a page about it."""
     return content_type(path).startswith(("text/html", "image/"))
 
 
-def is_picture(path: str) -> bool:
-    """Whether the file can be shown in a page."""
+def is_image(path: str) -> bool:
+    """Whether the file is an image."""
     return content_type(path).startswith("image/")

@@ -1,9 +1,9 @@
-"""The large files (git-lfs) of one repository: content-addressed, verified before they become visible.
+"""The large files (git-lfs) of one repository: addressed by content, verified before they become visible.
 
-    <repo>.git/lfs/objects/ab/cd/abcd...    a whole object, named by its SHA-256 (the layout of git-lfs)
-    <repo>.git/lfs/incoming/                uploads under way; nothing reads them, and a killed upload leaves only these
+    <repo>.git/lfs/objects/ab/cd/abcd...    a complete object, named by its SHA-256 (the layout of git-lfs)
+    <repo>.git/lfs/incoming/                unfinished uploads, which nothing reads
 
-An object is written aside, compared with its announced size and SHA-256, flushed to the disk and then renamed.
+An upload goes to a temporary file, is checked against its declared size and SHA-256, fsynced and then renamed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tasks.hub_server.refusals import RefusedError, repository_not_found
+from tasks.hub_server.errors import HubError, repository_not_found
 
 BLOCK_BYTES = 1 << 20
 _STALE_AFTER_S = 24 * 3600
@@ -32,29 +32,29 @@ class LargeFiles:
         self._folder = folder
 
     def path(self, sha256: str) -> Path:
-        """Where the object of that SHA-256 is, or would be.
+        """Return the path of an object, whether or not it exists.
 
         Raises:
-            RefusedError: 400, when `sha256` is not 64 lower-case hexadecimal digits (and so could name any path).
+            HubError: 400 if `sha256` is not 64 lower-case hexadecimal digits; it could lead to any path.
         """
         if not _SHA256.fullmatch(sha256):
-            raise RefusedError(400, "A large file is named by its SHA-256: 64 lower-case hexadecimal digits")
+            raise HubError(400, "The id of a large file is its SHA-256: 64 lower-case hexadecimal digits")
         return self._folder / "objects" / sha256[:2] / sha256[2:4] / sha256
 
     def size(self, sha256: str) -> int | None:
-        """The size in bytes of a stored object; None when it is not stored."""
+        """Return the size of an object in bytes; None if it is not stored."""
         try:
             return self.path(sha256).stat().st_size
         except FileNotFoundError:
             return None
 
     async def receive(self, sha256: str, size: int, blocks: AsyncIterator[bytes]) -> None:
-        """Store one object from a stream.
+        """Store an object from a stream.
 
         Raises:
-            RefusedError: 422, when the content is not what was announced.
+            HubError: 422 if the content does not match `sha256` and `size`.
         """
-        with self._incoming() as (aside, file):
+        with self._temporary_file() as (temporary, file):
             digest, received = hashlib.sha256(), 0
             async for block in blocks:
                 digest.update(block)
@@ -62,67 +62,67 @@ class LargeFiles:
                 received += len(block)
                 if received > size:
                     break
-            _require_announced(sha256, size, digest.hexdigest(), received)
-            self._admit(aside, file, sha256)
+            _verify(sha256, size, digest.hexdigest(), received)
+            self._store(temporary, file, sha256)
 
     async def receive_part(self, sha256: str, number: int, size: int, blocks: AsyncIterator[bytes]) -> str:
-        """Store one part of a multipart upload, of at most `size` bytes; returns its ETag.
+        """Store one part of a multipart upload and return its ETag.
 
         Raises:
-            RefusedError: 422, when the part is larger.
+            HubError: 422 if the part is larger than `size` bytes.
         """
-        with self._incoming() as (aside, file):
+        with self._temporary_file() as (temporary, file):
             digest, received = hashlib.sha256(), 0
             async for block in blocks:
                 received += len(block)
                 if received > size:
-                    raise RefusedError(422, f"The part is larger than the {size} bytes that were announced")
+                    raise HubError(422, f"The part is larger than its declared size of {size} bytes")
                 digest.update(block)
                 file.write(block)
             _flush(file)
-            aside.replace(self._part(sha256, number))
+            temporary.replace(self._part(sha256, number))
         return digest.hexdigest()
 
     def assemble(self, sha256: str, size: int, parts: int) -> None:
-        """Join the parts 1 to `parts` of a multipart upload.
+        """Join parts 1 to `parts` of a multipart upload.
 
         Raises:
-            RefusedError: 400 when a part is missing, 422 when the whole is not what was announced.
+            HubError: 400 if a part is missing, 422 if the content does not match `sha256` and `size`.
         """
         paths = [self._part(sha256, number) for number in range(1, parts + 1)]
-        with self._incoming() as (aside, file):
+        with self._temporary_file() as (temporary, file):
             digest, received = hashlib.sha256(), 0
             for number, path in enumerate(paths, start=1):
                 try:
                     part = path.open("rb")
                 except FileNotFoundError:
-                    raise RefusedError(400, f"Part {number} of {parts} has not been uploaded") from None
+                    raise HubError(400, f"Part {number} of {parts} has not been uploaded") from None
                 with part:
                     while block := part.read(BLOCK_BYTES):
                         digest.update(block)
                         file.write(block)
                         received += len(block)
-            _require_announced(sha256, size, digest.hexdigest(), received)
-            self._admit(aside, file, sha256)
+            _verify(sha256, size, digest.hexdigest(), received)
+            self._store(temporary, file, sha256)
         for path in paths:
             path.unlink(missing_ok=True)
 
     def _part(self, sha256: str, number: int) -> Path:
         return self._folder / "incoming" / f"{self.path(sha256).name}.{number}"
 
-    def _admit(self, aside: Path, file: BinaryIO, sha256: str) -> None:
+    def _store(self, temporary: Path, file: BinaryIO, sha256: str) -> None:
         _flush(file)
         target = self.path(sha256)
         for folder in reversed(target.relative_to(self._folder).parents[:-1]):
             (self._folder / folder).mkdir(exist_ok=True)
-        aside.replace(target)
+        temporary.replace(target)
 
     @contextlib.contextmanager
-    def _incoming(self) -> Iterator[tuple[Path, BinaryIO]]:
-        """A new file to write into; whatever is not renamed away is removed.
+    def _temporary_file(self) -> Iterator[tuple[Path, BinaryIO]]:
+        """Open a new file in `incoming/`, which is deleted unless it is renamed.
 
         Raises:
-            RefusedError: 404, when the repository was deleted meanwhile: its folder is not made again.
+            HubError: 404 if the repository was deleted in the meantime; its folder is not created again.
         """
         folder = self._folder / "incoming"
         try:
@@ -141,15 +141,16 @@ class LargeFiles:
     @staticmethod
     def _remove_stale(folder: Path) -> None:
         oldest = time.time() - _STALE_AFTER_S
-        for left in folder.iterdir():
+        for leftover in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another upload may just have renamed it
-                if left.stat().st_mtime < oldest:
-                    left.unlink()
+                if leftover.stat().st_mtime < oldest:
+                    leftover.unlink()
 
 
-def _require_announced(sha256: str, size: int, found: str, received: int) -> None:
-    if received != size or found != sha256:
-        raise RefusedError(422, f"The upload is not the announced file: {received} of {size} bytes, SHA-256 {found}")
+def _verify(sha256: str, size: int, received_sha256: str, received: int) -> None:
+    if received != size or received_sha256 != sha256:
+        what = f"{received} of {size} bytes, SHA-256 {received_sha256}"
+        raise HubError(422, f"The upload does not match its declared size and SHA-256: {what}")
 
 
 def _flush(file: BinaryIO) -> None:

@@ -1,4 +1,4 @@
-"""The templates in pages/, and the headers with which every page is sent."""
+"""Render the templates in pages/, with the headers of every page."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ _HEADERS = {
 }
 
 
-def page(
-    template: str, *, user: str | None, status: int = 200, shown: Mapping[str, object] | None = None
+def render_page(
+    template: str, *, user: str | None, status: int = 200, context: Mapping[str, object] | None = None
 ) -> HTMLResponse:
-    """A page.
+    """Render a page.
 
     Args:
-        template: a file in pages/.
-        user: who has signed in.
-        status: of the answer.
-        shown: what the template shows.
+        template: Name of a file in pages/.
+        user: The signed-in user; None if nobody is signed in.
+        status: HTTP status of the answer.
+        context: Variables of the template.
     """
-    text = _ENVIRONMENT.get_template(template).render(user=user, status=status, **(shown or {}))
+    text = _ENVIRONMENT.get_template(template).render(user=user, status=status, **(context or {}))
     return HTMLResponse(text, status, _HEADERS)
 
 
 def date(seconds: int) -> str:
-    """A time of a commit, to the minute."""
+    """Format seconds since 1970, to the minute."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def size(count: int) -> str:
-    """Bytes as a reader likes to see them."""
+    """Format a number of bytes."""
     amount = float(count)
     for unit in ("bytes", "kB", "MB", "GB"):
         if amount < 1000:

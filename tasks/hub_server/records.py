@@ -1,4 +1,4 @@
-"""What a repository of the local Hub is asked for and gives back: files, commits, and the changes of a commit."""
+"""Types of a repository's content: files, commits, and the changes of a commit."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ class Entry:
 
     path: str
     oid: str
-    """git's SHA-1; for a large file that of its pointer."""
+    """SHA-1 in git; for a large file that of its git-lfs pointer."""
     size: int
-    """Bytes of the content; 0 for a folder."""
+    """Size of the content in bytes; 0 for a folder."""
     is_folder: bool = False
     sha256: str | None = None
-    """Set for a large file."""
+    """SHA-256 of a large file's content; None for other files."""
     pointer_size: int = 0
 
 
 @dataclass(frozen=True)
 class CommitRecord:
-    """One commit as the Hub's history shows it."""
+    """One commit of a repository's history."""
 
     sha: str
     title: str
@@ -34,7 +34,7 @@ class CommitRecord:
 
 @dataclass(frozen=True)
 class PutFile:
-    """Write a file whose content travels in the commit."""
+    """Write a file whose content is part of the commit request."""
 
     path: str
     content: bytes
@@ -42,7 +42,7 @@ class PutFile:
 
 @dataclass(frozen=True)
 class PutLargeFile:
-    """Write a file whose content was uploaded before."""
+    """Write a large file, whose content was uploaded before."""
 
     path: str
     sha256: str
@@ -51,14 +51,14 @@ class PutLargeFile:
 
 @dataclass(frozen=True)
 class DeleteFile:
-    """Remove a file; it is an error when there is none."""
+    """Delete a file; an error if it does not exist."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class DeleteFolder:
-    """Remove everything under a folder."""
+    """Delete everything in a folder."""
 
     path: str
 

@@ -1,4 +1,4 @@
-"""The routes by which files are downloaded, whole or in part."""
+"""Routes that download files, whole or in part."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from tasks.hub_server.content_types import file_headers
+from tasks.hub_server.errors import HubError
 from tasks.hub_server.large_files import BLOCK_BYTES
-from tasks.hub_server.refusals import RefusedError
 from tasks.hub_server.repositories import Repository
 from tasks.hub_server.requests import Browsable, Quoted
 
@@ -33,7 +33,7 @@ def download(request: Request, target: Browsable, revision: Quoted, path: Quoted
 @router.api_route(f"/{{namespace}}/{{name}}/raw/{_FILE}", methods=_METHODS)
 @router.api_route(f"/datasets/{{namespace}}/{{name}}/raw/{_FILE}", methods=_METHODS)
 def download_raw(request: Request, target: Browsable, revision: Quoted, path: Quoted) -> Response:
-    """A file as git holds it: of a large file, its pointer."""
+    """A file as stored in git: for a large file, its git-lfs pointer."""
     return _send(request, target.repository, revision, path, follow_pointers=False)
 
 
@@ -41,8 +41,8 @@ def _send(request: Request, repository: Repository, revision: str, path: str, *,
     sha = repository.resolve(revision)
     try:
         entry = repository.entry(sha, path)
-    except RefusedError as refusal:
-        refusal.headers["X-Repo-Commit"] = sha  # by which the client remembers that this file does not exist
+    except HubError as error:
+        error.headers["X-Repo-Commit"] = sha  # the client caches under it that the file does not exist
         raise
     large = repository.large_files.path(entry.sha256) if entry.sha256 and follow_pointers else None
     size = entry.pointer_size if entry.sha256 and not follow_pointers else entry.size
@@ -52,10 +52,10 @@ def _send(request: Request, repository: Repository, revision: str, path: str, *,
     if large:
         headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(size)}
 
-    wanted = _requested_range(request.headers.get("range", ""), size)
-    if wanted is None:
+    byte_range = _requested_range(request.headers.get("range", ""), size)
+    if byte_range is None:
         return Response(status_code=416, headers=headers | {"Content-Range": f"bytes */{size}"})
-    start, stop = wanted
+    start, stop = byte_range
     partial = stop - start < size
     if partial:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
@@ -69,15 +69,15 @@ def _send(request: Request, repository: Repository, revision: str, path: str, *,
 
 
 def _requested_range(header: str, size: int) -> tuple[int, int] | None:
-    """Start and stop of the bytes to send; None when the range lies outside of the file.
+    """Return start and stop of the bytes to send; None if the range lies outside the file.
 
-    A header of another form, such as several ranges, asks for the whole file (RFC 9110, section 14.2).
+    Any other header, such as several ranges, is ignored and the whole file is sent (RFC 9110, section 14.2).
     """
     match = _RANGE.fullmatch(header)
     if match is None or match[0] == "bytes=-":
         return 0, size
     first, last = match.groups()
-    if not first:  # the last so many bytes
+    if not first:  # bytes=-N: the last N bytes
         return (max(0, size - int(last)), size) if int(last) and size else None
     start, stop = int(first), min(int(last) + 1 if last else size, size)
     return (start, stop) if start < stop else None

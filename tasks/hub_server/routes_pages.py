@@ -1,4 +1,4 @@
-"""The pages for a browser, at the addresses that the Hub has too; read-only, without scripts.
+"""Web pages, at the same addresses as on the Hub; read-only, without scripts.
 
 /                                             all repositories
 /<namespace>/<name>                           the model card on main; datasets: /datasets/<namespace>/<name>
@@ -20,17 +20,17 @@ from starlette.responses import RedirectResponse, Response
 
 from tasks.hub_server.card_metadata import read_card
 from tasks.hub_server.cards import render_markdown, show_metadata
-from tasks.hub_server.content_types import is_picture, opens_in_browser
+from tasks.hub_server.content_types import is_image, opens_in_browser
+from tasks.hub_server.errors import HubError
 from tasks.hub_server.names import COMMIT_ID
-from tasks.hub_server.page_templates import page
+from tasks.hub_server.page_templates import render_page
 from tasks.hub_server.records import CommitRecord, Entry
-from tasks.hub_server.refusals import RefusedError
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import Browsable, Quoted, Reader, Target, hub_of
+from tasks.hub_server.requests import Browsable, Quoted, Reader, Target, get_hub
 from tasks.hub_server.store import KINDS
 
 COMMITS_PAGE = 30
-_MOST_FILES = 1000
+_MAX_FILES = 1000
 _SHOWN_BYTES = 512 << 10
 _CARD = "README.md"
 
@@ -40,7 +40,7 @@ _DATASET = "/datasets/{namespace}/{name}"
 
 
 @dataclass(frozen=True)
-class _Row:
+class _ListedRepository:
     """A line of the list of repositories."""
 
     target: Target
@@ -51,21 +51,21 @@ class _Row:
 
 @router.get("/")
 def repositories(request: Request, user: Reader, q: str = "") -> Response:
-    """All repositories that the user may see."""
-    hub = hub_of(request)
-    rows: list[_Row] = []
+    """All repositories that the user can see."""
+    hub = get_hub(request)
+    rows: list[_ListedRepository] = []
     for kind in KINDS:
         for namespace, name, repository in hub.store.list(kind):
             private = repository.private
             if q.lower() not in f"{namespace}/{name}".lower():
                 continue
-            if private and not hub.access.may_write(user, namespace):
+            if private and not hub.access.can_write(user, namespace):
                 continue
             target = Target(kind, namespace, name, repository, user)
             last = repository.history(repository.resolve(MAIN), skip=0, limit=1)[0]
-            rows.append(_Row(target, private, last, len(repository.refs("tags"))))
+            rows.append(_ListedRepository(target, private, last, len(repository.refs("tags"))))
     rows.sort(key=lambda row: -row.last.time)
-    return page("repositories.html", user=user, shown={"rows": rows, "query": q})
+    return render_page("repositories.html", user=user, context={"rows": rows, "query": q})
 
 
 @router.get(_MODEL)
@@ -87,15 +87,15 @@ def _file(target: Target, revision: str, path: str) -> Response:
     is_card = path == _CARD
     try:
         entry = target.repository.entry(sha, path)
-    except RefusedError:
+    except HubError:
         if is_card:
             return _page(target, revision, sha, "card.html", {"entry": None})
         raise
     text = _text(target, entry)
     if text is None or not path.lower().endswith(".md"):
-        shown: dict[str, object] = {"entry": entry, "text": text, "limit": _SHOWN_BYTES}
-        shown |= {"is_picture": is_picture(path), "opens": opens_in_browser(path)}
-        return _page(target, revision, sha, "file.html", shown)
+        context: dict[str, object] = {"entry": entry, "text": text, "limit": _SHOWN_BYTES}
+        context |= {"is_image": is_image(path), "opens": opens_in_browser(path)}
+        return _page(target, revision, sha, "file.html", context)
     card = read_card(text, is_model=target.kind == "models")
     base = f"/{target.page}"
     known = {found.path: found for found in target.repository.entries(sha, recursive=True)}
@@ -110,12 +110,12 @@ def _file(target: Target, revision: str, path: str) -> Response:
 
     body = render_markdown(card.body, folder=path.rpartition("/")[0], page_of=page_of, content_of=content_of)
     metadata = show_metadata(card.metadata or {})
-    shown = {"entry": entry, "body": body, "metadata": metadata, "problems": card.errors, "is_card": is_card}
-    return _page(target, revision, sha, "card.html", shown)
+    context = {"entry": entry, "body": body, "metadata": metadata, "errors": card.errors, "is_card": is_card}
+    return _page(target, revision, sha, "card.html", context)
 
 
 def _text(target: Target, entry: Entry) -> str | None:
-    """The text of a file; None for one that is large, or no text."""
+    """Return the text of a file; None if it is large or not text."""
     if entry.sha256 or entry.size > _SHOWN_BYTES:
         return None
     content = target.repository.read(entry)
@@ -143,8 +143,8 @@ def _folder(target: Target, revision: str, folder: str) -> Response:
     sha = target.repository.resolve(revision)
     entries = target.repository.entries(sha, folder, recursive=False)
     entries.sort(key=lambda entry: (not entry.is_folder, entry.path))
-    shown = {"folder": folder.strip("/"), "entries": entries[:_MOST_FILES], "left_out": len(entries[_MOST_FILES:])}
-    return _page(target, revision, sha, "files.html", shown)
+    context = {"folder": folder.strip("/"), "entries": entries[:_MAX_FILES], "left_out": len(entries[_MAX_FILES:])}
+    return _page(target, revision, sha, "files.html", context)
 
 
 @router.get(_MODEL + "/commits/{revision}")
@@ -156,21 +156,21 @@ def revisions(target: Browsable, revision: Quoted, p: Annotated[int, Query(ge=0,
     names: dict[str, list[str]] = {}
     for tag, commit in target.repository.refs("tags").items():
         names.setdefault(commit, []).append(tag)
-    shown = {"commits": found[:COMMITS_PAGE], "names": names, "p": p, "has_older": len(found) > COMMITS_PAGE}
-    return _page(target, revision, sha, "revisions.html", shown)
+    context = {"commits": found[:COMMITS_PAGE], "names": names, "p": p, "has_older": len(found) > COMMITS_PAGE}
+    return _page(target, revision, sha, "revisions.html", context)
 
 
 @router.get(_MODEL + "/commit/{sha}")
 @router.get(_DATASET + "/commit/{sha}")
 def commit(target: Browsable, sha: Quoted) -> Response:
-    """Where the client's commit_url leads: the files of that commit."""
+    """The files of a commit; the client's `commit_url` leads here."""
     return RedirectResponse(f"/{target.page}/tree/{_quoted(target.repository.resolve(sha))}", 303)
 
 
-def _page(target: Target, revision: str, sha: str, template: str, shown: Mapping[str, object]) -> Response:
-    """A page of one repository at one revision."""
+def _page(target: Target, revision: str, sha: str, template: str, context: Mapping[str, object]) -> Response:
+    """Render a page of one repository at one revision."""
     tags, branches = target.repository.refs("tags"), target.repository.refs("heads")
-    about: dict[str, object] = {
+    common: dict[str, object] = {
         "target": target,
         "base": f"/{target.page}",
         "private": target.repository.private,
@@ -182,7 +182,7 @@ def _page(target: Target, revision: str, sha: str, template: str, shown: Mapping
         "all_tags": list(tags)[::-1],
         "branches": list(branches),
     }
-    return page(template, user=target.user, shown=about | dict(shown))
+    return render_page(template, user=target.user, context=common | dict(context))
 
 
 def _quoted(revision: str) -> str:

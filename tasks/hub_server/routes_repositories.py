@@ -1,4 +1,4 @@
-"""The routes about repositories: who am I, create, delete, list and look into."""
+"""Routes for repositories: whoami, create, delete, list and describe."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from tasks.hub_server.bounds import BODY_BYTES
 from tasks.hub_server.card_metadata import read_card
+from tasks.hub_server.errors import HubError, repository_not_found
+from tasks.hub_server.limits import BODY_BYTES
 from tasks.hub_server.records import Entry
-from tasks.hub_server.refusals import RefusedError, repository_not_found
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import (
     Body,
@@ -20,9 +20,9 @@ from tasks.hub_server.requests import (
     Readable,
     Target,
     User,
-    endpoint_of,
     entry_json,
-    hub_of,
+    get_endpoint,
+    get_hub,
     iso_date,
     link_next,
     readable_target,
@@ -37,16 +37,16 @@ _REPOSITORY = "/api/{kind}/{namespace}/{name}"
 
 @router.get("/api/whoami-v2")
 def whoami(request: Request, user: User) -> dict[str, object]:
-    """The user whose token this is."""
+    """The user of the token."""
     if user is None:
-        raise RefusedError(401, "Invalid username or password.")
+        raise HubError(401, "Invalid username or password.")
     token = {"displayName": "local", "role": "write"}
     auth = {"type": "access_token", "accessToken": token}
-    teams = [{"type": "org", "name": team, "roleInOrg": "write"} for team in hub_of(request).access.teams(user)]
+    teams = [{"type": "org", "name": team, "roleInOrg": "write"} for team in get_hub(request).access.teams(user)]
     return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": teams, "auth": auth}
 
 
-class NewRepository(BaseModel):
+class CreateRepository(BaseModel):
     """The body of repos/create."""
 
     name: str
@@ -56,24 +56,24 @@ class NewRepository(BaseModel):
 
 
 @router.post("/api/repos/create")
-def create_repository(request: Request, new: NewRepository, user: User) -> dict[str, object]:
-    """Make a repository in the user's own namespace or in `organization`."""
-    hub = hub_of(request)
+def create_repository(request: Request, new: CreateRepository, user: User) -> dict[str, object]:
+    """Create a repository in the user's own namespace or in `organization`."""
+    hub = get_hub(request)
     namespace = new.organization or user or ""
     writer = hub.access.require_write(user, namespace)
     kind = f"{new.type}s"
     page = f"{namespace}/{new.name}" if kind == "models" else f"{kind}/{namespace}/{new.name}"
-    url = f"{endpoint_of(request)}/{page}"
+    url = f"{get_endpoint(request)}/{page}"
     try:
         hub.store.create(kind, namespace, new.name, private=new.visibility == "private", user=writer)
-    except RefusedError as refusal:
-        if refusal.status == 409:
-            refusal.details["url"] = url  # what create_repo(exist_ok=True) returns
+    except HubError as error:
+        if error.status == 409:
+            error.details["url"] = url  # what create_repo(exist_ok=True) returns
         raise
     return {"url": url, "name": f"{namespace}/{new.name}", "id": page}
 
 
-class OldRepository(BaseModel):
+class DeleteRepository(BaseModel):
     """The body of repos/delete."""
 
     name: str
@@ -82,13 +82,13 @@ class OldRepository(BaseModel):
 
 
 @router.delete("/api/repos/delete")
-def delete_repository(request: Request, old: OldRepository, user: User) -> dict[str, object]:
-    """Remove a repository with all that it holds."""
-    hub = hub_of(request)
+def delete_repository(request: Request, old: DeleteRepository, user: User) -> dict[str, object]:
+    """Delete a repository."""
+    hub = get_hub(request)
     namespace, kind = old.organization or user or "", f"{old.type}s"
     if (
         user is not None
-        and not hub.access.may_write(user, namespace)
+        and not hub.access.can_write(user, namespace)
         and hub.store.open(kind, namespace, old.name).private
     ):
         raise repository_not_found()
@@ -107,15 +107,15 @@ def list_repositories(
     search: str = "",
     limit: Annotated[int, Query(ge=1)] = 1000,
 ) -> list[dict[str, object]]:
-    """The repositories that the user may see, by name."""
-    hub = hub_of(request)
-    seen = (
+    """The repositories that the user can see, by name."""
+    hub = get_hub(request)
+    visible = (
         {"id": f"{namespace}/{name}", "modelId": f"{namespace}/{name}", "author": namespace, "private": private}
         for namespace, name, repository in hub.store.list(kind)
         if author in ("", namespace) and search.lower() in f"{namespace}/{name}".lower()
-        if not (private := repository.private) or hub.access.may_write(user, namespace)
+        if not (private := repository.private) or hub.access.can_write(user, namespace)
     )
-    return list(islice(seen, limit))
+    return list(islice(visible, limit))
 
 
 @router.get(_REPOSITORY)
@@ -150,22 +150,22 @@ def _describe(target: Target, revision: str, response: Response, *, blobs: bool)
         "disabled": False,
         "downloads": 0,
         "likes": 0,
-        "tags": [tag for tag in _listed(metadata.get("tags")) if isinstance(tag, str)],
+        "tags": [tag for tag in _as_list(metadata.get("tags")) if isinstance(tag, str)],
         "cardData": metadata,
-        **{key: value for key, value in metadata.items() if key in _SHOWN and isinstance(value, str)},
+        **{key: value for key, value in metadata.items() if key in _TOP_LEVEL_KEYS and isinstance(value, str)},
         "lastModified": modified,
         "siblings": [_sibling(entry, blobs=blobs) for entry in files],
     }
 
 
-_SHOWN = ("pipeline_tag", "library_name")
+_TOP_LEVEL_KEYS = ("pipeline_tag", "library_name")
 
 
 def _metadata(target: Target, sha: str) -> dict[str, object]:
-    """The metadata of the card at a commit, as far as the Hub would take it."""
+    """Return the metadata of the card at a commit; empty if there is none or it is invalid."""
     try:
         entry = target.repository.entry(sha, "README.md")
-    except RefusedError:
+    except HubError:
         return {}
     if entry.sha256 or entry.size > BODY_BYTES:
         return {}
@@ -173,28 +173,28 @@ def _metadata(target: Target, sha: str) -> dict[str, object]:
     return {} if card.errors else card.metadata or {}
 
 
-def _listed(value: object) -> list[object]:
+def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else [value]
 
 
 def _sibling(entry: Entry, *, blobs: bool) -> dict[str, object]:
-    shown: dict[str, object] = {"rfilename": entry.path}
+    fields: dict[str, object] = {"rfilename": entry.path}
     if blobs:
-        shown |= {"size": entry.size, "blobId": entry.oid}
+        fields |= {"size": entry.size, "blobId": entry.oid}
         if entry.sha256:
-            shown["lfs"] = {"sha256": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
-    return shown
+            fields["lfs"] = {"sha256": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
+    return fields
 
 
 @router.get(_REPOSITORY + "/auth-check", dependencies=[Depends(readable_target)])
 def check_read() -> dict[str, object]:
-    """Whether the user may read."""
+    """Check that the user can read the repository."""
     return {}
 
 
 @router.get(_REPOSITORY + "/auth-check/write", dependencies=[Depends(writable_target)])
 def check_write() -> dict[str, object]:
-    """Whether the user may write."""
+    """Check that the user can write to the repository."""
     return {}
 
 
@@ -211,7 +211,7 @@ def list_tree(
     recursive: bool = False,
     cursor: Cursor = 0,
 ) -> list[dict[str, object]]:
-    """One page of the files and folders of a commit; `Link` names the next page."""
+    """One page of the files and folders of a commit; the `Link` header holds the next page."""
     return _tree_page(request, target, (revision, ""), response, recursive=recursive, cursor=cursor)
 
 
@@ -226,7 +226,7 @@ def list_folder(
     recursive: bool = False,
     cursor: Cursor = 0,
 ) -> list[dict[str, object]]:
-    """The same for one folder."""
+    """Like `list_tree`, for one folder."""
     return _tree_page(request, target, (revision, folder), response, recursive=recursive, cursor=cursor)
 
 
@@ -244,13 +244,13 @@ def _tree_page(
 
 @router.post(_REPOSITORY + "/paths-info/{revision}")
 def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[dict[str, object]]:
-    """Those of the files and folders in a form's `paths` that exist."""
+    """The files and folders that exist among `paths` of the form in the body."""
     sha = target.repository.resolve(revision)
-    wanted = set(parse_qs(body.decode(errors="replace")).get("paths", []))
-    return [entry_json(entry) for entry in target.repository.entries(sha, recursive=True) if entry.path in wanted]
+    requested = set(parse_qs(body.decode(errors="replace")).get("paths", []))
+    return [entry_json(entry) for entry in target.repository.entries(sha, recursive=True) if entry.path in requested]
 
 
-class SentCard(BaseModel):
+class ValidateCard(BaseModel):
     """The body of validate-yaml: a README.md."""
 
     content: str
@@ -258,8 +258,8 @@ class SentCard(BaseModel):
 
 
 @router.post("/api/validate-yaml")
-def validate_card(sent: SentCard, response: Response) -> dict[str, object]:
-    """What is wrong with the metadata at the top of a card."""
+def validate_card(sent: ValidateCard, response: Response) -> dict[str, object]:
+    """The errors and warnings in the metadata of a card."""
     card = read_card(sent.content, is_model=sent.repo_type == "model")
     response.status_code = 400 if card.errors else 200
     return {

@@ -1,4 +1,4 @@
-"""The routes about revisions: the history, tags and branches."""
+"""Routes for revisions: history, tags and branches."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _REPOSITORY = "/api/{kind}/{namespace}/{name}"
 def list_refs(target: Readable) -> dict[str, object]:
     """All branches and tags."""
 
-    def shown(kind: RefKind) -> list[dict[str, str]]:
+    def refs(kind: RefKind) -> list[dict[str, str]]:
         found = target.repository.refs(kind).items()
         return [{"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": sha} for name, sha in found]
 
-    return {"branches": shown("heads"), "tags": shown("tags"), "converts": [], "pullRequests": []}
+    return {"branches": refs("heads"), "tags": refs("tags"), "converts": [], "pullRequests": []}
 
 
 @router.get(_REPOSITORY + "/commits/{revision}")
@@ -37,7 +37,7 @@ def list_commits(
     response: Response,
     p: Annotated[int, Query(ge=0)] = 0,
 ) -> list[dict[str, object]]:
-    """One page of the history, newest first; `Link` names the next page."""
+    """One page of the history, newest first; the `Link` header holds the next page."""
     sha = target.repository.resolve(revision)
     found = target.repository.history(sha, skip=p * COMMITS_PAGE, limit=COMMITS_PAGE + 1)
     if len(found) > COMMITS_PAGE:
@@ -55,40 +55,40 @@ def list_commits(
 
 
 class NewTag(BaseModel):
-    """The body of a tag's creation; git's annotation message is not kept."""
+    """The body of a request that creates a tag. An annotation message is ignored."""
 
     tag: str
 
 
 @router.post(_REPOSITORY + "/tag/{revision}")
 def create_tag(target: Writable, revision: Quoted, new: NewTag) -> dict[str, object]:
-    """Tag a commit; a tag never moves."""
+    """Create a tag; a tag never moves."""
     target.repository.create_ref("tags", new.tag, target.repository.resolve(revision))
     return {}
 
 
 @router.delete(_REPOSITORY + "/tag/{tag}")
 def delete_tag(target: Writable, tag: Quoted) -> dict[str, object]:
-    """Remove a tag."""
+    """Delete a tag."""
     target.repository.delete_ref("tags", tag)
     return {}
 
 
 class NewBranch(BaseModel):
-    """The body of a branch's creation."""
+    """The body of a request that creates a branch."""
 
     starting_point: str = Field(default=MAIN, alias="startingPoint")
 
 
 @router.post(_REPOSITORY + "/branch/{branch}")
 def create_branch(target: Writable, branch: Quoted, new: NewBranch) -> dict[str, object]:
-    """Make a branch."""
+    """Create a branch."""
     target.repository.create_ref("heads", branch, target.repository.resolve(new.starting_point))
     return {}
 
 
 @router.delete(_REPOSITORY + "/branch/{branch}")
 def delete_branch(target: Writable, branch: Quoted) -> dict[str, object]:
-    """Remove a branch; its commits stay."""
+    """Delete a branch; its commits stay."""
     target.repository.delete_ref("heads", branch)
     return {}

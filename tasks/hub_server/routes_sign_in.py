@@ -1,4 +1,4 @@
-"""Signing in with a browser, to read what a user may read: /-/sign-in by a token or a link, and /-/sign-out."""
+"""Signing in with a browser: /-/sign-in with a token or a link, and /-/sign-out."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from tasks.hub_server.page_templates import page
-from tasks.hub_server.refusals import RefusedError
-from tasks.hub_server.requests import Body, Reader, hub_of
+from tasks.hub_server.errors import HubError
+from tasks.hub_server.page_templates import render_page
+from tasks.hub_server.requests import Body, Reader, get_hub
 
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/-/sign-in")
-def offer_sign_in(request: Request, user: Reader, once: str = "") -> Response:
-    """A form for a token; or, by a link that was made for it, signed in at once."""
+def show_sign_in(request: Request, user: Reader, once: str = "") -> Response:
+    """A form for a token; with the secret of a link, sign in at once."""
     if not once:
-        return page("sign_in.html", user=user)
-    invited = hub_of(request).sessions.accept(once)
-    if invited is None:
-        return page("sign_in.html", user=user, shown={"problem": "That link was used before."}, status=403)
-    return _signed_in(request, invited)
+        return render_page("sign_in.html", user=user)
+    linked_user = get_hub(request).sessions.use_link_secret(once)
+    if linked_user is None:
+        error = "This link was used before. Sign in with a token."
+        return render_page("sign_in.html", user=user, context={"error": error}, status=403)
+    return _signed_in(request, linked_user)
 
 
 @router.post("/-/sign-in")
 def sign_in(request: Request, body: Body) -> Response:
     """Begin a session for the user of a token."""
-    _refuse_other_sites(request)
+    _require_same_site(request)
     token = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
     try:
-        user = hub_of(request).access.user(f"Bearer {token}")
-    except RefusedError:
-        return page("sign_in.html", user=None, shown={"problem": "This Hub does not know that token."}, status=403)
+        user = get_hub(request).access.user(f"Bearer {token}")
+    except HubError:
+        error = "This Hub does not know this token."
+        return render_page("sign_in.html", user=None, context={"error": error}, status=403)
     assert user is not None
     return _signed_in(request, user)
 
 
 def _signed_in(request: Request, user: str) -> Response:
-    """A page in between: after a redirection from another site, a strict cookie would not yet be sent."""
-    sessions = hub_of(request).sessions
-    answer = page("signed_in.html", user=user)
+    """Set the cookie and show a page in between: after a redirect from another site, a strict cookie is not sent yet."""
+    sessions = get_hub(request).sessions
+    answer = render_page("signed_in.html", user=user)
     answer.set_cookie(sessions.cookie, sessions.open(user), httponly=True, samesite="strict", path="/")
     return answer
 
@@ -49,19 +51,19 @@ def _signed_in(request: Request, user: str) -> Response:
 @router.post("/-/sign-out")
 def sign_out(request: Request) -> Response:
     """End the session."""
-    _refuse_other_sites(request)
-    sessions = hub_of(request).sessions
+    _require_same_site(request)
+    sessions = get_hub(request).sessions
     sessions.close(request.cookies)
     answer = RedirectResponse("/", 303)
     answer.delete_cookie(sessions.cookie, path="/")
     return answer
 
 
-def _refuse_other_sites(request: Request) -> None:
-    """Let no other site sign somebody in or out.
+def _require_same_site(request: Request) -> None:
+    """Check that no other site signs a user in or out.
 
     Raises:
-        RefusedError: 403.
+        HubError: 403.
     """
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise RefusedError(403, "Sign in from a page of this Hub")
+        raise HubError(403, "Sign in from a page of this Hub")

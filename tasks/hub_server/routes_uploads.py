@@ -1,11 +1,11 @@
-"""The routes by which a commit comes in: preupload, the large files (git-lfs batch), then the commit itself.
+"""Routes that upload a commit: preupload, large files (git-lfs batch), then the commit itself.
 
-    POST .../preupload/<revision>       which files travel in the commit, which by themselves
-    POST .../info/lfs/objects/batch     where to upload each large file that is not here yet
-    PUT  /uploads/...                   the content, in one piece or in parts (a signed URL, no token)
+    POST .../preupload/<revision>       which files are part of the commit request, and which are large files
+    POST .../info/lfs/objects/batch     upload URLs for the large files that are not stored yet
+    PUT  /uploads/...                   the content of a large file, whole or in parts (a signed URL, no token)
     POST .../commit/<revision>          lines of JSON: a header, then one line for each change
 
-Nothing of it is visible before the commit.
+Nothing is visible before the commit.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from tasks.hub_server.card_metadata import read_card
+from tasks.hub_server.errors import HubError
 from tasks.hub_server.large_files import LargeFiles
 from tasks.hub_server.records import Change, DeleteFile, DeleteFolder, PutFile, PutLargeFile
-from tasks.hub_server.refusals import RefusedError
 from tasks.hub_server.repositories import LARGE_SUFFIXES
-from tasks.hub_server.requests import Body, Quoted, Target, Writable, endpoint_of, hub_of
+from tasks.hub_server.requests import Body, Quoted, Target, Writable, get_endpoint, get_hub
 
 REGULAR_BYTES = 10 << 20
-"""A larger file is a large one whatever its name."""
+"""Files larger than this are large files, whatever their suffix."""
 
 router = APIRouter()
 _REPOSITORY = "/api/{kind}/{namespace}/{name}"
 
 
 class AnnouncedFile(BaseModel):
-    """A file that a commit will bring."""
+    """A file of the next commit."""
 
     path: str
     size: int
     sample: str = ""
-    """Its first 512 bytes, in base64."""
+    """The first 512 bytes, in base64."""
 
 
 class Preupload(BaseModel):
@@ -51,7 +51,7 @@ class Preupload(BaseModel):
 
 @router.post(_REPOSITORY + "/preupload/{revision}")
 def preupload(target: Writable, revision: Quoted, announced: Preupload) -> dict[str, object]:
-    """How each file is to be uploaded, and the content that the path has now."""
+    """How to upload each file, and the id of its present content."""
     sha = target.repository.resolve(revision)
     present = {entry.path: entry.sha256 or entry.oid for entry in target.repository.entries(sha, recursive=True)}
     return {
@@ -73,7 +73,7 @@ def _is_large(file: AnnouncedFile) -> bool:
 
 
 class LargeObject(BaseModel):
-    """A large file by its content."""
+    """A large file: SHA-256 and size."""
 
     oid: str = Field(pattern=r"^[0-9a-f]{64}$")
     size: int = Field(ge=0)
@@ -88,12 +88,12 @@ class Batch(BaseModel):
 
 @router.post("/{namespace}/{name}.git/info/lfs/objects/batch")
 @router.post("/datasets/{namespace}/{name}.git/info/lfs/objects/batch")
-def batch(request: Request, target: Writable, wanted: Batch) -> dict[str, object]:
-    """Where to upload each object; one that is here already needs no upload."""
-    if wanted.operation != "upload":
-        raise RefusedError(501, "Only uploads go through the batch API here: download by /resolve/")
+def request_uploads(request: Request, target: Writable, batch: Batch) -> dict[str, object]:
+    """Upload URLs of the objects; an object that is stored already gets none."""
+    if batch.operation != "upload":
+        raise HubError(501, "The batch API serves uploads only: download from /resolve/")
     objects = []
-    for item in wanted.objects:
+    for item in batch.objects:
         answer: dict[str, object] = {"oid": item.oid, "size": item.size}
         if target.repository.large_files.size(item.oid) != item.size:
             answer["actions"] = {"upload": _upload_action(request, target, item)}
@@ -102,11 +102,11 @@ def batch(request: Request, target: Writable, wanted: Batch) -> dict[str, object
 
 
 def _upload_action(request: Request, target: Target, item: LargeObject) -> dict[str, object]:
-    hub = hub_of(request)
+    hub = get_hub(request)
 
     def url(action: str) -> str:
         parts = (target.kind, target.namespace, target.name, item.oid, str(item.size), action)
-        return f"{endpoint_of(request)}/uploads/{'/'.join(map(quote, parts))}?signature={hub.access.sign(*parts)}"
+        return f"{get_endpoint(request)}/uploads/{'/'.join(map(quote, parts))}?signature={hub.access.sign(*parts)}"
 
     if item.size <= hub.part_bytes:
         return {"href": url("whole"), "header": {}}
@@ -116,8 +116,8 @@ def _upload_action(request: Request, target: Target, item: LargeObject) -> dict[
 
 
 async def _signed_upload(request: Request, signature: Annotated[str, Query()] = "") -> LargeFiles:
-    """The large files of the repository that a signed URL names."""
-    hub, parts = hub_of(request), request.path_params
+    """Return the large files of the repository in a signed URL."""
+    hub, parts = get_hub(request), request.path_params
     names = ("kind", "namespace", "name", "sha256", "size")
     action = request.url.path.rpartition("/")[2]
     hub.access.check_signature(signature, *(parts[name] for name in names), action)
@@ -130,7 +130,7 @@ _UPLOAD = "/uploads/{kind}/{namespace}/{name}/{sha256}/{size}"
 
 @router.put(_UPLOAD + "/whole")
 async def upload_whole(request: Request, files: SignedUpload, sha256: str, size: int) -> dict[str, object]:
-    """A large file in one piece."""
+    """Upload a large file in one piece."""
     await files.receive(sha256, size, request.stream())
     return {}
 
@@ -138,28 +138,28 @@ async def upload_whole(request: Request, files: SignedUpload, sha256: str, size:
 @router.post(_UPLOAD + "/complete")
 def complete_upload(request: Request, files: SignedUpload, sha256: str, size: int) -> dict[str, object]:
     """Join the parts of a large file."""
-    files.assemble(sha256, size, parts=-(-size // hub_of(request).part_bytes))
+    files.assemble(sha256, size, parts=-(-size // get_hub(request).part_bytes))
     return {}
 
 
 @router.put(_UPLOAD + "/{part}")
 async def upload_part(request: Request, files: SignedUpload, sha256: str, size: int, part: int) -> Response:
-    """One part of a large file; its ETag is what the client sends back with `complete`."""
-    part_bytes = hub_of(request).part_bytes
+    """Upload one part of a large file; the client sends its ETag back with `complete`."""
+    part_bytes = get_hub(request).part_bytes
     etag = await files.receive_part(sha256, part, min(part_bytes, size - (part - 1) * part_bytes), request.stream())
     return Response(headers={"ETag": f'"{etag}"'})
 
 
 @router.post(_REPOSITORY + "/commit/{revision}")
 def commit(request: Request, target: Writable, revision: Quoted, body: Body, create_pr: str = "") -> dict[str, object]:
-    """Put one commit on a branch."""
+    """Add a commit to a branch."""
     if create_pr not in ("", "0", "false"):
-        raise RefusedError(501, "The local Hub has no pull requests: commit to a branch instead")
+        raise HubError(501, "The local Hub has no pull requests: commit to a branch")
     header, changes = _parse_commit(body)
     title = header.get("summary")
     if not isinstance(title, str) or not title.strip():
-        raise RefusedError(400, "The commit has no summary")
-    _refuse_broken_card(target, changes)
+        raise HubError(400, "The commit has no summary")
+    _validate_card(target, changes)
     sha = target.repository.commit(
         revision.removeprefix("refs/heads/"),
         changes,
@@ -168,25 +168,25 @@ def commit(request: Request, target: Writable, revision: Quoted, body: Body, cre
         parent=header.get("parentCommit"),
         user=target.user or "",
     )
-    url = f"{endpoint_of(request)}/{target.page}/commit/{sha}"
+    url = f"{get_endpoint(request)}/{target.page}/commit/{sha}"
     return {"success": True, "commitOid": sha, "commitUrl": url, "hookOutput": ""}
 
 
-def _refuse_broken_card(target: Target, changes: list[Change]) -> None:
-    """Let no card in whose metadata the Hub refuses; clients ask beforehand, but need not.
+def _validate_card(target: Target, changes: list[Change]) -> None:
+    """Validate the metadata of a commit's card; not every client does so before.
 
     Raises:
-        RefusedError: 400.
+        HubError: 400 if the Hub would refuse the card.
     """
     for change in changes:
         if isinstance(change, PutFile) and change.path == "README.md":
             card = read_card(change.content.decode(errors="replace"), is_model=target.kind == "models")
             if card.errors:
-                raise RefusedError(400, f"Invalid metadata in README.md: {'; '.join(card.errors)}")
+                raise HubError(400, f"Invalid metadata in README.md: {'; '.join(card.errors)}")
 
 
 def _parse_commit(body: bytes) -> tuple[dict[str, Any], list[Change]]:
-    """The header and the changes of a commit's lines of JSON."""
+    """Return the header and the changes of a commit."""
     header: dict[str, Any] = {}
     changes: list[Change] = []
     try:
@@ -207,9 +207,9 @@ def _parse_commit(body: bytes) -> tuple[dict[str, Any], list[Change]]:
                 case "deletedFolder":
                     changes.append(DeleteFolder(value["path"]))
                 case unknown:
-                    raise RefusedError(400, f"Unknown operation in the commit: {unknown!r}")
+                    raise HubError(400, f"Unknown operation in the commit: {unknown!r}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RefusedError(400, f"A line of the commit cannot be read: {error!r}") from None
+        raise HubError(400, f"A line of the commit is malformed: {error!r}") from None
     return header, changes
 
 
@@ -217,4 +217,4 @@ def _base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise RefusedError(400, f"Not base64: {error}") from None
+        raise HubError(400, f"Not base64: {error}") from None

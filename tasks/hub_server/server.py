@@ -1,9 +1,9 @@
-"""Run the local Hub: in a thread for tests and the pipeline, or until a signal for a shell.
+"""Run the local Hub: in a background thread, or in the foreground until a signal.
 
     with LocalHub(Path(".hub"), tokens={"hf_local": "me"}) as hub:
         HfApi(endpoint=hub.endpoint, token="hf_local").create_repo("me/model")
 
-FastAPI and dulwich are imported when a Hub is made, not before.
+FastAPI and dulwich are imported when a Hub starts, because they are slow to import.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
     from tasks.hub_server.sessions import Sessions
 
-LOCAL_TOKEN = "hf_local"  # noqa: S105 (opens the Hub of this machine to this machine, and nothing else)
+LOCAL_TOKEN = "hf_local"  # noqa: S105 (valid only for a local Hub that serves this machine alone)
 PART_BYTES = 64 << 20
 _START_TIMEOUT_S = 30
 _STOP_TIMEOUT_S = 5
 
 
 class LocalHub:
-    """A Hub over a folder, for this machine only.
+    """A Hub over a folder.
 
-    Several of them, in several processes, may serve the same folder at the same time.
+    Several processes may serve the same folder at the same time.
 
     Args:
-        root: the folder of the repositories; made when it is missing.
-        tokens: token -> user. A user writes in the namespace of its own name; others may read what is public.
-        writers: namespace -> users who may write there too.
-        administrators: users who may write in every namespace.
-        host: an address of this machine; a loopback one, unless `beyond_this_machine`.
-        port: 0 takes a free one.
-        beyond_this_machine: whether other machines may be served.
-        part_bytes: larger files are uploaded in parts of this size.
+        root: Folder of the repositories; created if it does not exist.
+        tokens: Token -> user. A user can write in the namespace of the same name. Everyone can read public repositories.
+        writers: Namespace -> users who can write there as well.
+        administrators: Users who can write in every namespace.
+        host: Address to listen on; a loopback address unless `allow_remote`.
+        port: Port to listen on; 0 picks a free one.
+        allow_remote: Whether other machines may connect.
+        part_bytes: Files larger than this are uploaded in parts of this size.
 
     Raises:
-        ValueError: for a host that other machines can reach, or a user name that no namespace can have.
+        ValueError: `host` is not a loopback address, or a user or namespace has an invalid name.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class LocalHub:
         administrators: Collection[str] = (),
         host: str = "127.0.0.1",
         port: int = 0,
-        beyond_this_machine: bool = False,
+        allow_remote: bool = False,
         part_bytes: int = PART_BYTES,
     ) -> None:
         from tasks.hub_server.access import Access
 
         is_loopback = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host).is_loopback
-        if not is_loopback and not beyond_this_machine:
+        if not is_loopback and not allow_remote:
             raise ValueError(f"the local Hub serves loopback addresses only, not {host}")
         self._root = root
         self._access = Access(dict(tokens), dict(writers or {}), administrators)
@@ -79,18 +79,18 @@ class LocalHub:
 
     @property
     def endpoint(self) -> str:
-        """The URL for HF_ENDPOINT; known as soon as the Hub is entered."""
+        """URL for HF_ENDPOINT, while the Hub runs."""
         if not self._endpoint:
-            raise RuntimeError("the local Hub is not running: enter it first")
+            raise RuntimeError("the local Hub is not running: start it by `with LocalHub(...) as hub:`")
         return self._endpoint
 
     def sign_in_link(self, user: str) -> str:
-        """A URL by which a browser can read what `user` may read; it works once, while this Hub runs."""
-        assert self._sessions is not None, "enter it first"
-        return f"{self.endpoint}/-/sign-in?once={self._sessions.invite(user)}"
+        """Return a URL that signs a browser in as `user`. It works once, while this Hub runs."""
+        assert self._sessions is not None, "the Hub is not running"
+        return f"{self.endpoint}/-/sign-in?once={self._sessions.create_link_secret(user)}"
 
     def application(self) -> ASGIApp:
-        """The ASGI application that is served."""
+        """Build the ASGI application."""
         from tasks.hub_server.application import build_application
         from tasks.hub_server.requests import Hub
         from tasks.hub_server.sessions import Sessions
@@ -98,7 +98,7 @@ class LocalHub:
 
         self._sessions = Sessions(cookie=f"hub-session-{self.endpoint.rpartition(':')[2]}")
         store = Store(self._root)
-        store.sweep()
+        store.remove_leftovers()
         return build_application(Hub(store, self._access, self._sessions, self._part_bytes, self._is_local))
 
     def __enter__(self) -> Self:
@@ -135,24 +135,24 @@ class LocalHub:
         self._endpoint = ""
 
     def serve_forever(self) -> None:
-        """Wait, inside the `with`, until SIGINT or SIGTERM asks to stop. For the main thread only."""
-        asked = threading.Event()
+        """Wait inside the `with` block until SIGINT or SIGTERM. Call it from the main thread."""
+        stop = threading.Event()
 
-        def ask(_number: int, _frame: FrameType | None) -> None:
-            asked.set()
+        def request_stop(_number: int, _frame: FrameType | None) -> None:
+            stop.set()
 
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            while self._thread is not None and self._thread.is_alive() and not asked.wait(0.2):
+            while self._thread is not None and self._thread.is_alive() and not stop.wait(0.2):
                 pass
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol spelt out, asyncio sets TCP_NODELAY; without it, answers wait 40 ms for a delayed ACK.
+    # asyncio sets TCP_NODELAY only if the protocol is given; without it, answers wait 40 ms for a delayed ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,9 +1,9 @@
-"""All repositories of the local Hub, by name: found, made and deleted, each by one rename.
+"""All repositories of the local Hub. Creating and deleting one is a single rename.
 
-    <root>/models/<namespace>/<name>.git      real git: `git log`, `git fsck` and `git clone` work on them
+    <root>/models/<namespace>/<name>.git      ordinary bare git repositories: `git log`, `git fsck`, `git clone` work
     <root>/datasets/<namespace>/<name>.git
 
-Names that begin with a dot are not repositories: those under way to become one, and those on the way out.
+Folders whose name begins with a dot are repositories that are being created or deleted.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tasks.hub_server.errors import HubError, repository_not_found
 from tasks.hub_server.names import is_valid_name, is_valid_namespace
-from tasks.hub_server.refusals import RefusedError, repository_not_found
 from tasks.hub_server.repositories import Repository
 
 KINDS = ("models", "datasets")
-_UNDER_WAY, _DELETED = ".new-", ".deleted-"
+_NEW, _DELETED = ".new-", ".deleted-"
 _STALE_AFTER_S = 24 * 3600
 
 
@@ -31,74 +31,74 @@ class Store:
         self._root = root
 
     def open(self, kind: str, namespace: str, name: str) -> Repository:
-        """The repository of that name.
+        """Return the repository of this name.
 
         Raises:
-            RefusedError: 404 RepoNotFound.
+            HubError: 404 RepoNotFound.
         """
         path = self._path(kind, namespace, name)
-        if path is None or not self.holds(kind, namespace, name):
+        if path is None or not self.exists(kind, namespace, name):
             raise repository_not_found()
         return Repository(path)
 
-    def holds(self, kind: str, namespace: str, name: str) -> bool:
-        """Whether there is a repository of that name."""
+    def exists(self, kind: str, namespace: str, name: str) -> bool:
+        """Whether there is a repository of this name."""
         path = self._path(kind, namespace, name)
         return path is not None and (path / "HEAD").is_file()
 
     def create(self, kind: str, namespace: str, name: str, *, private: bool, user: str) -> None:
-        """Make a repository with one commit on main; it becomes visible whole, by one rename.
+        """Create a repository with one commit on main.
 
         Raises:
-            RefusedError: 400 for a name that the Hub would not take, 409 when there is one of that name.
+            HubError: 400 for an invalid name, 409 if the repository exists already.
         """
         path = self._path(kind, namespace, name)
         if path is None:
-            raise RefusedError(400, f"Not a repository that can be made here: {kind}/{namespace}/{name}")
+            raise HubError(400, f"Invalid repository name: {kind}/{namespace}/{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=_UNDER_WAY))
+        new = Path(tempfile.mkdtemp(dir=path.parent, prefix=_NEW))
         try:
-            Repository.initialize(aside, private=private, user=user)
-            aside.rename(path)
+            Repository.initialize(new, private=private, user=user)
+            new.rename(path)
         except OSError:
             if not path.exists():
                 raise
-            raise RefusedError(409, f"You already created this repo: {namespace}/{name}") from None
+            raise HubError(409, f"You already created this repo: {namespace}/{name}") from None
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(new, ignore_errors=True)
 
     def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Remove a repository; it becomes invisible whole, by one rename.
+        """Delete a repository.
 
         Raises:
-            RefusedError: 404 RepoNotFound.
+            HubError: 404 RepoNotFound.
         """
         repository = self.open(kind, namespace, name)
-        aside = Path(tempfile.mkdtemp(dir=repository.path.parent, prefix=_DELETED))
+        trash = Path(tempfile.mkdtemp(dir=repository.path.parent, prefix=_DELETED))
         try:
-            repository.move(aside / "repository.git")
+            repository.move(trash / "repository.git")
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(trash, ignore_errors=True)
 
-    def sweep(self) -> None:
-        """Remove what killed processes have left: repositories on their way out, or for a day on their way in."""
+    def remove_leftovers(self) -> None:
+        """Delete what killed processes left: deleted repositories, and new ones that are a day old."""
         oldest = time.time() - _STALE_AFTER_S
         for kind in KINDS:
-            for left in (self._root / kind).glob(f"*/{_DELETED}*"):
-                shutil.rmtree(left, ignore_errors=True)
-            for left in (self._root / kind).glob(f"*/{_UNDER_WAY}*"):
-                with contextlib.suppress(FileNotFoundError):  # it may just have become a repository
-                    if left.stat().st_mtime < oldest:
-                        shutil.rmtree(left, ignore_errors=True)
+            for leftover in (self._root / kind).glob(f"*/{_DELETED}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            for leftover in (self._root / kind).glob(f"*/{_NEW}*"):
+                with contextlib.suppress(FileNotFoundError):  # another process may just have renamed it
+                    if leftover.stat().st_mtime < oldest:
+                        shutil.rmtree(leftover, ignore_errors=True)
 
     def list(self, kind: str) -> Iterator[tuple[str, str, Repository]]:
-        """Namespace, name and repository of all of that kind, in order of name.
+        """Yield namespace, name and repository of all repositories of a kind, by name.
 
         Raises:
-            RefusedError: 404 for an unknown kind.
+            HubError: 404 for an unknown kind.
         """
         if kind not in KINDS:
-            raise RefusedError(404, f"The local Hub keeps no {kind}")
+            raise HubError(404, f"The local Hub has no {kind}")
         for path in sorted((self._root / kind).glob("[!.]*/[!.]*.git")):
             yield path.parent.name, path.name.removesuffix(".git"), Repository(path)
 

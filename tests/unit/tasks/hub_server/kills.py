@@ -22,8 +22,8 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from tasks.hub_server.errors import HubError
 from tasks.hub_server.records import DeleteFile, PutFile, PutLargeFile
-from tasks.hub_server.refusals import RefusedError
 from tasks.hub_server.repositories import Repository
 from tasks.hub_server.store import Store
 
@@ -181,7 +181,7 @@ def repeat(operation: Callable[[Path], None], root: Path) -> int | None:
     """The status with which it is refused; None when it is done."""
     try:
         operation(root)
-    except RefusedError as refusal:
+    except HubError as refusal:
         return refusal.status
     return None
 
@@ -205,7 +205,7 @@ def main(name: str, root: Path, stride: int) -> None:
         landed += left == after
         assert repeat(operation, copy) == (None if left == before else LANDED[operation]), f"before write {fatal}"
         assert state(copy) == after, f"killed before write {fatal}: the repetition did not land"
-        Store(copy).sweep()
+        Store(copy).remove_leftovers()
         for repository in (copy / "models/alice").glob("*.git"):
             done = subprocess.run(
                 ["git", "-C", repository, "fsck", "--full", "--strict", "--no-dangling"], capture_output=True

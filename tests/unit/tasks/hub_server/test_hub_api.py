@@ -232,7 +232,7 @@ def test_pages_of_tree_and_history(alice: HfApi, repo: str, endpoint: str) -> No
 def test_two_branches_of_paths_do_not_collide(alice: HfApi, repo: str) -> None:
     alice.create_repo(repo)
     commit(alice, repo, {"a": b"file"})
-    with pytest.raises(BadRequestError, match="cannot be a file and the folder" if IS_LOCAL else None):
+    with pytest.raises(BadRequestError, match="cannot be both a file and the folder" if IS_LOCAL else None):
         commit(alice, repo, {"a/b": b"inside"})
     assert paths(alice, repo) == [".gitattributes", "a"]
 

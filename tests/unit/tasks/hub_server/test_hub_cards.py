@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.hub_server.card_metadata import MISSING, read_card
+from tasks.hub_server.card_metadata import NO_METADATA, read_card
 from tasks.hub_server.cards import render_markdown, show_metadata
 
 
@@ -58,7 +58,7 @@ def test_metadata_is_checked_as_the_hub_checks_it(metadata: str, said: str | Non
     "text", ["# Title\n", "---\n---\n# Title\n", "---\n{}\n---\n# Title\n", "---\nlicense: mit\n", ""]
 )
 def test_cards_without_metadata_are_warned_of(text: str) -> None:
-    assert (read_card(text).errors, read_card(text).warnings) == ([], [MISSING])
+    assert (read_card(text).errors, read_card(text).warnings) == ([], [NO_METADATA])
 
 
 def test_datasets_have_no_model_index() -> None:
@@ -120,11 +120,11 @@ def test_links_lead_to_known_places_only(url: str, href: str | None) -> None:
 
 def test_pictures_are_those_of_the_repository() -> None:
     assert 'src="/content/sub/a.png"' in html("![a](a.png)", folder="sub")
-    assert html("![a](../../a.png)", folder="sub") == "<p>[picture: a]</p>\n"
-    assert html("![a](javascript:x)") == html("![a](data:image/png;base64,xx)") == "<p>[picture: a]</p>\n"
+    assert html("![a](../../a.png)", folder="sub") == "<p>[image: a]</p>\n"
+    assert html("![a](javascript:x)") == html("![a](data:image/png;base64,xx)") == "<p>[image: a]</p>\n"
     assert "<img" not in html("![a](https://elsewhere.example/a.png)")
     assert 'href="https://elsewhere.example/a.png"' in html("![a](https://elsewhere.example/a.png)")
-    assert html("[![a](//elsewhere.example/a.png)](b.md)") == '<p><a href="/page/b.md">[picture: a]</a></p>\n'
+    assert html("[![a](//elsewhere.example/a.png)](b.md)") == '<p><a href="/page/b.md">[image: a]</a></p>\n'
 
 
 def test_raw_html_is_text() -> None:

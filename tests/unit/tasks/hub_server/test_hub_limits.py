@@ -15,7 +15,7 @@ from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from tasks.hub_server import bounds
+from tasks.hub_server import limits
 from tasks.hub_server.server import LocalHub
 
 # huggingface_hub uploads by `data=`, which httpx2 deprecates:
@@ -41,8 +41,8 @@ def in_pieces(count: int, size: int) -> Iterator[bytes]:
 
 def test_bodies_are_bounded(alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     alice.create_repo(REPO)
-    monkeypatch.setattr(bounds, "BODY_BYTES", 20_000)
-    monkeypatch.setattr(bounds, "COMMIT_BYTES", 40_000)
+    monkeypatch.setattr(limits, "BODY_BYTES", 20_000)
+    monkeypatch.setattr(limits, "COMMIT_BYTES", 40_000)
     routes = {
         "/api/repos/create": 20_000,
         f"/api/models/{REPO}/preupload/main": 20_000,
