@@ -26,6 +26,10 @@ Importable = Annotated[str, Field(pattern=IMPORTABLE)]
 """A Python object, as `package.module:name`."""
 
 
+Direction = Literal["min", "max"]
+"""Whether the smallest or the largest value of a metric is best."""
+
+
 class Section(BaseModel):
     """A part of a recipe: frozen, and strict about unknown keys and types."""
 
@@ -352,7 +356,7 @@ class Metrics(Section):
     function: Named
     """A function of transformers.EvalPrediction that returns a figure for each of `directions`. It sees the whole split
     at once: `predictions` are what is left of the logits after `preprocess_logits`."""
-    directions: dict[str, Literal["min", "max"]]
+    directions: dict[str, Direction]
     """The names of the figures, and whether the smallest or the largest is best."""
     preprocess_logits: Named | None = None
     """A function of (logits, labels) that reduces a batch of logits before anything is kept; by default argmax."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from params.artifacts import SPLITS, Artifacts
 from params.errors import ModelError
+from params.hashing import file_sha256
 from params.schema import Evaluation, Model, ObjectiveChoice
 
 
@@ -67,9 +68,3 @@ def weights_in(folder: Path) -> dict[str, str]:
     """SHA-256 of each file of weights in a folder, by its path there."""
     paths = sorted(path for path in folder.rglob(f"*{WEIGHTS}") if path.is_file())
     return {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from params import RecipeError
 from params.loading import suggestion
-from params.schema import Launch, Metrics, Model, ObjectiveChoice, Section, Training
+from params.schema import Direction, Launch, Metrics, Model, ObjectiveChoice, Section, Training
 from trainer.identity import run_identity, run_key
 from trainer.objectives import find
 
@@ -68,7 +67,7 @@ class Job(Section):
         )
 
     @property
-    def direction(self) -> Literal["min", "max"]:
+    def direction(self) -> Direction:
         """Whether the smallest or the largest `training.best_metric` is best.
 
         Raises:

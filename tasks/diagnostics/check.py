@@ -229,7 +229,7 @@ def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
         what = f"there is no file {launch.accelerate_config}"
         yield Problem(("launch", "accelerate_config"), what, "name one of params/accelerate, or one of your own")
     try:
-        check_installed(launch.accelerate_config)
+        check_installed(launch)
     except EvergreenError as error:
         yield Problem(("launch", "accelerate_config"), error.what, error.fix)
 

@@ -8,7 +8,6 @@ run made twice must be the same both times. Left out is only what a clock, a pat
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
 import warnings
@@ -18,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params import CheckpointError
+from params.hashing import file_sha256
 from trainer.checkpoints.sealed import IDENTITY, MANIFEST, POSITION, all_checkpoints, best_weights
+from trainer.reporting.clock import CLOCK_SUFFIXES
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,6 @@ _SAVED = {
 """Parts of a checkpoint, and the files and folders that hold them."""
 _NOT_COMPARED = (MANIFEST, IDENTITY, "training_args.bin")
 """Hashes of the other files, the same text by construction, and the run's folder among arguments that the job holds."""
-_CLOCKS = ("runtime", "per_second", "preparation_time")
 _LONGEST = 96
 """Characters of a value that are shown."""
 
@@ -276,7 +276,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """The values in nested dictionaries and lists, named by the way to them; readings of a clock are left out."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            if not (isinstance(key, str) and key.endswith(_CLOCKS)):
+            if not (isinstance(key, str) and key.endswith(CLOCK_SUFFIXES)):
                 yield from _leaves(inner, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list | tuple) and value:
         for at, inner in enumerate(value):
@@ -286,8 +286,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"SHA-256 {hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
+    return f"SHA-256 {file_sha256(path)[:16]}"
 
 
 def _unequal(where: str, a: Any, b: Any, step: int | None = None) -> Difference | None:

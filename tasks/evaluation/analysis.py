@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params import RecipeError
-from params.schema import Evaluation
-from tasks.evaluation.gate import Comparison, Direction, Part
+from params.schema import Direction, Evaluation
+from tasks.evaluation.gate import Comparison, Part
 from tasks.evaluation.scoring import Scores
 from tasks.evaluation.slices import divisions, texts
 from tasks.evaluation.statistics import Gain, Resampler

@@ -16,12 +16,9 @@ from typing import Literal
 
 from params import ModelError
 from params.artifacts import Artifacts
-from params.schema import Gate
+from params.schema import Direction, Gate
 from tasks.evaluation.statistics import holm
 from tasks.stages import Report
-
-Direction = Literal["min", "max"]
-
 
 _TINY = 1e-12
 """A probability below which its size says nothing any more."""

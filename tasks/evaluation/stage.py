@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from params import ModelError
 from params.artifacts import Artifacts, whole_folder
-from params.schema import Evaluation, Launch, Model, ObjectiveChoice
+from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
 from tasks import digests
 from tasks.evaluation import champion, gate
 from tasks.evaluation.analysis import Assessment
-from tasks.evaluation.gate import Champion, Direction
+from tasks.evaluation.gate import Champion
 from tasks.evaluation.scoring import Scores, score
 from tasks.evaluation.statistics import Resampler
 from tasks.stages import Report, save_report

@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from params.schema import Direction
 from tasks.evaluation.scoring import Scores
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Resampler:
         return float(low), float(high)
 
     def gains(
-        self, pairs: Sequence[tuple[Scores, Scores]], directions: Mapping[str, Literal["min", "max"]]
+        self, pairs: Sequence[tuple[Scores, Scores]], directions: Mapping[str, Direction]
     ) -> list[dict[str, Gain]]:
         """By metric, how much better the first model of each pair is than the second; all on the same N rows."""
         resampled = self.resampled([scores for pair in pairs for scores in pair])
@@ -108,7 +109,7 @@ class Resampler:
         own: Scores,
         other: Scores,
         resampled: Sequence[Mapping[str, NDArray[np.float64]]],
-        directions: Mapping[str, Literal["min", "max"]],
+        directions: Mapping[str, Direction],
     ) -> dict[str, Gain]:
         mine, theirs = self.figures(own), self.figures(other)
         left_out = self._left_out(own), self._left_out(other)
@@ -127,7 +128,7 @@ class Resampler:
         return found
 
     def shortfalls(
-        self, own: Scores, floors: Mapping[str, float], directions: Mapping[str, Literal["min", "max"]]
+        self, own: Scores, floors: Mapping[str, float], directions: Mapping[str, Direction]
     ) -> dict[str, float]:
         """By metric, the probability of a figure so far on the wrong side of its floor, if the model were just at it."""
         from scipy.special import bdtr

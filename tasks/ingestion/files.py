@@ -10,6 +10,7 @@ from pathlib import Path
 
 from params import DataError
 from params.artifacts import SPLITS
+from params.hashing import file_sha256
 from params.schema import Files
 from tasks.ingestion.batches import Batches
 from tasks.ingestion.formats import JSON_SUFFIXES, SUFFIXES, TextUnit, read_file, reading
@@ -52,9 +53,9 @@ class FileSource:
         listing = hashlib.sha256()
         for name in sorted({name for names in self._names.values() for name in names}):
             path = self._folder / name
-            with reading(path, name), path.open("rb") as file:
+            with reading(path, name):
                 shown = path.name if Path(name).is_absolute() else name
-                listing.update(f"{shown}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+                listing.update(f"{shown}\0{file_sha256(path)}\n".encode())
         return f"sha256:{listing.hexdigest()}"
 
     def batches(self, split: str) -> Batches:

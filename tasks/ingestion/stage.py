@@ -14,13 +14,13 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from params import DataError, RecipeError
 from params.artifacts import SPLITS, Artifacts, whole_folder
+from params.hashing import file_sha256
 from params.loading import suggestion
 from params.schema import Data, Split
 from tasks.ingestion.batches import Batch
@@ -70,7 +70,7 @@ def ingest(artifacts: Artifacts, *, data: Data, seed: int) -> IngestReport:
             revision=source.revision,
             rows=tables.rows,
             columns={field.name: str(field.type) for field in tables.schema},
-            data_sha256={split: _file_sha256(tables.path(split)) for split in SPLITS},
+            data_sha256={split: file_sha256(tables.path(split)) for split in SPLITS},
         )
         _refuse_empty_splits(report.rows, source.splits, data.split)
         save_report(report, staged / artifacts.report("ingest").name)
@@ -164,8 +164,3 @@ def _refuse_empty_splits(rows: Mapping[str, int], given: Sequence[str], split: S
             raise DataError(name, f"the split has no rows, of {sum(rows.values())} in all", fix)
         what = f"none of {rows['train']} training rows fell into this split at a share of {getattr(split, name)}"
         raise DataError(name, what, f"raise `data.split.{name}`, add rows, or give files for this split")
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

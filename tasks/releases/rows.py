@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from params import DataError, TransientError
 from params.artifacts import SPLITS, Artifacts
-from tasks.digests import file_sha256
+from params.hashing import file_sha256
 from tasks.releases.clone import Clone, RecordedRecipe, Release
 
 logger = logging.getLogger(__name__)

@@ -75,7 +75,7 @@ def supervise(job: Job, checkpoint: Callable[[], Path | None]) -> None:
         MemoryExhaustedError: memory does not suffice, however often the micro-batch was halved.
         EvergreenError: whatever else a process says that it failed of.
     """
-    sharding.check_installed(job.launch.accelerate_config)
+    sharding.check_installed(job.launch)
     halved = 0
     with storage_errors(job.folder), requests() as asked:
         while True:

@@ -9,7 +9,6 @@ instant.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from params import CheckpointError
+from params.hashing import file_sha256
 from trainer.checkpoints.fault_points import reached
 
 logger = logging.getLogger(__name__)
@@ -195,9 +195,7 @@ def _manifest(folder: Path) -> dict[str, list[int | str]]:
     entries: dict[str, list[int | str]] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != MANIFEST:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            entries[path.relative_to(folder).as_posix()] = [path.stat().st_size, digest]
+            entries[path.relative_to(folder).as_posix()] = [path.stat().st_size, file_sha256(path)]
     return entries
 
 

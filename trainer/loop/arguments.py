@@ -11,13 +11,13 @@ import importlib.util
 import types
 import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
 
 from params import ModelError, Problem, RecipeError
 from params.loading import suggestion
-from params.schema import Launch, Training
+from params.schema import Direction, Launch, Training
 from trainer.loop import optimizers
 from trainer.loop.batch import split_batch, total_steps
 from trainer.reporting import trackers
@@ -172,7 +172,7 @@ def build(
     seed: int,
     training: Training,
     launch: Launch,
-    direction: Literal["min", "max"],
+    direction: Direction,
     rows: int,
 ) -> Any:
     """The TrainingArguments of a run.

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from params import EvergreenError, ModelError, Problem
+from params.distribution import distribution
 from params.loading import suggestion
 from params.schema import Launch, Training
 from trainer.loop import optimizer_state
@@ -64,7 +65,7 @@ def problems(training: Training, launch: Launch) -> Iterator[Problem]:
         yield from _backward_problems(training, launch)
     if _family(name) == "schedule_free":
         yield from _schedule_problems(training)
-    if _family(name) in (*_LOW_RANK, "lomo", "grokadamw") and _shares_out(launch.accelerate_config):
+    if _family(name) in (*_LOW_RANK, "lomo", "grokadamw") and distribution(launch) in ("FSDP", "DeepSpeed"):
         what = f"shares the optimizer's state out, which {name} does not keep in a form that can be"
         yield Problem(("launch", "accelerate_config"), what, "remove the key, or use adamw_torch")
     yield from _target_problems(name, training.arguments.get("optim_target_modules"))
@@ -363,20 +364,6 @@ def _check_targets(targets: str | list[str], model: PreTrainedModel) -> None:
             what = f"no linear layer of the model is named {target!r}"
             last = sorted({name.rpartition(".")[2] for name in linear})
             raise ModelError("training.arguments.optim_target_modules", what, suggestion(target, last, "linear layers"))
-
-
-def _shares_out(configuration: str | None) -> bool:
-    """Whether an accelerate configuration asks for FSDP or DeepSpeed."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    if configuration is None:
-        return False
-    try:
-        with open(configuration, encoding="utf-8") as file:  # noqa: PTH123
-            return YAML(typ="safe").load(file).get("distributed_type") in ("FSDP", "DEEPSPEED")
-    except (OSError, YAMLError, AttributeError):
-        return False  # told by itself
 
 
 def _decay(optimizer: torch.optim.Optimizer, weight_decay: float, decayed: Collection[torch.Tensor]) -> None:

@@ -13,10 +13,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from params import CheckpointError, ModelError
+from params.distribution import Distribution, distribution
+from params.schema import Launch
 from trainer.checkpoints.sealed import POSITION
 
 if TYPE_CHECKING:
@@ -26,26 +25,22 @@ _ASKED = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": "ACCELERATE_USE_DEEPSPEED"
 """Environment variables by which accelerate's launcher tells the processes what its configuration asks for."""
 _TRACES = {"FSDP": "pytorch_model_fsdp*", "DeepSpeed": "global_step*"}
 """What only a checkpoint of each has in it."""
-_PLAIN = "data parallelism"
+_PLAIN: Distribution = "data parallelism"
 
 
-def check_installed(configuration: str | None) -> None:
-    """See that what an accelerate configuration asks for is installed; what else is wrong with it, accelerate says.
+def check_installed(launch: Launch) -> None:
+    """Check that DeepSpeed is installed if the launch section asks for it.
 
     Raises:
-        ModelError: it asks for DeepSpeed, and there is none.
+        ModelError: it is not installed.
     """
-    try:
-        asks = YAML(typ="safe").load(Path(configuration)).get("distributed_type") if configuration else None
-    except (OSError, YAMLError, AttributeError):
-        return
-    if asks == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
-        what = f"{configuration} asks for DeepSpeed, which is not installed"
+    if distribution(launch) == "DeepSpeed" and importlib.util.find_spec("deepspeed") is None:
+        what = f"{launch.accelerate_config} asks for DeepSpeed, which is not installed"
         fix = "pip install 'evergreen[deepspeed]', or use params/accelerate/fsdp2.yaml, which needs nothing more"
         raise ModelError("launch.accelerate_config", what, fix)
 
 
-def kind(trainer: Trainer) -> str:
+def kind(trainer: Trainer) -> Distribution:
     """How `trainer` shares its model out."""
     return "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed" if trainer.is_deepspeed_enabled else _PLAIN
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
@@ -27,6 +27,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_utils import EvalPrediction, IntervalStrategy
 
 from params import CheckpointError, RecipeError
+from params.schema import Direction
 from trainer.checkpoints.saver import Saver
 from trainer.checkpoints.sealed import POSITION, STAGING, best_weights, identity_text
 from trainer.data.order import Collator, EpochOrder, Examples, Loaded, MicroBatches, SamplerOrder, Share
@@ -354,7 +355,7 @@ class EvergreenTrainer(Trainer):
         return True
 
     def _best_on_disk(self) -> float | None:
-        direction: Literal["min", "max"] = "max" if self.args.greater_is_better else "min"
+        direction: Direction = "max" if self.args.greater_is_better else "min"
         found = best_weights(Path(self.args.output_dir), direction) if self.args.process_index == 0 else None
         value: float | None = self.agreement.gather(found and found.value)[0]
         return value

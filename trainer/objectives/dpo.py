@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat
 
 from params import ModelError, Problem
-from params.schema import Launch, Model, Section, Training
+from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.likelihood import IGNORED, pad_batch
 from trainer.objectives.bases.objective import Example, Kind, Objective, Row, Scores, State
 
@@ -58,7 +58,7 @@ class DPO(Objective[Options]):
     """Preferences between two completions."""
 
     options_class = Options
-    metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {
+    metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
         "reward_accuracy": "max",
         "reward_margin": "max",

@@ -17,12 +17,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PositiveInt
 
 from params import ModelError, Problem, RecipeError
-from params.schema import Launch, Model, Section, Training
+from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.likelihood import (
     IGNORED,
     Likelihood,
@@ -70,13 +70,13 @@ class Seq2Seq(Likelihood[Options]):
     """Text in, text out."""
 
     options_class = Options
-    metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {
+    metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
         "perplexity": "min",
         "token_accuracy": "max",
         **dict.fromkeys(_TEXT_FIGURES, "max"),
     }
-    held_out_metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {"bits_per_byte": "min"}
+    held_out_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
     main_metric = "bits_per_byte"
     per_token = frozenset({"loss", "perplexity", "token_accuracy"})
     score_names = ("nll", "tokens", "correct", "written", *_TEXT_FIGURES)

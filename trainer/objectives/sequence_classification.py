@@ -8,9 +8,9 @@ The labels are those of the train split, in sorted order. The loss is the mean n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from params.schema import Expectation, Section, Training
+from params.schema import Direction, Expectation, Section, Training
 from trainer.objectives.bases.likelihood import Likelihood, label_loss, label_names, pad_batch, relabelled
 from trainer.objectives.bases.objective import Example, Kind, Row, Scores, State
 
@@ -38,7 +38,7 @@ class SequenceClassification(Likelihood[Options]):
     """One label per text."""
 
     options_class = Options
-    metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {
+    metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
         "accuracy": "max",
         "macro_f1": "max",

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from params import DataError
-from params.schema import Section, Training
+from params.schema import Direction, Section, Training
 from trainer.objectives.bases.likelihood import (
     IGNORED,
     Likelihood,
@@ -61,7 +61,7 @@ class TokenClassification(Likelihood[Options]):
     """A tag for every sub-word."""
 
     options_class = Options
-    metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {
+    metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
         "token_accuracy": "max",
         "precision": "max",

@@ -17,10 +17,9 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from params.artifacts import write_whole
+from trainer.reporting.clock import CLOCK_SUFFIXES
 
 FILE = "metrics.jsonl"
-_CLOCK = ("runtime", "per_second", "preparation_time")
-"""Ends of the names of figures that a clock gives."""
 _SUMMARY = "train_loss"
 """In the trainer's last word only, whose mean begins anew at every start."""
 
@@ -29,7 +28,7 @@ def without_clock(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The entries of a trainer's log without what a clock said, step and epoch first, in the order that a checkpoint has."""
     return [
         {"step": entry["step"], "epoch": entry.get("epoch")}
-        | {k: v for k, v in sorted(entry.items()) if k not in ("step", "epoch") and not k.endswith(_CLOCK)}
+        | {k: v for k, v in sorted(entry.items()) if k not in ("step", "epoch") and not k.endswith(CLOCK_SUFFIXES)}
         for entry in history
         if _SUMMARY not in entry
     ]

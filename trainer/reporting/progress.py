@@ -7,6 +7,8 @@ import time
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from trainer.reporting.clock import CLOCK_SUFFIXES
+
 logger = logging.getLogger(__name__)
 
 
@@ -63,8 +65,11 @@ class Progress(TrainerCallback):
         **_: object,
     ) -> None:
         if state.is_world_process_zero:
-            silent = ("_runtime", "_per_second", "_preparation_time")
-            shown = {k.removeprefix("eval_"): v for k, v in metrics.items() if not k.endswith(silent) and k != "epoch"}
+            shown = {
+                k.removeprefix("eval_"): v
+                for k, v in metrics.items()
+                if not k.endswith(CLOCK_SUFFIXES) and k != "epoch"
+            }
             logger.info(
                 "train: validation at step %d: %s",
                 state.global_step,

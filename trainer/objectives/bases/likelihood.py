@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from params.schema import Training
+from params.schema import Direction, Training
 from trainer.objectives.bases.objective import Example, Objective, OptionsT, Scores, State
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ class Likelihood(Objective[OptionsT]):
 class TokenLikelihood(Likelihood[OptionsT]):
     """A likelihood whose figures are means over tokens and, for the evaluate stage, over the bytes that they stand for."""
 
-    metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {
+    metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
         "perplexity": "min",
         "token_accuracy": "max",
     }
-    held_out_metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {"bits_per_byte": "min"}
+    held_out_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
     main_metric = "bits_per_byte"
     per_token = frozenset(metrics)
     score_names = ("nll", "tokens", "correct")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from params import Problem
-from params.schema import Expectation, Launch, Model, Section, Training
+from params.schema import Direction, Expectation, Launch, Model, Section, Training
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,9 +63,9 @@ class Objective(ABC, Generic[OptionsT]):
 
     options_class: ClassVar[type[Section]]
     """The keys that the recipe's `objective` section takes beside `name`."""
-    metrics: ClassVar[Mapping[str, Literal["min", "max"]]]
+    metrics: ClassVar[Mapping[str, Direction]]
     """The metrics it computes, and whether the smallest or the largest is best."""
-    held_out_metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {}
+    held_out_metrics: ClassVar[Mapping[str, Direction]] = {}
     """Those that the evaluate stage computes beside them."""
     main_metric: ClassVar[str]
     """The metric that decides whether a model is published, unless the recipe names another."""

@@ -7,14 +7,11 @@ import statistics
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
-
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from params import ModelError, Problem, RecipeError
-from params.schema import Launch, Model, Training
+from params.distribution import distribution
+from params.schema import Direction, Launch, Model, Training
 from trainer.objectives.bases.likelihood import IGNORED, pad_batch
 from trainer.objectives.bases.objective import Example, Kind, Objective, Row, Scores, State
 from trainer.objectives.bases.sampling import GenerationOptions, _fields
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
 
     from trainer.objectives.bases.rollout import Rollout, TrainingSample
 
-_SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
-
 
 OptionsT = TypeVar("OptionsT", bound=GenerationOptions)
 
@@ -37,7 +32,7 @@ OptionsT = TypeVar("OptionsT", bound=GenerationOptions)
 class GenerativeObjective(Objective[OptionsT]):
     """An objective that learns from completions which the model itself has written; trainer.loop.rollout_trainer trains it."""
 
-    metrics: ClassVar[Mapping[str, Literal["min", "max"]]] = {
+    metrics: ClassVar[Mapping[str, Direction]] = {
         "reward": "max",
         "completion_length": "min",
         "terminated": "max",
@@ -122,7 +117,7 @@ class GenerativeObjective(Objective[OptionsT]):
         if isinstance(longest, int) and options.max_new_tokens >= longest:
             what = f"completions of {options.max_new_tokens} tokens leave no room for a prompt in {longest} positions"
             yield Problem(("objective", "max_new_tokens"), what, "lower it, or use a model with more positions")
-        if (kind := _distributed_type(launch)) in _SHARDED:
+        if (kind := distribution(launch)) != "data parallelism":
             what = f"it asks for {kind}: no process has whole weights, so none could write completions"
             yield Problem(("launch", "accelerate_config"), what, "remove it: processes then have a copy each")
 
@@ -206,11 +201,3 @@ def _training_conflicts(training: Training) -> Iterator[Problem]:
     if training.precision == "fp16":
         what = "fp16 rounds log-probabilities so much that equal models seem to differ"
         yield Problem(("training", "precision"), what, "use bf16 or fp32")
-
-
-def _distributed_type(launch: Launch) -> str | None:
-    try:
-        content = YAML(typ="safe").load(Path(launch.accelerate_config)) if launch.accelerate_config else {}
-        return str(content.get("distributed_type"))
-    except (OSError, YAMLError, AttributeError):
-        return None  # what is wrong with the file, `check` says by itself

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from params import CheckpointError, KilledError, ModelError
 from params.artifacts import Artifacts
-from params.schema import ObjectiveChoice
+from params.schema import Launch, ObjectiveChoice
 from tasks.training import stage
 from tests.support import tiny
 from trainer import objectives
@@ -166,6 +166,10 @@ def test_only_deepspeed_needs_the_same_number_of_processes(tmp_path):
     sharding.check(fake(fsdp=True, world_size=4), tmp_path)
 
 
+def launch(configuration):
+    return Launch(micro_batch_size=1, accelerate_config=configuration)
+
+
 CONFIGURATIONS = sorted((ROOT / "params" / "accelerate").glob("*.yaml"))
 
 
@@ -177,10 +181,10 @@ def test_each_configuration_begins_with_the_line_that_uses_it_and_accelerate_rea
 
 @pytest.mark.skipif(shutil.which("deepspeed") is not None, reason="DeepSpeed is installed")
 def test_deepspeed_that_is_not_installed_is_named_before_anything_starts():
-    sharding.check_installed(None)
-    sharding.check_installed(FSDP)
-    sharding.check_installed("not/there.yaml")
+    sharding.check_installed(launch(None))
+    sharding.check_installed(launch(FSDP))
+    sharding.check_installed(launch("not/there.yaml"))
     with pytest.raises(ModelError) as caught:
-        sharding.check_installed(str(ROOT / "params" / "accelerate" / "deepspeed_zero2.yaml"))
+        sharding.check_installed(launch(str(ROOT / "params" / "accelerate" / "deepspeed_zero2.yaml")))
     assert "asks for DeepSpeed, which is not installed" in caught.value.what
     assert "evergreen[deepspeed]" in caught.value.fix
