@@ -20,7 +20,7 @@ TOKENS = {"token-of-alice": "alice", "token-of-bob": "bob"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave another Hub alone with all that is not the contract."""
+    """When another Hub is tested, run only the contract in test_hub_api.py."""
     for item in items:
         if not IS_LOCAL and item.path.parent == Path(__file__).parent and item.path.name != "test_hub_api.py":
             item.add_marker(local_only)
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def client_without_xet(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The client reads the variable when it is imported, which another test may have done before.
+    # The client reads the variable at import, and another test may have imported it before.
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
     disable_progress_bars()
 
@@ -42,10 +42,10 @@ def running_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Loca
 
 @pytest.fixture
 def root(running_hub: tuple[LocalHub, Path]) -> Iterator[Path]:
-    """The folder of the Hub, empty: the Hub keeps nothing elsewhere."""
+    """The folder of the Hub, empty. It holds the Hub's whole state, so emptying it resets the Hub."""
     yield running_hub[1]
-    for left in running_hub[1].iterdir():
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    for path in running_hub[1].iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @pytest.fixture
@@ -55,13 +55,13 @@ def hub(running_hub: tuple[LocalHub, Path], root: Path) -> LocalHub:
 
 @pytest.fixture
 def endpoint(request: pytest.FixtureRequest) -> str:
-    """The address of the Hub that is tested."""
+    """URL of the Hub under test."""
     return request.getfixturevalue("hub").endpoint if IS_LOCAL else CONTRACT_HUB.rstrip("/")
 
 
 @pytest.fixture
 def local_root(request: pytest.FixtureRequest) -> Path | None:
-    """The folder of the Hub, when it is the local one."""
+    """The folder of the Hub; None if it is not a local one."""
     return request.getfixturevalue("root") if IS_LOCAL else None
 
 
@@ -72,13 +72,13 @@ def alice(endpoint: str) -> HfApi:
 
 @pytest.fixture
 def me(alice: HfApi) -> str:
-    """The user whose token it is: alice, on the local Hub."""
+    """The user of the token; alice on the local Hub."""
     return "alice" if IS_LOCAL else alice.whoami(cache=True)["name"]
 
 
 @pytest.fixture
 def repo(alice: HfApi, me: str) -> Iterator[str]:
-    """A name of a repository that is not there yet; what a test makes of that name is deleted on a Hub elsewhere."""
+    """Name of a repository that does not exist yet. On another Hub it is deleted after the test."""
     name = f"{me}/{PREFIX}model"
     yield name
     if not IS_LOCAL:
@@ -98,9 +98,9 @@ def anyone(endpoint: str) -> HfApi:
 
 @pytest.fixture
 def client_environment(hub: LocalHub, tmp_path: Path) -> dict[str, str]:
-    """For a client in a process of its own: nothing of the machine's Hub settings, all of this Hub's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    return kept | {
+    """Environment for a client in a child process: this Hub's settings instead of the machine's."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    return environment | {
         "HF_ENDPOINT": hub.endpoint,
         "HF_HOME": str(tmp_path / "hf-home"),
         "HF_TOKEN": "token-of-alice",

@@ -1,8 +1,8 @@
-"""Which Hub the contract suite (test_hub_api.py) is pointed at: the local one, unless EVERGREEN_CONTRACT_HUB names another.
+"""The Hub that the contract suite (test_hub_api.py) tests: a local one, unless EVERGREEN_CONTRACT_HUB names another.
 
     EVERGREEN_CONTRACT_HUB=https://huggingface.co HF_TOKEN=hf_... pytest tests/unit/tasks/hub_server/test_hub_api.py
 
-The token must be able to write. Repositories are made in the namespace of its user, with a random prefix, and deleted.
+The token needs write access. Repositories are created in its user's namespace, with a random prefix, and deleted.
 """
 
 from __future__ import annotations
@@ -16,4 +16,4 @@ CONTRACT_HUB = os.environ.get("EVERGREEN_CONTRACT_HUB", "")
 TOKEN = os.environ.get("HF_TOKEN", "") if CONTRACT_HUB else "token-of-alice"
 IS_LOCAL = not CONTRACT_HUB
 PREFIX = "" if IS_LOCAL else f"evergreen-contract-{secrets.token_hex(4)}-"
-local_only = pytest.mark.skipif(not IS_LOCAL, reason="about the local Hub itself, not about what every Hub does")
+local_only = pytest.mark.skipif(not IS_LOCAL, reason="tests the local Hub itself, not the contract of every Hub")

@@ -1,12 +1,12 @@
-"""Kill an operation of the store before each of its writes in turn, and look at what is left. A program of its own.
+"""Kill an operation of the local Hub before each of its writes in turn, and check what is left. A command-line program.
 
     python -m tests.unit.tasks.hub_server.kills <operation> <empty folder> <stride>
 
-Before every call of the interpreter into C by which something can reach the disk (open, write, flush, close, truncate,
-fsync, mkdir, rename, unlink, lock, ...) a process of its own is killed by SIGKILL, each in a fresh copy of the same
-repositories. What is left must be the state before or after, never one in between; the operation is then done once
-more, as a client would that got no answer, and must end in the state after. Prints the number of places and how often
-the killed operation had landed.
+For each call into C that can write to the disk (open, write, flush, close, truncate, fsync, mkdir, rename, unlink, lock,
+...), a child process starts the operation on a fresh copy of the same repositories and is killed by SIGKILL just before
+that call. What is left must be the state before or after, never one in between. The operation is then repeated, as a client
+does that got no answer, and must lead to the state after. Prints the number of kills and how often the killed operation had
+already landed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def blocks() -> AsyncIterator[bytes]:
 
 
 def commit(root: Path) -> None:
-    """A large file, two others and a deletion, on top of the commit that the client knows."""
+    """Commit a large file, two other files and a deletion on top of the client's last known commit."""
     repository = opened(root)
     known = (root / "known").read_text()
     if repository.large_files.size(SHA256) is None:
@@ -90,7 +90,7 @@ def commit(root: Path) -> None:
 
 
 def assemble(root: Path) -> None:
-    """The same large file in parts, and a commit of it."""
+    """Upload the same large file in parts, and commit it."""
     files = opened(root).large_files
 
     async def parts() -> None:
@@ -122,7 +122,7 @@ OPERATIONS: dict[str, Callable[[Path], None]] = {
     found.__name__: found for found in (create, commit, assemble, tag, untag, delete)
 }
 LANDED = {create: 409, commit: 412, assemble: 412, tag: 409, untag: 404, delete: 404}
-"""What a repetition is told when the first attempt had landed."""
+"""The HTTP status of a repetition after the first attempt had landed."""
 
 
 def prepare(root: Path) -> None:
@@ -136,7 +136,7 @@ def prepare(root: Path) -> None:
 
 
 def state(root: Path) -> State:
-    """All that a client can see, apart from the ids of commits, which hold the time."""
+    """Everything that a client can see, except commit ids, which depend on the time."""
     found: State = {}
     for namespace, name, repository in Store(root).list("models"):
         seen: State = {"private": repository.private}
@@ -156,7 +156,7 @@ def state(root: Path) -> State:
 
 
 def run_until(operation: Callable[[Path], None], root: Path, fatal: int) -> bool:
-    """Run it in a child that is killed before its write number `fatal`; whether it was."""
+    """Run an operation in a child process that is killed before write number `fatal`. Return whether it was killed."""
     child = os.fork()
     if child == 0:
         step = 0
@@ -178,11 +178,11 @@ def run_until(operation: Callable[[Path], None], root: Path, fatal: int) -> bool
 
 
 def repeat(operation: Callable[[Path], None], root: Path) -> int | None:
-    """The status with which it is refused; None when it is done."""
+    """Run an operation. Return the HTTP status of its error; None if it succeeds."""
     try:
         operation(root)
-    except HubError as refusal:
-        return refusal.status
+    except HubError as error:
+        return error.status
     return None
 
 

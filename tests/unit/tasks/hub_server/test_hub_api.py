@@ -1,4 +1,4 @@
-"""The contract: what the real client is promised by a Hub, one promise at a time; see contract.py for which Hub."""
+"""The contract: what the real client relies on, one promise per test. contract.py says which Hub is tested."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def status_of(raised: pytest.ExceptionInfo[HfHubHTTPError]) -> int:
     return raised.value.response.status_code
 
 
-def lines(endpoint: str, repo: str, *operations: dict[str, object], **header: str) -> httpx2.Response:
-    """A commit as no well-behaved client would send it."""
+def post_lines(endpoint: str, repo: str, *operations: dict[str, object], **header: str) -> httpx2.Response:
+    """Post the lines of a commit without the client, which would refuse malformed ones."""
     body = [{"key": "header", "value": {"summary": "by hand", **header}}, *operations]
     return httpx2.post(
         f"{endpoint}/api/models/{repo}/commit/main",
@@ -61,7 +61,7 @@ def lines(endpoint: str, repo: str, *operations: dict[str, object], **header: st
 # -- repositories ------------------------------------------------------------------------------------------------------
 
 
-def test_create_says_who_and_what(alice: HfApi, repo: str, me: str) -> None:
+def test_create_list_and_delete_repositories(alice: HfApi, repo: str, me: str) -> None:
     assert alice.whoami()["name"] == me
     assert alice.create_repo(repo).repo_id == repo
     assert alice.create_repo(repo, exist_ok=True).repo_id == repo
@@ -83,7 +83,7 @@ def test_create_says_who_and_what(alice: HfApi, repo: str, me: str) -> None:
 
 @local_only
 @pytest.mark.parametrize("name", ["..", "a..b", "a--b", "x.git", "-x", "a/../../b", "%2e%2e", "x" * 97])
-def test_create_refuses_names_that_are_no_names(root: Path, name: str, endpoint: str) -> None:
+def test_create_refuses_invalid_names(root: Path, name: str, endpoint: str) -> None:
     before = sorted(root.rglob("*"))
     answer = httpx2.post(
         f"{endpoint}/api/repos/create", json={"name": name}, headers={"Authorization": "Bearer token-of-alice"}
@@ -129,7 +129,7 @@ def test_git_clones_what_the_client_committed(alice: HfApi, root: Path, tmp_path
     commit(alice, repo, {"a/b.txt": b"text\n"})
     clone = tmp_path / "clone"
     source = f"file://{root}/models/alice/model.git"
-    # git-lfs may or may not be installed: what is cloned here holds no large file
+    # without large files, because git-lfs may not be installed
     subprocess.run(["git", "clone", "-q", source, str(clone)], check=True)
     assert (clone / "a/b.txt").read_bytes() == b"text\n"
 
@@ -218,18 +218,21 @@ def test_tags_and_branches(alice: HfApi, repo: str) -> None:
 def test_pages_of_tree_and_history(alice: HfApi, repo: str, endpoint: str) -> None:
     alice.create_repo(repo)
     many = [{"key": "file", "value": {"path": f"d/{number:04}", "content": "x"}} for number in range(1010)]
-    assert lines(endpoint, repo, *many).status_code == 200
+    assert post_lines(endpoint, repo, *many).status_code == 200
     assert len(paths(alice, repo)) == 1010 + 2  # the folder, .gitattributes
     assert len([entry.path for entry in alice.list_repo_tree(repo, "d")]) == 1010
     assert [entry.path for entry in alice.list_repo_tree(repo)] == [".gitattributes", "d"]
     for number in range(52):
-        assert lines(endpoint, repo, {"key": "file", "value": {"path": "n", "content": str(number)}}).status_code == 200
+        assert (
+            post_lines(endpoint, repo, {"key": "file", "value": {"path": "n", "content": str(number)}}).status_code
+            == 200
+        )
     history = alice.list_repo_commits(repo)
     assert len(history) == len({entry.commit_id for entry in history}) == 54
     assert history[-1].title == "initial commit"
 
 
-def test_two_branches_of_paths_do_not_collide(alice: HfApi, repo: str) -> None:
+def test_a_path_cannot_be_both_a_file_and_a_folder(alice: HfApi, repo: str) -> None:
     alice.create_repo(repo)
     commit(alice, repo, {"a": b"file"})
     with pytest.raises(BadRequestError, match="cannot be both a file and the folder" if IS_LOCAL else None):
@@ -237,7 +240,7 @@ def test_two_branches_of_paths_do_not_collide(alice: HfApi, repo: str) -> None:
     assert paths(alice, repo) == [".gitattributes", "a"]
 
 
-# -- who may ----------------------------------------------------------------------------------------------------------
+# -- permissions -------------------------------------------------------------------------------------------------------
 
 
 def test_private_is_invisible_without_a_token(alice: HfApi, anyone: HfApi, repo: str, me: str) -> None:
@@ -257,7 +260,7 @@ def test_private_is_invisible_without_a_token(alice: HfApi, anyone: HfApi, repo:
 
 
 @local_only
-def test_private_is_invisible_without_the_right(alice: HfApi, bob: HfApi, anyone: HfApi, endpoint: str) -> None:
+def test_private_is_invisible_without_permission(alice: HfApi, bob: HfApi, anyone: HfApi, endpoint: str) -> None:
     alice.create_repo("alice/secret", private=True)
     commit(alice, "alice/secret", {"a.txt": b"1"})
     assert alice.model_info("alice/secret").private is True
@@ -277,7 +280,9 @@ def test_private_is_invisible_without_the_right(alice: HfApi, bob: HfApi, anyone
 
 
 @local_only
-def test_writing_needs_a_token_and_the_right(alice: HfApi, bob: HfApi, anyone: HfApi, hub: LocalHub, repo: str) -> None:
+def test_writing_needs_a_token_and_permission(
+    alice: HfApi, bob: HfApi, anyone: HfApi, hub: LocalHub, repo: str
+) -> None:
     alice.create_repo(repo)
     head = commit(alice, repo, {"a.txt": b"1"}).oid
     assert paths(bob, repo) == paths(anyone, repo) == [".gitattributes", "a.txt"]
@@ -304,7 +309,7 @@ def test_writing_needs_a_token_and_the_right(alice: HfApi, bob: HfApi, anyone: H
 
 
 @local_only
-def test_a_listed_writer_may_write_for_others(alice: HfApi, bob: HfApi) -> None:
+def test_only_listed_writers_can_write_in_a_team(alice: HfApi, bob: HfApi) -> None:
     alice.create_repo("team/model")
     commit(alice, "team/model", {"a.txt": b"1"})
     with pytest.raises(HfHubHTTPError) as raised:
@@ -332,7 +337,7 @@ def test_upload_urls_are_signed(alice: HfApi, root: Path, repo: str, endpoint: s
     assert httpx2.put(url, content=b"some content").status_code == 200
 
 
-# -- what is missing, what is refused -----------------------------------------------------------------------------------
+# -- missing and refused -----------------------------------------------------------------------------------------------
 
 
 def test_missing_things_raise_the_clients_own_errors(alice: HfApi, tmp_path: Path, repo: str) -> None:
@@ -358,7 +363,7 @@ def test_missing_things_raise_the_clients_own_errors(alice: HfApi, tmp_path: Pat
 
 
 @local_only
-def test_names_without_a_namespace_are_not_here(alice: HfApi, tmp_path: Path) -> None:
+def test_names_without_a_namespace_are_not_found(alice: HfApi, tmp_path: Path) -> None:
     with pytest.raises(RepositoryNotFoundError):
         alice.model_info("gpt2")
     with pytest.raises(RepositoryNotFoundError):
@@ -368,13 +373,13 @@ def test_names_without_a_namespace_are_not_here(alice: HfApi, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "path", ["../x", "/etc/x", "a/../../x", "a//b", "./a", "a/.git/config", ".GIT/config", "a\\b", "a\nb", "", "\ud800"]
 )
-def test_paths_out_of_the_repository_are_refused(alice: HfApi, path: str, repo: str, endpoint: str) -> None:
+def test_paths_outside_the_repository_are_refused(alice: HfApi, path: str, repo: str, endpoint: str) -> None:
     alice.create_repo(repo)
     for operation in (
         {"key": "file", "value": {"path": path, "content": "x"}},
         {"key": "deletedFolder", "value": {"path": path}},
     ):
-        status = lines(endpoint, repo, operation).status_code
+        status = post_lines(endpoint, repo, operation).status_code
         assert status == 400 if IS_LOCAL else 400 <= status < 500
     assert len(alice.list_repo_commits(repo)) == 1
 
@@ -405,9 +410,9 @@ def test_malformed_commits_change_nothing(alice: HfApi, root: Path, repo: str, e
         {"key": "rename", "value": {"path": "a.txt"}},
         {"key": "file"},
     ):
-        assert lines(endpoint, repo, good, bad).status_code == 400, bad
-    assert lines(endpoint, repo, good, summary="").status_code == 400
-    assert lines(endpoint, repo, good, parentCommit="f" * 40).status_code == 412
+        assert post_lines(endpoint, repo, good, bad).status_code == 400, bad
+    assert post_lines(endpoint, repo, good, summary="").status_code == 400
+    assert post_lines(endpoint, repo, good, parentCommit="f" * 40).status_code == 412
     assert paths(alice, repo) == [".gitattributes"]
 
 
@@ -418,23 +423,23 @@ def test_pull_requests_are_refused_clearly(alice: HfApi, repo: str) -> None:
         commit(alice, repo, {"a.txt": b"1"}, create_pr=True)
 
 
-def test_a_broken_model_card_is_refused(alice: HfApi, repo: str) -> None:
+def test_an_invalid_model_card_is_refused(alice: HfApi, repo: str) -> None:
     alice.create_repo(repo)
     result = "{task: {type: t}, dataset: {type: d, name: D, config: 3}, metrics: [{type: m, value: 1}]}"
-    for metadata, said in {
+    for metadata, error in {
         "license: [unclosed": "not YAML" if IS_LOCAL else None,
         "- a\n- b": "not a mapping" if IS_LOCAL else None,
         "license: nobody-knows-it": '"license" must be one of',
         "model-index: {name: m}": '"model-index" must be an array',
         f"model-index: [{{name: m, results: [{result}]}}]": r'"model-index\[0\].results\[0\].dataset.config" must be a string',
     }.items():
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=error):
             commit(alice, repo, {"README.md": f"---\n{metadata}\n---\n".encode()})
     with pytest.warns(UserWarning, match="empty or missing yaml"):
         commit(alice, repo, {"README.md": b"# no metadata\n"})
 
 
-def test_the_metadata_of_a_card_is_told(alice: HfApi, repo: str) -> None:
+def test_repository_info_holds_the_metadata_of_the_card(alice: HfApi, repo: str) -> None:
     alice.create_repo(repo)
     metadata = "license: mit\ntags: [evergreen]\nlibrary_name: transformers\npipeline_tag: text-classification"
     commit(alice, repo, {"README.md": f"---\n{metadata}\n---\n# Card\n".encode()})
@@ -508,14 +513,14 @@ def test_snapshot_of_a_tag(alice: HfApi, tmp_path: Path, repo: str) -> None:
 
 @local_only
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "10.0.0.1"])
-def test_only_this_machine_is_served(tmp_path: Path, host: str) -> None:
+def test_other_hosts_than_loopback_are_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(ValueError, match="loopback"):
         LocalHub(tmp_path, tokens={}, host=host)
 
 
 @local_only
 @pytest.mark.parametrize("tokens", [{"t": "../x"}, {"t": "a b"}, {"": "alice"}, {"t\n": "alice"}, {"t": "datasets"}])
-def test_users_that_cannot_be_are_refused(tmp_path: Path, tokens: dict[str, str]) -> None:
+def test_invalid_users_and_tokens_are_refused(tmp_path: Path, tokens: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="local Hub"):
         LocalHub(tmp_path, tokens=tokens)
 
@@ -540,7 +545,7 @@ def test_starts_and_stops_quickly_with_a_client_still_connected(root: Path) -> N
 
 
 @local_only
-def test_importing_it_is_light() -> None:
+def test_the_module_imports_quickly() -> None:
     code = "import sys, tasks.hub_server.server; print([m for m in ('fastapi', 'uvicorn', 'dulwich', 'pydantic') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)

@@ -1,4 +1,4 @@
-"""What is left of the local Hub after kills and races: `git fsck` accepts it, and it goes on serving."""
+"""The local Hub after kills and races: `git fsck` finds no error, and it keeps serving."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def put(api: HfApi, name: str, content: bytes, parent: str | None = None) -> str
 
 
 def at_once(calls: list[Callable[[], object]]) -> list[object]:
-    """The results of calls that start together, each on a thread of its own; for a refusal its status."""
+    """Start calls at the same time, each in its own thread. Return their results; for an error its HTTP status."""
     start = threading.Barrier(len(calls))
 
     def outcome(call: Callable[[], object]) -> object:
@@ -107,7 +107,7 @@ def test_two_processes_create_one_repository(root: Path) -> None:
 
 
 def commit_until_killed(endpoint: str, folder: str, landed: list[str]) -> None:
-    """Commit without a pause, and note the commits that were answered."""
+    """Commit without a pause, and record the commits that were confirmed."""
     with httpx2.Client(headers={"Authorization": "Bearer token-of-alice"}) as client:
         for number in itertools.count():
             file = {"path": f"{folder}/{number}.txt", "content": "x" * 2000 + f"{folder} {number}"}
@@ -122,7 +122,7 @@ def commit_until_killed(endpoint: str, folder: str, landed: list[str]) -> None:
 
 
 def test_kill_in_the_middle_of_commits(root: Path) -> None:
-    """Clients commit as fast as they can; the server is killed, looked at, and started again."""
+    """Clients commit as fast as they can; the server is killed, checked and started again."""
     with LocalHub(root, tokens={"token-of-alice": "alice"}) as hub:
         HfApi(endpoint=hub.endpoint, token="token-of-alice").create_repo(REPO)
     landed: list[str] = []
@@ -134,18 +134,18 @@ def test_kill_in_the_middle_of_commits(root: Path) -> None:
             wait_for(lambda: len(landed) >= before + 5, "commits to land")  # noqa: B023 (called at once)
             time.sleep(0.037 * kill)
             process.send_signal(signal.SIGKILL)
-        # A file that dulwich was just writing is reported, and not counted as damage; the next commit sweeps it.
+        # git fsck reports a lock file that dulwich was just writing. It is no damage; the next commit deletes it.
         assert [line for line in fsck(root).splitlines() if not line.endswith(".lock")] in ([], ["0 "])
     with server_process(root) as (_, api):
         history = [entry.commit_id for entry in api.list_repo_commits(REPO)]
-        assert set(landed) <= set(history), "a commit that was answered is gone"
+        assert set(landed) <= set(history), "a confirmed commit is missing"
         put(api, "after.txt", b"alive")
         assert api.file_exists(REPO, "after.txt")
     assert fsck(root) == "0 "
 
 
 STRIDES = {"create": 29, "commit": 31, "assemble": 37, "tag": 11, "untag": 7, "delete": 23}
-"""Every how manieth place is tried in the short form: the places are some 640, and each takes a third of a second."""
+"""The quick test tries every n-th of some 640 places, because each takes a third of a second."""
 
 
 def kill_at_writes(operation: str, folder: Path, stride: int) -> tuple[int, int]:
@@ -170,8 +170,8 @@ def test_kill_before_every_write(operation: str, tmp_path: Path) -> None:
     assert places > 20
 
 
-def test_a_repository_deleted_under_its_users(root: Path) -> None:
-    """Readers, writers and uploads of a repository that is deleted meanwhile are told so, and leave nothing behind."""
+def test_a_repository_deleted_while_it_is_written(root: Path) -> None:
+    """Commits and uploads to a repository that is being deleted get a 404 and leave nothing behind."""
     with server_process(root) as (_, one), server_process(root) as (_, two):
         for turn in range(3):
             one.create_repo(REPO)
@@ -183,7 +183,7 @@ def test_a_repository_deleted_under_its_users(root: Path) -> None:
             assert [path.name for path in (root / "models/alice").iterdir()] == []
 
 
-def test_a_repository_deleted_under_an_upload(alice: HfApi, hub: LocalHub, root: Path) -> None:
+def test_a_repository_deleted_during_an_upload(alice: HfApi, hub: LocalHub, root: Path) -> None:
     alice.create_repo(REPO)
     content = b"x" * 1000
     answer = httpx2.post(
@@ -195,9 +195,9 @@ def test_a_repository_deleted_under_an_upload(alice: HfApi, hub: LocalHub, root:
     def blocks() -> Iterator[bytes]:
         yield content[:500]
         incoming = root / "models/alice/model.git/lfs/incoming"
-        give_up = time.monotonic() + 10
+        deadline = time.monotonic() + 10
         while not (incoming.exists() and list(incoming.iterdir())):  # the server is about to write
-            assert time.monotonic() < give_up
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         alice.delete_repo(REPO)
         yield content[500:]
@@ -211,7 +211,7 @@ def put_many(api: HfApi, content: bytes) -> object:
     try:
         for number in range(30):
             put(api, f"{number}.safetensors", content + bytes([number]))
-    except RuntimeError as error:  # so the client wraps what an upload is answered
+    except RuntimeError as error:  # the client wraps the HTTP error of an upload
         if isinstance(error.__cause__, HfHubHTTPError):
             raise error.__cause__ from None
         raise
@@ -224,7 +224,7 @@ def delete_soon(api: HfApi) -> object:
     return 200
 
 
-def test_sigterm_stops_the_server_in_good_order(root: Path) -> None:
+def test_sigterm_stops_the_server_cleanly(root: Path) -> None:
     with server_process(root) as (process, api):
         api.create_repo(REPO)
         process.terminate()

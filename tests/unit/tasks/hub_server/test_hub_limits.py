@@ -1,4 +1,4 @@
-"""What no client sends that means well: too much, odd names, what git itself can hold; refused, and nothing changes."""
+"""Hostile or malformed requests, such as bodies that are too large and names that mean something to git, change nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPO = "alice/model"
 HEADERS = {"Authorization": "Bearer token-of-alice"}
 
 
-def send_commit(hub: LocalHub, *files: tuple[str, str]) -> httpx2.Response:
+def post_commit(hub: LocalHub, *files: tuple[str, str]) -> httpx2.Response:
     body = [{"key": "header", "value": {"summary": "by hand"}}]
     body += [{"key": "file", "value": {"path": path, "content": content}} for path, content in files]
     return httpx2.post(
@@ -34,12 +34,12 @@ def send_commit(hub: LocalHub, *files: tuple[str, str]) -> httpx2.Response:
     )
 
 
-def in_pieces(count: int, size: int) -> Iterator[bytes]:
+def chunks(count: int, size: int) -> Iterator[bytes]:
     for _ in range(count):
         yield b" " * size
 
 
-def test_bodies_are_bounded(alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_bodies_is_limited(alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     alice.create_repo(REPO)
     monkeypatch.setattr(limits, "BODY_BYTES", 20_000)
     monkeypatch.setattr(limits, "COMMIT_BYTES", 40_000)
@@ -51,18 +51,18 @@ def test_bodies_are_bounded(alice: HfApi, hub: LocalHub, monkeypatch: pytest.Mon
         "/-/sign-in": 20_000,
         f"/api/models/{REPO}/commit/main": 40_000,
     }
-    for route, most in routes.items():
-        announced = httpx2.post(hub.endpoint + route, content=b" " * (most + 1), headers=HEADERS)
-        assert announced.status_code == 413, route
-        dripped = httpx2.post(hub.endpoint + route, content=in_pieces(most // 1000 + 1, 1000), headers=HEADERS)
-        assert dripped.status_code == 413, route
-        assert "larger than" in dripped.text
-        allowed = httpx2.post(hub.endpoint + route, content=in_pieces(most // 1000 - 1, 1000), headers=HEADERS)
+    for route, limit in routes.items():
+        with_length = httpx2.post(hub.endpoint + route, content=b" " * (limit + 1), headers=HEADERS)
+        assert with_length.status_code == 413, route
+        chunked = httpx2.post(hub.endpoint + route, content=chunks(limit // 1000 + 1, 1000), headers=HEADERS)
+        assert chunked.status_code == 413, route
+        assert "larger than" in chunked.text
+        allowed = httpx2.post(hub.endpoint + route, content=chunks(limit // 1000 - 1, 1000), headers=HEADERS)
         assert allowed.status_code != 413, route
     assert len(alice.list_repo_commits(REPO)) == 1
 
 
-def test_a_part_is_no_larger_than_announced(alice: HfApi, hub: LocalHub, root: Path) -> None:
+def test_a_part_larger_than_declared_is_refused(alice: HfApi, hub: LocalHub, root: Path) -> None:
     alice.create_repo(REPO)
     size = (2 << 20) + 10
     answer = httpx2.post(
@@ -71,43 +71,54 @@ def test_a_part_is_no_larger_than_announced(alice: HfApi, hub: LocalHub, root: P
         headers=HEADERS,
     )
     urls = answer.json()["objects"][0]["actions"]["upload"]["header"]
-    for part, most in (("1", 1 << 20), ("3", 10)):
-        assert httpx2.put(urls[part], content=b"x" * (most + 1)).status_code == 422
+    for part, size in (("1", 1 << 20), ("3", 10)):
+        assert httpx2.put(urls[part], content=b"x" * (size + 1)).status_code == 422
     assert list((root / "models/alice/model.git/lfs/incoming").iterdir()) == []
     assert httpx2.put(urls["3"], content=b"x" * 10).status_code == 200
 
 
-ODD_PATHS = ["a/.GiT/x", ".git ", ".git.", "git~1/x", ".g\u200cit/x", "\ufeff.git/x", "a/ /b", "...", "a\x7f", "a/\0"]
-ODD_PATHS += ["x" * 256, "ä" * 128, "/".join(["y" * 99] * 11), "C:\\x"]
+DANGEROUS_PATHS = [
+    "a/.GiT/x",
+    ".git ",
+    ".git.",
+    "git~1/x",
+    ".g\u200cit/x",
+    "\ufeff.git/x",
+    "a/ /b",
+    "...",
+    "a\x7f",
+    "a/\0",
+]
+DANGEROUS_PATHS += ["x" * 256, "ä" * 128, "/".join(["y" * 99] * 11), "C:\\x"]
 
 
-@pytest.mark.parametrize("path", ODD_PATHS)
-def test_names_of_files_that_mean_something_elsewhere(alice: HfApi, hub: LocalHub, path: str) -> None:
+@pytest.mark.parametrize("path", DANGEROUS_PATHS)
+def test_paths_with_a_meaning_to_git_or_a_file_system_are_refused(alice: HfApi, hub: LocalHub, path: str) -> None:
     alice.create_repo(REPO)
-    assert send_commit(hub, (path, "x")).status_code == 400
+    assert post_commit(hub, (path, "x")).status_code == 400
     assert len(alice.list_repo_commits(REPO)) == 1
 
 
-def test_names_that_are_odd_but_names(alice: HfApi, hub: LocalHub, root: Path) -> None:
+def test_unusual_but_valid_paths_are_accepted(alice: HfApi, hub: LocalHub, root: Path) -> None:
     alice.create_repo(REPO)
     names = ["%2e%2e", "a b/c", "gitx/.gitkeep", "..a", "~", "ünï", "x" * 255, "*", "-rf"]
-    assert send_commit(hub, *((name, "x") for name in names)).status_code == 200
+    assert post_commit(hub, *((name, "x") for name in names)).status_code == 200
     assert {entry.path for entry in alice.list_repo_tree(REPO, recursive=True)} >= set(names)
     git = ["git", "-C", str(root / "models/alice/model.git"), "fsck", "--full", "--strict"]
     assert subprocess.run(git, capture_output=True, check=True).stdout == b""
 
 
 @pytest.mark.parametrize("name", ["x" * 251, "a/" * 600 + "a", "a\0b", "a//b", "a/.b", "@{", "a~1", "\ud800", "HEAD\n"])
-def test_names_of_tags_that_no_file_can_have(alice: HfApi, hub: LocalHub, name: str) -> None:
+def test_invalid_tag_names_are_refused(alice: HfApi, hub: LocalHub, name: str) -> None:
     alice.create_repo(REPO)
     url = f"{hub.endpoint}/api/models/{REPO}/tag/main"
-    sent = json.dumps({"tag": name})  # by hand: the client would not send half a surrogate pair
-    answer = httpx2.post(url, content=sent, headers=HEADERS | {"Content-Type": "application/json"})
+    body = json.dumps({"tag": name})  # without the client, which would not send half a surrogate pair
+    answer = httpx2.post(url, content=body, headers=HEADERS | {"Content-Type": "application/json"})
     assert (answer.status_code, "malformed" in answer.text) == (400, False), answer.text
     assert not alice.list_repo_refs(REPO).tags
 
 
-def test_revisions_that_are_none(alice: HfApi, hub: LocalHub) -> None:
+def test_invalid_revisions_are_not_found(alice: HfApi, hub: LocalHub) -> None:
     alice.create_repo(REPO)
     for name in (
         "x" * 300,
@@ -125,8 +136,8 @@ def test_revisions_that_are_none(alice: HfApi, hub: LocalHub) -> None:
             assert answer.status_code in (400, 404), name
 
 
-def test_what_git_itself_put_there_stays_inside(alice: HfApi, hub: LocalHub, root: Path) -> None:
-    """A link to another file is shown as what git holds, its text; an annotated tag stands for its commit."""
+def test_symlinks_and_annotated_tags_made_by_git(alice: HfApi, hub: LocalHub, root: Path) -> None:
+    """A symlink is served as its text and never followed; an annotated tag resolves to its commit."""
     alice.create_repo(REPO)
     (root / "secret.txt").write_text("secret")
     git = ["git", "-C", str(root / "models/alice/model.git"), "-c", "user.name=a", "-c", "user.email=a@localhost"]
@@ -144,10 +155,10 @@ def test_what_git_itself_put_there_stays_inside(alice: HfApi, hub: LocalHub, roo
     assert httpx2.get(f"{hub.endpoint}/{REPO}/resolve/main/link.txt/x").status_code == 404
     assert alice.model_info(REPO, revision="v1").sha == commit
     assert alice.list_repo_refs(REPO).tags[0].target_commit == commit
-    assert send_commit(hub, ("b.txt", "x")).status_code == 200
+    assert post_commit(hub, ("b.txt", "x")).status_code == 200
 
 
-def test_no_namespace_takes_the_place_of_a_page(tmp_path: Path) -> None:
+def test_reserved_namespaces_are_refused(tmp_path: Path) -> None:
     with LocalHub(tmp_path, tokens={"token-of-root": "root"}, administrators=["root"]) as hub:
         api = HfApi(endpoint=hub.endpoint, token="token-of-root")
         for namespace in ("api", "datasets", "Models", "uploads", "-"):
@@ -162,7 +173,7 @@ def test_no_namespace_takes_the_place_of_a_page(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["anybody"]
 
 
-def test_deleting_needs_the_right(alice: HfApi, bob: HfApi, anyone: HfApi, root: Path) -> None:
+def test_deleting_needs_write_permission(alice: HfApi, bob: HfApi, anyone: HfApi, root: Path) -> None:
     alice.create_repo(REPO)
     alice.create_repo("alice/secret", private=True)
     for api, repo, status in (
@@ -183,7 +194,7 @@ def test_deleting_needs_the_right(alice: HfApi, bob: HfApi, anyone: HfApi, root:
     assert len(alice.list_repo_commits(REPO)) == 1
 
 
-def test_what_kills_left_is_swept_away(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_deleted_at_start(tmp_path: Path) -> None:
     folder = tmp_path / "models/alice"
     for name, age_s in ((".deleted-a", 0), (".new-fresh", 0), (".new-old", 2 * 24 * 3600)):
         (folder / name / "objects").mkdir(parents=True)
@@ -193,14 +204,14 @@ def test_what_kills_left_is_swept_away(tmp_path: Path) -> None:
         assert [path.name for path in folder.iterdir()] == [".new-fresh"]
 
 
-def test_a_card_is_checked_when_it_is_committed_too(alice: HfApi, hub: LocalHub) -> None:
+def test_a_card_is_also_validated_at_the_commit(alice: HfApi, hub: LocalHub) -> None:
     alice.create_repo(REPO)
-    refused = send_commit(hub, ("README.md", "---\nlicense: mine\n---\n"))
+    refused = post_commit(hub, ("README.md", "---\nlicense: mine\n---\n"))
     assert (refused.status_code, '"license" must be one of' in refused.json()["error"]) == (400, True)
-    assert send_commit(hub, ("sub/README.md", "---\nlicense: mine\n---\n")).status_code == 200
+    assert post_commit(hub, ("sub/README.md", "---\nlicense: mine\n---\n")).status_code == 200
 
 
-def test_half_a_request_holds_up_nobody(alice: HfApi, hub: LocalHub) -> None:
+def test_an_unfinished_request_does_not_block_others(alice: HfApi, hub: LocalHub) -> None:
     port = int(hub.endpoint.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)) as slow:
         slow.sendall(b"POST /api/repos/create HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")

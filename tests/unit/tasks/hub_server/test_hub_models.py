@@ -1,4 +1,4 @@
-"""A tiny model through the local Hub: what from_pretrained loads is what was committed, bit for bit."""
+"""A tiny model on the local Hub: from_pretrained loads what was committed, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages: what they show and to whom, and that what somebody uploaded can do no harm in a reader's browser."""
+"""The web pages: what they show, to whom, and that uploaded files can do no harm in a browser."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ tags: [a, <b>]
 
 See the [report](report.html), the [settings](config.json), [the notes](notes/) and [evil](javascript:alert(1)).
 
-![figure](figures/a.png) ![tracker](https://tracker.example/a.png) <script>alert("card")</script>
+![image](images/a.png) ![tracker](https://tracker.example/a.png) <script>alert("card")</script>
 
 | metric | value |
 | --- | ---: |
@@ -55,7 +55,7 @@ def picture() -> bytes:
 @pytest.fixture
 def filled(alice: HfApi) -> HfApi:
     """Two releases of one repository, and a private repository."""
-    files = {"README.md": CARD.encode(), "report.html": REPORT.encode(), "figures/a.png": picture()}
+    files = {"README.md": CARD.encode(), "report.html": REPORT.encode(), "images/a.png": picture()}
     files |= {"config.json": b'{"a": "<b>&"}', "notes/a&b.txt": b"1", "weights.safetensors": b"\0" * 3000}
     files |= {"long.txt": b"x" * (600 << 10), "odd.bin2": b"\xff\xfe", "drawing.svg": b"<svg onload='alert(1)'/>"}
     for repo, private in ((REPO, False), ("alice/secret", True)):
@@ -77,7 +77,7 @@ def sign_in(client: httpx2.Client, token: str) -> httpx2.Response:
     return client.post("/-/sign-in", data={"token": token})
 
 
-def test_pages_show_what_there_is(filled: HfApi, browser: httpx2.Client) -> None:
+def test_pages_show_the_repositories(filled: HfApi, browser: httpx2.Client) -> None:
     front = browser.get("/").text
     assert '<a class="title" href="/alice/model">alice/model</a>' in front
     assert "1 release<" in front
@@ -85,15 +85,14 @@ def test_pages_show_what_there_is(filled: HfApi, browser: httpx2.Client) -> None
     card = browser.get(f"/{REPO}").text
     assert '<th scope="row">tags</th><td>a, &lt;b&gt;</td>' in card
     assert '<td class="right">0.9</td>' in card
-    assert 'src="/alice/model/resolve/main/figures/a.png"' in card
+    assert 'src="/alice/model/resolve/main/images/a.png"' in card
     assert 'href="/alice/model/resolve/main/report.html"' in card
     assert 'href="/alice/model/tree/main/notes"' in card
     assert "<script" not in card
     old = browser.get(f"/{REPO}/blob/release%2F1/config.json").text
     assert "<pre>{&#34;a&#34;: &#34;&lt;b&gt;&amp;&#34;}</pre>" in old
     assert (
-        'src="/alice/model/resolve/release%2F1/figures/a.png"'
-        in browser.get(f"/{REPO}/blob/release%2F1/README.md").text
+        'src="/alice/model/resolve/release%2F1/images/a.png"' in browser.get(f"/{REPO}/blob/release%2F1/README.md").text
     )
     files = browser.get(f"/{REPO}/tree/main").text
     assert re.search(r">weights\.safetensors</a>\s*<span class=\"badge\" title=\"SHA-256 [0-9a-f]{64}\">LFS<", files)
@@ -108,10 +107,10 @@ def test_pages_show_what_there_is(filled: HfApi, browser: httpx2.Client) -> None
     assert browser.get(f"/{REPO}/commit/{commit}").url.path == f"/{REPO}/tree/{commit}"
 
 
-def test_every_link_of_every_page_leads_somewhere(filled: HfApi, browser: httpx2.Client) -> None:
-    to_see, seen = ["/"], set()
-    while to_see:
-        url = to_see.pop()
+def test_no_page_has_a_broken_link(filled: HfApi, browser: httpx2.Client) -> None:
+    queue, seen = ["/"], set()
+    while queue:
+        url = queue.pop()
         answer = browser.get(url)
         assert answer.status_code == 200, f"{answer.status_code} {url}"
         if "/resolve/" not in url:
@@ -120,11 +119,11 @@ def test_every_link_of_every_page_leads_somewhere(filled: HfApi, browser: httpx2
             }
             new = {link for link in found if link.startswith("/")} - seen
             seen |= new
-            to_see += sorted(new)
+            queue += sorted(new)
     assert len(seen) > 40
 
 
-NOT_THERE = """
+MISSING_PAGES = """
     /alice/none /alice/secret /alice/model/tree/v9 /alice/model/blob/main/none.txt /a/b/c/d /gpt2 /%2e%2e/%2e%2e
     /alice/model/blob/main/..%2f..%2fHEAD /alice/model/blob/main/notes /alice/model/resolve/main/none.txt
     /alice/model/tree/main/..%2f /alice/model/commits/%00 /alice/model/blob/main/%00 /alice/model/tree/%ff%fe
@@ -132,15 +131,15 @@ NOT_THERE = """
 """
 
 
-def test_what_is_not_there_has_a_page(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
-    for path in [*NOT_THERE.split(), "/alice/model/tree/" + "x" * 300, "/alice/model/tree/" + "x%2F" * 600]:
+def test_missing_pages_answer_with_404(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
+    for path in [*MISSING_PAGES.split(), "/alice/model/tree/" + "x" * 300, "/alice/model/tree/" + "x%2F" * 600]:
         answer = browser.get(path)
         assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8"), path
         assert "All repositories" in answer.text
         assert httpx2.get(hub.endpoint + path).headers["content-type"] == "application/json"
 
 
-def test_private_pages_are_for_those_who_may(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
+def test_private_pages_need_permission(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
     paths = ["/alice/secret", "/alice/secret/tree/main", "/alice/secret/blob/main/config.json"]
     paths += [
         "/alice/secret/resolve/main/config.json",
@@ -166,7 +165,7 @@ def test_private_pages_are_for_those_who_may(filled: HfApi, hub: LocalHub, brows
     assert httpx2.get(f"{hub.endpoint}/alice/secret", cookies=stolen).status_code == 404, "signing out ends the session"
 
 
-def test_a_cookie_lets_nobody_write(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
+def test_a_cookie_does_not_permit_writing(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
     sign_in(browser, "token-of-alice")
     head = filled.model_info(REPO).sha
     commit = '{"key":"header","value":{"summary":"x"}}\n{"key":"file","value":{"path":"x","content":"x"}}'
@@ -179,7 +178,7 @@ def test_a_cookie_lets_nobody_write(filled: HfApi, hub: LocalHub, browser: httpx
         browser.get("/api/whoami-v2"),
     ]
     assert {answer.status_code for answer in attempts} == {401}
-    assert browser.get("/api/models/alice/secret").status_code == 404, "the API knows tokens only"
+    assert browser.get("/api/models/alice/secret").status_code == 404, "the API accepts only tokens"
     assert filled.model_info(REPO).sha == head
     from_elsewhere = browser.post(
         "/-/sign-in", data={"token": "token-of-bob"}, headers={"Sec-Fetch-Site": "cross-site"}
@@ -187,7 +186,7 @@ def test_a_cookie_lets_nobody_write(filled: HfApi, hub: LocalHub, browser: httpx
     assert from_elsewhere.status_code == 403
 
 
-def test_a_link_signs_in_once(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
+def test_a_sign_in_link_works_once(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
     link = hub.sign_in_link("alice")
     assert browser.get(link).status_code == 200
     assert browser.get("/alice/secret").status_code == 200
@@ -196,11 +195,11 @@ def test_a_link_signs_in_once(filled: HfApi, hub: LocalHub, browser: httpx2.Clie
         assert other.get(f"{hub.endpoint}/alice/secret").status_code == 404
 
 
-def test_files_are_sent_as_what_cannot_do_harm(filled: HfApi, browser: httpx2.Client) -> None:
+def test_files_are_sent_with_safe_headers(filled: HfApi, browser: httpx2.Client) -> None:
     types = {
         "report.html": "text/html; charset=utf-8",
         "config.json": "text/plain; charset=utf-8",
-        "figures/a.png": "image/png",
+        "images/a.png": "image/png",
         "drawing.svg": "image/svg+xml",
         "weights.safetensors": "application/octet-stream",
         "odd.bin2": "application/octet-stream",
@@ -218,7 +217,7 @@ def test_files_are_sent_as_what_cannot_do_harm(filled: HfApi, browser: httpx2.Cl
     assert "unsafe" not in policy
 
 
-def test_a_name_from_elsewhere_is_refused(filled: HfApi, hub: LocalHub) -> None:
+def test_foreign_host_names_are_refused(filled: HfApi, hub: LocalHub) -> None:
     port = hub.endpoint.rpartition(":")[2]
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", "[::2]:80", "192.168.0.7"):
         assert httpx2.get(f"{hub.endpoint}/api/models", headers={"Host": host}).status_code == 421, host
@@ -226,7 +225,7 @@ def test_a_name_from_elsewhere_is_refused(filled: HfApi, hub: LocalHub) -> None:
         assert httpx2.get(f"{hub.endpoint}/api/models", headers={"Host": host}).status_code == 200, host
 
 
-def look(hub: LocalHub, path: str, *, width: int, dark: bool) -> None:
+def check_in_browser(hub: LocalHub, path: str, *, width: int, dark: bool) -> None:
     visit = open_page(hub.endpoint + path, width=width, dark=dark, by_way_of=hub.sign_in_link("alice"))
     assert (visit.status, visit.console, visit.blocked, visit.hosts) == (200, [], [], set()), path
     assert visit.content_width <= width, f"{path} must be scrolled sideways"
@@ -235,16 +234,16 @@ def look(hub: LocalHub, path: str, *, width: int, dark: bool) -> None:
 
 @needs_browser
 def test_a_card_in_a_browser(filled: HfApi, hub: LocalHub) -> None:
-    look(hub, "/alice/secret", width=390, dark=True)
+    check_in_browser(hub, "/alice/secret", width=390, dark=True)
 
 
 @needs_browser
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), [(1100, False), (390, True)])
 def test_all_pages_in_a_browser(filled: HfApi, hub: LocalHub, width: int, dark: bool) -> None:
-    for path in ("", "/tree/main", "/commits/main", "/blob/main/weights.safetensors", "/blob/main/figures/a.png"):
-        look(hub, f"/{REPO}{path}", width=width, dark=dark)
-    look(hub, "/", width=width, dark=dark)
+    for path in ("", "/tree/main", "/commits/main", "/blob/main/weights.safetensors", "/blob/main/images/a.png"):
+        check_in_browser(hub, f"/{REPO}{path}", width=width, dark=dark)
+    check_in_browser(hub, "/", width=width, dark=dark)
 
 
 @needs_browser
