@@ -1,1 +1,1 @@
-"""ingest: read rows from their source, give each a row id and a split."""
+"""ingest: read rows from a source, and give each one a row id and a split."""

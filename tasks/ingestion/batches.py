@@ -1,4 +1,4 @@
-"""Rows on their way from a source to the raw data: record batches of bounded size, each row with an address."""
+"""Record batches of source rows: bounded in size, and every row has an address for error messages."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import pyarrow as pa
 from params import DataError
 
 BATCH_ROWS = 512
-"""Rows that are in memory at once, as Python objects."""
+"""The most rows that are in memory as Python objects."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows, in the order of the source."""
+    """Consecutive rows of a source."""
 
     rows: pa.RecordBatch
     address: Callable[[int], str]
-    """Where the i-th of these rows came from, for example `data/train.jsonl:17`."""
+    """Return where the i-th of these rows is, for example `data/train.jsonl:17`."""
 
 
-Rows = Generator[tuple[str, Mapping[str, Any]], None, None]
+AddressedRows = Generator[tuple[str, Mapping[str, Any]], None, None]
 """Pairs of an address and a row."""
 Batches = Generator[Batch, None, None]
-"""Closing it lets go of the file or connection that the rows come from."""
+"""Closing the generator closes the file or connection that it reads."""
 
 
-def tabulate(rows: Rows) -> Batches:
-    """Batches of `rows`, which are pairs of an address and a row; a key that a row lacks is null there.
+def to_batches(rows: AddressedRows) -> Batches:
+    """Group rows into batches; a key that is missing from a row becomes null.
 
     Raises:
-        DataError: a column holds values of several types, or of one that Parquet does not have.
+        DataError: a column holds values of several types, or of a type that Parquet does not have.
     """
     with contextlib.closing(rows):
         while chunk := list(islice(rows, BATCH_ROWS)):
@@ -43,12 +43,12 @@ def tabulate(rows: Rows) -> Batches:
             names = dict.fromkeys(name for _, row in chunk for name in row)
             columns = [_column(name, [row.get(name) for _, row in chunk], addresses) for name in names]
             if not columns:
-                raise DataError(addresses[0], "the row has no columns", "give every row at least one key")
+                raise DataError(addresses[0], "the row has no columns", "give every row at least one column")
             yield Batch(pa.RecordBatch.from_arrays(columns, names=list(names)), addresses.__getitem__)
 
 
-def widest(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """The type that holds all values of both without changing one, such as double for int64 and double; else None."""
+def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds the values of both types unchanged, such as double for int64 and double; else None."""
     if first.equals(second) or pa.types.is_null(second):
         return first
     if _is_text(first) != _is_text(second) and not pa.types.is_null(first):
@@ -61,9 +61,9 @@ def widest(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
 
 
 def type_error(where: str, name: str, found: pa.DataType, before: pa.DataType) -> DataError:
-    """What to raise for a row whose column is not of the type that the rows before it have."""
+    """Return the error for a column whose type differs from that of earlier rows."""
     what = f"column `{name}` is {found} here, and {before} in the rows before"
-    return DataError(where, what, f"give every row the same type in `{name}`, for example all as text")
+    return DataError(where, what, f"store `{name}` with one type in every row, for example as text")
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -74,30 +74,30 @@ def _column(name: str, values: Sequence[Any], addresses: Sequence[str]) -> pa.Ar
     try:
         column = pa.array(values)
     except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
-        raise _first_misfit(name, values, addresses) or DataError(
-            f"{addresses[0]} to {addresses[-1]}", f"column `{name}`: {error}", "give all of its rows one type"
+        where, fix = f"{addresses[0]} to {addresses[-1]}", f"store `{name}` with one type in every row"
+        raise _first_type_error(name, values, addresses) or DataError(
+            where, f"column `{name}`: {error}", fix
         ) from error
-    mixed = pa.types.is_binary(column.type) and any(isinstance(value, str) for value in values)  # all would be bytes
-    if mixed and (error_of_row := _first_misfit(name, values, addresses)):
+    # pyarrow would turn text beside bytes into bytes.
+    mixed = pa.types.is_binary(column.type) and any(isinstance(value, str) for value in values)
+    if mixed and (error_of_row := _first_type_error(name, values, addresses)):
         raise error_of_row
-    if column.type.equals(pa.struct([])):  # only {}, which Parquet cannot hold
+    if column.type.equals(pa.struct([])):  # every value is {}, which Parquet cannot hold
         return pa.nulls(len(column))
     return column
 
 
-def _first_misfit(name: str, values: Sequence[Any], addresses: Sequence[str]) -> DataError | None:
-    """The first of `values` that cannot be stored at all, or not together with those before it."""
+def _first_type_error(name: str, values: Sequence[Any], addresses: Sequence[str]) -> DataError | None:
+    """Return an error for the first value that has no Arrow type, or none in common with the values before it."""
     before = pa.null()
     for value, address in zip(values, addresses, strict=True):
         try:
             found = pa.array([value]).type
         except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
-            kind = type(value).__name__
-            return DataError(
-                address, f"column `{name}`: a {kind} that cannot be stored: {error}", "store it as text or a number"
-            )
-        together = widest(before, found)
-        if together is None:
+            what = f"column `{name}`: a value of type {type(value).__name__} cannot be stored: {error}"
+            return DataError(address, what, "convert it to text or a number")
+        shared = common_type(before, found)
+        if shared is None:
             return type_error(address, name, found, before)
-        before = together
+        before = shared
     return None

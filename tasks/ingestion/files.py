@@ -1,4 +1,4 @@
-"""Rows from files on this machine, by pattern; a pattern's files are read in the order of their names."""
+"""Rows from local files that match a pattern, read in the order of their names."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from params.artifacts import SPLITS
 from params.hashing import file_sha256
 from params.schema import Files
 from tasks.ingestion.batches import Batches
-from tasks.ingestion.formats import JSON_SUFFIXES, SUFFIXES, TextUnit, read_file, reading
+from tasks.ingestion.formats import JSON_SUFFIXES, SUFFIXES, TextUnit, read_errors, read_file
 
 
 class FileSource:
-    """The files that match one pattern for each split.
+    """The files that match a pattern, one pattern for each split.
 
     Args:
-        patterns: split -> path or glob below `folder`.
-        folder: where relative patterns start.
-        text_unit: what one row of a .txt file is.
-        place: what messages call `folder`.
+        patterns: for each split, a path or glob relative to `folder`.
+        folder: the folder that relative patterns start from.
+        text_unit: what becomes one row of a .txt file.
+        place: the name of `folder` in error messages.
 
     Raises:
-        DataError: a pattern matches no file, or one whose suffix says nothing.
+        DataError: a pattern matches no file, or a file of an unknown format.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class FileSource:
         self._text_unit = text_unit
         self._place = place or str(folder.absolute())
         self._names = {split: self._match(split, p) for split in SPLITS if (p := patterns.get(split)) is not None}
-        self._agreed: tuple[str, frozenset[str]] | None = None
+        self._first_columns: tuple[str, frozenset[str]] | None = None
 
     @classmethod
     def from_recipe(cls, source: Files, root: Path) -> FileSource:
-        """The source that the recipe's section describes."""
+        """Return the source of a recipe's section; `root` is the project's folder."""
         return cls(source.model_dump(include=set(SPLITS)), root, source.text_unit)
 
     @property
@@ -49,11 +49,11 @@ class FileSource:
 
     @cached_property
     def revision(self) -> str:
-        """SHA-256 over names and contents of all files."""
+        """SHA-256 of the names and contents of all files."""
         listing = hashlib.sha256()
         for name in sorted({name for names in self._names.values() for name in names}):
             path = self._folder / name
-            with reading(path, name):
+            with read_errors(path, name):
                 shown = path.name if Path(name).is_absolute() else name
                 listing.update(f"{shown}\0{file_sha256(path)}\n".encode())
         return f"sha256:{listing.hexdigest()}"
@@ -62,15 +62,15 @@ class FileSource:
         for name in self._names[split]:
             columns: set[str] = set()
             for batch in read_file(self._folder / name, name, self._text_unit):
-                if not columns and self._agreed:
-                    self._check_columns(name, frozenset(batch.rows.schema.names), *self._agreed)
+                if not columns and self._first_columns:
+                    self._check_columns(name, frozenset(batch.rows.schema.names), *self._first_columns)
                 columns.update(batch.rows.schema.names)
                 yield batch
-            if columns and not self._agreed:
-                self._agreed = name, frozenset(columns)
+            if columns and not self._first_columns:
+                self._first_columns = name, frozenset(columns)
 
     def _check_columns(self, name: str, columns: frozenset[str], first: str, expected: frozenset[str]) -> None:
-        """Two files of JSON lines may differ, as two lines may: what a row lacks is null."""
+        """Refuse files with other columns; files of JSON lines may differ, because a missing key is null."""
         if columns == expected or {Path(name).suffix.lower(), Path(first).suffix.lower()} <= set(JSON_SUFFIXES):
             return
         differences = [
@@ -78,8 +78,8 @@ class FileSource:
             for verb, found in (("lacks", expected - columns), ("adds", columns - expected))
             if found
         ]
-        what = f"has other columns than {first}: it {' and '.join(differences)}"
-        raise DataError(name, what, "give all files of the recipe the same columns")
+        what = f"its columns differ from those of {first}: it {' and '.join(differences)}"
+        raise DataError(name, what, "give all files of data.source the same columns")
 
     def _match(self, split: str, pattern: str) -> list[str]:
         if (self._folder / pattern).is_file():
@@ -90,13 +90,12 @@ class FileSource:
         key = f"data.source.{split}"
         if not names:
             if (self._folder / pattern).is_dir():
-                raise DataError.at(
-                    key, f"{pattern}: is a folder", f"write a pattern of files, for example `{pattern}/*.parquet`"
-                )
+                fix = f"write a pattern that matches files, for example `{pattern}/*.parquet`"
+                raise DataError.at(key, f"{pattern}: is a folder", fix)
             what = f"{pattern}: no file matches in {self._place}"
-            raise DataError.at(key, what, "check the path; `**` matches folders in between")
+            raise DataError.at(key, what, "check the path; `**` stands for any number of folders")
         for name in names:
             if Path(name).suffix.lower() not in SUFFIXES:
-                what = f"{pattern}: {name} is of a kind that cannot be read"
-                raise DataError.at(key, what, f"use one of {', '.join(SUFFIXES)}")
+                what = f"{pattern}: {name} has a format that cannot be read"
+                raise DataError.at(key, what, f"use files that end in {', '.join(SUFFIXES)}")
         return names

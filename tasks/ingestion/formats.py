@@ -1,4 +1,4 @@
-"""Readers of one file each: CSV, JSON lines, Parquet and text. Every error names the file and the line."""
+"""Readers for CSV, JSON lines, Parquet and text files; every error names the file and the line."""
 
 from __future__ import annotations
 
@@ -15,75 +15,76 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import DataError
-from tasks.ingestion.batches import BATCH_ROWS, Batch, Batches, Rows, tabulate
+from tasks.ingestion.batches import BATCH_ROWS, AddressedRows, Batch, Batches, to_batches
 
 TextUnit = Literal["line", "paragraph", "file"]
 JSON_SUFFIXES = (".jsonl", ".json")
 SUFFIXES = (".csv", *JSON_SUFFIXES, ".parquet", ".txt")
 _MAX_CELL_BYTES = 64 << 20
-_INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # below 2**63; `007` is a name, not a number
+_INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # below 2**63; `007` is text, not a number
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?")  # integers up to 15 digits are exact
 
 
 def read_file(path: Path, name: str, text_unit: TextUnit) -> Batches:
-    """The rows of one file, whose suffix says how to read it.
+    """Yield the rows of one file, whose suffix gives its format.
 
     Args:
         path: the file.
-        name: what messages call it.
-        text_unit: what one row of a .txt file is.
+        name: its name in error messages.
+        text_unit: what becomes one row of a .txt file.
 
     Raises:
         DataError: the file is empty, unreadable or malformed.
     """
     suffix = path.suffix.lower()
-    with reading(path, name):
+    with read_errors(path, name):
         if path.stat().st_size == 0:
-            raise DataError(name, "the file is empty", "write its rows, or take it out of the pattern")
+            raise DataError(name, "the file is empty", "add rows, or exclude the file from the pattern")
         if suffix == ".csv":
-            yield from tabulate(_csv_rows(path, name))
+            yield from to_batches(_csv_rows(path, name))
         elif suffix in JSON_SUFFIXES:
-            yield from tabulate(_json_rows(path, name))
+            yield from to_batches(_json_rows(path, name))
         elif suffix == ".parquet":
             yield from _parquet_batches(path, name)
         else:
-            yield from tabulate(_text_rows(path, name, text_unit))
+            yield from to_batches(_text_rows(path, name, text_unit))
 
 
 @contextlib.contextmanager
-def reading(path: Path, name: str) -> Iterator[None]:
-    """Turn what goes wrong while `path` is read into a `DataError` about it."""
+def read_errors(path: Path, name: str) -> Iterator[None]:
+    """Raise errors of reading `path` as a `DataError` that names the file."""
     try:
         yield
     except UnicodeDecodeError as error:
         raise _not_utf8(path, name) from error
     except OSError as error:
-        raise DataError(name, f"cannot be read: {error}", "check that the file is there, whole and readable") from error
+        fix = "check that the file exists and that you may read it"
+        raise DataError(name, f"cannot be read: {error}", fix) from error
 
 
 def _not_utf8(path: Path, name: str) -> DataError:
-    """Where `path` stops to be UTF-8, in bytes and lines of the whole file, which the decoder's own error lacks."""
+    """Return an error with the byte offset and line in the file; the decoder's own error counts from its last block."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    offset, line, kept = 0, 1, 0
+    offset, line, buffered = 0, 1, 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            kept = len(decoder.getstate()[0])
+            buffered = len(decoder.getstate()[0])
             try:
                 decoder.decode(block)
             except UnicodeDecodeError as error:
-                line += block.count(b"\n", 0, max(0, error.start - kept))
-                offset += error.start - kept
+                line += block.count(b"\n", 0, max(0, error.start - buffered))
+                offset += error.start - buffered
                 break
             offset += len(block)
             line += block.count(b"\n")
         else:  # the file ends inside a character
             offset -= len(decoder.getstate()[0])
     what = f"not UTF-8: the byte at offset {offset} (line {line})"
-    return DataError(f"{name}:{line}", what, "convert the file, for example with `iconv -f latin1 -t utf-8`")
+    return DataError(f"{name}:{line}", what, "convert the file to UTF-8, for example with `iconv -f latin1 -t utf-8`")
 
 
-def _csv_rows(path: Path, name: str) -> Rows:
-    """A column is of numbers only if all of its cells are: CSV itself knows no types, so the file is read twice."""
+def _csv_rows(path: Path, name: str) -> AddressedRows:
+    """Read the file twice: CSV has no types, and a column is numeric only if all of its cells are numbers."""
     header, records = _csv_records(path, name)
     integers, numbers = set(range(len(header))), set(range(len(header)))
     for _, cells in records:
@@ -93,21 +94,19 @@ def _csv_rows(path: Path, name: str) -> Rows:
         int if column in integers else float if column in numbers else str for column in range(len(header))
     ]
     for where, cells in _csv_records(path, name)[1]:
-        values = (
-            kind(cell) if cell or kind is str else None  # an empty cell is no number, and an empty text
-            for kind, cell in zip(kinds, cells, strict=True)
-        )
+        # An empty cell is null in a numeric column, and empty text elsewhere.
+        values = (kind(cell) if cell or kind is str else None for kind, cell in zip(kinds, cells, strict=True))
         yield where, dict(zip(header, values, strict=True))
 
 
 def _csv_records(path: Path, name: str) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
-    """The header, and the records with their addresses."""
+    """Return the header, and the records with their addresses."""
     records = _csv_cells(path, name)
     where, header = next(records, (name, []))
     for column in header:
         if not column.strip() or header.count(column) > 1:
-            problem = f"column `{column}` stands there twice" if column.strip() else "a column has no name"
-            raise DataError(where, f"the header is wrong: {problem}", "give every column a name of its own")
+            what = f"the header has column `{column}` twice" if column.strip() else "a column of the header has no name"
+            raise DataError(where, what, "give every column its own name")
     return header, records
 
 
@@ -123,15 +122,15 @@ def _csv_cells(path: Path, name: str) -> Iterator[tuple[str, list[str]]]:
                     continue  # a blank line
                 width = width or len(cells)
                 if len(cells) != width:
-                    what = f"{len(cells)} cells, where the header has {width}"
-                    raise DataError(where, what, 'quote cells that hold commas or line ends: "a, b"')
+                    what = f"has {len(cells)} cells, and the header has {width}"
+                    raise DataError(where, what, 'put cells with commas or line breaks in quotes: "a, b"')
                 yield where, cells
         except csv.Error as error:
-            fix = 'close every quote, and double a quote inside a quoted cell: "say ""hi"""'
+            fix = 'close every quote, and write a quote inside a quoted cell twice: "say ""hi"""'
             raise DataError(f"{name}:{line}", f"malformed CSV: {error}", fix) from error
 
 
-def _json_rows(path: Path, name: str) -> Rows:
+def _json_rows(path: Path, name: str) -> AddressedRows:
     with path.open(encoding="utf-8-sig", newline="\n") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -140,12 +139,10 @@ def _json_rows(path: Path, name: str) -> Rows:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(where, f"malformed JSON: {error}", "write one JSON object a line") from error
+                raise DataError(where, f"malformed JSON: {error}", "write one JSON object per line") from error
             if not isinstance(row, dict):
-                kind = {list: "an array", str: "a string", type(None): "null"}.get(
-                    type(row), "a number or a truth value"
-                )
-                raise DataError(where, f"{kind}, not an object", 'write one JSON object a line: {"text": "..."}')
+                kind = {list: "an array", str: "a string", type(None): "null"}.get(type(row), "a number or a boolean")
+                raise DataError(where, f"is {kind}, not an object", 'write one JSON object per line: {"text": "..."}')
             yield where, row
 
 
@@ -154,22 +151,23 @@ def _parquet_batches(path: Path, name: str) -> Batches:
         with pq.ParquetFile(path) as file:
             names: Sequence[str] = file.schema_arrow.names
             if len(set(names)) < len(names):
-                raise DataError(name, f"columns of the same name: {sorted(names)}", "give every column its own name")
+                what = f"several columns have the same name: {sorted(names)}"
+                raise DataError(name, what, "give every column its own name")
             first = 0
             for rows in file.iter_batches(batch_size=BATCH_ROWS):
                 yield Batch(_without_dictionaries(rows), lambda row, first=first: f"{name} row {first + row}")  # type: ignore[misc]
                 first += len(rows)
     except pa.ArrowException as error:
-        raise DataError(name, f"not readable as Parquet: {error}", "write or download the file again") from error
+        raise DataError(name, f"cannot be read as Parquet: {error}", "write or download the file again") from error
 
 
 def _without_dictionaries(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows whose categorical columns are plain values."""
+    """Return the rows with categorical columns as plain values."""
     columns = [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in rows.columns]
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
 
 
-def _text_rows(path: Path, name: str, unit: TextUnit) -> Rows:
+def _text_rows(path: Path, name: str, unit: TextUnit) -> AddressedRows:
     with path.open(encoding="utf-8-sig") as file:
         for where, text in _text_units(file, name, unit):
             yield where, {"text": text}

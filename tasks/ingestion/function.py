@@ -1,4 +1,4 @@
-"""Rows that a Python function yields, one dict per row."""
+"""Rows that a Python function yields, one dictionary per row."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from params import DataError, EvergreenError, RecipeError
 from params.importing import resolve
 from params.schema import Function
-from tasks.ingestion.batches import Batches, Rows, tabulate
+from tasks.ingestion.batches import AddressedRows, Batches, to_batches
 
 
 class FunctionSource:
-    """A function that yields rows; it is called when the first row is asked for.
+    """A function that yields rows; it is called when the first row is read.
 
     Raises:
-        RecipeError: there is no such function, or it does not take the recipe's arguments.
+        RecipeError: the function does not exist, or does not accept the recipe's arguments.
     """
 
     splits: Sequence[str] = ("train",)
@@ -31,31 +31,34 @@ class FunctionSource:
         try:
             inspect.signature(self._function).bind(**source.arguments)
         except TypeError as error:
-            fix = f"its signature is {inspect.signature(self._function)}"
-            raise RecipeError.at(
-                "data.source.arguments", f"`{self._name}` cannot be called so: {error}", fix
-            ) from error
+            what = f"`{self._name}` cannot be called with them: {error}"
+            fix = f"give the arguments of its signature, {inspect.signature(self._function)}"
+            raise RecipeError.at("data.source.arguments", what, fix) from error
 
     @cached_property
     def revision(self) -> str:
-        """SHA-256 of the source of the function's module and of the arguments."""
+        """SHA-256 of the function's module and arguments."""
         module = inspect.getsourcefile(inspect.unwrap(self._function)) or ""
         code = Path(module).read_bytes() if Path(module).is_file() else b""
         arguments = json.dumps(self._arguments, sort_keys=True, default=str).encode()
         return f"sha256:{hashlib.sha256(code + bytes(1) + arguments).hexdigest()}"
 
     def batches(self, split: str) -> Batches:
-        return tabulate(self._rows())
+        return to_batches(self._rows())
 
-    def _rows(self) -> Rows:
-        for index, row in enumerate(self._called()):
+    def _rows(self) -> AddressedRows:
+        for index, row in enumerate(self._call()):
             where = f"{self._name} row {index}"
             if not isinstance(row, dict) or not all(isinstance(key, str) for key in row):
-                found = f"a dict with the keys {list(row)}" if isinstance(row, dict) else _kind(row)
-                raise DataError(where, f"is {found}", 'yield one dict with text keys per row: {"text": "..."}')
+                found = (
+                    f"a dict with the keys {list(row)}"
+                    if isinstance(row, dict)
+                    else f"a value of type {type(row).__name__}"
+                )
+                raise DataError(where, f"is {found}", 'yield one dict per row, with strings as keys: {"text": "..."}')
             yield where, row
 
-    def _called(self) -> Iterator[object]:
+    def _call(self) -> Iterator[object]:
         count = 0
         try:
             for row in self._function(**self._arguments):
@@ -65,10 +68,4 @@ class FunctionSource:
             raise
         except Exception as error:
             what = f"the function raised {type(error).__name__}: {error}"
-            raise DataError(
-                f"{self._name} row {count}", what, "mend the function, or the data that it reads"
-            ) from error
-
-
-def _kind(value: object) -> str:
-    return f"a value of type {type(value).__name__}"
+            raise DataError(f"{self._name} row {count}", what, "fix the function, or the data that it reads") from error

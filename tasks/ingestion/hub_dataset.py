@@ -1,4 +1,4 @@
-"""Rows from the files of a dataset repository on a Hub, at one commit, through the Hugging Face cache."""
+"""Rows from the files of a dataset repository on a Hub, at a fixed commit, through the Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class HubSource:
-    """A dataset repository; nothing is downloaded before the first row is asked for.
+    """A dataset repository on a Hub; it is downloaded when the first row is read.
 
     Raises:
-        RecipeError: a pattern leads out of the repository.
+        RecipeError: a pattern points outside the repository.
     """
 
     def __init__(self, source: HubDataset) -> None:
@@ -29,8 +29,8 @@ class HubSource:
         self._patterns = {split: p for split in SPLITS if (p := getattr(source, split)) is not None}
         for split, pattern in self._patterns.items():
             if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts:
-                fix = "give a path or glob that starts at the repository's root"
-                raise RecipeError.at(f"data.source.{split}", f"{pattern}: leads out of the repository", fix)
+                fix = "write a path or glob relative to the repository's root"
+                raise RecipeError.at(f"data.source.{split}", f"{pattern}: points outside the repository", fix)
 
     @property
     def splits(self) -> Sequence[str]:
@@ -38,7 +38,7 @@ class HubSource:
 
     @property
     def revision(self) -> str:
-        """The commit."""
+        """The commit that the recipe names."""
         return self._source.revision
 
     def batches(self, split: str) -> Batches:
@@ -52,7 +52,7 @@ class HubSource:
     def _download(self) -> Path:
         from huggingface_hub import errors, snapshot_download
 
-        # The client's patterns are fnmatch's, where `**/` needs a folder; in a recipe it may stand for none.
+        # The client matches with fnmatch, where `**/` needs at least one folder; in a recipe it may stand for none.
         patterns = {p for pattern in self._patterns.values() for p in (pattern, pattern.replace("**/", ""))}
         try:
             folder = snapshot_download(
@@ -63,13 +63,13 @@ class HubSource:
                 allow_patterns=sorted(patterns),
             )
         except errors.HfHubHTTPError as error:
-            raise self._answered(error) from error
+            raise self._refusal(error) from error
         except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError, errors.OfflineModeIsEnabled) as error:
             cause = error.__cause__ or error
             if isinstance(cause, errors.HfHubHTTPError):
-                raise self._answered(cause) from error
+                raise self._refusal(cause) from error
             if isinstance(cause, errors.OfflineModeIsEnabled):
-                what = "not in the local cache, and HF_HUB_OFFLINE forbids to ask the Hub"
+                what = "is not in the local cache, and HF_HUB_OFFLINE forbids a download"
                 raise DataError(self._where, what, "unset HF_HUB_OFFLINE, or download the dataset first") from error
             raise self._unreachable(cause) from error
         except (errors.HTTPError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]
@@ -80,26 +80,30 @@ class HubSource:
         what = f"the Hub cannot be reached: {type(error).__name__}"
         return TransientError(self._where, what, "check the network and the endpoint, then run the stage again")
 
-    def _answered(self, error: HfHubHTTPError) -> EvergreenError:
-        """What the Hub's answer means; 401 is also how a Hub hides a repository that does not exist."""
+    def _refusal(self, error: HfHubHTTPError) -> EvergreenError:
+        """Return the error for an HTTP error of the Hub, which also answers 401 where a repository does not exist."""
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
         status = error.response.status_code
         if isinstance(error, RevisionNotFoundError):
             return RecipeError(
-                self._where, f"has no commit {self.revision}", "copy the full hash of an existing commit"
+                self._where, f"has no commit {self.revision}", "set data.source.revision to the full hash of a commit"
             )
         if isinstance(error, GatedRepoError):
-            fix = "accept its terms on the Hub with the account whose token is in HF_TOKEN"
-            return HubRefusedError(self._where, "access to this dataset must be asked for (it is gated)", fix)
+            fix = "accept its terms on the Hub, with the account of the token in HF_TOKEN"
+            return HubRefusedError(self._where, "the dataset needs an access request (it is gated)", fix)
         if isinstance(error, RepositoryNotFoundError):
-            fix = "check `data.source.repo_id`; for a private dataset set HF_TOKEN to a token that may read it"
-            return HubRefusedError(self._where, "no such dataset, or it is private", fix)
+            fix = "check data.source.repo_id; for a private dataset set HF_TOKEN to a token that may read it"
+            return HubRefusedError(self._where, "does not exist, or is private", fix)
         if status in (401, 403):
-            return HubRefusedError(self._where, f"the Hub refuses access ({status})", "set HF_TOKEN to a valid token")
+            return HubRefusedError(
+                self._where, f"the Hub refuses access ({status})", "set HF_TOKEN to a token that may read it"
+            )
         if status in (408, 429) or status >= 500:
             return TransientError(self._where, f"the Hub answers {status}", "run the stage again later")
-        return DataError(self._where, f"the Hub answers {status} to a download", "check the repository on the Hub")
+        return DataError(
+            self._where, f"the Hub answers {status} to a download", "check that the repository can be opened on the Hub"
+        )
 
     @property
     def _where(self) -> str:

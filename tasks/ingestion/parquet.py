@@ -1,7 +1,7 @@
-"""Parquet files of one schema, written as rows come, in memory that does not grow with their number.
+"""Parquet files with one schema, written in memory that does not grow with the number of rows.
 
 The schema is that of the rows so far. When it widens (a null column gets its first value, integers become doubles, a
-column is new) a file that was begun is copied into the wider one; that happens a few times per column at most.
+column is new), the file so far is copied with the wider schema. That happens at most a few times per column.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import DataError
-from tasks.ingestion.batches import Batch, type_error, widest
+from tasks.ingestion.batches import Batch, common_type, type_error
 
 GROUP_ROWS = 8192
-"""Rows of a Parquet row group, whatever the batches were: the same rows give the same bytes."""
+"""Rows of a Parquet row group. It does not depend on the batches, so the same rows give the same bytes."""
 GROUP_BYTES = 64 << 20
-"""A group of very long rows ends earlier."""
+"""The most bytes of a row group, for very long rows."""
 
 
 class ParquetFolder:
-    """One `<name>.parquet` for each of `names` in `folder`, of the same columns."""
+    """Files `<name>.parquet` in one folder, all with the same columns."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.schema = pa.schema([])
@@ -33,21 +33,21 @@ class ParquetFolder:
         self._files = {name: _File(folder / f"{name}.parquet") for name in names}
 
     def path(self, name: str) -> Path:
-        """Where the rows of `name` are."""
+        """Path of the file `name`."""
         return self._files[name].path
 
     def write(self, batch: Batch, names: Sequence[str]) -> None:
-        """Append each row of `batch` to the file that `names` gives for it.
+        """Append each row of `batch` to the file that `names` holds for it.
 
         Raises:
-            DataError: a column's type is not that of the rows before.
+            DataError: a column has a type that does not fit the earlier rows.
         """
         self._widen(batch)
         table = _conform(pa.Table.from_batches([batch.rows]), self.schema, batch.address(0))
         for name in dict.fromkeys(names):
-            taken = [row for row, of in enumerate(names) if of == name]
-            self.rows[name] += len(taken)
-            self._files[name].write(table if len(taken) == len(table) else table.take(taken), self.schema)
+            chosen = [row for row, file in enumerate(names) if file == name]
+            self.rows[name] += len(chosen)
+            self._files[name].write(table if len(chosen) == len(table) else table.take(chosen), self.schema)
 
     def _widen(self, batch: Batch) -> None:
         for field in batch.rows.schema:
@@ -56,12 +56,12 @@ class ParquetFolder:
                 self.schema = self.schema.append(pa.field(field.name, field.type))
                 continue
             before = self.schema.field(at).type
-            together = widest(before, field.type)
-            if together is None:
+            shared = common_type(before, field.type)
+            if shared is None:
                 values = batch.rows.column(field.name)
                 row = values.is_valid().index(pa.scalar(value=True)).as_py()
                 raise type_error(batch.address(max(row, 0)), field.name, field.type, before)
-            self.schema = self.schema.set(at, pa.field(field.name, together))
+            self.schema = self.schema.set(at, pa.field(field.name, shared))
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +92,7 @@ class _File:
             self._write_group(schema)
 
     def finish(self, schema: pa.Schema) -> None:
-        """Write what waits, and close; a file without rows has the columns at least."""
+        """Write the pending rows and close the file; without rows it still gets the columns."""
         while self._pending_rows:
             self._write_group(schema)
         self._open(schema)
@@ -101,18 +101,18 @@ class _File:
         self._writer = None
 
     def close(self) -> None:
-        """Let go of a file that was not finished, and perhaps cannot be: the folder is thrown away."""
+        """Close an unfinished file; the folder is about to be deleted, so a failure does not matter."""
         if self._writer is not None:
             with contextlib.suppress(OSError):
                 self._writer.close()
             self._writer = None
 
     def _write_group(self, schema: pa.Schema) -> None:
-        waiting = pa.concat_tables([_conform(table, schema, self.path.stem) for table in self._pending])
+        pending = pa.concat_tables([_conform(table, schema, self.path.stem) for table in self._pending])
         self._open(schema)
         assert self._writer is not None
-        self._writer.write_table(waiting.slice(0, GROUP_ROWS).combine_chunks(), row_group_size=GROUP_ROWS)
-        rest = waiting.slice(GROUP_ROWS)
+        self._writer.write_table(pending.slice(0, GROUP_ROWS).combine_chunks(), row_group_size=GROUP_ROWS)
+        rest = pending.slice(GROUP_ROWS)
         self._pending = [rest] if len(rest) else []
         self._pending_rows, self._pending_bytes = len(rest), rest.nbytes
 
@@ -134,7 +134,7 @@ class _File:
 
 
 def _conform(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
-    """`table` with the columns and types of `schema`; columns that it lacks are null."""
+    """Return `table` with the columns and types of `schema`; missing columns become null."""
     columns = []
     for field in schema:
         if field.name not in table.column_names:
@@ -144,5 +144,5 @@ def _conform(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
             columns.append(table.column(field.name).cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             what = f"column `{field.name}` is {field.type} in other rows, which cannot hold all values here: {error}"
-            raise DataError(where, what, f"give all rows the same type in `{field.name}`") from error
+            raise DataError(where, what, f"store `{field.name}` with one type in every row") from error
     return pa.Table.from_arrays(columns, schema=schema)

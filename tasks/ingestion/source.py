@@ -1,6 +1,6 @@
-"""Where rows come from: one module for each kind of source.
+"""The interface of a source of rows; each kind of source is a module of its own.
 
-Opening a source finds what is wrong with it at once, as far as it can be told without reading rows or asking a server.
+Opening a source checks all that can be checked without reading rows or asking a server.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from tasks.ingestion.batches import Batches
 
 
 class Source(Protocol):
-    """Rows, once opened."""
+    """An open source of rows."""
 
     @property
     def splits(self) -> Sequence[str]:
-        """The splits that the source itself tells apart; `train` is the first."""
+        """The splits that the source has; `train` is the first."""
 
     @property
     def revision(self) -> str:
-        """What the rows depend on, as one string: the same revision gives the same rows (a database apart)."""
+        """A string that changes when the rows do; only the rows of a database can change without it."""
 
     def batches(self, split: str) -> Batches:
-        """The rows of a split, in order.
+        """Yield the rows of a split, in order.
 
         Raises:
-            DataError: a row cannot be read; the error says which.
+            DataError: a row cannot be read; the error gives its address.
             TransientError: a server cannot be reached.
         """
 
 
 def open_source(source: Files | HubDataset | Sql | Function, root: Path = Path()) -> Source:
-    """The source that a recipe describes; paths in it are relative to `root`.
+    """Open the source of a recipe; its paths are relative to `root`.
 
     Raises:
-        RecipeError: the recipe names what does not exist: a module, a function, an environment variable.
+        RecipeError: a module, function or environment variable that the recipe names does not exist.
         DataError: no file matches a pattern.
     """
     if isinstance(source, Files):

@@ -1,4 +1,4 @@
-"""Rows from a database query, streamed."""
+"""Rows of a database query, streamed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 
 from params import DataError, EvergreenError, RecipeError, TransientError
 from params.schema import Sql
-from tasks.ingestion.batches import BATCH_ROWS, Batches, Rows, tabulate
+from tasks.ingestion.batches import BATCH_ROWS, AddressedRows, Batches, to_batches
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-_PASSING = re.compile(
+_TRANSIENT = re.compile(
     r"could not connect|connection refused|can't connect|timed? ?out|could not translate host|name resolution|unreachable"
     r"|too many connections|starting up|shutting down|connection reset|server closed|gone away|lost connection|locked",
     re.IGNORECASE,
@@ -27,14 +27,14 @@ _PASSING = re.compile(
 
 
 class SqlSource:
-    """A query; the database is asked when the first row is.
+    """A database query; it runs when the first row is read.
 
     Args:
         source: the recipe's section.
-        root: where the path of an SQLite file starts.
+        root: the folder that the path of an SQLite file starts from.
 
     Raises:
-        RecipeError: the URL cannot be used: a missing variable, a typing error, a driver that is not installed.
+        RecipeError: the URL is malformed, names a variable that is not set, or needs a driver that is not installed.
     """
 
     splits: Sequence[str] = ("train",)
@@ -51,25 +51,25 @@ class SqlSource:
             self._engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
         except NoSuchModuleError:
             fix = "write postgresql://, mysql://, sqlite:/// or another dialect that is installed"
-            raise RecipeError.at("data.source.url", f"no SQLAlchemy dialect `{url.drivername}`", fix) from None
+            raise RecipeError.at("data.source.url", f"there is no SQLAlchemy dialect `{url.drivername}`", fix) from None
         except ArgumentError as error:
             raise self._failure(error) from None
         except ImportError as error:
             what = f"the driver of `{url.drivername}` is not installed"
-            raise RecipeError.at("data.source.url", what, f"pip install {error.name}") from None
+            raise RecipeError.at("data.source.url", what, f"install it with `pip install {error.name}`") from None
 
     @cached_property
     def revision(self) -> str:
-        """SHA-256 of the URL without its password, and of the query; what the tables hold it cannot know."""
+        """SHA-256 of the query and of the URL without its password; a change of the tables does not change it."""
         url = self._url.set(password=None).render_as_string(hide_password=True)
         return f"sha256:{hashlib.sha256(json.dumps([url, self._query]).encode()).hexdigest()}"
 
     def batches(self, split: str) -> Batches:
-        return tabulate(self._rows())
+        return to_batches(self._rows())
 
-    def _rows(self) -> Rows:
-        if self._file is not None and not self._file.is_file():  # SQLite would make an empty one
-            raise DataError(str(self._file), "there is no such database", "check `data.source.url`")
+    def _rows(self) -> AddressedRows:
+        if self._file is not None and not self._file.is_file():  # SQLite would create an empty one
+            raise DataError(str(self._file), "there is no such database file", "check the path in data.source.url")
         options = {"stream_results": True, "yield_per": BATCH_ROWS, "no_parameters": True}
         try:
             with self._engine.connect() as connection:
@@ -80,11 +80,11 @@ class SqlSource:
                 twice = sorted({name for name in names if names.count(name) > 1})
                 if twice:
                     what = f"several columns are called {', '.join(f'`{name}`' for name in twice)}"
-                    raise DataError.at("data.source.query", what, "rename them with AS, one name each")
+                    raise DataError.at("data.source.query", what, "give each column its own name with AS")
                 for index, row in enumerate(result):
                     yield f"data.source.query row {index}", dict(zip(names, row, strict=True))
         except SQLAlchemyError as error:
-            raise self._failure(error) from None  # the chain could show what the message must not
+            raise self._failure(error) from None  # a chained error could show the password
 
     def _failure(self, error: SQLAlchemyError) -> EvergreenError:
         message = str(error.orig if isinstance(error, DBAPIError) else error)
@@ -93,27 +93,28 @@ class SqlSource:
             message = message.replace(secret, "***")
         message = message.strip()
         lost = isinstance(error, DBAPIError) and error.connection_invalidated
-        if lost or _PASSING.search(message):
+        if lost or _TRANSIENT.search(message):
             where = self._url.render_as_string(hide_password=True)
             return TransientError(where, f"the database cannot be reached: {message}", "run the stage again later")
         return DataError.at(
-            "data.source.query", f"the database refuses: {message}", "mend the query, or the account's rights"
+            "data.source.query", f"the database refuses: {message}", "fix the query, or the account's permissions"
         )
 
 
-def _parse(written: str) -> sqlalchemy.URL:
-    missing = sorted({name for name in _VARIABLE.findall(written) if name not in os.environ})
+def _parse(template: str) -> sqlalchemy.URL:
+    """Return the URL with the environment's values in place of `${VARIABLES}`."""
+    missing = sorted({name for name in _VARIABLE.findall(template) if name not in os.environ})
     if missing:
-        what = f"the environment has no variable {', '.join(missing)}"
-        raise RecipeError.at("data.source.url", what, f"export {missing[0]}=... before the run")
-    if _VARIABLE.fullmatch(written):
-        text = os.environ[written[2:-1]]
-    else:  # a user or password may hold any character, which a URL writes as %XX
-        start, at, end = written.rpartition("@")
+        what = f"environment variables are not set: {', '.join(missing)}"
+        raise RecipeError.at("data.source.url", what, f"set them before the run, for example `export {missing[0]}=...`")
+    if _VARIABLE.fullmatch(template):
+        text = os.environ[template[2:-1]]
+    else:  # user and password may hold any character; a URL needs some of them as %XX
+        start, at, end = template.rpartition("@")
         text = _VARIABLE.sub(lambda m: quote(os.environ[m[1]], safe=""), start) + at
         text += _VARIABLE.sub(lambda m: os.environ[m[1]], end)
     try:
         return sqlalchemy.make_url(text)
     except (ArgumentError, ValueError):  # both would show the URL, with its password
         fix = "write dialect://user:${PASSWORD}@host/database, or sqlite:///file.db"
-        raise RecipeError.at("data.source.url", "cannot be read as a SQLAlchemy URL", fix) from None
+        raise RecipeError.at("data.source.url", "is not a valid SQLAlchemy URL", fix) from None

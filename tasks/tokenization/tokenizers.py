@@ -34,7 +34,7 @@ def build_tokenizer(tokenization: Tokenization, texts: Iterable[str]) -> PreTrai
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             what = "has neither a padding nor an end-of-text token"
-            raise ModelError("tokenization.tokenizer", what, "use the tokenizer of a trained model")
+            raise ModelError.at("tokenization.tokenizer", what, "use the tokenizer of a trained model")
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.model_max_length = tokenization.max_length
     return tokenizer

@@ -62,7 +62,7 @@ def test_a_function_gives_rows() -> None:
         (
             "numbers",
             {"cuont": 3},
-            "cannot be called so: got an unexpected keyword argument 'cuont'\n  fix: its signature",
+            "cannot be called with them: got an unexpected keyword argument 'cuont'\n  fix: give the arguments of its signature",
         ),
         ("broken_module:f", {}, "`broken_module` cannot be imported: RuntimeError: at import"),
         ("needy_module:f", {}, "`needy_module` imports no_such_library, which is not installed"),
@@ -90,7 +90,7 @@ def test_functions_that_cannot_be_called(
         ),
         ("strange", {"what": "text"}, "strange row 1: is a value of type str"),
         ("strange", {"what": "keys"}, "strange row 0: is a dict with the keys [1]"),
-        ("strange", {"what": "object"}, "strange row 0: column `a`: a object that cannot be stored"),
+        ("strange", {"what": "object"}, "strange row 0: column `a`: a value of type object cannot be stored"),
         ("strange", {"what": "bare"}, "strange row 0: the row has no columns"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Files as a source: every format, and what each malformed file is answered with."""
+"""Files as a source: every format, and the error for each malformed file."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_csv_numbers_that_would_lose_digits_stay_text(tmp_path: Path) -> None:
     assert rows(tmp_path, "a.csv")[0] == {"id": "12345678901234567890", "n": "12345678901234567"}
 
 
-def test_json_lines_keep_their_types_and_lack_keys(tmp_path: Path) -> None:
+def test_json_lines_keep_their_types_and_missing_keys_are_null(tmp_path: Path) -> None:
     written = [{"text": "ä\u2028", "spans": [{"label": "x", "start": 1}]}, {"text": None, "n": 1}, {"meta": {}}]
     lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in written)
     (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8", newline="\r\n")
@@ -69,7 +69,7 @@ def test_only_line_feeds_end_a_line_of_json(tmp_path: Path) -> None:
     assert addresses(tmp_path, "a.jsonl") == ["a.jsonl:1", "a.jsonl:2"]
 
 
-def test_parquet_keeps_its_types_and_gives_up_its_categories(tmp_path: Path) -> None:
+def test_parquet_keeps_its_types_and_categories_become_plain_values(tmp_path: Path) -> None:
     table = pa.table({"n": pa.array([1, 2], pa.int8()), "kind": pa.array(["a", "b"]).dictionary_encode()})
     pq.write_table(table, tmp_path / "a.parquet")
     (batch,) = open_source(Files(kind="files", train="a.parquet"), tmp_path).batches("train")
@@ -124,14 +124,18 @@ def test_no_file_matches(tmp_path: Path) -> None:
     refused(tmp_path, "data/*.csv", f"data.source.train: data/*.csv: no file matches in {tmp_path}")
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_folder_instead_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    refused(tmp_path, "data", "data.source.train: data: is a folder\n  fix: write a pattern of files")
+    refused(tmp_path, "data", "data.source.train: data: is a folder\n  fix: write a pattern that matches files")
 
 
 def test_an_unknown_suffix(tmp_path: Path) -> None:
     (tmp_path / "a.xlsx").write_text("x")
-    refused(tmp_path, "a.*", "a.xlsx is of a kind that cannot be read\n  fix: use one of .csv, .jsonl, .json, .parquet")
+    refused(
+        tmp_path,
+        "a.*",
+        "a.xlsx has a format that cannot be read\n  fix: use files that end in .csv, .jsonl, .json, .parquet",
+    )
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "txt"])
@@ -150,7 +154,7 @@ def test_bytes_that_are_not_utf8(tmp_path: Path, suffix: str, before: bytes) -> 
     refused(tmp_path, "a.*", f"a.{suffix}:{line}: not UTF-8: the byte at offset {size + 10} (line {line})")
 
 
-def test_the_offset_is_right_where_a_character_straddles_blocks(tmp_path: Path) -> None:
+def test_the_offset_is_right_when_a_character_straddles_blocks(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"x\n" * (2**19 - 1) + b"x\xc3\xa4\n\xff")
     refused(tmp_path, "a.txt", f"not UTF-8: the byte at offset {2**20 + 2} (line {2**19 + 1})")
 
@@ -163,12 +167,12 @@ def test_a_file_that_ends_inside_a_character(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n3\n", "a.csv:3: 1 cells, where the header has 2"),
-        ('a,b\n"x\ny",1\nz,2,3\n', "a.csv:4: 3 cells, where the header has 2"),
+        ("a,b\n1,2\n3\n", "a.csv:3: has 1 cells, and the header has 2"),
+        ('a,b\n"x\ny",1\nz,2,3\n', "a.csv:4: has 3 cells, and the header has 2"),
         ('a,b\n1,"x"y\n', "a.csv:2: malformed CSV: ',' expected after '\"'"),
         ('a,b\n1,2\n3,"never\nclosed\n', "a.csv:3: malformed CSV: unexpected end of data"),
-        ("a,a\n1,2\n", "a.csv:1: the header is wrong: column `a` stands there twice"),
-        ("a,\n1,2\n", "a.csv:1: the header is wrong: a column has no name"),
+        ("a,a\n1,2\n", "a.csv:1: the header has column `a` twice"),
+        ("a,\n1,2\n", "a.csv:1: a column of the header has no name"),
     ],
 )
 def test_malformed_csv(tmp_path: Path, text: str, message: str) -> None:
@@ -180,12 +184,15 @@ def test_malformed_csv(tmp_path: Path, text: str, message: str) -> None:
     ("line", "message"),
     [
         ('{"text": "x"', "a.jsonl:2: malformed JSON: Expecting ',' delimiter"),
-        ('["x"]', "a.jsonl:2: an array, not an object"),
-        ("3", "a.jsonl:2: a number or a truth value, not an object"),
+        ('["x"]', "a.jsonl:2: is an array, not an object"),
+        ("3", "a.jsonl:2: is a number or a boolean, not an object"),
         ("[" * 100_000, "a.jsonl:2: malformed JSON"),
-        ('{"text": "\\ud83d"}', "a.jsonl:2: column `text`: a str that cannot be stored: 'utf-8' codec can't encode"),
+        (
+            '{"text": "\\ud83d"}',
+            "a.jsonl:2: column `text`: a value of type str cannot be stored: 'utf-8' codec can't encode",
+        ),
         ('{"text": 1}', "a.jsonl:2: column `text` is int64 here, and string in the rows before"),
-        ('{"text": "y", "n": 1' + "0" * 30 + "}", "a.jsonl:2: column `n`: a int that cannot be stored"),
+        ('{"text": "y", "n": 1' + "0" * 30 + "}", "a.jsonl:2: column `n`: a value of type int cannot be stored"),
     ],
 )
 def test_malformed_json_lines(tmp_path: Path, line: str, message: str) -> None:
@@ -196,20 +203,20 @@ def test_malformed_json_lines(tmp_path: Path, line: str, message: str) -> None:
 def test_a_torn_parquet_file(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": list(range(1000))}), tmp_path / "a.parquet")
     (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-100])
-    refused(tmp_path, "a.parquet", "a.parquet: not readable as Parquet")
+    refused(tmp_path, "a.parquet", "a.parquet: cannot be read as Parquet")
 
 
-def test_files_of_other_columns(tmp_path: Path) -> None:
+def test_files_with_different_columns(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\nx,1\n")
     (tmp_path / "b.csv").write_text("text,lable\nx,1\n")
-    refused(tmp_path, "*.csv", "b.csv: has other columns than a.csv: it lacks `label` and adds `lable`")
+    refused(tmp_path, "*.csv", "b.csv: its columns differ from those of a.csv: it lacks `label` and adds `lable`")
     source = open_source(Files(kind="files", train="a.csv", test="b.csv"), tmp_path)
     list(source.batches("train"))
-    with pytest.raises(DataError, match=r"b.csv: has other columns than a.csv"):
+    with pytest.raises(DataError, match=r"b.csv: its columns differ from those of a.csv"):
         list(source.batches("test"))
 
 
-def test_a_file_that_goes_away_is_about_the_data(tmp_path: Path) -> None:
+def test_a_file_that_is_deleted_after_opening_is_a_data_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     source = open_source(Files(kind="files", train="a.txt"), tmp_path)
     (tmp_path / "a.txt").unlink()

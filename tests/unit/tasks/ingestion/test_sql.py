@@ -64,7 +64,7 @@ def test_the_url_takes_variables(database: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_missing_variable_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"data.source.url: the environment has no variable NO_SUCH_VARIABLE"):
+    with pytest.raises(RecipeError, match=r"data.source.url: environment variables are not set: NO_SUCH_VARIABLE"):
         query(tmp_path, "select 1", "postgresql://me:${NO_SUCH_VARIABLE}@host/db")
 
 
@@ -84,13 +84,13 @@ def test_a_query_that_fails(database: Path, statement: str, message: str) -> Non
     assert query(database.parent, "select count(*) as n from notes") == [{"n": 1300}]
 
 
-def test_a_database_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data.db: there is no such database"):
+def test_a_missing_database_file_is_not_created(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data.db: there is no such database file"):
         query(tmp_path, "select 1")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_locked_database_is_worth_another_try(database: Path) -> None:
+def test_a_locked_database_is_a_transient_error(database: Path) -> None:
     other = sqlite3.connect(database, isolation_level=None)
     other.execute("begin exclusive")
     with pytest.raises(TransientError, match=r"cannot be reached: database is locked"):
@@ -101,9 +101,9 @@ def test_a_locked_database_is_worth_another_try(database: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nodialect://me:s3cret@host/x", "no SQLAlchemy dialect `nodialect`"),
-        ("not a url s3cret", "cannot be read as a SQLAlchemy URL"),
-        ("mysql://me:s3cret@host:s3cret/x", "cannot be read as a SQLAlchemy URL"),
+        ("nodialect://me:s3cret@host/x", "there is no SQLAlchemy dialect `nodialect`"),
+        ("not a url s3cret", "is not a valid SQLAlchemy URL"),
+        ("mysql://me:s3cret@host:s3cret/x", "is not a valid SQLAlchemy URL"),
         ("mssql+pymssql://me:s3cret@host/x", "the driver of `mssql+pymssql` is not installed"),
     ],
 )
@@ -115,7 +115,7 @@ def test_urls_that_cannot_be_used_do_not_show_the_password(tmp_path: Path, url: 
 
 
 class Leaky(SQLiteDialect_pysqlite):
-    """A server that repeats the password in its refusals."""
+    """A server that repeats the password in its error messages."""
 
     supports_statement_cache = True
 

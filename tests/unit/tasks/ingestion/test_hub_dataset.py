@@ -75,7 +75,7 @@ def test_rows_come_from_the_commit_and_only_what_is_needed_is_fetched(
     assert fetched == {commit, "data", "train-0.jsonl", "train-1.jsonl", "test.csv"} - {commit}
 
 
-def test_the_stage_runs_on_it(hub: LocalHub, commit: str, tmp_path: Path) -> None:
+def test_the_stage_reads_a_dataset_of_the_hub(hub: LocalHub, commit: str, tmp_path: Path) -> None:
     data = Data(
         source=section(hub, commit, test="test.csv", validation="data/train-1.jsonl", train="data/train-0.jsonl")
     )
@@ -99,10 +99,10 @@ def test_a_commit_that_does_not_exist(hub: LocalHub, commit: str) -> None:
 def test_a_dataset_that_does_not_exist_or_is_hidden(
     hub: LocalHub, commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(HubRefusedError, match=r"datasets/alice/nothing: no such dataset, or it is private"):
+    with pytest.raises(HubRefusedError, match=r"datasets/alice/nothing: does not exist, or is private"):
         read(section(hub, commit, repo_id="alice/nothing"))
     monkeypatch.setenv("HF_TOKEN", "token-of-bob")
-    with pytest.raises(HubRefusedError, match=r"datasets/alice/notes: no such dataset, or it is private"):
+    with pytest.raises(HubRefusedError, match=r"datasets/alice/notes: does not exist, or is private"):
         read(section(hub, commit))
     monkeypatch.setenv("HF_TOKEN", "wrong-token")
     with pytest.raises(HubRefusedError, match=r"HF_TOKEN") as caught:
@@ -115,21 +115,21 @@ def test_a_hub_that_cannot_be_reached(hub: LocalHub, commit: str) -> None:
         read(section(hub, commit, endpoint="http://127.0.0.1:1"))
 
 
-def test_what_is_in_the_cache_needs_no_hub(hub: LocalHub, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_dataset_needs_no_hub(hub: LocalHub, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match=r"not in the local cache, and HF_HUB_OFFLINE forbids"):
+    with pytest.raises(DataError, match=r"is not in the local cache, and HF_HUB_OFFLINE forbids"):
         read(section(hub, commit))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     read(section(hub, commit))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert read(section(hub, commit)) == ["a", "b", "c"]
-    with pytest.raises(DataError, match=r"not in the local cache, and HF_HUB_OFFLINE forbids"):
+    with pytest.raises(DataError, match=r"is not in the local cache, and HF_HUB_OFFLINE forbids"):
         read(section(hub, commit, train="notes.txt"))
 
 
 @pytest.mark.parametrize("pattern", ["../../secret.csv", "/etc/secret.csv"])
 def test_a_pattern_stays_in_the_repository(hub: LocalHub, commit: str, pattern: str) -> None:
-    with pytest.raises(RecipeError, match=r"leads out of the repository"):
+    with pytest.raises(RecipeError, match=r"points outside the repository"):
         open_source(section(hub, commit, train=pattern))
 
 
@@ -144,7 +144,7 @@ def test_a_pattern_stays_in_the_repository(hub: LocalHub, commit: str, pattern: 
         (httpx2.ReadError, 0, TransientError, "cannot be reached: ReadError"),
     ],
 )
-def test_answers_that_the_local_hub_does_not_give(
+def test_error_answers_that_the_local_hub_never_gives(
     hub: LocalHub, commit: str, monkeypatch: pytest.MonkeyPatch, kind: Any, status: int, expected: type, message: str
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""The ingest stage: splits that stay, bytes that repeat, and earlier artifacts that outlive every failure."""
+"""The ingest stage: stable splits, reproducible bytes, and failures that leave earlier artifacts alone."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def run(root: Path, *, seed: int = 17, split: dict[str, Any] | None = None, **so
     )
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
@@ -46,9 +46,9 @@ def splits_by_text(root: Path) -> dict[str, str]:
 
 
 def test_given_splits_are_used_and_row_ids_run_through_them(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [{"text": "a"}, {"text": "b"}])
-    write(tmp_path / "validation.jsonl", [{"text": "c"}])
-    write(tmp_path / "test.jsonl", [{"text": "d"}, {"text": "e"}])
+    write_json_lines(tmp_path / "train.jsonl", [{"text": "a"}, {"text": "b"}])
+    write_json_lines(tmp_path / "validation.jsonl", [{"text": "c"}])
+    write_json_lines(tmp_path / "test.jsonl", [{"text": "d"}, {"text": "e"}])
     report = run(tmp_path, validation="validation.jsonl", test="test.jsonl", split={"validation": 0.0, "test": 0.0})
     assert read(tmp_path, "train") == [{"row_id": 0, "text": "a"}, {"row_id": 1, "text": "b"}]
     assert read(tmp_path, "validation") == [{"row_id": 2, "text": "c"}]
@@ -58,9 +58,9 @@ def test_given_splits_are_used_and_row_ids_run_through_them(tmp_path: Path) -> N
     assert json.loads((tmp_path / "runs/r/raw/source.json").read_text()) == report.model_dump()
 
 
-def test_missing_splits_come_out_of_the_training_rows(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", rows_of(2000))
-    write(tmp_path / "test.jsonl", [{"text": "t", "label": 0}])
+def test_missing_splits_are_taken_from_the_training_rows(tmp_path: Path) -> None:
+    write_json_lines(tmp_path / "train.jsonl", rows_of(2000))
+    write_json_lines(tmp_path / "test.jsonl", [{"text": "t", "label": 0}])
     report = run(tmp_path, test="test.jsonl", split={"test": 0.0})
     assert report.rows["test"] == 1
     assert 150 < report.rows["validation"] < 250
@@ -69,13 +69,13 @@ def test_missing_splits_come_out_of_the_training_rows(tmp_path: Path) -> None:
 
 
 def test_rows_keep_their_split_when_rows_are_added_and_moved(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", rows_of(500))
+    write_json_lines(tmp_path / "train.jsonl", rows_of(500))
     run(tmp_path)
     before = splits_by_text(tmp_path)
     # the new rows make `label` a double and bring a column of their own
     grown = [*rows_of(500), *({"text": f"new {i}", "label": 0.5, "source": "web"} for i in range(500))]
     random.Random(0).shuffle(grown)
-    write(tmp_path / "train.jsonl", grown)
+    write_json_lines(tmp_path / "train.jsonl", grown)
     run(tmp_path)
     after = splits_by_text(tmp_path)
     assert {text: after[text] for text in before} == before
@@ -83,7 +83,7 @@ def test_rows_keep_their_split_when_rows_are_added_and_moved(tmp_path: Path) -> 
 
 
 def test_equal_rows_stay_together(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", rows_of(100) * 3)
+    write_json_lines(tmp_path / "train.jsonl", rows_of(100) * 3)
     run(tmp_path)
     places = [
         {split for split in SPLITS for row in read(tmp_path, split) if row["text"] == f"text {i}"} for i in range(100)
@@ -92,7 +92,7 @@ def test_equal_rows_stay_together(tmp_path: Path) -> None:
 
 
 def test_split_by_columns_keeps_groups_together(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [{"text": f"t{i}", "user": f"u{i % 50}"} for i in range(500)])
+    write_json_lines(tmp_path / "train.jsonl", [{"text": f"t{i}", "user": f"u{i % 50}"} for i in range(500)])
     run(tmp_path, split={"by": ["user"]})
     users = [{row["user"] for row in read(tmp_path, split)} for split in SPLITS]
     assert not users[0] & users[1]
@@ -101,7 +101,7 @@ def test_split_by_columns_keeps_groups_together(tmp_path: Path) -> None:
 
 
 def test_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", rows_of(20_000))
+    write_json_lines(tmp_path / "train.jsonl", rows_of(20_000))
     first = run(tmp_path)
     before = folder_bytes(tmp_path)
     assert run(tmp_path) == first
@@ -111,18 +111,18 @@ def test_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_bytes_do_not_depend_on_how_rows_are_spread_over_files(tmp_path: Path) -> None:
     rows = rows_of(20_000)
-    write(tmp_path / "train.jsonl", rows)
+    write_json_lines(tmp_path / "train.jsonl", rows)
     whole = run(tmp_path).data_sha256
     for start in range(0, 20_000, 777):
-        write(tmp_path / f"part-{start:05}.jsonl", rows[start : start + 777])
+        write_json_lines(tmp_path / f"part-{start:05}.jsonl", rows[start : start + 777])
     assert run(tmp_path, train="part-*.jsonl").data_sha256 == whole
 
 
 def test_columns_widen_after_row_groups_were_written(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"text": "x", "n": None, "m": i} for i in range(30_000)]
     rows += [{"text": "y", "n": 1, "m": 0.5, "extra": {"a": 1}}, {"text": "z", "extra": {"b": "2"}}]
-    write(tmp_path / "train.jsonl", rows)
-    write(tmp_path / "other.jsonl", [{"text": "o"}])
+    write_json_lines(tmp_path / "train.jsonl", rows)
+    write_json_lines(tmp_path / "other.jsonl", [{"text": "o"}])
     report = run(tmp_path, validation="other.jsonl", test="other.jsonl")
     assert report.columns["n"] == "int64"
     assert report.columns["m"] == "double"
@@ -137,7 +137,7 @@ def test_columns_widen_after_row_groups_were_written(tmp_path: Path) -> None:
 
 
 def test_memory_holds_one_row_group_per_split(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", rows_of(20_000))
+    write_json_lines(tmp_path / "train.jsonl", rows_of(20_000))
     run(tmp_path)
     file = pq.ParquetFile(tmp_path / "runs/r/raw/train.parquet")
     assert [file.metadata.row_group(i).num_rows for i in range(2)] == [8192, file.metadata.num_rows - 8192]
@@ -147,7 +147,7 @@ def test_memory_holds_one_row_group_per_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize("distance", [2, 5121])  # within one batch, and in another, after a null
 def test_a_type_that_changes_names_row_column_and_both_types(tmp_path: Path, distance: int) -> None:
     rows = [*rows_of(distance - 1), {"text": "none", "label": None}, {"text": "bad", "label": "three"}]
-    write(tmp_path / "train.jsonl", rows)
+    write_json_lines(tmp_path / "train.jsonl", rows)
     with pytest.raises(DataError) as caught:
         run(tmp_path)
     assert caught.value.where == f"train.jsonl:{distance + 1}"
@@ -155,10 +155,10 @@ def test_a_type_that_changes_names_row_column_and_both_types(tmp_path: Path, dis
 
 
 def test_an_integer_that_a_double_cannot_hold_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [{"n": 2**60 + 1}] * 11_776 + [{"n": 0.5}] * 512)
+    write_json_lines(tmp_path / "train.jsonl", [{"n": 2**60 + 1}] * 11_776 + [{"n": 0.5}] * 512)
     with pytest.raises(DataError, match=r"column `n` is double in other rows, which cannot hold all values here"):
         run(tmp_path)
-    write(tmp_path / "train.jsonl", [{"n": 2**60 + 1}, {"n": 0.5}])
+    write_json_lines(tmp_path / "train.jsonl", [{"n": 2**60 + 1}, {"n": 0.5}])
     with pytest.raises(
         DataError, match=r"train.jsonl:1 to train.jsonl:2: column `n`: Integer value 1152921504606846977"
     ):
@@ -166,13 +166,13 @@ def test_an_integer_that_a_double_cannot_hold_is_refused(tmp_path: Path) -> None
 
 
 def test_a_source_column_called_row_id_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [{"row_id": 1, "text": "a"}])
+    write_json_lines(tmp_path / "train.jsonl", [{"row_id": 1, "text": "a"}])
     with pytest.raises(DataError, match=r"train.jsonl:1: there is a column `row_id`(?s:.*)fix: rename"):
         run(tmp_path)
 
 
 def test_split_by_an_unknown_column_suggests_one(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", rows_of(5))
+    write_json_lines(tmp_path / "train.jsonl", rows_of(5))
     with pytest.raises(RecipeError, match=r"data.split.by: the rows have no column `txt`(?s:.*)did you mean `text`"):
         run(tmp_path, split={"by": ["txt"]})
 
@@ -185,14 +185,14 @@ def test_no_share_and_no_files_is_refused_before_reading(tmp_path: Path, split: 
 
 
 def test_shares_that_leave_nothing_to_train_on_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", rows_of(5))
+    write_json_lines(tmp_path / "train.jsonl", rows_of(5))
     with pytest.raises(RecipeError, match="no training rows"):
         run(tmp_path, split={"validation": 0.5, "test": 0.5})
 
 
 def test_an_empty_split_is_named_with_its_fix(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [{"text": "only one"}])
-    with pytest.raises(DataError, match=r"(?s)validation: none of 1 training rows.*raise `data.split.validation`"):
+    write_json_lines(tmp_path / "train.jsonl", [{"text": "only one"}])
+    with pytest.raises(DataError, match=r"(?s)validation: none of 1 training rows.*raise data.split.validation"):
         run(tmp_path)
     (tmp_path / "blank.jsonl").write_text("\n\n")
     with pytest.raises(DataError, match=r"test: the split has no rows"):
@@ -200,10 +200,10 @@ def test_an_empty_split_is_named_with_its_fix(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_earlier_artifacts_as_they_were(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", rows_of(200))
+    write_json_lines(tmp_path / "train.jsonl", rows_of(200))
     run(tmp_path)
     before = folder_bytes(tmp_path)
-    write(tmp_path / "train.jsonl", [*rows_of(20_000), {"text": "bad", "label": "three"}])
+    write_json_lines(tmp_path / "train.jsonl", [*rows_of(20_000), {"text": "bad", "label": "three"}])
     with pytest.raises(DataError):
         run(tmp_path)
     assert folder_bytes(tmp_path) == before
@@ -229,12 +229,12 @@ except StorageError as error:
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 3000, 200_000])  # source.json and Parquet headers, a footer, a row group
-def test_a_full_disk_is_a_storage_error_and_leaves_no_trace(tmp_path: Path, limit_bytes: int) -> None:
-    write(tmp_path / "train.jsonl", rows_of(200))
+def test_a_full_disk_is_a_storage_error_that_leaves_no_files(tmp_path: Path, limit_bytes: int) -> None:
+    write_json_lines(tmp_path / "train.jsonl", rows_of(200))
     run(tmp_path)
     before = folder_bytes(tmp_path)
     noise = random.Random(0)
-    write(tmp_path / "train.jsonl", [{"text": noise.randbytes(50).hex()} for _ in range(20_000)])
+    write_json_lines(tmp_path / "train.jsonl", [{"text": noise.randbytes(50).hex()} for _ in range(20_000)])
     command = [sys.executable, "-W", "error", "-c", _FULL_DISK, str(tmp_path), str(limit_bytes)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (os.EX_IOERR, "")
