@@ -1,14 +1,12 @@
 """Keep a model fresh: six stages from data to a published model, each run only if something that it reads has changed.
 
 make run                                              the default recipe
-python -m flows.retrain banking77 --no-publish        another one, up to its evaluation
-prefect deployment run retrain/default --watch        by a worker, see docs/architecture.md
+evergreen run banking77 --no-publish                  another one, up to its evaluation
+prefect deployment run retrain/default --watch        by a worker, see prefect.yaml
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from typing import Any
 
@@ -18,11 +16,11 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
 from flows import logs, stages
-from flows.artifacts import kept, link_report, show, summary
+from flows.artifacts import kept, link_report, show
 from flows.locks import clear_stale_locks, recipe_lock
-from flows.server import ensure_server
-from params import EvergreenError, StaleBlessingError, TransientError, load
+from params import StaleBlessingError, TransientError, load
 from params.artifacts import STAGES, Artifacts
+from params.loading import recipe_name
 
 KEPT = "Kept the champion"
 """The state in which a run ends whose model did not take the place of the published one: as good an end as any."""
@@ -59,11 +57,12 @@ def retrain(
     """Retrain what is stale of one recipe, and publish the model.
 
     Args:
-        recipe: name of a file in params/, without its suffix.
+        recipe: name or path of a recipe in params/.
         publish: whether to go on to the Hub after the evaluation.
         force: run every stage, stale or not.
     """
     logs.install()
+    recipe = recipe_name(recipe)
     load(stages.recipe_path(recipe))
     wanted = STAGES if publish else STAGES[:-1]
     outcomes: dict[str, str] = {}
@@ -90,25 +89,7 @@ def retrain(
     return Completed(name=KEPT, message=why, data=outcomes) if why else outcomes
 
 
-def main() -> int:
-    """Run the flow from a shell, with a Prefect server of its own if none is configured; then say what there is now."""
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.retrain", description="Retrain what is stale, and publish it."
-    )
-    parser.add_argument("recipe", nargs="?", default="default", help="name of a file in params/, without its suffix")
-    parser.add_argument("--force", action="store_true", help="run every stage, stale or not")
-    parser.add_argument("--no-publish", dest="publish", action="store_false", help="stop after the evaluation")
-    arguments = parser.parse_args()
-    artifacts = Artifacts(arguments.recipe)
-    try:
-        with ensure_server(artifacts.scratch / "prefect-server.log"):
-            outcomes = retrain(**vars(arguments))
-    except EvergreenError as error:
-        print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
-    print(summary(artifacts, outcomes))
-    return os.EX_OK
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from flows.cli import main
+
+    sys.exit(main(["run", *sys.argv[1:]]))

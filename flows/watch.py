@@ -7,8 +7,8 @@ on a self-hosted server that marks a run as crashed when they stop. Prefect Clou
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import sys
 from datetime import timedelta
 
 from prefect.automations import Automation
@@ -52,14 +52,13 @@ async def replace(made: Automation) -> None:
     await made.acreate()
 
 
-def main() -> None:
-    """Create the automation."""
-    parser = argparse.ArgumentParser(prog="python -m flows.watch", description=__doc__)
-    parser.add_argument("silence", nargs="?", type=int, default=180, help="seconds of silence; 180 by default")
-    silence_s = parser.parse_args().silence
+def watch(silence_s: int) -> None:
+    """Have the server mark a run as crashed after `silence_s` seconds without a heartbeat."""
     asyncio.run(replace(automation(silence_s)))
     print(f"runs that are silent for {silence_s} s are marked as crashed")
 
 
 if __name__ == "__main__":
-    main()
+    from flows.cli import main
+
+    sys.exit(main(["watch", *sys.argv[1:]]))

@@ -22,6 +22,7 @@ from params.errors import EvergreenError, RecipeError
 from params.schema import Recipe
 
 Key = tuple[str | int, ...]
+_FOLDER = Path("params")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,32 @@ class Document:
         return RecipeError(str(self.path), f"{count} in the recipe\n" + "\n".join(lines), "mend the lines above")
 
 
+def find_recipe(recipe: str) -> Path:
+    """Return the file of a recipe that is given by name (`default`) or by path (`params/default.yaml`).
+
+    Raises:
+        RecipeError: there is no such file.
+    """
+    is_path = "/" in recipe or recipe.endswith((".yaml", ".yml"))
+    path = Path(recipe) if is_path else _FOLDER / f"{recipe}.yaml"
+    if not path.is_file():
+        raise _no_such_recipe(path)
+    return path
+
+
+def recipe_name(recipe: str) -> str:
+    """Return the name of a recipe in params/ that is given by name or by path.
+
+    Raises:
+        RecipeError: there is no such file, or it is not in params/.
+    """
+    path = find_recipe(recipe)
+    if path.resolve() != (_FOLDER / f"{path.stem}.yaml").resolve():
+        what = "is not a .yaml file in params/, where DVC looks for recipes"
+        raise RecipeError(str(path), what, f"move it to params/{path.stem}.yaml, and list it at the top of dvc.yaml")
+    return path.stem
+
+
 def read(path: Path) -> Document:
     """Parse the YAML file at `path`.
 
@@ -86,10 +113,8 @@ def read(path: Path) -> Document:
         text = path.read_text(encoding="utf-8")
         tree = YAML().load(text)
         content = YAML(typ="safe").load(text)  # stricter: it knows no tags
-    except FileNotFoundError:
-        known = sorted(p.name for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        hint = _did_you_mean(path.name, known) or (f"recipes here: {', '.join(known)}" if known else "check the path")
-        raise RecipeError(str(path), "there is no such recipe", hint) from None
+    except (FileNotFoundError, IsADirectoryError):
+        raise _no_such_recipe(path) from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(str(path), f"cannot be read as text: {error}", "give a YAML file in UTF-8") from None
     except YAMLError as error:
@@ -147,6 +172,26 @@ def load(path: Path) -> Recipe:
 def suggestion(name: str, known: Sequence[str], what: str = "keys") -> str:
     """A fix for a name that does not exist: the closest one that does, or all of them."""
     return _did_you_mean(name, known) or f"{what} here: {', '.join(known)}"
+
+
+def _no_such_recipe(path: Path) -> RecipeError:
+    if path.is_dir():
+        folder, what = path, "is a folder, not a recipe"
+    else:
+        folder, what = path.parent, "there is no such recipe"
+    if folder == Path():  # in the project's root are YAML files of other kinds
+        folder = _FOLDER
+    known = {p.stem: p for p in sorted(folder.glob("*.yaml"))}
+    close = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.6)
+    if close:
+        fix = f"did you mean `{known[close[0]]}`?"
+    elif known:
+        fix = f"recipes in {folder}: {', '.join(known)}"
+    elif folder == _FOLDER and not folder.is_dir():
+        fix = "run this in the project's root, the folder that holds params/"
+    else:
+        fix = "check the path"
+    return RecipeError(str(path), what, fix)
 
 
 def _parse_key(text: str) -> Key:

@@ -1,21 +1,11 @@
-"""Run one stage of a recipe, or look at it.
+"""The command line: run one stage of a recipe, inspect a run, or work with its releases.
 
-python -m tasks {ingest,validate,tokenize,train,evaluate,publish} params/<recipe>.yaml
-python -m tasks check params/<recipe>.yaml          find what is wrong in seconds, before any download
-python -m tasks trace params/<recipe>.yaml --row 17  what becomes of one row in every stage
-python -m tasks report params/<recipe>.yaml          all of a run on one page, runs/<recipe>/report.html
-python -m tasks join params/<recipe>.yaml --machine 1  take part in a training of several machines
-python -m tasks fetch params/<recipe>.yaml           take up a run that another machine mirrors to a Hub
-python -m tasks verify-resume params/<recipe>.yaml   does a killed run end like one that was left alone? (minutes)
-python -m tasks releases [recipe]                    what is published, and what was
-python -m tasks rollback <tag> --why "..."           publish an older release again, as a new commit
-python -m tasks reproduce <owner/name>@<revision>    rebuild a release in a temporary clone, and compare the weights
-python -m tasks hub                                  serve the Hub in .hub/ on this machine
+`python -m tasks --help` lists the commands; `evergreen` has the same ones, and those of the flow (flows/cli.py). A command
+is a function here: its name, its docstring and its parameters are all that the command line says about it.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
@@ -23,30 +13,252 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from params import EvergreenError, TransientError, load
 from params.artifacts import Artifacts
-from tasks.stages import FUNCTIONS
+from params.loading import find_recipe
 from trainer.runtime.lifetime import die_with_parent
 
+app = typer.Typer(
+    add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    no_args_is_help=True,
+    rich_markup_mode=None,  # rich takes a third of a second to import
+)
+RecipePath = Annotated[
+    Path, typer.Argument(parser=find_recipe, metavar="RECIPE", help="Name or path: default, or params/default.yaml.")
+]
+_STAGES = {
+    "ingest": "Read the rows from their source and split them.",
+    "validate": "Check the rows, and set bad ones aside.",
+    "tokenize": "Turn the rows into sequences of tokens.",
+    "train": "Train the model, or continue an interrupted training.",
+    "evaluate": "Score the model, and decide whether it may be published.",
+    "publish": "Publish the model to the Hub if the evaluation allows it.",
+}
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line; the return value is the exit status, see params.errors."""
-    arguments = _parser().parse_args(argv)
+
+@app.callback()
+def set_up() -> None:
+    """Run one stage of a recipe, inspect a run, or work with its releases."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
-    for ours in ("params", "trainer", "tasks"):
-        logging.getLogger(ours).setLevel(logging.INFO)
-    # A thread that waits for the others shall not keep a core busy that another program could use: up to five times
-    # faster beside one, and no slower alone. Read when torch is imported.
+    for package in ("params", "trainer", "tasks"):
+        logging.getLogger(package).setLevel(logging.INFO)
+    # OpenMP threads that wait for others give up their core early: up to five times faster when another program needs
+    # it, and no slower otherwise. OpenMP reads this when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if not sys.stdout.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if "DVC_STAGE" in os.environ:
         die_with_parent()
+
+
+def _stage_command(stage: str) -> Callable[[Path], None]:
+    def command(recipe: RecipePath) -> None:
+        from trainer.runtime.imports import leave_out_unused
+
+        leave_out_unused(load(recipe))
+        _run_stage(stage, recipe)
+
+    return command
+
+
+for _stage, _help in _STAGES.items():
+    app.command(_stage, help=_help)(_stage_command(_stage))
+
+
+@app.command()
+def check(recipe: RecipePath) -> None:
+    """Find the mistakes in a recipe before anything runs.
+
+    Takes seconds and downloads nothing. Reports every mistake with its line.
+    """
+    from tasks.diagnostics.check import check
+    from trainer.runtime.imports import leave_out
+
+    leave_out("peft")
+    check(recipe)
+
+
+@app.command()
+def trace(
+    recipe: RecipePath,
+    *,
+    row: Annotated[int, typer.Option(help="The row's row_id in the raw data.", show_default=False)],
+) -> None:
+    """Show what each stage makes of one row."""
+    from tasks.diagnostics.trace import trace
+
+    trace(recipe, row_id=row)
+
+
+@app.command()
+def verify_resume(
+    recipe: RecipePath,
+    *,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Optimizer steps to train. By default three save intervals, but at most 30."),
+    ] = None,
+    kills: Annotated[int, typer.Option(help="How often to kill a process.")] = 2,
+) -> None:
+    """Test that a killed training ends with the same weights.
+
+    Trains the recipe's first steps twice, once without and once with kills, and compares the two runs bit for bit. Takes
+    minutes. Needs the tokens of the recipe; leaves its artifacts and checkpoints alone.
+    """
+    from tasks.diagnostics.verify_resume import verify_resume
+
+    verify_resume(recipe, steps=steps, kills=kills)
+
+
+@app.command()
+def report(recipe: RecipePath) -> None:
+    """Write the report page of a run, runs/<recipe>/report.html.
+
+    The page shows the stages that have run so far.
+    """
+    from tasks.report.page import read_timings, write_report
+
+    artifacts = Artifacts(recipe.stem)
+    print(f"report: {write_report(artifacts, timings=read_timings(artifacts))}")
+
+
+@app.command()
+def join(
+    recipe: RecipePath,
+    *,
+    machine: Annotated[int, typer.Option(help="This machine's number, from 1.", show_default=False)],
+) -> None:
+    """Take part in a training of several machines.
+
+    Run it on every machine but machine 0, which runs `train`. See docs/distributed.md.
+    """
+    from tasks.training.join import join
+
+    join(recipe, machine=machine)
+
+
+@app.command()
+def mirror(
+    recipe: RecipePath,
+    *,
+    run: Annotated[
+        str | None,
+        typer.Option(help="Key of a run: watch it and upload its checkpoints until standard input closes."),
+    ] = None,
+) -> None:
+    """Upload checkpoints that launch.mirror has not uploaded yet."""
+    from tasks.mirror.upload import mirror
+
+    mirror(recipe, run=run)
+
+
+@app.command()
+def fetch(recipe: RecipePath) -> None:
+    """Download the last checkpoint that a run has mirrored.
+
+    For a training that another machine ran with launch.mirror; `train` then continues it. See docs/distributed.md.
+    """
+    from tasks.mirror.fetch import fetch
+
+    fetch(recipe)
+
+
+@app.command()
+def releases(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(parser=find_recipe, metavar="RECIPE", help="Name or path; by default every recipe in params/."),
+    ] = None,
+) -> None:
+    """List releases and rollbacks, and what is published now."""
+    from tasks.releases.commands import show_releases
+
+    show_releases(recipe)
+
+
+@app.command()
+def rollback(
+    tag: Annotated[str, typer.Argument(help="Tag of the release, for example release-0123456789ab.")],
+    *,
+    why: Annotated[str, typer.Option(help="The reason; `releases` shows it.", show_default=False)],
+    by: Annotated[str | None, typer.Option(help="Your name. By default the user.name of git.")] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            parser=find_recipe,
+            metavar="RECIPE",
+            help="The recipe that published it. By default the one whose repository has the tag.",
+        ),
+    ] = None,
+) -> None:
+    """Publish an older release again, whatever the gate says.
+
+    The files of that release become a new commit, with the reason and your name.
+    """
+    from tasks.releases.commands import roll_back
+
+    roll_back(tag, recipe=recipe, by=by, why=why)
+
+
+@app.command()
+def reproduce(
+    target: Annotated[str, typer.Argument(help="owner/name@revision; the revision is a tag, a commit or a branch.")],
+    *,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary clone.")] = False,
+) -> None:
+    """Train a release again, and compare the weights.
+
+    Works in a temporary clone of this project. Succeeds if the weights have the same hash.
+    """
+    from tasks.releases.commands import rebuild
+
+    rebuild(target, keep=keep)
+
+
+@app.command()
+def hub(
+    *,
+    folder: Annotated[Path, typer.Option(help="Where the repositories are.")] = Path(".hub"),
+    host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 is this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 7860,
+    tokens: Annotated[
+        Path | None, typer.Option(help="File of access tokens and users. Required for any other host.")
+    ] = None,
+) -> None:
+    """Serve the local Hub to browsers and to the Hub's client.
+
+    See docs/hub.md.
+    """
+    from tasks.hub_client.local import serve
+
+    serve(folder, host=host, port=port, tokens=tokens)
+
+
+def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:
+    """Run a command and return its exit status: 0, 2 for wrong usage, or the `exit_code` of an error in params.errors.
+
+    Args:
+        argv: the command and its arguments; by default those of this process.
+        commands: the commands that there are.
+        name: what the user typed to get here.
+    """
+    group = typer.main.get_command(commands)
     try:
-        _COMMANDS.get(arguments.command, _stage)(arguments)
+        # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.
+        with group.make_context(name, list(sys.argv[1:] if argv is None else argv)) as context:
+            group.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except typer.TyperException as error:
+        error.show()  # type: ignore[attr-defined]  # all that typer raises for wrong usage can show itself
+        return error.exit_code
     except EvergreenError as error:
         sys.stdout.flush()
         print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -55,82 +267,6 @@ def main(argv: list[str] | None = None) -> int:
         print("\ninterrupted", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
     return os.EX_OK
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    from tasks.diagnostics.check import check
-    from trainer.runtime.imports import leave_out
-
-    leave_out("peft")
-    check(arguments.recipe)
-
-
-def _trace(arguments: argparse.Namespace) -> None:
-    from tasks.diagnostics.trace import trace
-
-    trace(arguments.recipe, row_id=arguments.row)
-
-
-def _join(arguments: argparse.Namespace) -> None:
-    from tasks.training.join import join
-
-    join(arguments.recipe, machine=arguments.machine)
-
-
-def _mirror(arguments: argparse.Namespace) -> None:
-    from tasks.mirror.upload import mirror
-
-    mirror(arguments.recipe, run=arguments.run)
-
-
-def _fetch(arguments: argparse.Namespace) -> None:
-    from tasks.mirror.fetch import fetch
-
-    fetch(arguments.recipe)
-
-
-def _releases(arguments: argparse.Namespace) -> None:
-    from tasks.releases.commands import show_releases
-
-    show_releases(arguments.recipe)
-
-
-def _rollback(arguments: argparse.Namespace) -> None:
-    from tasks.releases.commands import roll_back
-
-    roll_back(arguments.tag, recipe=arguments.recipe, by=arguments.by, why=arguments.why)
-
-
-def _reproduce(arguments: argparse.Namespace) -> None:
-    from tasks.releases.commands import rebuild
-
-    rebuild(arguments.target, keep=arguments.keep)
-
-
-def _report(arguments: argparse.Namespace) -> None:
-    from tasks.report.page import read_timings, write_report
-
-    artifacts = Artifacts(arguments.recipe.stem)
-    print(f"report: {write_report(artifacts, timings=read_timings(artifacts))}")
-
-
-def _verify_resume(arguments: argparse.Namespace) -> None:
-    from tasks.diagnostics.verify_resume import verify_resume
-
-    verify_resume(arguments.recipe, steps=arguments.steps, kills=arguments.kills)
-
-
-def _hub(arguments: argparse.Namespace) -> None:
-    from tasks.hub_client.local import serve
-
-    serve(arguments.folder, host=arguments.host, port=arguments.port, tokens=arguments.tokens)
-
-
-def _stage(arguments: argparse.Namespace) -> None:
-    from trainer.runtime.imports import leave_out_unused
-
-    leave_out_unused(load(arguments.recipe))
-    _run_stage(arguments.command, arguments.recipe)
 
 
 def _run_stage(stage: str, recipe: Path) -> None:
@@ -183,70 +319,6 @@ def _peak_memory_mib() -> float:
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return float(max(own, children)) / unit
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tasks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in {**{stage: f"run the {stage} stage" for stage in FUNCTIONS}, **_OTHERS}.items():
-        command = commands.add_parser(name, help=text, description=text)
-        if name not in {"hub", "releases", "rollback", "reproduce"}:
-            command.add_argument("recipe", type=Path, help="params/<recipe>.yaml")
-    commands.choices["releases"].add_argument(
-        "recipe", type=Path, nargs="?", help="params/<recipe>.yaml; by default all"
-    )
-    rollback = commands.choices["rollback"]
-    rollback.add_argument("tag", help="of the release to go back to")
-    rollback.add_argument("--why", required=True, help="the reason, for those who come after you")
-    rollback.add_argument("--by", help="who asks for it (default: the user of git)")
-    rollback.add_argument("--recipe", type=Path, help="whose repository it is (default: the one that has the tag)")
-    commands.choices["reproduce"].add_argument("target", help="<owner/name>@<tag, commit or branch>")
-    commands.choices["reproduce"].add_argument("--keep", action="store_true", help="keep the clone, to look at it")
-    commands.choices["trace"].add_argument("--row", type=int, required=True, help="row_id, as in the raw data")
-    commands.choices["join"].add_argument("--machine", type=int, required=True, help="its number, from 1 on")
-    commands.choices["mirror"].add_argument("--run", help="key of the run to watch until standard input ends")
-    verify = commands.choices["verify-resume"]
-    verify.add_argument("--steps", type=int, help="optimizer steps; by default three save intervals, but at most 30")
-    verify.add_argument("--kills", type=int, default=2, help="how often a process is killed (default: 2)")
-    commands.choices["hub"].add_argument("--folder", type=Path, default=Path(".hub"), help="where repositories are")
-    commands.choices["hub"].add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: this machine)"
-    )
-    commands.choices["hub"].add_argument("--port", type=int, default=7860, help="port (default: 7860)")
-    commands.choices["hub"].add_argument(
-        "--tokens", type=Path, help="file of tokens and users; needed for another host"
-    )
-    return parser
-
-
-_OTHERS = {
-    "check": "find what is wrong with a recipe in seconds, before any download",
-    "trace": "show what becomes of one row in every stage",
-    "join": "take part, on a further machine, in the training that the train stage on machine 0 supervises",
-    "mirror": "upload the checkpoints that a training with launch.mirror has left to upload",
-    "fetch": "download the last checkpoint of a run that another machine mirrors; the train stage goes on from it",
-    "report": "write the page of a run, runs/<recipe>/report.html, from what there is of it",
-    "releases": "list what is published, what was, and what was rolled back by whom and why",
-    "rollback": "publish the files of an older release again, as a new commit; the gate is overridden",
-    "reproduce": "rebuild a release from its own record in a temporary clone, and compare the weights",
-    "verify-resume": "train the recipe's first steps with and without kills, and compare the runs bit for bit",
-    "hub": "serve the Hub in .hub/ on this machine, to browse it and to load models from it",
-}
-
-_COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "check": _check,
-    "trace": _trace,
-    "join": _join,
-    "mirror": _mirror,
-    "fetch": _fetch,
-    "releases": _releases,
-    "rollback": _rollback,
-    "reproduce": _reproduce,
-    "report": _report,
-    "verify-resume": _verify_resume,
-    "hub": _hub,
-}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
-from tasks.__main__ import _parser
+from flows.cli import app
+from tasks import __main__ as tasks_cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -20,12 +22,18 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+def names(commands: typer.Typer) -> set[str]:
+    """The commands there are."""
+    return set(typer.main.get_command(commands).commands)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_there(page: Path) -> None:
     text = page.read_text()
-    commands = next(a for a in _parser()._actions if a.dest == "command").choices
     for command in re.findall(r"python -m tasks ([a-z-]+)", text):
-        assert command in commands, command
+        assert command in names(tasks_cli.app), command
+    for command in re.findall(r"(?:\$ |`)evergreen ([a-z-]+)", text):
+        assert command in names(app), command
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for target in re.findall(r"(?:\$ |`)make ([a-z-]+)", text):
         assert target in targets, target

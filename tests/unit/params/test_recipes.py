@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from params import Recipe, RecipeError, load
-from params.loading import parse, read, valid_sections
+from params.loading import find_recipe, parse, read, recipe_name, valid_sections
 from tasks.diagnostics.check import all_problems
 
 DEFAULT = Path("params/default.yaml")
@@ -305,16 +305,70 @@ def test_a_recipe_that_is_not_there_suggests_one_that_is(tmp_path):
     recipe(tmp_path, name="german.yaml")
     with pytest.raises(RecipeError, match="no such recipe") as caught:
         load(tmp_path / "germann.yaml")
-    assert "german.yaml" in caught.value.fix
+    assert caught.value.fix == f"did you mean `{tmp_path}/german.yaml`?"
     with pytest.raises(RecipeError) as caught:
         load(tmp_path / "x.yaml")
-    assert caught.value.fix == "recipes here: german.yaml"
-    with pytest.raises(RecipeError):
+    assert caught.value.fix == f"recipes in {tmp_path}: german"
+    with pytest.raises(RecipeError, match="check the path"):
         load(tmp_path / "no" / "such" / "folder.yaml")
-    with pytest.raises(RecipeError, match="cannot be read"):
+    with pytest.raises(RecipeError, match=r"is a folder, not a recipe\n  fix: recipes in .*: german"):
         load(tmp_path)
     with pytest.raises(RecipeError, match="cannot be read"):
         load(tmp_path / "german.yaml" / "below.yaml")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project's root with the recipes params/german.yaml and others/french.yaml, and a YAML file that is no recipe."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("params", "others"):
+        (tmp_path / folder).mkdir()
+    recipe(tmp_path / "params", name="german.yaml")
+    recipe(tmp_path / "others", name="french.yaml")
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    return tmp_path
+
+
+def test_a_recipe_is_found_by_name_and_by_path(project):
+    assert find_recipe("german") == find_recipe("params/german.yaml") == Path("params/german.yaml")
+    assert find_recipe("others/french.yaml") == Path("others/french.yaml")
+    assert find_recipe(f"{project}/params/german.yaml") == project / "params/german.yaml"
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ("germann", "did you mean `params/german.yaml`?"),
+        ("german.yaml", "did you mean `params/german.yaml`?"),
+        ("params/germann.yaml", "did you mean `params/german.yaml`?"),
+        ("killa", "recipes in params: german"),
+        ("", "recipes in params: german"),
+        ("params/", "recipes in params: german"),
+        ("others/german.yaml", "recipes in others: french"),
+        ("nowhere/german.yaml", "check the path"),
+    ],
+)
+def test_a_recipe_that_is_not_found_is_an_error_with_those_there_are(project, given, fix):
+    with pytest.raises(RecipeError) as caught:
+        find_recipe(given)
+    assert caught.value.fix == fix
+
+
+def test_outside_of_a_project_the_root_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="run this in the project's root"):
+        find_recipe("german")
+
+
+def test_a_recipe_of_the_flow_is_in_params(project):
+    assert recipe_name("german") == recipe_name("params/german.yaml") == "german"
+    assert recipe_name(f"{project}/params/german.yaml") == "german"
+    recipe(project / "params", name="spanish.yml")
+    for outside in ("others/french.yaml", "params/spanish.yml"):
+        with pytest.raises(RecipeError, match=r"is not a .yaml file in params/"):
+            recipe_name(outside)
+    with pytest.raises(RecipeError, match="no such recipe"):
+        recipe_name("french")
 
 
 def test_a_malformed_section_does_not_hide_the_sound_ones(tmp_path):

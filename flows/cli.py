@@ -1,0 +1,79 @@
+"""The command `evergreen`: all commands of `python -m tasks`, and those of the flow.
+
+evergreen run default          every stage that is stale, by the flow
+evergreen check default        as python -m tasks check default
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from params.artifacts import Artifacts
+from params.loading import recipe_name
+from tasks import __main__ as tasks_cli
+
+app = typer.Typer(
+    add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+RecipeName = Annotated[
+    str, typer.Argument(parser=recipe_name, metavar="RECIPE", help="Name or path: default, or params/default.yaml.")
+]
+
+
+@app.callback()
+def set_up(context: typer.Context) -> None:
+    """Run a recipe or one of its stages, inspect a run, or work with its releases."""
+    if context.invoked_subcommand not in {"run", "watch"}:  # there, Prefect decides on the log
+        tasks_cli.set_up()
+
+
+@app.command()
+def run(
+    recipe: RecipeName = "default",
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Run every stage, stale or not.")] = False,
+    no_publish: Annotated[bool, typer.Option("--no-publish", help="Stop after the evaluation.")] = False,
+) -> None:
+    """Run every stale stage of a recipe, and publish the model.
+
+    Uses the Prefect server that PREFECT_API_URL names, or else one of its own until it ends.
+    """
+    from flows.artifacts import summary
+    from flows.retrain import retrain
+    from flows.server import ensure_server
+
+    artifacts = Artifacts(recipe)
+    with ensure_server(artifacts.scratch / "prefect-server.log"):
+        outcomes: Any = retrain(recipe, publish=not no_publish, force=force)
+    print(summary(artifacts, outcomes))
+
+
+@app.command()
+def watch(
+    silence_s: Annotated[int, typer.Argument(metavar="SECONDS", help="Seconds without a heartbeat.")] = 180,
+) -> None:
+    """Make the Prefect server mark silent runs as crashed.
+
+    Run it once on a server of your own, which would otherwise show a run as RUNNING for ever when its process and its
+    worker are both gone. Prefect Cloud does this by itself.
+    """
+    from flows.watch import watch
+
+    watch(silence_s)
+
+
+app.registered_commands += tasks_cli.app.registered_commands
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status, see tasks.__main__.main."""
+    if "" not in sys.path:  # a console script does not have the working directory there, where a recipe's own code is
+        sys.path.insert(0, "")
+    return tasks_cli.main(argv, commands=app, name="evergreen")

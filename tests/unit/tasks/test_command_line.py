@@ -1,0 +1,153 @@
+"""The command line: what it lists, how it takes a recipe, and how a command ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from flows import cli as flows_cli
+from params import StorageError
+from params.artifacts import STAGES
+from tasks import __main__ as tasks_cli
+from tasks.__main__ import main
+from tests.support import tiny
+
+ROOT = Path(__file__).parents[3]
+APPS = {"python -m tasks": tasks_cli.app, "evergreen": flows_cli.app}
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path, monkeypatch):
+    """A project's folder with one recipe, and commands that leave this process's log as it is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+    tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe())
+    return tmp_path
+
+
+def listed(name, capsys):
+    """The lines of the commands that `--help` lists."""
+    assert main(["--help"], commands=APPS[name], name=name) == 0
+    _, _, lines = capsys.readouterr().out.partition("Commands:\n")
+    return dict(line.split(maxsplit=1) for line in lines.splitlines())
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_help_lists_every_command_in_one_whole_line(name, capsys):
+    found = listed(name, capsys)
+    assert set(found) == set(typer.main.get_command(APPS[name]).commands)
+    assert [stage for stage in found if stage in STAGES] == list(STAGES)
+    for command, line in found.items():
+        assert line.endswith("."), f"{command}: {line}"
+        assert not line.endswith("..."), f"{command} is cut: {line}"
+
+
+def test_evergreen_has_the_commands_of_tasks_and_those_of_the_flow(capsys):
+    assert listed("evergreen", capsys).items() - listed("python -m tasks", capsys).items() == {
+        ("run", "Run every stale stage of a recipe, and publish the model."),
+        ("watch", "Make the Prefect server mark silent runs as crashed."),
+    }
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_every_argument_and_option_is_documented(name):
+    for command in typer.main.get_command(APPS[name]).commands.values():
+        for parameter in command.params:
+            assert parameter.help, f"{command.name} {parameter.name}"
+
+
+@pytest.mark.parametrize("module", ["tasks", "flows.cli"])
+def test_help_imports_nothing_slow(module):
+    code = f"import sys; from {'tasks.__main__' if module == 'tasks' else module} import main; main(['--help']); "
+    code += "print(*sorted({'torch', 'transformers', 'prefect', 'dvc', 'rich', 'pandas'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "Usage: python -m tasks"),
+        (["trian", "tiny"], "No such command 'trian'. Did you mean 'train'"),
+        (["train"], "Missing argument 'RECIPE'"),
+        (["train", "tiny", "more"], "unexpected extra argument"),
+        (["trace", "tiny"], "Missing option '--row'"),
+        (["trace", "tiny", "--row", "first"], "Invalid value for '--row'"),
+        (["rollback", "release-1"], "Missing option '--why'"),
+        (["check", "tiny", "--quick"], "No such option"),
+    ],
+)
+def test_wrong_usage_ends_with_2(argv, said, capsys):
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert said in err
+    assert out == ""
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "params/tiny.yaml", "./params/tiny.yaml"])
+def test_a_recipe_is_given_by_name_or_by_path(recipe, capsys):
+    assert main(["tokenize", recipe]) == os.EX_DATAERR
+    assert "fix: run `python -m tasks validate params/tiny.yaml` first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv", [[stage, "tinny"] for stage in (*STAGES, "check", "report", "mirror", "fetch", "releases", "verify-resume")]
+)
+def test_every_command_says_which_recipe_was_meant(argv, capsys):
+    assert main(argv) == os.EX_CONFIG
+    expected = "RecipeError: params/tinny.yaml: there is no such recipe\n  fix: did you mean `params/tiny.yaml`?"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"), [("tinny", "did you mean `params/tiny.yaml`?"), ("x.yaml", "params/x.yaml")]
+)
+def test_the_flow_takes_only_recipes_that_dvc_finds(project, recipe, said, capsys):
+    (project / "x.yaml").write_text("seed: 1\n")
+    assert main(["run", recipe], commands=flows_cli.app) == os.EX_CONFIG
+    assert said in capsys.readouterr().err
+
+
+def test_an_error_ends_a_command_with_its_own_exit_code(monkeypatch, capsys):
+    def fails(path):
+        raise StorageError(str(path), "cannot be written", "free space")
+
+    monkeypatch.setattr("tasks.diagnostics.check.check", fails)
+    assert main(["check", "tiny"]) == os.EX_IOERR
+    assert capsys.readouterr().err == "\nStorageError: params/tiny.yaml: cannot be written\n  fix: free space\n"
+
+
+def test_an_interrupt_ends_a_command_with_130(monkeypatch, capsys):
+    def is_interrupted(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tasks.diagnostics.check.check", is_interrupted)
+    assert main(["check", "tiny"]) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError("gone"), EOFError("torn")])
+def test_no_error_of_a_command_is_hidden(monkeypatch, error):
+    def fails(path):
+        raise error
+
+    monkeypatch.setattr("tasks.diagnostics.check.check", fails)
+    with pytest.raises(type(error)):
+        main(["check", "tiny"])
+
+
+def test_evergreen_imports_a_recipes_own_code_from_the_working_directory(project):
+    """As `python -m tasks` does: a console script has its own folder there instead."""
+    (project / "own_rows.py").write_text("def rows():\n    yield from ({'text': str(i)} for i in range(200))\n")
+    source = {"data.source": {"kind": "function", "function": "own_rows:rows"}}
+    tiny.write(project / "params" / "own.yaml", tiny.recipe(source))
+    script = project / "bin" / "evergreen"
+    script.parent.mkdir()
+    script.write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nfrom flows.cli import main\nsys.exit(main())\n")
+    done = subprocess.run([sys.executable, script, "ingest", "own"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
