@@ -106,16 +106,18 @@ class Artifacts:
         """publish: what was published where."""
         return self.run / "release" / "receipt.json"
 
-    def report(self, stage: str) -> Path:
-        """The JSON report that `stage` leaves for people and for the flow."""
+    def report(self, name: str) -> Path:
+        """The JSON report of a stage by the stage's name, or of the evaluation `details` or `blessing`."""
         return {
             "ingest": self.raw / "source.json",
             "validate": self.validated / "validation.json",
             "tokenize": self.tokens / "statistics.json",
             "train": self.history / "training.json",
             "evaluate": self.evaluation / "metrics.json",
+            "details": self.evaluation / "details.json",
+            "blessing": self.blessing,
             "publish": self.receipt,
-        }[stage]
+        }[name]
 
 
 @contextlib.contextmanager

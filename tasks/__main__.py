@@ -279,7 +279,7 @@ def _run_stage(stage: str, recipe: Path) -> None:
     failed, page_due = "", stage == "publish"
     try:
         report = stages.run(stage, recipe)
-        for name, value in stages.figures(report.model_dump(mode="json")):
+        for name, value in stages.flatten(report.model_dump(mode="json")):
             print(f"  {name}: {value}")
     except BaseException as error:
         failed = str(error) or type(error).__name__

@@ -1,7 +1,7 @@
-"""The six stages by name, and how one is run from a recipe file.
+"""The six stages by name, how to run one from a recipe file, and the reports that they leave.
 
-A stage's signature says which sections of the recipe it reads; dvc.yaml declares the same ones (but `launch`), and a
-contract test holds the two together.
+A stage's signature says which sections of the recipe it reads. dvc.yaml declares the same sections except `launch`; a
+contract test compares the two.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import pydantic
 
-from params import DataError, load
+from params import DataError, ModelError, load
 from params.artifacts import Artifacts, storage_errors, write_whole
 
 FUNCTIONS = {
@@ -33,27 +33,34 @@ _NEEDED = {
     "evaluate": {"rows": "validate", "tokens": "tokenize", "model": "train"},
     "publish": {"raw": "ingest", "rows": "validate", "tokens": "tokenize", "model": "train", "evaluation": "evaluate"},
 }
-"""The artifacts that a stage starts from, and the stages that make them."""
-_PARTS = {"metrics": "evaluation.metrics", "repo_id": "publish.repo_id", "endpoint": "publish.endpoint"}
-"""Parameters of a stage that are a part of a section only, so that the rest of it may change without making it stale."""
+"""The artifacts that a stage reads, and the stages that make them."""
+_SINGLE_KEYS = {"metrics": "evaluation.metrics", "repo_id": "publish.repo_id", "endpoint": "publish.endpoint"}
+"""Parameters of a stage that are one key of a section: the other keys may change without making the stage stale."""
+_MADE_BY = {"details": "evaluate", "blessing": "evaluate"}
+"""The stages of the reports that are not named after their stage."""
 
 
 class Report(pydantic.BaseModel):
-    """What a stage did, in a few figures. It holds no clock: the same work gives the same report."""
+    """What a stage did, as JSON. It holds no times and no dates: the same work gives the same bytes."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    saved_as: ClassVar[str] = ""
+    """The report's name in `Artifacts.report`; empty for a record inside another report."""
+
+
+ReportT = TypeVar("ReportT", bound=Report)
 
 
 def function(stage: str) -> Callable[..., Report]:
-    """The function of `stage`; its module is imported now."""
+    """Import the module of `stage` and return its function."""
     module, name = FUNCTIONS[stage].split(":")
     found: Callable[..., Report] = getattr(importlib.import_module(module), name)
     return found
 
 
 def sections(stage: str) -> list[str]:
-    """The recipe's sections that `stage` reads, from its signature; of some only a part, as `section.key`."""
-    return [_PARTS.get(name, name) for name in _parameters(stage)]
+    """The recipe's sections that `stage` reads, from its signature; `section.key` where it reads a single key."""
+    return [_SINGLE_KEYS.get(name, name) for name in _parameters(stage)]
 
 
 def _parameters(stage: str) -> list[str]:
@@ -61,28 +68,28 @@ def _parameters(stage: str) -> list[str]:
 
 
 def run(stage: str, recipe_path: Path) -> Report:
-    """Run one stage of the recipe at `recipe_path`, in the project whose root is the working directory.
+    """Run one stage of the recipe at `recipe_path`. The working directory must be the project's root.
 
     Raises:
-        DataError: the stage before it has not run.
+        DataError: an earlier stage has not run.
     """
     recipe = load(recipe_path)
-    wanted = {name: attrgetter(_PARTS.get(name, name))(recipe) for name in _parameters(stage)}
+    arguments = {name: attrgetter(_SINGLE_KEYS.get(name, name))(recipe) for name in _parameters(stage)}
     artifacts = Artifacts(recipe_path.stem)
     for name, maker in _NEEDED.get(stage, {}).items():
         folder: Path = getattr(artifacts, name)
         if not folder.exists():
             fix = f"run `python -m tasks {maker} {recipe_path}` first"
-            raise DataError(str(folder), f"{stage} needs what {maker} makes, which is not there", fix)
+            raise DataError(str(folder), f"{stage} needs what {maker} makes, and it is missing", fix)
     with storage_errors(artifacts.run):
-        return function(stage)(artifacts, **wanted)
+        return function(stage)(artifacts, **arguments)
 
 
-def figures(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """The single figures of a report, nested names joined by dots, for people to read; lists by their length."""
+def flatten(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield the values of a report to print: nested names joined by dots, of a list only its length."""
     for name, value in report.items():
         if isinstance(value, Mapping):
-            yield from ((f"{name}.{inner}", figure) for inner, figure in figures(value))
+            yield from ((f"{name}.{inner}", leaf) for inner, leaf in flatten(value))
         elif isinstance(value, list):
             yield name, f"{len(value)}"
         else:
@@ -90,5 +97,27 @@ def figures(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def save_report(report: Report, path: Path) -> None:
-    """Write a report as JSON that is the same for the same figures."""
+    """Write a report as JSON; equal reports give equal bytes."""
     write_whole(path, report.model_dump_json(indent=2) + "\n")
+
+
+def read_report(artifacts: Artifacts, kind: type[ReportT]) -> ReportT:
+    """Return a report of a run as the stage saved it.
+
+    Raises:
+        ModelError: the file is missing or damaged, or another version of Evergreen wrote it.
+    """
+    path, stage = artifacts.report(kind.saved_as), _MADE_BY.get(kind.saved_as, kind.saved_as)
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        what, fix = "is missing", f"run `python -m tasks {stage} {artifacts.recipe_path}` first"
+    except OSError as error:
+        what, fix = f"cannot be read: {error.strerror}", "check the disk and the file's permissions"
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        is_damaged = first["type"] == "json_invalid"
+        what = "is damaged: " if is_damaged else f"was written by another version of Evergreen: {key}: "
+        what, fix = what + first["msg"], f"run `python -m tasks {stage} {artifacts.recipe_path}` again"
+    raise ModelError(str(path), what, fix)

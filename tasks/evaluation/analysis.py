@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -46,6 +46,7 @@ class WorstRow(Report):
 class Details(Report):
     """What people want to know of an evaluation beside its figures."""
 
+    saved_as: ClassVar[str] = "details"
     confidence: float
     resamples: int
     directions: dict[str, Direction]

@@ -11,11 +11,8 @@ stage takes no other's. docs/gate.md says how often a worse model passes, and ho
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-from params import ModelError
-from params.artifacts import Artifacts
 from params.schema import Direction, Gate
 from tasks.evaluation.statistics import holm
 from tasks.stages import Report
@@ -89,6 +86,7 @@ class Verdict(Report):
 class Blessing(Verdict):
     """A verdict, and what it is about."""
 
+    saved_as: ClassVar[str] = "blessing"
     model: str
     """Digest of the model's weights."""
     data: str
@@ -203,17 +201,3 @@ def _fallen_slices(gate: Gate, parts: list[Part]) -> Iterator[str]:
 
 def _name(part: Part) -> str:
     return f"{part.division} {part.part!r} ({part.rows} rows)"
-
-
-def read_blessing(artifacts: Artifacts) -> Blessing:
-    """The blessing that the evaluate stage left.
-
-    Raises:
-        ModelError: there is none, or it cannot be read.
-    """
-    path: Path = artifacts.blessing
-    try:
-        return Blessing.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        fix = "run the evaluate stage again"
-        raise ModelError(str(path), f"no blessing can be read: {type(error).__name__}", fix) from error

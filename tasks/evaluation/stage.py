@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from params import ModelError
 from params.artifacts import Artifacts, whole_folder
@@ -50,6 +50,7 @@ _ENDLESS = 1_000_000
 class EvaluationReport(Report):
     """Figures of the held-out split."""
 
+    saved_as: ClassVar[str] = "evaluate"
     split: str
     rows: int
     sequences: int

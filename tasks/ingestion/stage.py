@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -36,6 +36,7 @@ ROW_ID = "row_id"
 class IngestReport(Report):
     """What the ingest stage read."""
 
+    saved_as: ClassVar[str] = "ingest"
     source: str
     """The kind of the source, as in the recipe."""
     revision: str

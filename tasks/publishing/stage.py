@@ -10,15 +10,17 @@ import json
 import logging
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from params import ModelError
 from params.artifacts import Artifacts, whole_folder
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks import digests
-from tasks.evaluation import gate
+from tasks.evaluation.gate import Blessing
 from tasks.hub_client.connection import open_hub
-from tasks.stages import Report, save_report
+from tasks.ingestion.stage import IngestReport
+from tasks.stages import Report, read_report, save_report
+from tasks.training.stage import TrainingReport
 from trainer import objectives
 from trainer.objectives.bases.objective import Objective
 
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 class Receipt(Report):
     """What is published where."""
 
+    saved_as: ClassVar[str] = "publish"
     verdict: Literal["published", "kept", "dry-run"]
     reasons: tuple[str, ...]
     """Why, in the gate's words."""
@@ -58,7 +61,7 @@ def publish(
         HubRefusedError: no token, no access, or the tag is taken by something else.
         TransientError: the Hub cannot be reached; nothing is lost, the next run publishes.
     """
-    blessing = gate.read_blessing(artifacts)
+    blessing = read_report(artifacts, Blessing)
     recipe = digests.recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
     _refuse_anothers(artifacts, blessing, recipe=recipe, repo_id=publish.repo_id)
     if blessing.verdict == "refuse":
@@ -74,7 +77,7 @@ def publish(
     return receipt
 
 
-def _refuse_anothers(artifacts: Artifacts, blessing: gate.Blessing, *, recipe: str, repo_id: str) -> None:
+def _refuse_anothers(artifacts: Artifacts, blessing: Blessing, *, recipe: str, repo_id: str) -> None:
     """Take no blessing that was given for something else."""
     other = [
         what
@@ -91,7 +94,7 @@ def _refuse_anothers(artifacts: Artifacts, blessing: gate.Blessing, *, recipe: s
         raise ModelError(str(artifacts.blessing), what, "run the evaluate stage again, which gives a new one")
 
 
-def _kept(blessing: gate.Blessing) -> Receipt:
+def _kept(blessing: Blessing) -> Receipt:
     champion = blessing.champion
     assert champion is not None, "there is a champion to keep"
     return Receipt(
@@ -105,7 +108,7 @@ def _kept(blessing: gate.Blessing) -> Receipt:
     )
 
 
-def _release(artifacts: Artifacts, blessing: gate.Blessing, publish: Publish, objective: Objective[Any]) -> Receipt:
+def _release(artifacts: Artifacts, blessing: Blessing, publish: Publish, objective: Objective[Any]) -> Receipt:
     folder = artifacts.scratch / "release"
     with whole_folder(folder) as staging:
         _assemble(artifacts, publish, objective, staging)
@@ -113,17 +116,16 @@ def _release(artifacts: Artifacts, blessing: gate.Blessing, publish: Publish, ob
     with hub as (api, endpoint):
         from tasks.publishing.exactly_once import plan_release, publish_release
 
-        source = json.loads(artifacts.report("ingest").read_text(encoding="utf-8"))
-        training = json.loads(artifacts.report("train").read_text(encoding="utf-8"))
+        training = read_report(artifacts, TrainingReport)
         release = plan_release(
             folder,
             repo_id=publish.repo_id,
             tag=None,
             private=publish.private,
             provenance={
-                "run": training["run"],
-                "data_sha256": source["data_sha256"],
-                "git_commit": training["git_commit"],
+                "run": training.run,
+                "data_sha256": read_report(artifacts, IngestReport).data_sha256,
+                "git_commit": training.git_commit,
                 "replaces": blessing.champion.commit if blessing.champion else None,
             },
         )
@@ -161,13 +163,13 @@ def is_there(artifacts: Artifacts, publish: Publish) -> bool:
     Raises:
         HubRefusedError, TransientError: the Hub gave no answer to that.
     """
-    receipt = json.loads(artifacts.receipt.read_text(encoding="utf-8"))
-    if receipt["verdict"] == "dry-run":
+    receipt = read_report(artifacts, Receipt)
+    if receipt.commit is None:  # a dry run
         return publish.dry_run
     with open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as (api, endpoint):
         from tasks.hub_client.repository import remote_holds
 
-        return endpoint == receipt["endpoint"] and remote_holds(api, receipt["repo_id"], receipt["commit"])
+        return endpoint == receipt.endpoint and remote_holds(api, receipt.repo_id, receipt.commit)
 
 
 def is_current(artifacts: Artifacts, publish: Publish) -> bool:
@@ -177,7 +179,7 @@ def is_current(artifacts: Artifacts, publish: Publish) -> bool:
         ModelError: there is no blessing.
         HubRefusedError, TransientError: the Hub does not say what is published.
     """
-    blessing = gate.read_blessing(artifacts)
+    blessing = read_report(artifacts, Blessing)
     with open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as (api, endpoint):
         from tasks.hub_client.repository import head
 

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 class TokenizationReport(Report):
     """What the tokenize stage made."""
 
+    saved_as: ClassVar[str] = "tokenize"
     vocab_size: int
     max_length: int
     characters_per_token: float

@@ -14,7 +14,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from params import ModelError
 from params.artifacts import Artifacts, whole_folder
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 class TrainingReport(Report):
     """What the train stage reached."""
 
+    saved_as: ClassVar[str] = "train"
     run: str
     """Key of everything that determines the run."""
     steps: int

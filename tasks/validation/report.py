@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 
@@ -53,6 +53,7 @@ class Check(pydantic.BaseModel):
 class ValidationReport(Report):
     """What validation found and did."""
 
+    saved_as: ClassVar[str] = "validate"
     rows_in: dict[str, int]
     """Rows of each split as they came."""
     rows_out: dict[str, int]

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from params import ModelError
 from params.artifacts import Artifacts
 from params.schema import Evaluation, Gate, Model, ObjectiveChoice
 from tasks import digests
 from tasks.evaluation import gate
-from tasks.evaluation.gate import Blessing, Comparison, Part, Verdict
-from tasks.stages import save_report
+from tasks.evaluation.gate import Comparison, Part, Verdict
 
 DIRECTIONS: dict[str, Any] = {"accuracy": "max", "loss": "min"}
 
@@ -224,19 +222,6 @@ def test_rows_are_named_by_all_splits(tmp_path: Any) -> None:
         (artifacts.rows / f"{split}.parquet").write_bytes(b"other")
         seen.add(digests.data_digest(artifacts))
     assert len(seen) == 4
-
-
-def test_a_blessing_is_read_as_it_was_written_and_none_is_an_error(tmp_path: Any) -> None:
-    artifacts = Artifacts("tiny", tmp_path)
-    with pytest.raises(ModelError, match="no blessing can be read: FileNotFoundError"):
-        gate.read_blessing(artifacts)
-    blessing = Blessing(**judge().model_dump(), model="m", data="d", recipe="r", champion=None)
-    artifacts.blessing.parent.mkdir(parents=True)
-    save_report(blessing, artifacts.blessing)
-    assert gate.read_blessing(artifacts) == blessing
-    artifacts.blessing.write_text(artifacts.blessing.read_text()[:40])
-    with pytest.raises(ModelError, match="no blessing can be read: ValidationError"):
-        gate.read_blessing(artifacts)
 
 
 def test_a_gate_asks_for_a_gain_or_allows_a_margin() -> None:

@@ -1,0 +1,72 @@
+"""Reports: read back as they were saved, with an error that says what to do where that is not possible."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from params import ModelError
+from params.artifacts import STAGES, Artifacts
+from tasks import stages
+from tasks.evaluation.gate import Blessing
+from tasks.stages import flatten, read_report, save_report
+
+BLESSING = Blessing(
+    verdict="publish",
+    reasons=("it is better",),
+    metric="accuracy",
+    first_release=True,
+    model="m",
+    data="d",
+    recipe="r",
+    champion=None,
+)
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> Artifacts:
+    found = Artifacts("tiny", tmp_path)
+    save_report(BLESSING, found.blessing)
+    return found
+
+
+def test_a_report_is_read_back_as_it_was_saved(artifacts: Artifacts) -> None:
+    assert read_report(artifacts, Blessing) == BLESSING
+
+
+def test_a_missing_report_names_the_stage_to_run(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        read_report(Artifacts("tiny", tmp_path), Blessing)
+    assert caught.value.where.endswith("runs/tiny/evaluation/blessing.json")
+    assert caught.value.what == "is missing"
+    assert caught.value.fix.startswith("run `python -m tasks evaluate ")
+
+
+def test_a_damaged_report_is_an_error(artifacts: Artifacts) -> None:
+    artifacts.blessing.write_bytes(artifacts.blessing.read_bytes()[:40])
+    with pytest.raises(ModelError, match=r"blessing\.json: is damaged: Invalid JSON"):
+        read_report(artifacts, Blessing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [({"added": 1}, "added: Extra inputs are not permitted"), ({"verdict": "maybe"}, "verdict: Input should be")],
+)
+def test_a_report_of_another_version_names_the_key(artifacts: Artifacts, changes: object, what: str) -> None:
+    artifacts.blessing.write_text(json.dumps(json.loads(artifacts.blessing.read_text()) | changes))
+    with pytest.raises(ModelError, match=f"was written by another version of Evergreen: {what}"):
+        read_report(artifacts, Blessing)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_returns_a_report_that_can_be_read_back(stage: str) -> None:
+    function = stages.function(stage)
+    report = function.__globals__[function.__annotations__["return"]]
+    assert report.saved_as == stage
+
+
+def test_flattened_values_are_short() -> None:
+    report = {"a": {"b": 0.123456789, "c": [1, 2]}, "d": None}
+    assert dict(flatten(report)) == {"a.b": "0.123457", "a.c": "2", "d": None}
