@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -26,27 +26,12 @@ from params.loading import suggestion
 from params.schema import Data, Split
 from tasks.ingestion.batches import Batch
 from tasks.ingestion.parquet import ParquetFolder
+from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import Source, open_source
 from tasks.progress import progress
-from tasks.stages import Report, save_report
+from tasks.stages import save_report
 
 ROW_ID = "row_id"
-
-
-class IngestReport(Report):
-    """What the ingest stage read."""
-
-    saved_as: ClassVar[str] = "ingest"
-    source: str
-    """The kind of the source, as in the recipe."""
-    revision: str
-    """A commit, or a hash of the files, the query or the code: what the rows depend on."""
-    rows: dict[str, int]
-    """Number of rows of each split."""
-    columns: dict[str, str]
-    """Arrow type of each column."""
-    data_sha256: dict[str, str]
-    """SHA-256 of each split's file."""
 
 
 def ingest(artifacts: Artifacts, *, data: Data, seed: int) -> IngestReport:

@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from params import ModelError
 from params.artifacts import Artifacts, whole_folder
@@ -18,30 +18,14 @@ from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks import digests
 from tasks.evaluation.gate import Blessing
 from tasks.hub_client.connection import open_hub
-from tasks.ingestion.stage import IngestReport
-from tasks.stages import Report, read_report, save_report
-from tasks.training.stage import TrainingReport
+from tasks.hub_client.receipt import Receipt
+from tasks.ingestion.report import IngestReport
+from tasks.stages import read_report, save_report
+from tasks.training.report import TrainingReport
 from trainer import objectives
 from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
-
-
-class Receipt(Report):
-    """What is published where."""
-
-    saved_as: ClassVar[str] = "publish"
-    verdict: Literal["published", "kept", "dry-run"]
-    reasons: tuple[str, ...]
-    """Why, in the gate's words."""
-    repo_id: str
-    endpoint: str
-    """Address of the Hub, or `local` for the one in .hub/."""
-    commit: str | None
-    """Of this release or, if the champion was kept, the champion's."""
-    tag: str | None
-    publish_id: str | None
-    """Hash of all that was published."""
 
 
 def publish(

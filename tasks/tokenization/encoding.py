@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from params import DataError
 from params.artifacts import Artifacts
 from tasks.progress import progress
-from tasks.stages import Report
 from tasks.tokenization.arrow import sort_longest_first, write_sequences
+from tasks.tokenization.report import SplitStatistics
 from trainer.objectives.bases.objective import Example, Objective, Row, State
 
 if TYPE_CHECKING:
@@ -22,22 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _BATCH_ROWS = 1000
-
-
-class SplitStatistics(Report):
-    """Counts of one split; lengths are in tokens."""
-
-    rows: int
-    sequences: int
-    tokens: int
-    longest: int
-    mean_length: float
-    learned_tokens: int
-    """Tokens that the loss is computed on; for classification, one per sequence."""
-    truncated_rows: int
-    """Rows that are not encoded in full: some of their text, or a label, does not fit into `max_length`."""
-    unused_rows: int
-    """Rows that give no sequence, because the loss would be computed on none of their first `max_length` tokens."""
 
 
 @dataclass(frozen=True)

@@ -18,24 +18,14 @@ import logging
 
 from params.artifacts import SPLITS, Artifacts, whole_folder
 from params.schema import ObjectiveChoice, Tokenization, TrainTokenizer
-from tasks.stages import Report, save_report
-from tasks.tokenization.encoding import Encoder, SplitStatistics, encode_split, read_rows
+from tasks.stages import save_report
+from tasks.tokenization.encoding import Encoder, encode_split, read_rows
+from tasks.tokenization.report import TokenizationReport
 from tasks.tokenization.tokenizers import build_tokenizer
 from trainer import objectives
 from trainer.data.tokens import STATE
 
 logger = logging.getLogger(__name__)
-
-
-class TokenizationReport(Report):
-    """What the tokenize stage made."""
-
-    saved_as: ClassVar[str] = "tokenize"
-    vocab_size: int
-    max_length: int
-    characters_per_token: float
-    """Characters of the train split's text per token."""
-    splits: dict[str, SplitStatistics]
 
 
 def tokenize(artifacts: Artifacts, *, tokenization: Tokenization, objective: ObjectiveChoice) -> TokenizationReport:

@@ -14,13 +14,14 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from params import ModelError
 from params.artifacts import Artifacts, whole_folder
 from params.schema import Launch, Metrics, Model, ObjectiveChoice, Training
 from tasks.mirror.upload import mirrored
-from tasks.stages import Report, save_report
+from tasks.stages import save_report
+from tasks.training.report import TrainingReport
 from tasks.training.supervisor import supervise
 from tasks.versions import git_commit, versions
 from trainer import objectives
@@ -32,24 +33,6 @@ from trainer.model import network
 from trainer.runtime.lifetime import exclusive
 
 logger = logging.getLogger(__name__)
-
-
-class TrainingReport(Report):
-    """What the train stage reached."""
-
-    saved_as: ClassVar[str] = "train"
-    run: str
-    """Key of everything that determines the run."""
-    steps: int
-    parameters: int
-    best_step: int
-    best_metric: str
-    best_value: float
-    final_train_loss: float | None
-    git_commit: str | None
-    """Commit of the code that trained; `+` follows when the code had changes that were not committed."""
-    versions: dict[str, str]
-    """Of Python and of the libraries that decide on the weights."""
 
 
 def train(

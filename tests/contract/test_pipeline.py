@@ -164,7 +164,8 @@ def test_the_code_of_a_stage_is_declared(stage: str, graph: grimp.ImportGraph) -
 def test_the_train_stage_depends_on_what_decides_the_weights() -> None:
     """One definition: the key of a run hashes the same files."""
     deciding = {place.format(objective="causal_lm") for place in DECIDING_CODE}
-    own = {"tasks/training/stage.py", "tasks/versions.py", *OUTPUT_CODE["train"], RECIPES["default"]["code"]}
+    stage = {"tasks/training/report.py", "tasks/training/stage.py", "tasks/versions.py"}
+    own = {*stage, *OUTPUT_CODE["train"], RECIPES["default"]["code"]}
     assert {p for p in declared("train")["deps"] if not p.startswith("runs/")} == deciding | own
 
 

@@ -12,11 +12,11 @@ from params import Recipe
 from params.artifacts import Artifacts
 from tasks.evaluation.stage import EvaluationReport
 from tasks.evaluation.stage import evaluate as evaluate_stage
-from tasks.ingestion.stage import IngestReport
-from tasks.publishing.stage import Receipt
+from tasks.hub_client.receipt import Receipt
+from tasks.ingestion.report import IngestReport
 from tasks.publishing.stage import publish as publish_stage
 from tasks.stages import save_report
-from tasks.training.stage import TrainingReport
+from tasks.training.report import TrainingReport
 from tests.support import tiny
 from trainer import objectives
 from trainer.data import tokens

@@ -282,10 +282,10 @@ def test_the_shapes_are_those_that_the_stages_write():
     from tasks.evaluation.analysis import Details
     from tasks.evaluation.gate import Blessing
     from tasks.evaluation.stage import EvaluationReport
-    from tasks.ingestion.stage import IngestReport
-    from tasks.publishing.stage import Receipt
-    from tasks.tokenization.stage import TokenizationReport
-    from tasks.training.stage import TrainingReport
+    from tasks.hub_client.receipt import Receipt
+    from tasks.ingestion.report import IngestReport
+    from tasks.tokenization.report import TokenizationReport
+    from tasks.training.report import TrainingReport
     from tasks.validation.report import ValidationReport
 
     models = {

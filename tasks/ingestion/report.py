@@ -1,0 +1,23 @@
+"""What the ingest stage reports."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tasks.stages import Report
+
+
+class IngestReport(Report):
+    """What the ingest stage read."""
+
+    saved_as: ClassVar[str] = "ingest"
+    source: str
+    """The kind of the source, as in the recipe."""
+    revision: str
+    """A commit, or a hash of the files, the query or the code: what the rows depend on."""
+    rows: dict[str, int]
+    """Number of rows of each split."""
+    columns: dict[str, str]
+    """Arrow type of each column."""
+    data_sha256: dict[str, str]
+    """SHA-256 of each split's file."""

@@ -1,0 +1,25 @@
+"""What the train stage reports."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tasks.stages import Report
+
+
+class TrainingReport(Report):
+    """What the train stage reached."""
+
+    saved_as: ClassVar[str] = "train"
+    run: str
+    """Key of everything that determines the run."""
+    steps: int
+    parameters: int
+    best_step: int
+    best_metric: str
+    best_value: float
+    final_train_loss: float | None
+    git_commit: str | None
+    """Commit of the code that trained; `+` follows when the code had changes that were not committed."""
+    versions: dict[str, str]
+    """Of Python and of the libraries that decide on the weights."""
