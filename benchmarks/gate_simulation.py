@@ -81,7 +81,7 @@ class Resampled(Family):
     def gains(self, pairs: int, gain: float, seed: int) -> Iterator[Gain]:
         chance, ids = self.chance(seed), np.arange(self.rows)
         learned = objectives.build(ObjectiveChoice(name=self.objective))
-        directions = {**learned.metrics, **learned.held_out_metrics}
+        directions = {**learned.metrics, **learned.evaluate_only_metrics}
         for start in range(0, pairs, _BATCH):
             drawn = [self.pair(chance, gain) for _ in range(min(_BATCH, pairs - start))]
             scores = [(Scores(ids, own), Scores(ids, other)) for own, other in drawn]

@@ -63,7 +63,12 @@ def trained(steps_per_generation: int) -> Rollouts:
     objective = objectives.build(ObjectiveChoice.model_validate(choice))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), pad_token="<pad>")
     prompts = [[i % VOCABULARY for i in ids] for ids in sequences(PROMPTS * STEPS, 16)["input_ids"]]
-    rows = {"row_id": list(range(len(prompts))), "input_ids": prompts, "labels": prompts, "seen": ["{}"] * len(prompts)}
+    rows = {
+        "row_id": list(range(len(prompts))),
+        "input_ids": prompts,
+        "labels": prompts,
+        "reward_row": ["{}"] * len(prompts),
+    }
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         "llama",

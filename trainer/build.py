@@ -59,7 +59,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     _check_world(args.world_size, job.launch.num_processes)
     _check_rows(len(rows), training.global_batch_size)
     model = network.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed)
-    objective.try_model(model)
+    objective.check_model(model)
     heartbeat.beat("starting")
     figures = Figures(
         objective,
@@ -82,7 +82,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         train_dataset=Windows(rows, seed=job.seed) if training.streaming else rows,
         eval_dataset=tokens.read_split(job.tokens, "validation"),
         processing_class=tokenizer,
-        loss=extensions.loss_function(training.loss) or objective.loss(training),
+        loss=extensions.loss_function(training.loss) or objective.compute_loss_func(training),
         callbacks=extensions.callbacks(training),
     )
     trainer.guard.stop_at_step = job.stop_at_step

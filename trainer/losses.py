@@ -1,7 +1,7 @@
-"""Losses that a recipe can name as `training.loss`, in place of the model's own.
+"""Losses that a recipe can name as `training.loss`, instead of the model's own.
 
-Each takes the model's outputs, the labels and `num_items_in_batch`, the labels of the whole global batch, and returns a sum
-over the micro-batch divided by it; so the gradient of a global batch does not depend on how it is split up.
+Each takes the model's outputs, the labels, and `num_items_in_batch`, the number of labels in the global batch. It returns
+the sum over the micro-batch divided by that number, so that the gradient does not depend on how a global batch is split.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ def cross_entropy(
     class_weights: Sequence[float] | None = None,
     next_token: bool = False,
 ) -> torch.Tensor:
-    """Cross-entropy with label smoothing (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567, section 7) and weights.
+    """Return the cross-entropy with class weights and label smoothing (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567).
 
     Args:
-        outputs: of the model; `logits` are (B, C), or (B, T, C) for a label per token.
+        outputs: the model's; `logits` are (B, C), or (B, T, C) with a label per token.
         labels: (B,) or (B, T).
         num_items_in_batch: labels in the global batch.
         smoothing: share of the target distribution that is spread evenly over all classes.
-        class_weights: how much each of the C classes counts.
-        next_token: whether the logits of a place are for the token after it, as in a causal language model.
+        class_weights: weight of each of the C classes.
+        next_token: whether the logits of a position predict the next token, as in a causal language model.
 
     Raises:
-        ModelError: there is not one weight for each class.
+        ModelError: the number of class weights is not C.
     """
     logits = outputs.logits
     if next_token:
@@ -43,5 +43,5 @@ def cross_entropy(
     weights = None if class_weights is None else torch.tensor(class_weights, device=logits.device)
     if weights is not None and len(weights) != logits.shape[-1]:
         what = f"has {len(weights)} class_weights for {logits.shape[-1]} classes"
-        raise ModelError("training.loss", what, "give one for each label, in the order of the model's config.id2label")
+        raise ModelError("training.loss", what, "give one per label, in the order of the model's config.id2label")
     return mean_loss(logits, labels, num_items_in_batch, smoothing=smoothing, weights=weights)

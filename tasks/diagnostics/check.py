@@ -42,7 +42,7 @@ def all_problems(document: Document) -> list[Problem]:
     _, problems = parse(document)
     sections = valid_sections(document)
     config = sections["model"].config if "model" in sections else None
-    flaws = config_check.start(config) if config else list
+    flaws = config_check.start_check(config) if config else list
     for look, names in _LOOKS:
         if all(name in sections for name in names):
             problems += look(*(sections[name] for name in names))
@@ -55,13 +55,13 @@ def all_problems(document: Document) -> list[Problem]:
 
 
 def _objective_problems(objective: ObjectiveChoice) -> list[Problem]:
-    return objectives.problems(objective)
+    return objectives.option_problems(objective)
 
 
 def _conflict_problems(
     objective: ObjectiveChoice, model: Model, training: Training, launch: Launch
 ) -> Iterator[Problem]:
-    if not objectives.problems(objective):
+    if not objectives.option_problems(objective):
         yield from objectives.build(objective).conflicts(model=model, training=training, launch=launch)
 
 
@@ -86,7 +86,7 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
             yield Problem(
                 ("data", "split", "by"), f"the source has no column `{column}`", suggestion(column, columns, "columns")
             )
-    if not objectives.problems(objective):
+    if not objectives.option_problems(objective):
         for column in objectives.build(objective).columns():
             if column not in columns:
                 fix = f"{suggestion(column, columns, 'columns')}; name it with the objective's `..._column` options"
@@ -123,11 +123,11 @@ def _tokenizer_problems(tokenization: Any) -> Iterator[Problem]:
 
 
 def _pretrained_problems(key: tuple[str, ...], path: str, *, weights: bool) -> Iterator[Problem]:
-    from trainer.model.network import only_pickle
+    from trainer.model.network import has_only_pickle
 
     folder = Path(path)
     if folder.is_dir():
-        if weights and only_pickle(folder):
+        if weights and has_only_pickle(folder):
             yield Problem(key, f"{path} holds weights as pickle only", "convert them with `save_pretrained`")
         elif not (folder / ("config.json" if weights else "tokenizer.json")).exists():
             yield Problem(key, f"{path} holds no {'config.json' if weights else 'tokenizer.json'}", "check the folder")
@@ -159,7 +159,7 @@ def _training_problems(training: Training) -> Iterator[Problem]:
 
 
 def _extension_problems(training: Training, objective: ObjectiveChoice) -> Iterator[Problem]:
-    if not objectives.problems(objective):
+    if not objectives.option_problems(objective):
         yield from extensions.problems(training, objectives.find(objective.name).trainer_class)
 
 
@@ -189,7 +189,7 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
     if objective.name not in objectives.names():
         return
     found, gate = objectives.find(objective.name), evaluation.gate
-    resampled = [*found.metrics, *found.held_out_metrics]
+    resampled = [*found.metrics, *found.evaluate_only_metrics]
     known = [*resampled, *(evaluation.metrics.directions if evaluation.metrics else ())]
     asked: list[tuple[tuple[str, ...], str, list[str]]] = [
         *((("floors", name), name, known) for name in gate.floors),
@@ -201,7 +201,7 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
         if name not in among:
             own = "is the recipe's own, which has no interval" if name in known else "is computed by nobody"
             yield Problem(("evaluation", "gate", *key), f"{name!r} {own}", suggestion(name, among, "metrics"))
-    if gate.metric in found.per_token and found.main_metric not in found.per_token:
+    if gate.metric in found.tokenizer_dependent and found.main_metric not in found.tokenizer_dependent:
         what = f"{gate.metric} does not compare with a champion that has another tokenizer"
         yield Problem(("evaluation", "gate", "metric"), what, f"use {found.main_metric}, or leave it out")
     if (gate.slice_floors or gate.slice_margin) and not evaluation.slices:

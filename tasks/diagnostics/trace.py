@@ -19,6 +19,7 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.model import network
 from trainer.objectives.bases.likelihood import Likelihood, logits_of
+from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from trainer.objectives.bases.objective import Example
@@ -86,12 +87,12 @@ def steps(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterator[tuple[s
     )
     model = network.trained_model(artifacts.model, objective).eval()
     with torch.inference_mode():
-        given = objective.inputs(model, batch)
+        given = objective.prepare_inputs(model, batch)
         if isinstance(objective, Likelihood):
             for i, losses in enumerate(objective.losses(logits_of(model, given), batch["labels"])):
                 yield f"loss  (sequence {i + 1}, in nats)", _loss_lines(encoder, examples[i], losses)
-        scores = objective.measure(model, given, tokenizer)
-        answer = objective.answer(row, model, tokenizer, encoder.max_length, state)
+        scores = objective.score_batch(model, given, tokenizer)
+        answer = objective.prediction_lines(row, model, tokenizer, encoder.max_length, state)
     for figures in scores.tolist():
         yield "score", [f"{name}: {value:.6g}" for name, value in zip(objective.score_names, figures, strict=True)]
     if answer:
@@ -120,14 +121,14 @@ def _quarantine(artifacts: Artifacts, row_id: int) -> list[str] | None:
 
 def _token_lines(encoder: Encoder, example: Example) -> list[str]:
     ids, labels, names = example["input_ids"], example["labels"], encoder.state.get("labels")
-    if encoder.objective.has_targets:
+    if encoder.objective.has_target_text:
         return [*_numbered(encoder, ids, " "), "to be written:", *_numbered(encoder, labels, "*")]
     if not isinstance(labels, list):
         named = f" ({names[labels]})" if names else ""
         return [*_numbered(encoder, ids, " "), f"label {labels}{named}, learned once for the sequence"]
-    marks = ["*" if label != -100 else " " for label in labels]
+    marks = ["*" if label != IGNORE_INDEX else " " for label in labels]
     if names:
-        marks = [f"* {names[label]}" if label != -100 else "" for label in labels]
+        marks = [f"* {names[label]}" if label != IGNORE_INDEX else "" for label in labels]
     widest = max(map(len, marks))
     return _numbered(encoder, ids, *(mark.ljust(widest) for mark in marks))
 
@@ -144,7 +145,7 @@ def _numbered(encoder: Encoder, ids: Sequence[int], *marks: str) -> list[str]:
 def _loss_lines(encoder: Encoder, example: Example, losses: Any) -> list[str]:
     if losses.dim() == 0:
         return [f"{float(losses):.4f}"]
-    learned = example["labels"] if encoder.objective.has_targets else example["input_ids"]
+    learned = example["labels"] if encoder.objective.has_target_text else example["input_ids"]
     pairs = [
         (value, token_id) for value, token_id in zip(losses.tolist(), learned, strict=False) if not math.isnan(value)
     ]

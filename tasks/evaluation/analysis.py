@@ -103,7 +103,7 @@ class Assessment:
             comparisons=comparisons,
             slices=list(self._slices(metric)),
             worst=self._worst(own),
-            calibration=self.objective.calibration(self.resampler.totals(own), self.state) or None,
+            calibration=self.objective.calibration_bins(self.resampler.totals(own), self.state) or None,
         )
 
     def _check_gate(self, metric: str) -> None:
@@ -127,7 +127,7 @@ class Assessment:
 
     def _compares(self, metric: str) -> bool:
         """Whether a metric compares with the champion's."""
-        return self.reads_alike or metric not in self.objective.per_token
+        return self.reads_alike or metric not in self.objective.tokenizer_dependent
 
     def _comparisons(self, name: str, own: Scores, other: Scores) -> Iterator[Comparison]:
         own, other = _same_rows(own, other)
@@ -193,7 +193,7 @@ class Assessment:
                 row_id=row_id,
                 text=found[row_id][:_LONGEST_TEXT],
                 row_error=float(row_error[place]),
-                notes=self.objective.notes(own.row(int(place)), self.state),
+                notes=self.objective.describe_scores(own.row(int(place)), self.state),
             )
             for row_id, place in zip(ids, places, strict=True)
         ]

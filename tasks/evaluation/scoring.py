@@ -37,7 +37,7 @@ class Scores:
     row_ids: NDArray[np.int64]
     """(N,), ascending."""
     columns: dict[str, NDArray[np.float64]]
-    """Each (N,): those of `Objective.score_names` and `example_figures`."""
+    """Each (N,): those of `Objective.score_names` and `example_counts`."""
 
     def __len__(self) -> int:
         return len(self.row_ids)
@@ -77,7 +77,7 @@ def score(
     Raises:
         ModelError: a score is not finite.
     """
-    names = (*objective.score_names, *objective.example_figures)
+    names = (*objective.score_names, *objective.example_counts)
     row_ids: list[NDArray[np.int64]] = []
     measured: list[NDArray[np.float64]] = []  # (B, K) each
     batches = figures.batches(model, sequences, batch_size=batch_size)
@@ -85,7 +85,7 @@ def score(
         batches, what=f"evaluate: {what} batches", total=math.ceil(len(sequences) / batch_size)
     ):
         figures.update(parts)
-        known = [[example.get(name, 0) for name in objective.example_figures] for example in examples]
+        known = [[example.get(name, 0) for name in objective.example_counts] for example in examples]
         row_ids.append(np.array([example["row_id"] for example in examples]))
         measured.append(np.concatenate([parts[0].double().numpy(), np.array(known, float)], axis=1))
     ids, table = np.concatenate(row_ids), np.concatenate(measured)

@@ -159,7 +159,7 @@ class _Bench:
         own = self.evaluation.metrics.directions if self.evaluation.metrics else {}
         self.directions: dict[str, Direction] = {
             **self.objective.metrics,
-            **self.objective.held_out_metrics,
+            **self.objective.evaluate_only_metrics,
             **own,
         }
         self.resampler = Resampler(
@@ -196,10 +196,10 @@ class _Bench:
 
     def _refuse_per_token(self, champ: Champion) -> None:
         metric = self.evaluation.gate.metric or self.objective.main_metric
-        if metric in self.objective.per_token:
+        if metric in self.objective.tokenizer_dependent:
             what = f"the champion has another tokenizer, and {metric} does not compare between tokenizers"
-            fix = f"set evaluation.gate.metric to another than {', '.join(sorted(self.objective.per_token))}"
-            if len(self.objective.per_token) == len(self.directions):
+            fix = f"set evaluation.gate.metric to another than {', '.join(sorted(self.objective.tokenizer_dependent))}"
+            if len(self.objective.tokenizer_dependent) == len(self.directions):
                 fix = "keep the tokenizer, or publish to another repository (publish.repo_id)"
             raise ModelError(f"{champ.endpoint}/{champ.repo_id}", what, fix)
 

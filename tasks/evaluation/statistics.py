@@ -74,7 +74,7 @@ class Resampler:
 
     def figures(self, scores: Scores) -> dict[str, float]:
         """The figures of N rows."""
-        found = self.objective.compute(self.totals(scores), self.state)
+        found = self.objective.compute_metrics(self.totals(scores), self.state)
         return {name: float(value) for name, value in found.items()}
 
     def resampled(self, models: Sequence[Scores]) -> list[dict[str, NDArray[np.float64]]]:
@@ -87,7 +87,7 @@ class Resampler:
             weights = np.random.default_rng([self.seed, start]).poisson(1.0, size).astype(float)  # (R, n)
             sums = sums + weights @ np.concatenate([self._parts(scores, start) for scores in models], axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):  # a resample of few rows may draw none of them
-            return [self.objective.compute(total, self.state) for total in np.split(sums, len(models), axis=1)]
+            return [self.objective.compute_metrics(total, self.state) for total in np.split(sums, len(models), axis=1)]
 
     def interval(self, resampled: NDArray[np.float64]) -> tuple[float, float]:
         """The ends of the interval of a figure, from its resamples (R,)."""
@@ -115,7 +115,7 @@ class Resampler:
         left_out = self._left_out(own), self._left_out(other)
         found = {}
         for metric, value in mine.items():
-            right = [self.objective.outcomes(metric, scores.columns) for scores in (own, other)]
+            right = [self.objective.correct_rows(metric, scores.columns) for scores in (own, other)]
             if right[0] is not None and right[1] is not None:
                 found[metric] = share_gain(right[0], right[1], self.confidence)
                 continue
@@ -136,7 +136,7 @@ class Resampler:
         figures, left_out = self.figures(own), self._left_out(own)
         found = {}
         for metric, floor in floors.items():
-            right = self.objective.outcomes(metric, own.columns)
+            right = self.objective.correct_rows(metric, own.columns)
             if right is not None:  # exactly, by the binomial distribution
                 found[metric] = float(bdtr(float(right.sum()), len(right), min(max(floor, 0.0), 1.0)))
                 continue
@@ -151,14 +151,14 @@ class Resampler:
         for start in range(0, len(scores), _CHUNK):
             left = totals - self._parts(scores, start)  # (n, S)
             with np.errstate(divide="ignore", invalid="ignore"):
-                figures = self.objective.compute(left, self.state)
+                figures = self.objective.compute_metrics(left, self.state)
             for metric, parts in found.items():
                 parts.append(figures.get(metric, np.full(len(left), np.nan)))
         return {metric: np.concatenate(parts) for metric, parts in found.items()}
 
     def _parts(self, scores: Scores, start: int) -> NDArray[np.float64]:
         chunk = {name: column[start : start + _CHUNK] for name, column in scores.columns.items()}
-        return self.objective.totals(chunk, self.state)
+        return self.objective.additive_statistics(chunk, self.state)
 
 
 def share_gain(one: NDArray[np.bool_], other: NDArray[np.bool_], confidence: float) -> Gain:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from trainer.objectives.bases.objective import Example
+from trainer.objectives.bases.padding import IGNORE_INDEX
 
 BATCH_SEQUENCES = 1000
 """Sequences of one Arrow record batch, and the most that are in memory as Python objects."""
@@ -36,7 +37,7 @@ def write_sequences(examples: Iterable[Example], target: Path) -> tuple[list[int
     for example in examples:
         lengths.append(len(example["input_ids"]))
         labels = example.get("labels", 0)
-        learned += sum(label != -100 for label in labels) if isinstance(labels, list) else 1
+        learned += sum(label != IGNORE_INDEX for label in labels) if isinstance(labels, list) else 1
         batch.append(example)
         if len(batch) >= BATCH_SEQUENCES:
             flush()

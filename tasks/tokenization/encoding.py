@@ -48,7 +48,7 @@ class Encoder:
 
     def truncates(self, row: Row, examples: list[Example]) -> bool:
         """Return whether some of the row is missing from its sequences."""
-        return self.objective.truncates(row, examples, self.tokenizer, self.max_length)
+        return self.objective.is_truncated(row, examples, self.tokenizer, self.max_length)
 
 
 def read_rows(artifacts: Artifacts, split: str) -> Iterator[Row]:

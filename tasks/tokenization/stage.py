@@ -44,13 +44,13 @@ def tokenize(artifacts: Artifacts, *, tokenization: Tokenization, objective: Obj
         tokenizer = build_tokenizer(tokenization, (method.text(row) for row in read_rows(artifacts, "train")))
         method.prepare_tokenizer(tokenizer)
         tokenizer.save_pretrained(folder / "tokenizer")
-        state = method.fit(read_rows(artifacts, "train"))
+        state = method.collect_state(read_rows(artifacts, "train"))
         (folder / STATE).write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
 
         encoder = Encoder(method, tokenizer, tokenization.max_length, state)
         encoded = {split: encode_split(artifacts, split, folder / f"{split}.arrow", encoder) for split in SPLITS}
         train, characters = encoded["train"]
-        target_tokens = train.learned_tokens if method.has_targets else 0
+        target_tokens = train.learned_tokens if method.has_target_text else 0
         report = TokenizationReport(
             vocab_size=len(tokenizer),
             max_length=tokenization.max_length,

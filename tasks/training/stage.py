@@ -120,7 +120,7 @@ def _collect(artifacts: Artifacts, job: Job) -> TrainingReport:
 
 def _merge(job: Job, adapters: Path, target: Path) -> int:
     """What is published stands alone: the base model with what was learned; its parameters."""
-    return network.merge(
+    return network.merge_adapters(
         adapters,
         target,
         job.model,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from params import DataError
 from params.artifacts import SPLITS
 from params.loading import suggestion
-from trainer.objectives.bases.objective import Kind
+from trainer.objectives.bases.objective import ColumnKind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +73,7 @@ class Rows:
         return {c: self.table[c][position].as_py() for c in columns if c in self.table.column_names}
 
 
-def read_rows(raw: Path, kinds: Mapping[str, Kind], named: Mapping[str, str]) -> Rows:
+def read_rows(raw: Path, kinds: Mapping[str, ColumnKind], named: Mapping[str, str]) -> Rows:
     """Read `<split>.parquet` of every split in `raw`.
 
     Args:
@@ -128,7 +128,7 @@ def _require_columns(raw: Path, splits: Mapping[str, Any], needed: Mapping[str, 
         raise DataError(str(raw), "\n".join(what), "; ".join(dict.fromkeys(fixes)))
 
 
-def _require_types(raw: Path, splits: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
+def _require_types(raw: Path, splits: Mapping[str, Any], kinds: Mapping[str, ColumnKind]) -> None:
     from pyarrow import types
 
     def is_text(kind: Any) -> bool:

@@ -91,14 +91,14 @@ def _find(learned: Objective[Any], wanted: Sequence[Expectation], rows: Rows) ->
     A label whose every training row is set aside is as unknown to training as one that was never there.
     """
     findings = _all(learned, wanted, rows)
-    if type(learned).unseen is Objective.unseen:
+    if type(learned).unseen_label is Objective.unseen_label:
         return findings
     aside = set_aside(findings)
     train = rows.span("train")
     if all(position in aside for position in train):
         return findings
-    state = learned.fit(row for position, row in rows.each() if position in train and position not in aside)
-    return [*findings, look(KNOWN, rows, lambda row: learned.unseen(row, state), without=aside)]
+    state = learned.collect_state(row for position, row in rows.each() if position in train and position not in aside)
+    return [*findings, look(KNOWN, rows, lambda row: learned.unseen_label(row, state), without=aside)]
 
 
 def _all(learned: Objective[Any], wanted: Sequence[Expectation], rows: Rows) -> list[Finding]:

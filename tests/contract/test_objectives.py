@@ -16,8 +16,9 @@ from params import RecipeError
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
+from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.likelihood import Likelihood, logits_of
-from trainer.objectives.bases.prompts import GenerativeObjective
+from trainer.objectives.bases.objective import MetricAccumulator
 
 ROOT = Path(__file__).parents[2]
 MAX_LENGTH = 24
@@ -29,10 +30,10 @@ class Tried:
 
     def __init__(self, name):
         self.objective = objectives.build(ObjectiveChoice(name=name))
-        self.rows = [{"row_id": i, **row} for i, row in enumerate(self.objective.examples)]
+        self.rows = [{"row_id": i, **row} for i, row in enumerate(self.objective.example_rows)]
         texts = [self.objective.text(row) for row in self.rows]
         self.tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=280))
-        self.state = self.objective.fit(self.rows)
+        self.state = self.objective.collect_state(self.rows)
         self.examples = [e for row in self.rows for e in self.encode(row)]
         self.objective.set_reference(self.model)
 
@@ -42,7 +43,7 @@ class Tried:
     def model(self):
         torch.manual_seed(0)
         model_type = "llama" if self.objective.pipeline_tag == "text-generation" else "bert"
-        model_type = "t5" if self.objective.has_targets else model_type
+        model_type = "t5" if self.objective.has_target_text else model_type
         config = AutoConfig.for_model(
             model_type,
             vocab_size=len(self.tokenizer),
@@ -62,8 +63,8 @@ def tried(request):
 
 
 def test_there_are_examples_with_the_columns_it_asks_for(tried):
-    assert len(tried.objective.examples) >= 2
-    for row in tried.objective.examples:
+    assert len(tried.objective.example_rows) >= 2
+    for row in tried.objective.example_rows:
         assert set(tried.objective.columns()) <= set(row)
 
 
@@ -72,7 +73,7 @@ def test_sequences_are_within_the_limit_and_know_their_row(tried):
     for example in tried.examples:
         assert 1 < len(example["input_ids"]) <= MAX_LENGTH
         assert all(0 <= i < len(tried.tokenizer) for i in example["input_ids"])
-        if tried.objective.has_targets:
+        if tried.objective.has_target_text:
             assert 1 < len(example["labels"]) <= MAX_LENGTH
         elif isinstance(example["labels"], list):
             assert len(example["labels"]) == len(example["input_ids"])
@@ -101,9 +102,9 @@ def scores(tried, batch_size):
     model = tried.model()
     for start in range(0, len(tried.examples), batch_size):
         collated = tried.objective.collate(tried.examples[start : start + batch_size], tried.tokenizer)
-        batch = tried.objective.inputs(model, collated)
+        batch = tried.objective.prepare_inputs(model, collated)
         with torch.inference_mode():
-            yield batch, tried.objective.measure(model, batch, tried.tokenizer)
+            yield batch, tried.objective.score_batch(model, batch, tried.tokenizer)
 
 
 def test_scores_are_one_finite_double_per_sequence_and_name(tried):
@@ -131,12 +132,12 @@ def test_the_models_own_loss_is_the_metric_loss(tried):
     if not isinstance(tried.objective, Likelihood):
         pytest.skip("its loss is not the model's own")
     model = tried.model()
-    batch = tried.objective.inputs(model, tried.objective.collate(tried.examples, tried.tokenizer))
-    meter = tried.objective.meter(tried.state)
+    batch = tried.objective.prepare_inputs(model, tried.objective.collate(tried.examples, tried.tokenizer))
+    accumulator = MetricAccumulator(tried.objective, tried.state)
     with torch.inference_mode():
         out = model(**batch)
-        meter.update(tried.objective.measure(model, batch, tried.tokenizer))
-    assert meter.compute()["loss"] == pytest.approx(float(out.loss), rel=1e-5)
+        accumulator.update(tried.objective.score_batch(model, batch, tried.tokenizer))
+    assert accumulator.compute()["loss"] == pytest.approx(float(out.loss), rel=1e-5)
 
 
 def test_figures_do_not_depend_on_the_batch_size(tried):
@@ -144,10 +145,10 @@ def test_figures_do_not_depend_on_the_batch_size(tried):
     rows = rows.repeat(7, 1)[torch.randperm(7 * len(rows), generator=torch.Generator().manual_seed(1))]
     figures = {}
     for size in (1, 2, 7, len(rows)):
-        meter = tried.objective.meter(tried.state)
+        accumulator = MetricAccumulator(tried.objective, tried.state)
         for part in rows.split(size):
-            meter.update(part)
-        figures[size] = meter.compute()
+            accumulator.update(part)
+        figures[size] = accumulator.compute()
         assert figures[size].keys() == tried.objective.metrics.keys()
         for name, value in figures[size].items():
             assert value == pytest.approx(figures[1][name], rel=1e-9), (size, name)
@@ -159,9 +160,9 @@ def test_a_loss_that_is_not_finite_is_seen(tried):
         spoilt = rows.clone()
         score = next(name for name in ("nll", "loss", "reward") if name in tried.objective.score_names)
         spoilt[0, tried.objective.score_names.index(score)] = bad
-        meter = tried.objective.meter(tried.state)
-        meter.update(spoilt)
-        assert not math.isfinite(meter.compute()["reward" if score == "reward" else "loss"])
+        accumulator = MetricAccumulator(tried.objective, tried.state)
+        accumulator.update(spoilt)
+        assert not math.isfinite(accumulator.compute()["reward" if score == "reward" else "loss"])
 
 
 def test_each_metric_has_a_direction_and_each_option_a_default(tried):
@@ -190,14 +191,13 @@ class Toy(Objective[Options]):
     metrics = {"loss": "min"}
     score_names = ("nll",)
     pipeline_tag = "other"
-    examples = ()
+    example_rows = ()
     def columns(self): return {}
     def text(self, row): return ""
     def encode(self, row, tokenizer, max_length, state): return []
     def collate(self, examples, tokenizer): return {}
     def model_class(self): return None
-    def measure(self, model, batch, tokenizer): return None
-    def meter(self, state): return None
+    def score_batch(self, model, batch, tokenizer): return None
 '''
 
 
@@ -208,7 +208,7 @@ def test_a_new_objective_is_a_new_file(tmp_path):
     code = (
         "from trainer import objectives; from params.schema import ObjectiveChoice; import sys; "
         "print(objectives.names(), objectives.find('toy').__name__, "
-        "objectives.problems(ObjectiveChoice(name='toy', label_colum='x'))[0].fix, 'torch' in sys.modules)"
+        "objectives.option_problems(ObjectiveChoice(name='toy', label_colum='x'))[0].fix, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     names = sorted([*objectives.names(), "toy"])

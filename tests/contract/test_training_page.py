@@ -88,10 +88,12 @@ def test_a_row_has_recipe_lines_that_check_takes(row: list[str], tmp_path: Path,
         section, key = other.split(".")
         if given in changes:
             del content[section][key]
-    columns = {"text": "a text", "label": "a label"} | dict(objectives.find(content["objective"]["name"]).examples[0])
+    columns = {"text": "a text", "label": "a label"} | dict(
+        objectives.find(content["objective"]["name"]).example_rows[0]
+    )
     (tmp_path / "rows.jsonl").write_text(json.dumps(columns) + "\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config_check, "start", lambda config: lambda: config_check.flaws(config))
+    monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
     found = all_problems(read(tiny.write(tmp_path / "row.yaml", content)))
     if "GPU" in feature:  # where there is none, `check` says so
         found = [p for p in found if "GPU" not in p.what and "not installed" not in p.what]

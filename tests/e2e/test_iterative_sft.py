@@ -31,9 +31,9 @@ def test_each_round_keeps_more_of_what_the_model_writes(project) -> None:
     lines = map(json.loads, (project.root / "runs/digits/history/metrics.jsonl").read_text().splitlines())
     rounds = [line for line in lines if "round" in line]
     assert [line["round"] for line in rounds] == list(range(25))
-    assert rounds[0]["round_kept"] < 0.1
-    assert rounds[-1]["round_kept"] > 0.7
-    assert all(line["round_kept"] == line["round_reward"] for line in rounds), "here a reward is 0 or 1"
+    assert rounds[0]["round_selected"] < 0.1
+    assert rounds[-1]["round_selected"] > 0.7
+    assert all(line["round_selected"] == line["round_reward"] for line in rounds), "here a reward is 0 or 1"
     assert project.json("runs/digits/release/receipt.json")["verdict"] == "published"
 
     row = project.run("python", "-m", "tasks", "trace", "params/digits.yaml", "--row", "17")

@@ -9,7 +9,8 @@ OBJECTIVE = '''
 
 from __future__ import annotations
 
-from trainer.objectives.bases.likelihood import Likelihood, label_losses, pad_batch, token_figures, token_scores, token_totals
+from trainer.objectives.bases.likelihood import Likelihood, label_losses, token_metrics, token_scores, token_statistics
+from trainer.objectives.bases.padding import pad_batch
 from params.schema import Section
 
 
@@ -28,7 +29,7 @@ class Reversal(Likelihood[Options]):
     main_metric = "token_accuracy"
     score_names = ("nll", "tokens", "correct")
     pipeline_tag = "token-classification"
-    examples = ({"sentence": "abc"}, {"sentence": "the rain"})
+    example_rows = ({"sentence": "abc"}, {"sentence": "the rain"})
 
     def columns(self):
         return {self.options.sentence_column: "string"}
@@ -54,14 +55,14 @@ class Reversal(Likelihood[Options]):
     def losses(self, logits, labels):
         return label_losses(logits, labels)
 
-    def score(self, logits, labels):
+    def score_logits(self, logits, labels):
         return token_scores(logits, labels)
 
-    def totals(self, scores, state):
-        return token_totals(scores)
+    def additive_statistics(self, scores, state):
+        return token_statistics(scores)
 
-    def compute(self, totals, state):
-        return token_figures(totals)
+    def compute_metrics(self, totals, state):
+        return token_metrics(totals)
 '''
 
 

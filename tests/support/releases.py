@@ -48,7 +48,7 @@ def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11) -
     network = initial_model(recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
     sequences = tokens.read_split(artifacts.tokens, "train")
     examples = [sequences[i] for i in range(min(BATCH, len(sequences)))]
-    batch = objective.inputs(network, objective.collate(examples, tokenizer))
+    batch = objective.prepare_inputs(network, objective.collate(examples, tokenizer))
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     network.eval()  # without dropout
     for _ in range(steps):

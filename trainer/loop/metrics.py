@@ -10,15 +10,16 @@ import numpy as np
 from params import ModelError
 from params.importing import bind
 from params.schema import Metrics
+from trainer.objectives.bases.objective import MetricAccumulator
+from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:
     import torch
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from trainer.objectives.bases.objective import Example, Meter, Objective, State
+    from trainer.objectives.bases.objective import Example, Objective, State
 
-_PADDING = -100
 Measured = tuple["torch.Tensor", ...]
 """Of a batch: scores (B, K) and, with metrics of one's own, predictions, labels and inputs, each (B, ...)."""
 
@@ -57,26 +58,26 @@ class Figures:
         self._begin()
 
     def _begin(self) -> None:
-        self._meter: Meter = self._objective.meter(self._state)
+        self._meter = MetricAccumulator(self._objective, self._state)
         self._kept: list[Any] = []
 
     def measure(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Measured:
         """What is kept of a batch."""
         from trainer.objectives.bases.likelihood import Likelihood, logits_of
 
-        batch = self._objective.inputs(model, batch)
+        batch = self._objective.prepare_inputs(model, batch)
         if self._function is None:
-            return (self._objective.measure(model, batch, self._tokenizer),)
+            return (self._objective.score_batch(model, batch, self._tokenizer),)
         if not isinstance(self._objective, Likelihood):
-            scores = self._objective.measure(model, batch, self._tokenizer)
+            scores = self._objective.score_batch(model, batch, self._tokenizer)
             return (scores, scores, batch.get("labels", batch["input_ids"]), batch["input_ids"])
         logits, labels = logits_of(model, batch), batch["labels"]
-        written = self._objective.written(model, batch, self._tokenizer)
+        written = self._objective.generate(model, batch, self._tokenizer)
         if self._preprocess is not None:
             predictions = self._preprocess(logits, labels)
         else:
             predictions = logits.argmax(-1) if written is None else written
-        scores = self._objective.judge(logits, written, labels, self._tokenizer)
+        scores = self._objective.score_outputs(logits, written, labels, self._tokenizer)
         return (scores, predictions, labels, batch["input_ids"])
 
     def batches(
@@ -147,7 +148,7 @@ def _joined(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         longest = max(part.shape[1] for part in parts)
         rest = [(0, 0)] * (parts[0].ndim - 2)
         parts = [
-            np.pad(part, [(0, 0), (0, longest - part.shape[1]), *rest], constant_values=_PADDING) for part in parts
+            np.pad(part, [(0, 0), (0, longest - part.shape[1]), *rest], constant_values=IGNORE_INDEX) for part in parts
         ]
     joined: np.ndarray[Any, Any] = np.concatenate(parts)
     return joined

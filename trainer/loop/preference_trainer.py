@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -14,13 +14,26 @@ from params import RecipeError
 from params.artifacts import write_whole
 from trainer.loop.trainer import EvergreenTrainer
 
-if TYPE_CHECKING:
-    from trainer.objectives.dpo import DPO
-
 Reference = Callable[[Mapping[str, Any]], torch.Tensor]
 """From a batch to its log-probabilities (2, B) under the start model."""
 AHEAD = "reference.json"
 """File in a run's folder with the log-probabilities that were computed ahead."""
+
+
+class PreferenceObjective(Protocol):
+    """What this Trainer needs of its objective."""
+
+    reference_logprobs: Reference | None
+
+    @property
+    def precomputes_reference(self) -> bool:
+        """Whether the reference's log-probabilities are computed once, before training."""
+
+    def completion_logprobs(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return log-probabilities of chosen and rejected completions, (2, B)."""
+
+    def score_pairs(self, model: Any, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return losses (B,), and rewards and log-probabilities (2, B)."""
 
 
 class PreferenceTrainer(EvergreenTrainer):
@@ -30,8 +43,8 @@ class PreferenceTrainer(EvergreenTrainer):
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         """As EvergreenTrainer's; before a checkpoint is loaded, the model is the reference."""
-        objective = cast("DPO", self.objective)
-        objective.reference = self._ahead() if objective.options.reference == "precomputed" else self._start_model()
+        objective = cast("PreferenceObjective", self.objective)
+        objective.reference_logprobs = self._ahead() if objective.precomputes_reference else self._start_model()
         return super().train(resume_from_checkpoint, **kwargs)
 
     def compute_loss(
@@ -42,24 +55,24 @@ class PreferenceTrainer(EvergreenTrainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """The mean over the pairs of a micro-batch."""
-        losses, _, _ = cast("DPO", self.objective).preferences(model, inputs)
+        losses, _, _ = cast("PreferenceObjective", self.objective).score_pairs(model, inputs)
         loss = losses.mean()
         return (loss, {}) if return_outputs else loss
 
     def _start_model(self) -> Reference:
         """The start model, without dropout: a copy, or the model itself with its adapters switched off."""
-        objective, own = cast("DPO", self.objective), cast("Any", self.model)
+        objective, own = cast("PreferenceObjective", self.objective), cast("Any", self.model)
         adapted = hasattr(own, "disable_adapter")  # peft's
         frozen = own if adapted else copy.deepcopy(own).to(self.args.device).eval().requires_grad_(requires_grad=False)
 
         def reference(batch: Mapping[str, Any]) -> torch.Tensor:
             with torch.no_grad(), self.accelerator.autocast():
                 if not adapted:
-                    return objective.log_probs(frozen, batch)
+                    return objective.completion_logprobs(frozen, batch)
                 learns = own.training
                 own.eval()
                 with own.disable_adapter():
-                    found = objective.log_probs(own, batch)
+                    found = objective.completion_logprobs(own, batch)
                 own.train(learns)
                 return found
 
@@ -87,7 +100,10 @@ class PreferenceTrainer(EvergreenTrainer):
         """This process's share of the pairs: row ids, and log-probabilities of the chosen and the rejected completion."""
         size = self.args.per_device_eval_batch_size
         found: dict[int, list[float]] = {}
-        objective, own = cast("DPO", self.objective), cast("Any", self.model).to(self.args.device).eval()
+        objective, own = (
+            cast("PreferenceObjective", self.objective),
+            cast("Any", self.model).to(self.args.device).eval(),
+        )
         splits: Any = (self.train_dataset, self.eval_dataset)
         batches = [(split, at) for split in splits for at in range(0, len(split), size)]
         for split, at in batches[self.args.process_index :: self.args.world_size]:
@@ -95,7 +111,7 @@ class PreferenceTrainer(EvergreenTrainer):
             examples = [split[i] for i in range(at, min(at + size, len(split)))]
             batch = self._prepare_inputs(self.data_collator(examples))
             with torch.no_grad(), self.accelerator.autocast():
-                log_probs = objective.log_probs(own, batch)
+                log_probs = objective.completion_logprobs(own, batch)
             found.update(zip(batch["row_id"].tolist(), log_probs.T.tolist(), strict=True))
         return found
 

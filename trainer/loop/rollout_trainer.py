@@ -24,9 +24,9 @@ from transformers import PreTrainedModel
 from params import CheckpointError, ModelError
 from trainer.data.randomness import seeded
 from trainer.loop.trainer import EvergreenTrainer
-from trainer.objectives.bases.generation import log_probabilities, sample, training_batch
-from trainer.objectives.bases.prompts import GenerativeObjective, spelled
-from trainer.objectives.bases.rollout import Rollout, TrainingSample
+from trainer.objectives.bases.generative import GenerativeObjective
+from trainer.objectives.bases.rollout import Rollout, TrainingSample, token_logprobs, training_batch
+from trainer.objectives.bases.sampling import decode_completions, sample
 
 _FILE = "rollouts_{}.pt"
 """What a process has sampled and not yet learned, and what its log has gathered of it since the last line."""
@@ -35,7 +35,7 @@ Sums = dict[str, list[float]]
 
 
 class RolloutTrainer(EvergreenTrainer):
-    """Trains objectives of trainer.objectives.bases.prompts."""
+    """Trains objectives of trainer.objectives.bases.generative."""
 
     loss_is_scaled_for_ga = True
     _reference: PreTrainedModel | None
@@ -56,11 +56,11 @@ class RolloutTrainer(EvergreenTrainer):
         """The micro-batches of one optimizer step, and what the sum of its losses is divided by."""
         super().get_batch_samples(epoch_iterator, num_batches, device)  # the rows; completions were sampled before
         step = self.state.global_step
-        if step % self._task.round_steps == 0:
+        if step % self._task.steps_per_round == 0:
             self._begin_round(step)
         taken = [[self._rollouts.pop((step, place)) for place in places] for places in self._order.own_places()]
         for rollout in (rollout for rollouts in taken for rollout in rollouts):
-            _add(self._sums, {name: (value, 1) for name, value in self._task.figures(rollout).items()})
+            _add(self._sums, {name: (value, 1) for name, value in self._task.rollout_metrics(rollout).items()})
         training_samples = [
             [training_sample for rollout in rollouts for training_sample in self._task.training_samples(rollout)]
             for rollouts in taken
@@ -74,7 +74,7 @@ class RolloutTrainer(EvergreenTrainer):
         idle = [[TrainingSample(rollouts[0].prompt, rollouts[0].completions[0], 0.0)] for rollouts in taken]
         padding = int(self.processing_class.pad_token_id)
         batches = [training_batch(of or nothing, padding) for of, nothing in zip(training_samples, idle, strict=True)]
-        return batches, max(self._task.share(sequences=sequences, tokens=tokens), 1.0)
+        return batches, max(self._task.loss_denominator(sequences=sequences, tokens=tokens), 1.0)
 
     def compute_loss(
         self,
@@ -86,7 +86,7 @@ class RolloutTrainer(EvergreenTrainer):
         """The micro-batch's part of the loss of the whole global batch; gradients are a mean over processes."""
         outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
         losses, figures = self._task.losses(outputs.logits, inputs)
-        tokens = float(inputs["learned"].sum())
+        tokens = float(inputs["completion_mask"].sum())
         _add(self._sums, {name: (float(figure.sum()), tokens) for name, figure in figures.items()})
         loss = losses.sum() * self.args.world_size / num_items_in_batch
         return (loss, outputs) if return_outputs else loss
@@ -106,24 +106,24 @@ class RolloutTrainer(EvergreenTrainer):
 
     def _begin_round(self, step: int) -> None:
         """Sample, for this process's places in the steps of a round, and judge."""
-        steps = min(self._task.round_steps, self.state.max_steps - step)
+        steps = min(self._task.steps_per_round, self.state.max_steps - step)
         coming = list(self._order.coming(steps))
         own = [place for places in self._order.own_places() for place in places]
         asked = [(step + ahead, place, tickets[place]) for ahead, tickets in enumerate(coming) for place in own]
         data = cast("Any", self.callback_handler.train_dataloader).dataset
         examples = [example for _, example in data.__getitems__([ticket for _, _, ticket in asked])]
-        rows = self._task.collate(examples, self.processing_class)["seen"]
+        rows = self._task.collate(examples, self.processing_class)["reward_rows"]
         count = self._task.options.num_generations
         with seeded(self.args.seed, "round", step), self.accelerator.autocast():
             completions, terminated = sample(
                 self._network,
                 [example["input_ids"] for example in examples for _ in range(count)],
                 tokenizer=self.processing_class,
-                sampling=self._task.options,
+                options=self._task.options,
                 keys=[(self.args.seed, at, place, i) for at, place, _ in asked for i in range(count)],
                 on_token=lambda: self._heartbeat.beat("training", step),
             )
-        texts = spelled(completions, self.processing_class)
+        texts = decode_completions(completions, self.processing_class)
         rewards = self._task.rewards(texts, [row for row in rows for _ in range(count)])
         made = []
         for i, ((at, place, _), example, row) in enumerate(zip(asked, examples, rows, strict=True)):
@@ -132,16 +132,16 @@ class RolloutTrainer(EvergreenTrainer):
             rollout.reference_completion = example.get("reference_completion")
             made.append(rollout)
         if self._task.needs_old_logprobs:
-            self._look("old", made, self._network)
+            self._look("old_logprobs", made, self._network)
         if self._task.needs_ref_logprobs:
             with self._start_model() as model:
-                self._look("reference", made, model)
+                self._look("ref_logprobs", made, model)
         self._rollouts = {(rollout.step, rollout.place): rollout for rollout in made}
         if self._task.logs_rounds:
             sums: Sums = {}
             for rollout in made:
-                _add(sums, {f"round_{k}": (value, 1) for k, value in self._task.figures(rollout).items()})
-            self.log({"round": float(step // self._task.round_steps), **self._means(sums)})
+                _add(sums, {f"round_{k}": (value, 1) for k, value in self._task.rollout_metrics(rollout).items()})
+            self.log({"round": float(step // self._task.steps_per_round), **self._means(sums)})
 
     @torch.no_grad()
     def _look(self, name: str, rollouts: Sequence[Rollout], model: Any) -> None:
@@ -157,8 +157,8 @@ class RolloutTrainer(EvergreenTrainer):
             with self.accelerator.autocast():
                 logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
             temperature = self._task.options.temperature
-            found = log_probabilities(logits, batch["input_ids"], batch["learned"], temperature)
-            values = iter([row[learned].cpu() for row, learned in zip(found, batch["learned"], strict=True)])
+            found = token_logprobs(logits, batch["input_ids"], batch["completion_mask"], temperature)
+            values = iter([row[learned].cpu() for row, learned in zip(found, batch["completion_mask"], strict=True)])
             for rollout in part:
                 setattr(rollout, name, [next(values).clone() for _ in rollout.completions])
         model.train(was_training)
@@ -230,7 +230,7 @@ class RolloutTrainer(EvergreenTrainer):
             raise CheckpointError(str(checkpoint), what, "go on from another one") from error
         own = [place for places in self._order.own_places() for place in places]
         self._rollouts = {(r.step, r.place): r for r in rollouts if r.place in set(own)}
-        in_round = step % self._task.round_steps and step < self.state.max_steps
+        in_round = step % self._task.steps_per_round and step < self.state.max_steps
         if in_round and any((step, place) not in self._rollouts for place in own):
             what = f"it lacks completions that step {step + 1} learns from"
             raise CheckpointError(str(checkpoint), what, "go on from another one")

@@ -213,7 +213,9 @@ class EvergreenTrainer(Trainer):
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """On the right device, and with what only the model can tell."""
-        return dict(self.objective.inputs(self.accelerator.unwrap_model(self.model), super()._prepare_inputs(inputs)))
+        return dict(
+            self.objective.prepare_inputs(self.accelerator.unwrap_model(self.model), super()._prepare_inputs(inputs))
+        )
 
     def prediction_step(
         self,

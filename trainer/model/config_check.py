@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 
-def start(config: dict[str, Any]) -> Callable[[], list[tuple[str, str, list[str]]]]:
+def start_check(config: dict[str, Any]) -> Callable[[], list[tuple[str, str, list[str]]]]:
     """Begin to check `config`, with its `model_type`; call the result to wait for what is wrong with it."""
     process = subprocess.Popen(
         [sys.executable, "-m", __name__],
@@ -41,7 +41,7 @@ def start(config: dict[str, Any]) -> Callable[[], list[tuple[str, str, list[str]
     return wait
 
 
-def flaws(config: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
+def config_errors(config: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
     """What is wrong with `config`: the key (empty for the whole), why, and the names that would be right."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -64,4 +64,4 @@ def flaws(config: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
 
 if __name__ == "__main__":
     sys.modules["torch"] = None  # type: ignore[assignment]  # so that transformers does not import it
-    print(json.dumps(flaws(json.load(sys.stdin))))
+    print(json.dumps(config_errors(json.load(sys.stdin))))

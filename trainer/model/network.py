@@ -1,7 +1,7 @@
 """The network: built from a configuration, or loaded from safetensors; never from pickle, never with code of others.
 
 With adapters (`model.lora`) the base model stays as it is, in 4 or 8 bits if `model.quantization` says so. Checkpoints hold
-what learns; for publishing, `merge` adds it to the base model in full precision.
+what learns; for publishing, `merge_adapters` adds it to the base model in full precision.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def conflicts(model: Model, launch: Launch) -> Iterator[Problem]:
         yield Problem(key, "bitsandbytes is not installed", "pip install 'evergreen[quantization]'")
 
 
-def merge(
+def merge_adapters(
     adapters: Path,
     target: Path,
     model: Model,
@@ -142,7 +142,7 @@ def trained_model(folder: Path, objective: Objective[Any]) -> PreTrainedModel:
     return _load(str(folder), objective, revision=None, is_whole=True)
 
 
-def only_pickle(folder: Path) -> bool:
+def has_only_pickle(folder: Path) -> bool:
     """Whether a local model folder holds weights, but none that are safe to load."""
     suffixes = {path.suffix for path in folder.iterdir()}
     return ".safetensors" not in suffixes and bool(suffixes & {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
@@ -219,7 +219,7 @@ def _load(
 ) -> PreTrainedModel:
     import torch
 
-    if Path(path).is_dir() and only_pickle(Path(path)):
+    if Path(path).is_dir() and has_only_pickle(Path(path)):
         raise ModelError(
             path,
             "holds weights as pickle only, which can run code when it is loaded",

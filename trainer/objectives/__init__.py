@@ -1,8 +1,8 @@
-"""What is learned. An objective is one module here, named after itself, with one subclass of `Objective` in it.
+"""What a model learns. An objective is one module here, with one subclass of `Objective`; its name is the module's.
 
-`find(name)` imports the module; there is no list to keep. All that is particular to an objective stands in its file:
-the columns it needs, how a row becomes tokens and tokens a batch, the model's head, the Trainer, how logits become
-figures. torch and transformers are imported inside functions, so that `check` can ask an objective without them.
+`find(name)` imports the module; there is no list of objectives. A module holds everything that is specific to its objective:
+the columns it needs, how a row becomes tokens and tokens a batch, the model's head, the Trainer, the scores and metrics.
+Modules import torch and transformers inside functions, so that `check` can use an objective without them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from trainer.objectives.bases.objective import Objective
 
 
 def names() -> list[str]:
-    """The objectives there are."""
+    """Return the names of all objectives."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg)
 
 
 def find(name: str) -> type[Objective[Any]]:
-    """The objective class in `trainer/objectives/<name>.py`.
+    """Return the objective class in `trainer/objectives/<name>.py`.
 
     Raises:
         RecipeError: there is no such module.
@@ -43,8 +43,8 @@ def find(name: str) -> type[Objective[Any]]:
     return found
 
 
-def problems(choice: ObjectiveChoice) -> list[Problem]:
-    """What is wrong with the recipe's `objective` section."""
+def option_problems(choice: ObjectiveChoice) -> list[Problem]:
+    """Return what is wrong with the recipe's `objective` section."""
     try:
         cls = find(choice.name)
         cls.options_class.model_validate(choice.options)
@@ -63,14 +63,14 @@ def problems(choice: ObjectiveChoice) -> list[Problem]:
 
 
 def build(choice: ObjectiveChoice) -> Objective[Any]:
-    """The objective that a recipe asks for.
+    """Return the objective that a recipe names, with its options.
 
     Raises:
-        RecipeError: it does not exist, or its options are wrong.
+        RecipeError: it does not exist, or its options are invalid.
     """
-    found = problems(choice)
-    if found:
-        lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in found)
-        raise RecipeError("objective", f"cannot be built\n{lines}", "mend the keys above")
+    problems = option_problems(choice)
+    if problems:
+        lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in problems)
+        raise RecipeError("objective", f"is invalid\n{lines}", "fix these keys")
     cls = find(choice.name)
     return cls(cls.options_class.model_validate(choice.options))

@@ -2,9 +2,9 @@ r"""Causal language modelling: predict every next token of a text.
 
     {"text": "abs(x, /)\n\nReturn the absolute value of the argument."}
 
-Training packs: texts stand one after another, an end-of-text token between them, cut into full sequences; the model
-may look across that token. Evaluation does not pack: each text is scored by itself, in windows of `max_length`, so
-that figures are per row. The loss is the mean negative log-likelihood per predicted token, in nats.
+Training packs: texts are joined by an end-of-text token and cut into full sequences; the model may attend across that
+token. Evaluation does not pack: each text is scored alone, in windows of `max_length`, so that scores are per row. The loss
+is the mean negative log-likelihood per predicted token, in nats.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from params import ModelError
 from params.schema import Section
-from trainer.objectives.bases.likelihood import TokenLikelihood, next_token_losses, pad_batch, token_scores
-from trainer.objectives.bases.objective import Example, Kind, Row, State
+from trainer.objectives.bases.likelihood import TokenLikelihood, next_token_losses, token_scores
+from trainer.objectives.bases.objective import ColumnKind, Example, Row, State
+from trainer.objectives.bases.padding import pad_batch
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,7 @@ class Options(Section):
     text_column: str = "text"
     """The column with the text."""
     packing: bool = True
-    """Fill training sequences to `max_length` with several texts; otherwise one text each, padded."""
+    """Fill training sequences up to `max_length` with several texts; otherwise each sequence is one padded text."""
 
 
 class CausalLM(TokenLikelihood[Options]):
@@ -37,19 +38,19 @@ class CausalLM(TokenLikelihood[Options]):
 
     options_class = Options
     pipeline_tag = "text-generation"
-    examples: ClassVar[tuple[Row, ...]] = (
+    example_rows: ClassVar[tuple[Row, ...]] = (
         {"text": "abs(x, /)\n\nReturn the absolute value of the argument."},
         {"text": "Return True if the string is a valid identifier, False otherwise."},
     )
 
-    def columns(self) -> Mapping[str, Kind]:
+    def columns(self) -> Mapping[str, ColumnKind]:
         return {self.options.text_column: "string"}
 
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
 
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
-        """Windows of the row's tokens; the last one ends with the end-of-text token, which is predicted too."""
+        """Windows of the row's tokens; the last window ends with the end-of-text token, which has a loss too."""
         if tokenizer.eos_token_id is None:
             raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a causal language model")
         text = self.text(row)
@@ -60,21 +61,20 @@ class CausalLM(TokenLikelihood[Options]):
         ends = [*(end for _, end in encoding["offset_mapping"]), len(text)]
         starts = list(range(0, len(ids), max_length))
         if len(ids) - starts[-1] == 1:
-            starts[-1] -= 1  # a window of one token would predict nothing, and leave the end of the text unlearned
+            starts[-1] -= 1  # a window of one token predicts nothing, so the end of the text would have no loss
         return [
             {
                 "row_id": row["row_id"],
                 "input_ids": ids[start:end],
                 "labels": ids[start:end],
-                "bytes": len(
-                    text[ends[start] : ends[end - 1]].encode()
-                ),  # the first token of a window is not predicted
+                # the first token of a window is not predicted
+                "bytes": len(text[ends[start] : ends[end - 1]].encode()),
             }
             for start, end in pairwise([*starts, len(ids)])
         ]
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
-        """Full sequences only: the tokens left over at the end of the split are not trained on."""
+        """Full sequences only: the remaining tokens at the end of the split are dropped."""
         if not self.options.packing:
             yield from examples
             return
@@ -98,9 +98,9 @@ class CausalLM(TokenLikelihood[Options]):
         return AutoModelForCausalLM  # type: ignore[no-any-return]
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, V) logits and (B, T) labels to (B, T); the first token of a sequence is not predicted."""
+        """(B, T, V) logits and (B, T) labels to losses (B, T); the first token of a sequence has none."""
         return next_token_losses(logits, labels)
 
-    def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, V) logits and (B, T) labels to summed negative log-likelihood, tokens and correct tokens, (B, 3)."""
+    def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""
         return token_scores(logits[:, :-1], labels[:, 1:])

@@ -2,11 +2,11 @@ r"""Direct preference optimization: prefer the better of two completions of a pr
 
     {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"}
 
-The reward of a completion is beta times what its log-probability has gained over the model as it was before training, the
-reference (Rafailov et al. 2023, https://arxiv.org/abs/2305.18290); the loss wants the chosen one to earn more. Prompt and
-completions are tokenized apart, so that both completions follow the same tokens, and each ends with the end-of-text
-token. A pair that is too long loses the beginning of its prompt, all but one token of it at most; only then is a
-completion cut, at its end.
+The reward of a completion is beta times its log-probability minus that under the reference, which is the model as it was
+before training (Rafailov et al. 2023, https://arxiv.org/abs/2305.18290). The loss is low where the chosen completion has
+the higher reward. Prompt and completions are tokenized separately, so that both completions follow the same tokens, and each
+ends with the end-of-text token. A pair that is too long loses the beginning of its prompt, down to one token; only then
+are completions cut, at their end.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pydantic import Field, PositiveFloat
 
 from params import ModelError, Problem
 from params.schema import Direction, Launch, Model, Section, Training
-from trainer.objectives.bases.likelihood import IGNORED, pad_batch
-from trainer.objectives.bases.objective import Example, Kind, Objective, Row, Scores, State
+from trainer.objectives.bases.objective import ColumnKind, Example, Objective, Row, ScoreColumns, State
+from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,30 +28,29 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
-_SMOOTHED = ("sigmoid", "robust", "exo_pair")
+_WITH_SMOOTHING = ("sigmoid", "robust", "exo_pair")
 
 
 class Options(Section):
     """Keys of the recipe's `objective` section."""
 
     prompt_column: str = "prompt"
-    """The column with the text that both completions answer."""
+    """The column with the prompt of both completions."""
     chosen_column: str = "chosen"
     """The column with the better completion, its leading space included."""
     rejected_column: str = "rejected"
     """The column with the worse completion."""
     separator: str = ""
-    """Text between prompt and completion, where the columns hold none; it belongs to the prompt."""
+    """Text to put between prompt and completion; it is tokenized with the prompt."""
     loss_type: Literal["sigmoid", "ipo", "hinge", "robust", "exo_pair", "apo_zero", "apo_down"] = "sigmoid"
-    """How the rewards of a pair become a loss; `DPO.losses` says where each comes from."""
+    """How the rewards of a pair become a loss; `DPO.losses` cites the source of each."""
     beta: PositiveFloat = 0.1
-    """How dear it is to leave the reference; for `ipo` the regularization called tau."""
+    """Strength of the penalty for moving away from the reference model; `ipo` calls it tau."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
-    """Share of the pairs that are thought to be labelled the wrong way round; for sigmoid, robust and exo_pair."""
+    """Assumed share of pairs with swapped labels; for sigmoid, robust and exo_pair."""
     reference: Literal["model", "precomputed"] = "model"
-    """`model` asks a frozen copy of the start model in every step, whole on each process; with `model.lora` the model
-    without its adapters. `precomputed` asks once for all pairs before training, and needs no second model in memory."""
+    """`model` runs a frozen copy of the start model in every step, whole on each process, or with `model.lora` the model
+    without its adapters. `precomputed` runs it once over all pairs before training, so no second model is in memory."""
 
 
 class DPO(Objective[Options]):
@@ -64,80 +63,85 @@ class DPO(Objective[Options]):
         "reward_margin": "max",
         "chosen_reward": "max",
         "rejected_reward": "min",
-        "chosen_log_prob": "max",
-        "rejected_log_prob": "min",
+        "chosen_logprob": "max",
+        "rejected_logprob": "min",
     }
     main_metric = "reward_accuracy"
-    per_token = frozenset(metrics)  # the reference model reads the same tokens
-    score_names = ("loss", "chosen_reward", "rejected_reward", "chosen_log_prob", "rejected_log_prob")
+    tokenizer_dependent = frozenset(metrics)  # the reference model reads the same tokens
+    score_names = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
     pipeline_tag = "text-generation"
     trainer_class = "trainer.loop.preference_trainer:PreferenceTrainer"
-    examples: ClassVar[tuple[Row, ...]] = (
+    example_rows: ClassVar[tuple[Row, ...]] = (
         {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"},
         {"prompt": "A word for a small dog?", "chosen": "puppy", "rejected": "kitten, or cat"},
     )
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self.reference: Callable[[Mapping[str, Any]], torch.Tensor] | None = None
-        """From a batch to its log-probabilities (2, B) under the start model; set before anything is measured."""
+        self.reference_logprobs: Callable[[Mapping[str, Any]], torch.Tensor] | None = None
+        """From a batch to its `completion_logprobs` (2, B) under the reference; set before any pair is scored."""
 
-    def columns(self) -> Mapping[str, Kind]:
+    @property
+    def precomputes_reference(self) -> bool:
+        """Whether the reference's log-probabilities are computed once, before training."""
+        return self.options.reference == "precomputed"
+
+    def columns(self) -> Mapping[str, ColumnKind]:
         o = self.options
         return {o.prompt_column: "string", o.chosen_column: "string", o.rejected_column: "string"}
 
     def reject_reason(self, row: Row) -> str | None:
         same = row[self.options.chosen_column] == row[self.options.rejected_column]
-        return "chosen and rejected are the same text: nothing can be learned from it" if same else None
+        return "chosen and rejected are the same text, so there is nothing to learn" if same else None
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         smoothing, kind = self.options.label_smoothing, self.options.loss_type
-        if smoothing and kind not in _SMOOTHED:
-            what = f"does nothing to {kind}"
-            yield Problem(("objective", "label_smoothing"), what, f"remove it, or use {', '.join(_SMOOTHED)}")
+        if smoothing and kind not in _WITH_SMOOTHING:
+            what = f"has no effect on {kind}"
+            yield Problem(("objective", "label_smoothing"), what, f"remove it, or use {', '.join(_WITH_SMOOTHING)}")
         if kind == "exo_pair" and not smoothing:
-            what = "exo_pair is infinite for labels that are never wrong"
-            yield Problem(("objective", "label_smoothing"), what, "set it, for example to 0.001")
+            what = "is 0, with which the exo_pair loss is infinite"
+            yield Problem(("objective", "label_smoothing"), what, "set it above 0, for example to 0.001")
         if training.loss:
-            what = "takes the place of the loss that prefers, with which dpo would learn nothing of preferences"
+            what = "replaces the preference loss, so dpo would not learn from preferences"
             yield Problem(("training", "loss"), what, "remove it, and choose objective.loss_type")
         if training.arguments.get("label_smoothing_factor"):
             key = ("training", "arguments", "label_smoothing_factor")
-            yield Problem(key, "does nothing to a loss of preferences", "set objective.label_smoothing instead")
+            yield Problem(key, "has no effect on a preference loss", "set objective.label_smoothing instead")
         if training.arguments.get("include_num_input_tokens_seen", "no") not in {"no", False}:
             key = ("training", "arguments", "include_num_input_tokens_seen")
-            yield Problem(key, "counts the chosen completions only", "remove it")
+            yield Problem(key, "would count the tokens of chosen completions only", "remove it")
         if training.streaming and self.options.reference == "precomputed":
-            what = "`precomputed` goes through all pairs before the first step, which a stream is there to avoid"
-            yield Problem(("objective", "reference"), what, "use `model`, or training.streaming: false")
+            what = "`precomputed` reads all pairs before the first step, which streaming is meant to avoid"
+            yield Problem(("objective", "reference"), what, "use `model`, or set training.streaming to false")
 
     def prepare_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if tokenizer.eos_token_id is None:
             raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a causal language model")
 
     def text(self, row: Row) -> str:
-        """The prompt with the chosen completion, as in `input_ids`; the rejected one stands beside it."""
+        """The prompt with the chosen completion, as in `input_ids`."""
         return f"{row[self.options.prompt_column]}{self.options.separator}{row[self.options.chosen_column]}"
 
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
-        """One pair: `input_ids` of prompt and chosen completion, `rejected` of the other completion alone."""
-        prompt, *completions = self._whole(row, tokenizer)
+        """One pair: `input_ids` of the prompt and the chosen completion, and `rejected`, the other completion alone."""
+        prompt, *completions = self._tokenize(row, tokenizer)
         chosen, rejected = (completion[: max_length - 1] for completion in completions)
         prompt = prompt[-(max_length - max(len(chosen), len(rejected))) :]
-        labels = [IGNORED] * len(prompt) + chosen
+        labels = [IGNORE_INDEX] * len(prompt) + chosen
         return [{"row_id": row["row_id"], "input_ids": prompt + chosen, "labels": labels, "rejected": rejected}]
 
-    def truncates(
+    def is_truncated(
         self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
     ) -> bool:
-        prompt, chosen, rejected = self._whole(row, tokenizer)
+        prompt, chosen, rejected = self._tokenize(row, tokenizer)
         return len(prompt) + max(len(chosen), len(rejected)) > max_length
 
-    def _whole(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[int]]:
-        """All tokens of the prompt and of the chosen and the rejected completion."""
+    def _tokenize(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[int]]:
+        """Return all tokens of the prompt, of the chosen completion and of the rejected one."""
         o, end = self.options, tokenizer.eos_token_id
         prompt = list(tokenizer(f"{row[o.prompt_column]}{o.separator}", verbose=False)["input_ids"])
-        if prompt[-1] == end:  # some tokenizers end every text with it
+        if prompt[-1] == end:  # some tokenizers end every text
             prompt.pop()
         chosen, rejected = (
             [*tokenizer(str(row[column]), add_special_tokens=False, verbose=False)["input_ids"], end]
@@ -146,7 +150,7 @@ class DPO(Objective[Options]):
         return prompt, chosen, rejected
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-        """The chosen sequences under the usual names, the rejected ones beside them as `rejected_...`."""
+        """The chosen sequences under the usual names, the rejected ones as `rejected_input_ids` and so on, and `row_id` (B,)."""
         import torch
 
         rejected = pad_batch([_rejected(example) for example in examples], tokenizer)
@@ -161,110 +165,111 @@ class DPO(Objective[Options]):
     def set_reference(self, start: Callable[[], PreTrainedModel]) -> None:
         models: list[PreTrainedModel] = []
 
-        def reference(batch: Mapping[str, Any]) -> torch.Tensor:
+        def reference_logprobs(batch: Mapping[str, Any]) -> torch.Tensor:
             if not models:
                 models.append(start().eval().to(batch["input_ids"].device))
-            return self.log_probs(models[0], batch)
+            return self.completion_logprobs(models[0], batch)
 
-        self.reference = reference
+        self.reference_logprobs = reference_logprobs
 
-    def log_probs(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Log-probabilities in nats of the chosen and the rejected completions, (2, B) float64, by one forward pass."""
+    def completion_logprobs(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return log-probabilities in nats of chosen and rejected completions, (2, B) float64, by one forward pass."""
         import torch
         import torch.nn.functional as F
 
-        def both(name: str, filler: int) -> torch.Tensor:  # (2B, T)
-            parts = [batch[name], batch[f"rejected_{name}"]]
-            longest = max(part.shape[1] for part in parts)
-            return torch.cat([F.pad(part, (0, longest - part.shape[1]), value=filler) for part in parts])
+        def concatenate(name: str, padding: int) -> torch.Tensor:  # (2B, T)
+            halves = [batch[name], batch[f"rejected_{name}"]]
+            longest = max(half.shape[1] for half in halves)
+            return torch.cat([F.pad(half, (0, longest - half.shape[1]), value=padding) for half in halves])
 
-        ids, mask, labels = both("input_ids", 0), both("attention_mask", 0), both("labels", IGNORED)
+        ids, mask = concatenate("input_ids", 0), concatenate("attention_mask", 0)
+        labels = concatenate("labels", IGNORE_INDEX)
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         sums = []
         for row_logits, row_labels in zip(logits[:, :-1], labels[:, 1:], strict=True):
-            seen = row_labels != IGNORED  # (T-1,), one row at a time: the float copy of logits stays small
-            losses = F.cross_entropy(row_logits[seen].float(), row_labels[seen], reduction="none")
+            has_loss = row_labels != IGNORE_INDEX  # (T-1,), one row at a time: the float copy of logits stays small
+            losses = F.cross_entropy(row_logits[has_loss].float(), row_labels[has_loss], reduction="none")
             sums.append(-losses.double().sum())
         return torch.stack(sums).view(2, -1)
 
-    def losses(self, gains: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The loss of each pair, (B,).
+    def losses(self, logratios: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each pair, (B,).
 
         sigmoid: Rafailov et al. 2023; with label smoothing its conservative form (https://ericmitchell.ai/cdpo.pdf).
-        ipo: Azar et al. 2023 (https://arxiv.org/abs/2310.12036), of log-probabilities per token. hinge: Liu et al. 2023
+        ipo: Azar et al. 2023 (https://arxiv.org/abs/2310.12036), with log-probabilities per token. hinge: Liu et al. 2023
         (https://arxiv.org/abs/2309.06657). robust: Chowdhury et al. 2024 (https://arxiv.org/abs/2403.00409). exo_pair: Ji
         et al. 2024 (https://arxiv.org/abs/2402.00856). apo_zero and apo_down: D'Oosterlinck et al. 2024
         (https://arxiv.org/abs/2408.06266).
 
         Args:
-            gains: log-probabilities of chosen and rejected completions less those of the reference, (2, B).
-            tokens: how many tokens each completion has, (2, B).
+            logratios: log-probabilities of chosen and rejected completions minus those of the reference, (2, B).
+            tokens: number of tokens of each completion, (2, B).
         """
         import torch
         from torch.nn.functional import logsigmoid
 
-        kind, beta, wrong = self.options.loss_type, self.options.beta, self.options.label_smoothing
-        chosen, rejected = beta * gains  # (B,) each
+        kind, beta, flipped = self.options.loss_type, self.options.beta, self.options.label_smoothing
+        chosen, rejected = beta * logratios  # (B,) each
         margin = chosen - rejected
-        right, flipped = logsigmoid(margin), logsigmoid(-margin)
+        log_p, log_q = logsigmoid(margin), logsigmoid(-margin)  # that the label is right, and that it is flipped
         match kind:
             case "ipo":
-                per_token = gains / tokens
-                found = (per_token[0] - per_token[1] - 0.5 / beta) ** 2
+                per_token = logratios / tokens
+                losses = (per_token[0] - per_token[1] - 0.5 / beta) ** 2
             case "hinge":
-                found = torch.relu(1.0 - margin)
+                losses = torch.relu(1.0 - margin)
             case "robust":
-                found = (wrong * flipped - (1.0 - wrong) * right) / (1.0 - 2.0 * wrong)
+                losses = (flipped * log_q - (1.0 - flipped) * log_p) / (1.0 - 2.0 * flipped)
             case "exo_pair":
-                found = right.exp() * (right - math.log1p(-wrong)) + flipped.exp() * (flipped - math.log(wrong))
+                losses = log_p.exp() * (log_p - math.log1p(-flipped)) + log_q.exp() * (log_q - math.log(flipped))
             case "apo_zero":
-                found = (-chosen).sigmoid() + rejected.sigmoid()
+                losses = (-chosen).sigmoid() + rejected.sigmoid()
             case "apo_down":
-                found = chosen.sigmoid() + (-margin).sigmoid()
+                losses = chosen.sigmoid() + (-margin).sigmoid()
             case _:
-                found = -(1.0 - wrong) * right - wrong * flipped
-        return found
+                losses = -(1.0 - flipped) * log_p - flipped * log_q
+        return losses
 
-    def preferences(self, model: Any, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Loss (B,) of each pair, and rewards and log-probabilities (2, B) of its completions."""
+    def score_pairs(self, model: Any, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the loss (B,) of each pair, and rewards and log-probabilities (2, B) of its completions."""
         import torch
 
-        assert self.reference is not None, "set_reference, or a training, says what the reference is"
-        log_probs = self.log_probs(model, batch)
+        assert self.reference_logprobs is not None, "call set_reference first, or train"
+        logprobs = self.completion_logprobs(model, batch)
         with torch.no_grad():
-            before = self.reference(batch)
-        gains = log_probs - before
-        tokens = torch.stack([(batch[name] != IGNORED).sum(1) for name in ("labels", "rejected_labels")])
-        return self.losses(gains, tokens), self.options.beta * gains, log_probs
+            reference = self.reference_logprobs(batch)
+        logratios = logprobs - reference
+        tokens = torch.stack([(batch[name] != IGNORE_INDEX).sum(1) for name in ("labels", "rejected_labels")])
+        return self.losses(logratios, tokens), self.options.beta * logratios, logprobs
 
-    def measure(
+    def score_batch(
         self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     ) -> torch.Tensor:
         import torch
 
-        losses, rewards, log_probs = self.preferences(model, batch)
-        return torch.stack([losses, *rewards, *log_probs], dim=1)
+        losses, rewards, logprobs = self.score_pairs(model, batch)
+        return torch.stack([losses, *rewards, *logprobs], dim=1)
 
-    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
-        """One, whether the chosen completion earns more, and the scores, (N, 7); a pair of equal rewards counts half."""
+    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
+        """One, whether the chosen completion has the higher reward, and the scores, (N, 7); equal rewards count half."""
         import numpy as np
 
         margins = scores["chosen_reward"] - scores["rejected_reward"]
         columns = [scores[name] for name in self.score_names]
         return np.stack([np.ones_like(margins), 0.5 * np.sign(margins) + 0.5, *columns], axis=1)
 
-    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
-        """Loss per pair; share of the pairs whose chosen completion earns more; rewards and log-probabilities in nats."""
+    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+        """Loss per pair; share of pairs whose chosen completion has the higher reward; rewards and log-probabilities in nats."""
         import numpy as np
 
-        pairs, won, *sums = np.moveaxis(totals, -1, 0)
+        pairs, correct, *sums = np.moveaxis(totals, -1, 0)
         means = dict(zip(self.score_names, (total / pairs for total in sums), strict=True))
         margin = means["chosen_reward"] - means["rejected_reward"]
-        return means | {"reward_accuracy": won / pairs, "reward_margin": margin}
+        return means | {"reward_accuracy": correct / pairs, "reward_margin": margin}
 
 
 def _rejected(example: Example) -> Example:
-    """The rejected completion after the same prompt, as a sequence of its own."""
-    prompt = [i for i, label in zip(example["input_ids"], example["labels"], strict=True) if label == IGNORED]
-    end = example["rejected"]
-    return {"input_ids": prompt + end, "labels": [IGNORED] * len(prompt) + end}
+    """Return the prompt with the rejected completion as an example."""
+    prompt = [i for i, label in zip(example["input_ids"], example["labels"], strict=True) if label == IGNORE_INDEX]
+    completion = example["rejected"]
+    return {"input_ids": prompt + completion, "labels": [IGNORE_INDEX] * len(prompt) + completion}

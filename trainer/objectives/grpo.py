@@ -1,19 +1,19 @@
-r"""Group relative policy optimisation: learn from what sets a completion apart from the others of the same prompt.
+r"""Group relative policy optimization: learn from how a completion's reward differs from others of the same prompt.
 
     {"prompt": "What is 3 + 4?", "answer": "7"}
 
-Shao et al. 2024 (DeepSeekMath, https://arxiv.org/abs/2402.03300). Of G completions of a prompt with rewards r, each
-token of completion i has the advantage (section 4.1.2; a small constant keeps equal rewards finite)
+Shao et al. 2024 (DeepSeekMath, https://arxiv.org/abs/2402.03300). For G completions of a prompt with rewards r, each
+token of completion i has the advantage (section 4.1.2; the constant keeps it finite where all rewards are equal)
 
     A_i = (r_i - mean(r)) / (std(r) + 1e-4)
 
-and with the ratio of its probability now to that at sampling, p = exp(log pi - log pi_old), the loss (equation 3)
+and, with p = exp(log pi - log pi_old), the ratio of its probability now to that at sampling, the loss (equation 3)
 
     -min(p A_i, clip(p, 1 - epsilon, 1 + epsilon) A_i) + beta KL
 
-where KL is estimated by pi_ref / pi - log(pi_ref / pi) - 1 (equation 4) from the start model, which is what training began
-with, or the model without its adapters. One round of completions serves `steps_per_generation` optimizer steps, each with
-prompts of its own; every prompt is learned from once. Probabilities are those at the temperature of sampling.
+where KL is estimated by pi_ref / pi - log(pi_ref / pi) - 1 (equation 4). The reference is the model as it was before training,
+or with adapters the model without them. One round of completions serves `steps_per_generation` optimizer steps, each with
+its own prompts; every completion is trained on once. Probabilities are those at the sampling temperature.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from params import Problem
 from params.schema import Fraction, Launch, Model, Training
-from trainer.objectives.bases.prompts import GenerativeObjective
-from trainer.objectives.bases.sampling import GenerationOptions
+from trainer.objectives.bases.generation_options import GenerationOptions
+from trainer.objectives.bases.generative import GenerativeObjective
 
 if TYPE_CHECKING:
     import torch
@@ -43,34 +43,33 @@ class Options(GenerationOptions):
     """
 
     steps_per_generation: PositiveInt = 1
-    """Optimizer steps that one round of completions serves: generation is quicker in large batches, and the completions
-    of later steps come from a model that is a few steps old."""
+    """Optimizer steps per round of completions. Generation is faster in large batches, but the completions of later
+    steps come from a model that is a few steps old."""
     beta: NonNegativeFloat = 0.0
-    """Weight of the divergence from the start model; 0 does without it, and without its copy in memory."""
+    """Weight of the KL divergence from the reference model; 0 needs no reference model in memory."""
     epsilon: Fraction = 0.2
-    """How far the ratio of probabilities may fall below 1, and rise above it, before it counts no further."""
+    """The ratio of probabilities is clipped to 1 - epsilon and 1 + epsilon."""
     epsilon_high: NonNegativeFloat | None = None
-    """How far it may rise, if not as far as it may fall (Yu et al. 2025, https://arxiv.org/abs/2503.14476)."""
+    """The upper limit is 1 + epsilon_high, by default 1 + epsilon (Yu et al. 2025, https://arxiv.org/abs/2503.14476)."""
     scale_rewards: Literal["group", "none"] = "group"
-    """Divide by the standard deviation of a prompt's rewards, or do not (Liu et al. 2025, https://arxiv.org/abs/2503.20783)."""
+    """Whether to divide by the standard deviation of a prompt's rewards (Liu et al. 2025, https://arxiv.org/abs/2503.20783)."""
     loss_type: Literal["grpo", "dapo", "dr_grpo"] = "grpo"
-    """What the loss is a mean over: tokens of a completion, then completions (`grpo`); all tokens of the global batch
-    (`dapo`); or completions of `max_new_tokens` each, however long they are (`dr_grpo`)."""
+    """What the loss is a mean over: the tokens of a completion, then completions (`grpo`); all tokens of the global batch
+    (`dapo`); or `max_new_tokens` tokens per completion, whatever its length (`dr_grpo`)."""
 
 
 class GRPO(GenerativeObjective[Options]):
-    """Reinforcement learning from rewards that a function gives."""
+    """Reinforcement learning from rewards that functions compute."""
 
     options_class = Options
-    trainer_class = "trainer.loop.rollout_trainer:RolloutTrainer"
 
     @property
-    def round_steps(self) -> int:
+    def steps_per_round(self) -> int:
         return self.options.steps_per_generation
 
     @property
     def needs_old_logprobs(self) -> bool:
-        return self.round_steps > 1  # else the model that learns is the one that sampled
+        return self.steps_per_round > 1  # otherwise the model has not changed since it sampled
 
     @property
     def needs_ref_logprobs(self) -> bool:
@@ -79,15 +78,15 @@ class GRPO(GenerativeObjective[Options]):
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
         if self.options.num_generations < 2:
-            what = "a completion that has no other beside it is neither better nor worse: every advantage would be 0"
+            what = "is 1: a single completion has nothing to compare with, so every advantage would be 0"
             yield Problem(("objective", "num_generations"), what, "use 2 or more; 8 is usual")
 
     def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
-        """(..., G) rewards of prompts' completions to advantages."""
-        apart = rewards - rewards.mean(-1, keepdim=True)
+        """Return the advantages (..., G) of each prompt's completions from their rewards (..., G)."""
+        centered = rewards - rewards.mean(-1, keepdim=True)
         if self.options.scale_rewards == "none":
-            return apart
-        return apart / (rewards.std(-1, keepdim=True) + _EPSILON)
+            return centered
+        return centered / (rewards.std(-1, keepdim=True) + _EPSILON)
 
     def training_samples(self, rollout: Rollout) -> list[TrainingSample]:
         import torch
@@ -100,45 +99,44 @@ class GRPO(GenerativeObjective[Options]):
                 rollout.prompt,
                 completion,
                 advantages[i],
-                old=rollout.old[i] if rollout.old else None,
-                reference=rollout.reference[i] if rollout.reference else None,
+                old_logprobs=rollout.old_logprobs[i] if rollout.old_logprobs else None,
+                ref_logprobs=rollout.ref_logprobs[i] if rollout.ref_logprobs else None,
             )
             for i, completion in enumerate(rollout.completions)
         ]
 
-    def share(self, *, sequences: int, tokens: int) -> float:
-        return {"grpo": sequences, "dapo": tokens, "dr_grpo": sequences * self.options.max_new_tokens}[
-            self.options.loss_type
-        ]
+    def loss_denominator(self, *, sequences: int, tokens: int) -> float:
+        by_type = {"grpo": sequences, "dapo": tokens, "dr_grpo": sequences * self.options.max_new_tokens}
+        return by_type[self.options.loss_type]
 
     def losses(
         self, logits: torch.Tensor, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        from trainer.objectives.bases.generation import log_probabilities
+        from trainer.objectives.bases.rollout import token_logprobs
 
-        learned = batch["learned"]
-        now = log_probabilities(logits, batch["input_ids"], learned, self.options.temperature)  # (B, T)
-        losses, figures = self.token_losses(now, batch)
+        mask = batch["completion_mask"]
+        logprobs = token_logprobs(logits, batch["input_ids"], mask, self.options.temperature)  # (B, T)
+        losses, metrics = self.token_losses(logprobs, batch)
         if self.options.loss_type == "grpo":
-            losses = losses / learned.sum(1, keepdim=True)
-        return losses * learned, {name: figure * learned for name, figure in figures.items()}
+            losses = losses / mask.sum(1, keepdim=True)
+        return losses * mask, {name: values * mask for name, values in metrics.items()}
 
     def token_losses(
-        self, now: torch.Tensor, batch: Mapping[str, torch.Tensor]
+        self, logprobs: torch.Tensor, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """(B, T) log-probabilities to the loss of each token, whether it is clipped, and its divergence, (B, T)."""
+        """Return the loss of each token from its log-probability, whether it is clipped, and its KL, each (B, T)."""
         import torch
 
         options = self.options
         low, high = 1 - options.epsilon, 1 + (options.epsilon if options.epsilon_high is None else options.epsilon_high)
         advantages = batch["weights"][:, None]
-        ratio = torch.exp(now - batch.get("old", now.detach()))
+        ratio = torch.exp(logprobs - batch.get("old_logprobs", logprobs.detach()))
         losses = -torch.min(ratio * advantages, ratio.clamp(low, high) * advantages)
         clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
-        figures = {"clipped": clipped.float()}
+        metrics = {"clip_ratio": clipped.float()}
         if options.beta:
-            apart = batch["reference"] - now
-            divergence = torch.exp(apart) - apart - 1
-            losses = losses + options.beta * divergence
-            figures["kl"] = divergence.detach()
-        return losses, figures
+            logratio = batch["ref_logprobs"] - logprobs
+            kl = torch.exp(logratio) - logratio - 1
+            losses = losses + options.beta * kl
+            metrics["kl"] = kl.detach()
+        return losses, metrics

@@ -1,11 +1,11 @@
-r"""Iterative fine-tuning: rounds of writing completions, keeping the good ones, and learning them.
+r"""Iterative fine-tuning: rounds of generating completions, selecting the good ones, and training on them.
 
     {"prompt": "What is 3 + 4?", "answer": "7"}
 
-Every `steps_per_round` optimizer steps the model as it then is writes `num_generations` completions for each prompt of
-those steps. What has reward enough is learned by its next-token loss, averaged over all such tokens of a global batch; a
-prompt of which nothing is kept gives nothing to learn, or its reference completion. A step for which nothing at all is
-kept has no gradient; only what the optimizer carries on from earlier steps moves the weights.
+Every `steps_per_round` optimizer steps, the current model generates `num_generations` completions for each prompt of the next
+steps. Those with a high reward are trained on by their next-token loss, averaged over all their tokens in a global batch. A
+prompt without a selected completion is skipped, or trained on with its reference completion. A step without any selected
+completion has no gradient; the optimizer's momentum still moves the weights.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pydantic import PositiveInt
 
 from params import Problem
 from params.schema import Launch, Model, Training
-from trainer.objectives.bases.objective import Example, Kind, Row, State
-from trainer.objectives.bases.prompts import GenerativeObjective
-from trainer.objectives.bases.sampling import GenerationOptions
+from trainer.objectives.bases.generation_options import GenerationOptions
+from trainer.objectives.bases.generative import GenerativeObjective
+from trainer.objectives.bases.objective import ColumnKind, Example, Row, State
 
 if TYPE_CHECKING:
     import torch
@@ -31,28 +31,27 @@ if TYPE_CHECKING:
 class Options(GenerationOptions):
     """Keys of the recipe's `objective` section.
 
-    `training.global_batch_size` counts prompts per optimizer step, each with what is kept of its completions.
+    `training.global_batch_size` counts prompts per optimizer step, each with its selected completions.
     """
 
     steps_per_round: PositiveInt = 10
-    """Optimizer steps of a round."""
-    keep_above: float | None = 0.5
-    """Keep completions with at least this reward; null asks for none."""
+    """Optimizer steps per round of completions."""
+    min_reward: float | None = 0.5
+    """Select completions with at least this reward; null sets no minimum."""
     keep_best: PositiveInt | None = None
-    """Keep at most so many of a prompt's completions, those with the highest rewards; of equal ones the first."""
+    """Select at most this many of a prompt's completions, those with the highest rewards; among equals the first."""
     reference_completion_column: str | None = None
-    """The column with a reference completion, which is learned where none of the model's own is kept."""
+    """The column with a reference completion, for prompts without a selected completion."""
 
 
 class IterativeSFT(GenerativeObjective[Options]):
-    """Supervised learning of the model's own best completions."""
+    """Supervised fine-tuning on the model's own best completions."""
 
     options_class = Options
-    trainer_class = "trainer.loop.rollout_trainer:RolloutTrainer"
     logs_rounds: ClassVar[bool] = True
 
     @property
-    def round_steps(self) -> int:
+    def steps_per_round(self) -> int:
         return self.options.steps_per_round
 
     @property
@@ -63,17 +62,17 @@ class IterativeSFT(GenerativeObjective[Options]):
     def needs_ref_logprobs(self) -> bool:
         return False
 
-    def columns(self) -> Mapping[str, Kind]:
-        named: dict[str, Kind] = (
+    def columns(self) -> Mapping[str, ColumnKind]:
+        named: dict[str, ColumnKind] = (
             {self.options.reference_completion_column: "string"} if self.options.reference_completion_column else {}
         )
         return {**super().columns(), **named}
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
-        if self.options.keep_above is None and self.options.keep_best is None:
-            what = "every completion would be kept: the model would learn what it says anyway, good or bad"
-            yield Problem(("objective", "keep_above"), what, "set keep_above to a reward, or keep_best to a number")
+        if self.options.min_reward is None and self.options.keep_best is None:
+            what = "is null without keep_best: every completion would be selected, good or bad"
+            yield Problem(("objective", "min_reward"), what, "set min_reward to a reward, or keep_best to a number")
 
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
         examples = super().encode(row, tokenizer, max_length, state)
@@ -83,29 +82,31 @@ class IterativeSFT(GenerativeObjective[Options]):
             examples = [example | {"reference_completion": ids[: self.options.max_new_tokens]} for example in examples]
         return examples
 
-    def kept(self, rewards: list[float]) -> list[int]:
-        """Which of a prompt's completions are kept."""
+    def select_completions(self, rewards: list[float]) -> list[int]:
+        """Return the indices of a prompt's completions to train on, from their rewards."""
         best = sorted(range(len(rewards)), key=lambda i: -rewards[i])[: self.options.keep_best]
-        above = self.options.keep_above
+        above = self.options.min_reward
         return sorted(i for i in best if above is None or rewards[i] >= above)
 
-    def figures(self, rollout: Rollout) -> dict[str, float]:
-        return {**super().figures(rollout), "kept": len(self.kept(rollout.rewards)) / len(rollout.rewards)}
+    def rollout_metrics(self, rollout: Rollout) -> dict[str, float]:
+        selected = len(self.select_completions(rollout.rewards)) / len(rollout.rewards)
+        return {**super().rollout_metrics(rollout), "selected": selected}
 
     def training_samples(self, rollout: Rollout) -> list[TrainingSample]:
         from trainer.objectives.bases.rollout import TrainingSample
 
-        kept = [rollout.completions[i] for i in self.kept(rollout.rewards)]
-        if not kept and rollout.reference_completion:
-            kept = [rollout.reference_completion]
-        return [TrainingSample(rollout.prompt, completion, 1.0) for completion in kept]
+        selected = [rollout.completions[i] for i in self.select_completions(rollout.rewards)]
+        if not selected and rollout.reference_completion:
+            selected = [rollout.reference_completion]
+        return [TrainingSample(rollout.prompt, completion, 1.0) for completion in selected]
 
-    def share(self, *, sequences: int, tokens: int) -> float:
+    def loss_denominator(self, *, sequences: int, tokens: int) -> float:
         return tokens
 
     def losses(
         self, logits: torch.Tensor, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        from trainer.objectives.bases.generation import log_probabilities
+        from trainer.objectives.bases.rollout import token_logprobs
 
-        return -log_probabilities(logits, batch["input_ids"], batch["learned"]) * batch["weights"][:, None], {}
+        logprobs = token_logprobs(logits, batch["input_ids"], batch["completion_mask"])
+        return -logprobs * batch["weights"][:, None], {}

@@ -1,14 +1,15 @@
-"""Sequence to sequence: read a text, write another; translation, summaries, questions with their answers.
+"""Sequence to sequence: generate one text from another, as in translation or summarization.
 
     {"input": "translate to German: good morning", "target": "guten Morgen"}
 
-The model has an encoder and a decoder (T5, BART and their kin). Its loss is the mean negative log-likelihood per token of the
-target, in nats, the end-of-text token included. What is too long loses its end; a target that did is not taught to end there.
+The model has an encoder and a decoder (T5, BART). The loss is the mean negative log-likelihood per target token, in nats,
+the end-of-text token included. Inputs and targets that are too long lose their end; a target that was cut has no end-of-text
+token to learn.
 
-Evaluation also lets the model write, by greedy or beam search, so that the same weights write the same text. Of that text:
-`exact_match` is the share of rows that are the target but for white space around them; `rouge1`, `rouge2` and `rougeL` are
-means over the rows of ROUGE's F-measure (Lin 2004, https://aclanthology.org/W04-1013), of words in lower case without
-stemming; words are letters and digits of any script. `generate: false` leaves all of this out, and is much faster.
+Evaluation also generates text, by greedy or beam search, so that the same weights give the same text. Its metrics:
+`exact_match` is the share of rows whose text equals the target except for white space around it; `rouge1`, `rouge2` and
+`rougeL` are means over rows of ROUGE's F-measure (Lin 2004, https://aclanthology.org/W04-1013) on lower-case words without
+stemming, where words are letters and digits of any script. `generate: false` skips this, and is much faster.
 """
 
 from __future__ import annotations
@@ -24,17 +25,16 @@ from pydantic import PositiveInt
 from params import ModelError, Problem, RecipeError
 from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.likelihood import (
-    IGNORED,
     Likelihood,
-    bytes_of,
-    label_loss,
+    count_bytes,
     label_losses,
-    pad_batch,
-    token_figures,
+    mean_loss_func,
+    token_metrics,
     token_scores,
-    token_totals,
+    token_statistics,
 )
-from trainer.objectives.bases.objective import Example, Kind, Row, Scores, State
+from trainer.objectives.bases.objective import ColumnKind, Example, Row, ScoreColumns, State
+from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,28 +42,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_TEXT_FIGURES = ("exact_match", "rouge1", "rouge2", "rougeL")
+_TEXT_METRICS = ("exact_match", "rouge1", "rouge2", "rougeL")
 
 
 class Options(Section):
     """Keys of the recipe's `objective` section."""
 
     input_column: str = "input"
-    """The column with the text to read."""
+    """The column with the input text."""
     target_column: str = "target"
-    """The column with the text to write."""
+    """The column with the target text."""
     prefix: str = ""
-    """Put before every input, for example `summarize: ` for a T5."""
+    """Text to put before every input, for example `summarize: ` for a T5."""
     max_target_length: PositiveInt | None = None
-    """Longest target, in tokens; by default as long as the longest input, `tokenization.max_length`."""
+    """Maximum length of a target in tokens; by default `tokenization.max_length`, the maximum of inputs."""
     generate: bool = True
-    """Let the model write in every evaluation, and compare what it wrote."""
+    """Generate text in every evaluation, and compare it with the target."""
     max_new_tokens: PositiveInt = 64
-    """Longest text that the model writes, in tokens."""
+    """Maximum length of a generated text in tokens."""
     num_beams: PositiveInt = 1
-    """Texts that are kept side by side while writing; 1 is greedy search."""
+    """Beams of the search; 1 is greedy search."""
     packing: bool = False
-    """Always false: an encoder reads each input as a whole."""
+    """Always false: an encoder attends to its whole input."""
 
 
 class Seq2Seq(Likelihood[Options]):
@@ -74,53 +74,51 @@ class Seq2Seq(Likelihood[Options]):
         "loss": "min",
         "perplexity": "min",
         "token_accuracy": "max",
-        **dict.fromkeys(_TEXT_FIGURES, "max"),
+        **dict.fromkeys(_TEXT_METRICS, "max"),
     }
-    held_out_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
+    evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
     main_metric = "bits_per_byte"
-    per_token = frozenset({"loss", "perplexity", "token_accuracy"})
-    score_names = ("nll", "tokens", "correct", "written", *_TEXT_FIGURES)
-    example_figures = ("bytes",)
+    tokenizer_dependent = frozenset({"loss", "perplexity", "token_accuracy"})
+    score_names = ("nll", "tokens", "correct", "generated", *_TEXT_METRICS)
+    example_counts = ("bytes",)
     pipeline_tag = "text2text-generation"
-    has_targets = True
-    examples: ClassVar[tuple[Row, ...]] = (
+    has_target_text = True
+    example_rows: ClassVar[tuple[Row, ...]] = (
         {"input": "three plus four", "target": "seven"},
         {"input": "two plus two", "target": "it is four"},
         {"input": "nine minus one plus one", "target": "nine"},
     )
 
-    def columns(self) -> Mapping[str, Kind]:
+    def columns(self) -> Mapping[str, ColumnKind]:
         return {self.options.input_column: "string", self.options.target_column: "string"}
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options
         if options.packing:
-            what = (
-                "seq2seq does not pack: its encoder would read inputs together that have nothing to do with each other"
-            )
-            yield Problem(("objective", "packing"), what, "remove it, or use causal_lm or sft, which can")
+            what = "seq2seq cannot pack: its encoder would attend across unrelated inputs"
+            yield Problem(("objective", "packing"), what, "remove it, or use causal_lm or sft, which can pack")
         if not options.generate:
             for name in sorted({"max_new_tokens", "num_beams"} & options.model_fields_set):
-                what = "the model writes nothing where `generate` is false, so this would do nothing"
+                what = "has no effect while `generate` is false"
                 yield Problem(("objective", name), what, "remove it, or set `generate: true`")
-            if training.best_metric in _TEXT_FIGURES:
-                what = f"{training.best_metric} is a figure of what the model writes, and `generate` is false"
+            if training.best_metric in _TEXT_METRICS:
+                what = f"{training.best_metric} is a metric of generated text, and `generate` is false"
                 yield Problem(("training", "best_metric"), what, "set objective.generate to true, or use loss")
-        if unfit := _decoder_alone(model):
-            key, model_type = unfit
-            what = f"a {model_type} has not both an encoder and a decoder, and seq2seq needs both"
+        if found := _not_encoder_decoder(model):
+            key, model_type = found
+            what = f"{model_type} is not an encoder-decoder model, which seq2seq needs"
             yield Problem(("model", *key), what, "use for example t5 or bart, or the objective causal_lm or sft")
 
-    def try_model(self, model: PreTrainedModel) -> None:
+    def check_model(self, model: PreTrainedModel) -> None:
         encoder, decoder = model.config.num_hidden_layers, getattr(model.config, "num_decoder_layers", 0)
         if self.options.generate and decoder > encoder:
-            what = f"its decoder has {decoder} layers, and its encoder {encoder}: transformers cannot write with it"
+            what = f"its decoder has {decoder} layers and its encoder {encoder}: transformers cannot generate with it"
             fix = "set num_layers and num_decoder_layers to the same number, or objective.generate to false"
             raise RecipeError("model", what, fix)
 
     def prepare_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if tokenizer.eos_token_id is None:
-            what = "has no end-of-text token, so the model could not learn to end"
+            what = "has no end-of-text token, so the model could not learn to stop"
             raise ModelError("tokenization.tokenizer", what, "use the tokenizer of a T5 or BART")
 
     def text(self, row: Row) -> str:
@@ -129,10 +127,10 @@ class Seq2Seq(Likelihood[Options]):
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
         ids = tokenizer(self._input(row), truncation=True, max_length=max_length)["input_ids"]
         target = self._target_ids(row, tokenizer)[: self._longest_target(max_length)]
-        said = bytes_of(target, tokenizer)
-        return [{"row_id": row["row_id"], "input_ids": ids, "labels": target, "bytes": said}]
+        size = count_bytes(target, tokenizer)
+        return [{"row_id": row["row_id"], "input_ids": ids, "labels": target, "bytes": size}]
 
-    def truncates(
+    def is_truncated(
         self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
     ) -> bool:
         return (
@@ -148,11 +146,11 @@ class Seq2Seq(Likelihood[Options]):
 
         return AutoModelForSeq2SeqLM  # type: ignore[no-any-return]
 
-    def loss(self, training: Training) -> Callable[..., Any]:
-        return label_loss(training)
+    def compute_loss_func(self, training: Training) -> Callable[..., Any]:
+        return mean_loss_func(training)
 
-    def inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """With `decoder_input_ids`: the labels, one place further on, behind the token that this model starts with."""
+    def prepare_inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Add `decoder_input_ids`: the labels shifted right by one, after the model's decoder start token."""
         if "decoder_input_ids" in batch:
             return batch
         labels = batch["labels"]
@@ -161,18 +159,18 @@ class Seq2Seq(Likelihood[Options]):
         else:
             shifted = labels.roll(1, dims=1)
             shifted[:, 0] = model.config.decoder_start_token_id
-            shifted = shifted.masked_fill(shifted == IGNORED, model.config.pad_token_id)
+            shifted = shifted.masked_fill(shifted == IGNORE_INDEX, model.config.pad_token_id)
         return {**batch, "decoder_input_ids": shifted}
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, V) logits and (B, T) labels to (B, T)."""
+        """(B, T, V) logits and (B, T) labels to losses (B, T)."""
         return label_losses(logits, labels)
 
-    def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, V) logits and (B, T) labels to summed negative log-likelihood, tokens and correct tokens, (B, 3)."""
+    def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""
         return token_scores(logits, labels)
 
-    def written(
+    def generate(
         self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     ) -> torch.Tensor | None:
         if not self.options.generate:
@@ -186,52 +184,49 @@ class Seq2Seq(Likelihood[Options]):
         )
         return ids
 
-    def judge(
+    def score_outputs(
         self,
         logits: torch.Tensor,
-        written: torch.Tensor | None,
+        generated_ids: torch.Tensor | None,
         labels: torch.Tensor,
         tokenizer: PreTrainedTokenizerBase,
     ) -> torch.Tensor:
-        """As `score`, whether anything was written, and its figures, (B, 8); zeros where nothing was."""
+        """Columns of `score_logits`, whether text was generated, and its metrics, (B, 8); zeros if none was."""
         import torch
 
-        scores = self.score(logits, labels)
-        if written is None:
-            return torch.cat([scores, scores.new_zeros((len(scores), 1 + len(_TEXT_FIGURES)))], dim=1)
-        told = tokenizer.batch_decode(written, skip_special_tokens=True)
-        there = tokenizer.batch_decode(
-            labels.where(labels != IGNORED, tokenizer.pad_token_id), skip_special_tokens=True
-        )
-        figures = [[1.0, *text_figures(*pair)] for pair in zip(told, there, strict=True)]
-        return torch.cat([scores, scores.new_tensor(figures)], dim=1)
+        scores = self.score_logits(logits, labels)
+        if generated_ids is None:
+            return torch.cat([scores, scores.new_zeros((len(scores), 1 + len(_TEXT_METRICS)))], dim=1)
+        target_ids = labels.where(labels != IGNORE_INDEX, tokenizer.pad_token_id)
+        texts, targets = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in (generated_ids, target_ids))
+        text_scores = [[1.0, *score_text(*pair)] for pair in zip(texts, targets, strict=True)]
+        return torch.cat([scores, scores.new_tensor(text_scores)], dim=1)
 
-    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
-        """Those of tokens, the texts written, and their figures, (N, 9)."""
+    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
+        """Token statistics, whether text was generated, and its metrics, (N, 9)."""
         import numpy as np
 
-        texts = np.stack([scores[name] for name in ("written", *_TEXT_FIGURES)], axis=1)
-        return np.concatenate([token_totals(scores), texts], axis=1)
+        texts = np.stack([scores[name] for name in ("generated", *_TEXT_METRICS)], axis=1)
+        return np.concatenate([token_statistics(scores), texts], axis=1)
 
-    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
-        """Figures per token and byte of the target, and means over the texts where any were written."""
+    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+        """Metrics per token and byte of the target, and means over the generated texts, if there are any."""
         import numpy as np
 
-        tokens, written = totals[..., :4], totals[..., 4]
-        texts = {name: totals[..., 5 + i] / written for i, name in enumerate(_TEXT_FIGURES)} if np.any(written) else {}
-        return token_figures(tokens) | texts
+        tokens, texts = totals[..., :4], totals[..., 4]
+        means = {name: totals[..., 5 + i] / texts for i, name in enumerate(_TEXT_METRICS)} if np.any(texts) else {}
+        return token_metrics(tokens) | means
 
-    def outcomes(self, metric: str, scores: Scores) -> NDArray[np.bool_] | None:
+    def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         return scores["exact_match"] == 1 if metric == "exact_match" else None
 
-    def answer(
+    def prediction_lines(
         self, row: Row, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State
     ) -> list[str]:
-        """What the model writes."""
-        written = self.written(
-            model, self.collate(self.encode(row, tokenizer, max_length, state), tokenizer), tokenizer
-        )
-        return [] if written is None else str(tokenizer.decode(written[0], skip_special_tokens=True)).splitlines()
+        """The generated text."""
+        batch = self.collate(self.encode(row, tokenizer, max_length, state), tokenizer)
+        ids = self.generate(model, batch, tokenizer)
+        return [] if ids is None else str(tokenizer.decode(ids[0], skip_special_tokens=True)).splitlines()
 
     def _input(self, row: Row) -> str:
         return f"{self.options.prefix}{row[self.options.input_column]}"
@@ -244,20 +239,20 @@ class Seq2Seq(Likelihood[Options]):
         return self.options.max_target_length or max_length
 
 
-def text_figures(written: str, target: str) -> list[float]:
-    """Exact match, ROUGE-1, ROUGE-2 and ROUGE-L of one text."""
+def score_text(text: str, target: str) -> list[float]:
+    """Return exact match, ROUGE-1, ROUGE-2 and ROUGE-L of one text."""
     from torchmetrics.functional.text import rouge_score
 
-    found = rouge_score(written, target, rouge_keys=_TEXT_FIGURES[1:], normalizer=_words)
-    return [float(written.strip() == target.strip()), *(float(found[f"{k}_fmeasure"]) for k in _TEXT_FIGURES[1:])]
+    found = rouge_score(text, target, rouge_keys=_TEXT_METRICS[1:], normalizer=_words)
+    return [float(text.strip() == target.strip()), *(float(found[f"{k}_fmeasure"]) for k in _TEXT_METRICS[1:])]
 
 
 def _words(text: str) -> str:
     return re.sub(r"[\W_]+", " ", text.lower())
 
 
-def _decoder_alone(model: Model) -> tuple[tuple[str, ...], str] | None:
-    """The key that names a model without an encoder or without a decoder, and its type; where that is easily told."""
+def _not_encoder_decoder(model: Model) -> tuple[tuple[str, ...], str] | None:
+    """Return the key and the type of a model that is not an encoder-decoder; None if it is one or cannot be read here."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config = model.config
@@ -267,7 +262,7 @@ def _decoder_alone(model: Model) -> tuple[tuple[str, ...], str] | None:
         try:
             config, key = json.loads(path.read_text(encoding="utf-8")), ("pretrained",)
         except (OSError, ValueError):
-            return None  # a repository, or a folder of which others tell what is wrong
+            return None  # a repository, or a folder that other checks report
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING or getattr(CONFIG_MAPPING[model_type], "is_encoder_decoder", False):
         return None

@@ -2,7 +2,7 @@
 
     {"text": "I am still waiting on my card?", "label": "card_arrival"}
 
-The labels are those of the train split, in sorted order. The loss is the mean negative log-likelihood per row, in nats.
+The labels are the sorted labels of the train split. The loss is the mean negative log-likelihood per row, in nats.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from params.schema import Direction, Expectation, Section, Training
-from trainer.objectives.bases.likelihood import Likelihood, label_loss, label_names, pad_batch, relabelled
-from trainer.objectives.bases.objective import Example, Kind, Row, Scores, State
+from trainer.objectives.bases.likelihood import Likelihood, label_config, mean_loss_func, remap_classifier
+from trainer.objectives.bases.objective import ColumnKind, Example, Row, ScoreColumns, State
+from trainer.objectives.bases.padding import pad_batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _BINS = 15
-"""Of confidence, each of the same width."""
+"""Bins of confidence, of equal width."""
 
 
 class Options(Section):
@@ -47,30 +48,30 @@ class SequenceClassification(Likelihood[Options]):
     main_metric = "accuracy"
     score_names = ("nll", "label", "prediction", "confidence")
     pipeline_tag = "text-classification"
-    examples: ClassVar[tuple[Row, ...]] = (
+    example_rows: ClassVar[tuple[Row, ...]] = (
         {"text": "I am still waiting on my card?", "label": "card_arrival"},
         {"text": "How do I reset my passcode?", "label": "passcode_forgotten"},
         {"text": "Can I track my card while it is in the process of delivery?", "label": "card_arrival"},
     )
 
-    def columns(self) -> Mapping[str, Kind]:
+    def columns(self) -> Mapping[str, ColumnKind]:
         return {self.options.text_column: "string", self.options.label_column: "label"}
 
     def expectations(self, train: pd.DataFrame) -> list[Expectation]:
-        """A label that training never sees cannot be predicted: it ends the stage."""
+        """As the base class; a held-out row with a label that the train split lacks fails the stage."""
         labels = sorted(train[self.options.label_column].dropna().unique().tolist(), key=str)
-        seen = Expectation(
+        known_label = Expectation(
             type="expect_column_values_to_be_in_set",
             column=self.options.label_column,
             value_set=labels,
             on_failure="fail",
         )
-        return [*super().expectations(train), seen]
+        return [*super().expectations(train), known_label]
 
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
 
-    def fit(self, rows: Iterable[Row]) -> State:
+    def collect_state(self, rows: Iterable[Row]) -> State:
         return {"labels": sorted({str(row[self.options.label_column]) for row in rows})}
 
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
@@ -87,77 +88,77 @@ class SequenceClassification(Likelihood[Options]):
         return AutoModelForSequenceClassification  # type: ignore[no-any-return]
 
     def model_config(self, state: State) -> dict[str, Any]:
-        return label_names(state["labels"])
+        return label_config(state["labels"])
 
-    def loss(self, training: Training) -> Callable[..., Any]:
-        return label_loss(training)
+    def compute_loss_func(self, training: Training) -> Callable[..., Any]:
+        return mean_loss_func(training)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, C) logits and (B,) labels to (B,)."""
+        """(B, C) logits and (B,) labels to losses (B,)."""
         import torch.nn.functional as F
 
         return F.cross_entropy(logits.float(), labels, reduction="none")
 
-    def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, C) logits and (B,) labels to negative log-likelihood, label, prediction and its probability, (B, 4)."""
+    def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Negative log-likelihood, label, prediction and its probability, (B, 4)."""
         import torch
 
         confidence, prediction = logits.double().softmax(-1).max(-1)
         return torch.stack([self.losses(logits, labels).double(), labels.double(), prediction.double(), confidence], 1)
 
-    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
-        """Loss, one, whether right; per label how often right, predicted, there; per bin rows, confidence, right.
+    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
+        """Loss, one, correct; per label true positives, predictions, rows; per bin rows, confidence, correct.
 
-        (N, 3 + 3 C + 3 bins). A prediction that is none of the labels is counted as wrong only.
+        (N, 3 + 3 C + 3 bins). A prediction outside of the labels counts as incorrect, and for no label.
         """
         import numpy as np
 
-        right = scores["label"] == scores["prediction"]
+        correct = scores["label"] == scores["prediction"]
         classes = np.arange(len(state["labels"]))
-        there, told = (scores[name][:, None] == classes for name in ("label", "prediction"))  # (N, C)
-        place = (np.nan_to_num(scores["confidence"]) * _BINS).astype(int)  # the loss says that it is no number
+        actual, predicted = (scores[name][:, None] == classes for name in ("label", "prediction"))  # (N, C)
+        place = (np.nan_to_num(scores["confidence"]) * _BINS).astype(int)  # NaN shows in the loss
         bins = np.minimum(place, _BINS - 1)[:, None] == np.arange(_BINS)
-        sure = bins * scores["confidence"][:, None]
-        alone = np.stack([scores["nll"], np.ones_like(right), right], axis=1)
-        return np.concatenate([alone, there & told, told, there, bins, sure, bins & right[:, None]], axis=1).astype(
-            float
-        )
+        confidence = bins * scores["confidence"][:, None]
+        row = np.stack([scores["nll"], np.ones_like(correct), correct], axis=1)
+        per_label, per_bin = [actual & predicted, predicted, actual], [bins, confidence, bins & correct[:, None]]
+        return np.concatenate([row, *per_label, *per_bin], axis=1).astype(float)
 
-    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
         """Loss in nats per row; accuracy over rows; F1 averaged over the labels that occur; expected calibration error.
 
-        The calibration error is the mean distance of confidence and accuracy, over bins of confidence that are weighted by
-        their rows (Guo et al. 2017, https://arxiv.org/abs/1706.04599, equation 3), with 15 bins of equal width.
+        The expected calibration error is the mean distance between confidence and accuracy over 15 bins of confidence of
+        equal width, weighted by their rows (Guo et al. 2017, https://arxiv.org/abs/1706.04599, equation 3).
         """
         import numpy as np
 
         labels = len(state["labels"])
-        nll, rows, right = np.moveaxis(totals[..., :3], -1, 0)
-        both, told, there = np.split(totals[..., 3 : 3 + 3 * labels], 3, axis=-1)  # (..., C)
-        occurs = told + there > 0
-        f1 = np.where(occurs, 2 * both / np.maximum(told + there, 1), 0.0).sum(-1) / np.maximum(occurs.sum(-1), 1)
-        _, sure, hit = np.split(totals[..., 3 + 3 * labels :], 3, axis=-1)  # (..., bins)
-        error = np.abs(sure - hit).sum(-1) / rows
-        return {"loss": nll / rows, "accuracy": right / rows, "macro_f1": f1, "calibration_error": error}
+        nll, rows, correct = np.moveaxis(totals[..., :3], -1, 0)
+        true_positives, predicted, actual = np.split(totals[..., 3 : 3 + 3 * labels], 3, axis=-1)  # (..., C)
+        either = predicted + actual
+        occurs = either > 0
+        f1 = np.where(occurs, 2 * true_positives / np.maximum(either, 1), 0.0).sum(-1) / np.maximum(occurs.sum(-1), 1)
+        _, confidence, correct_in_bin = np.split(totals[..., 3 + 3 * labels :], 3, axis=-1)  # (..., bins)
+        error = np.abs(confidence - correct_in_bin).sum(-1) / rows
+        return {"loss": nll / rows, "accuracy": correct / rows, "macro_f1": f1, "calibration_error": error}
 
-    def outcomes(self, metric: str, scores: Scores) -> NDArray[np.bool_] | None:
+    def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         return scores["label"] == scores["prediction"] if metric == "accuracy" else None
 
-    def notes(self, scores: Mapping[str, float], state: State) -> dict[str, str]:
-        labels = state["labels"]
-        told = int(scores["prediction"])
-        said = labels[told] if told < len(labels) else "a label of another run"
+    def describe_scores(self, scores: Mapping[str, float], state: State) -> dict[str, str]:
+        labels, prediction = state["labels"], int(scores["prediction"])
         return {
             "expected": labels[int(scores["label"])],
-            "predicted": said,
+            "predicted": labels[prediction] if prediction < len(labels) else "a label of another run",
             "confidence": f"{scores['confidence']:.3f}",
         }
 
-    def calibration(self, totals: NDArray[np.float64], state: State) -> list[dict[str, float]]:
+    def calibration_bins(self, totals: NDArray[np.float64], state: State) -> list[dict[str, float]]:
         bins = totals[3 + 3 * len(state["labels"]) :].reshape(3, -1).T
         return [
-            {"confidence": sure / rows, "accuracy": hit / rows, "rows": int(rows)} for rows, sure, hit in bins if rows
+            {"confidence": confidence / rows, "accuracy": correct / rows, "rows": int(rows)}
+            for rows, confidence, correct in bins
+            if rows
         ]
 
     def remap_labels(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
-        return relabelled(model, state["labels"])
+        return remap_classifier(model, state["labels"])

@@ -3,10 +3,10 @@ r"""Supervised fine-tuning: learn the answer to a prompt, or an assistant's turn
     {"prompt": "What is 3 + 4?", "completion": " 7"}
     {"messages": [{"role": "user", "content": "What is 3 + 4?"}, {"role": "assistant", "content": "7"}]}
 
-A prompt becomes the tokens that it will have when the model is asked; the end-of-text token after an answer is learned
-too. Conversations are rendered by the tokenizer's chat template, or the recipe's; where the template marks what the
-assistant generates, that is learned, elsewhere what each assistant's turn adds. What is too long loses its end; a row of
-which then nothing is left to learn becomes no sequence, and is counted as such. Training may pack (trainer.objectives.bases.packing).
+A prompt becomes the same tokens as at inference. The end-of-text token after an answer has a loss too. Conversations are
+rendered by the tokenizer's chat template, or the recipe's; trainer.objectives.bases.chat says which tokens are the assistant's.
+A sequence that is too long loses its end; a row that then has no token with a loss becomes no example, and statistics.json
+counts it. Training can pack (trainer.objectives.bases.packing).
 """
 
 from __future__ import annotations
@@ -17,40 +17,34 @@ from typing import TYPE_CHECKING, ClassVar
 from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
-from trainer.objectives.bases.likelihood import (
-    IGNORED,
-    TokenLikelihood,
-    bytes_of,
-    next_token_losses,
-    pad_batch,
-    token_scores,
-)
-from trainer.objectives.bases.objective import Example, Kind, Row, State
+from trainer.objectives.bases.likelihood import TokenLikelihood, count_bytes, next_token_losses, token_scores
+from trainer.objectives.bases.objective import ColumnKind, Example, Row, State
+from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_ENDLESS = 2**30
+_NO_LIMIT = 2**30
 """More tokens than any row has."""
-_UNPACKED = "set objective.packing to false"
+_FIX = "set objective.packing to false"
 
 
 class Options(Section):
     """Keys of the recipe's `objective` section."""
 
     prompt_column: str = "prompt"
-    """The column with what the model is given."""
+    """The column with the prompt."""
     completion_column: str = "completion"
-    """The column with what it shall answer, its leading space included."""
+    """The column with the answer, its leading space included."""
     messages_column: str | None = None
-    """The column with conversations, lists of {role, content}, in place of the two above."""
+    """The column with conversations, lists of {role, content}, instead of prompt and completion."""
     chat_template: str | None = None
-    """How conversations are rendered, as Jinja; by default the tokenizer's own template. It is published with the model."""
+    """The Jinja template of conversations, by default the tokenizer's own. It is published with the model."""
     completion_only: bool = True
-    """Learn completions and assistant's turns only; otherwise prompts, too."""
+    """Compute the loss on completions and assistant's turns only, not on prompts."""
     packing: bool = False
-    """Fill training sequences to `max_length` with several examples that do not see each other; otherwise one, padded."""
+    """Fill training sequences up to `max_length` with several examples that do not attend to each other."""
 
 
 class SFT(TokenLikelihood[Options]):
@@ -58,7 +52,7 @@ class SFT(TokenLikelihood[Options]):
 
     options_class = Options
     pipeline_tag = "text-generation"
-    examples: ClassVar[tuple[Row, ...]] = (
+    example_rows: ClassVar[tuple[Row, ...]] = (
         {
             "prompt": "Add 3 and 4.",
             "completion": " It is 7.",
@@ -67,7 +61,7 @@ class SFT(TokenLikelihood[Options]):
         {"prompt": "Add 2 to 5.", "completion": " 7"},
     )
 
-    def columns(self) -> Mapping[str, Kind]:
+    def columns(self) -> Mapping[str, ColumnKind]:
         options = self.options
         if options.messages_column:
             return {options.messages_column: "list"}
@@ -82,24 +76,24 @@ class SFT(TokenLikelihood[Options]):
         options = self.options
         columns = {"prompt_column", "completion_column"} & options.model_fields_set
         if options.messages_column and columns:
-            what = f"the recipe names messages and {' and '.join(sorted(columns))}: a row would have two texts to learn"
+            what = f"cannot be used with {' and '.join(sorted(columns))}: a row would have two texts"
             yield Problem(("objective", "messages_column"), what, f"remove it, or {' and '.join(sorted(columns))}")
         if options.chat_template and not options.messages_column:
-            what = "a chat template renders messages, and the recipe names no column of them: it would do nothing"
-            yield Problem(("objective", "chat_template"), what, "name objective.messages_column, or remove it")
+            what = "has no effect without messages to render"
+            yield Problem(("objective", "chat_template"), what, "set objective.messages_column, or remove it")
         if not options.packing:
             return
         if training.arguments.get("use_cache"):
-            what = "with a cache, packed examples would see each other"
-            yield Problem(("objective", "packing"), what, f"remove training.arguments.use_cache, or {_UNPACKED}")
-        if unfit := packing.unfit_type(model):
-            what = f"a {unfit} does not tell packed examples apart: they would see each other"
-            yield Problem(("objective", "packing"), what, f"{_UNPACKED}, or use another model type, for example llama")
+            what = "cannot be used with training.arguments.use_cache: packed examples would attend to each other"
+            yield Problem(("objective", "packing"), what, f"remove training.arguments.use_cache, or {_FIX}")
+        if model_type := packing.unsupported_model_type(model):
+            what = f"{model_type} does not keep packed examples apart: they would attend to each other"
+            yield Problem(("objective", "packing"), what, f"{_FIX}, or use another model type, for example llama")
 
-    def try_model(self, model: PreTrainedModel) -> None:
-        if self.options.packing and (why := packing.refused(model)):
-            what = f"this {model.config.model_type} cannot be trained on packed sequences: {why}"
-            raise RecipeError("objective.packing", what, _UNPACKED)
+    def check_model(self, model: PreTrainedModel) -> None:
+        if self.options.packing and (why := packing.packing_problem(model)):
+            what = f"this {model.config.model_type} model cannot be trained on packed sequences: {why}"
+            raise RecipeError("objective.packing", what, _FIX)
 
     def prepare_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if self.options.chat_template:
@@ -107,8 +101,8 @@ class SFT(TokenLikelihood[Options]):
         if tokenizer.eos_token_id is None:
             raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a causal language model")
         if self.options.messages_column and not tokenizer.chat_template:
-            what = "messages need a chat template, and the tokenizer has none"
-            raise RecipeError("objective.chat_template", what, "give one, or the tokenizer of a chat model")
+            what = "is not set, and the tokenizer has no chat template, which messages need"
+            raise RecipeError("objective.chat_template", what, "set it, or use the tokenizer of a chat model")
 
     def text(self, row: Row) -> str:
         if self.options.messages_column:
@@ -116,26 +110,29 @@ class SFT(TokenLikelihood[Options]):
         return f"{row[self.options.prompt_column]}{row[self.options.completion_column]}"
 
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
-        """One sequence; none if all that could be learned lies behind `max_length`."""
+        """One sequence; none if no token within `max_length` has a loss."""
         messages = self.options.messages_column
-        ids, learned = chat.tokens(row[messages], tokenizer) if messages else self._pair(row, tokenizer)
+        if messages:
+            ids, has_loss = chat.tokenize_conversation(row[messages], tokenizer)
+        else:
+            ids, has_loss = self._tokenize_pair(row, tokenizer)
         if not self.options.completion_only:
-            learned = [True] * len(ids)
-        labels = [token if wanted else IGNORED for token, wanted in zip(ids, learned, strict=True)][:max_length]
-        labels[:1] = [IGNORED]  # nothing stands before it that could predict it
-        if all(label == IGNORED for label in labels):
+            has_loss = [True] * len(ids)
+        labels = [token if counts else IGNORE_INDEX for token, counts in zip(ids, has_loss, strict=True)][:max_length]
+        labels[:1] = [IGNORE_INDEX]  # no token before it could predict it
+        if all(label == IGNORE_INDEX for label in labels):
             return []
-        said = bytes_of(labels, tokenizer)
-        return [{"row_id": row["row_id"], "input_ids": ids[:max_length], "labels": labels, "bytes": said}]
+        size = count_bytes(labels, tokenizer)
+        return [{"row_id": row["row_id"], "input_ids": ids[:max_length], "labels": labels, "bytes": size}]
 
-    def truncates(
+    def is_truncated(
         self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
     ) -> bool:
         if not examples or len(examples[0]["input_ids"]) < max_length:
             return False
-        return len(self.encode(row, tokenizer, _ENDLESS, {})[0]["input_ids"]) > max_length
+        return len(self.encode(row, tokenizer, _NO_LIMIT, {})[0]["input_ids"]) > max_length
 
-    def _pair(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[bool]]:
+    def _tokenize_pair(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[bool]]:
         end = tokenizer.eos_token_id
         prompt = tokenizer(row[self.options.prompt_column], verbose=False)["input_ids"]
         if prompt and prompt[-1] == end:  # some tokenizers end every text
@@ -148,7 +145,7 @@ class SFT(TokenLikelihood[Options]):
         return packing.pack(examples, max_length) if self.options.packing else iter(examples)
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-        """As every objective's; of packed sequences `position_ids` in place of `attention_mask`."""
+        """As in the base class; packed sequences have `position_ids` instead of `attention_mask`."""
         packed = "lengths" in examples[0]
         return packing.packed_batch(examples, tokenizer) if packed else pad_batch(examples, tokenizer)
 
@@ -158,9 +155,9 @@ class SFT(TokenLikelihood[Options]):
         return AutoModelForCausalLM  # type: ignore[no-any-return]
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, V) logits and (B, T) labels to (B, T); the first token of a sequence is not predicted."""
+        """(B, T, V) logits and (B, T) labels to losses (B, T); the first token of a sequence has none."""
         return next_token_losses(logits, labels)
 
-    def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, V) logits and (B, T) labels to summed negative log-likelihood, tokens and correct tokens, (B, 3)."""
+    def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""
         return token_scores(logits[:, :-1], labels[:, 1:])

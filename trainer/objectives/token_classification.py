@@ -3,17 +3,17 @@
     {"text": "We need a table for 4 people on Friday", "spans": [{"label": "people", "start": 20, "end": 28},
                                                                  {"label": "date", "start": 32, "end": 38}]}
 
-A span is characters `start` to `end`, the last one not included. Its sub-words get tags: `B-<label>` the first, `I-<label>`
-those after it; all others get `O`. A span that does not fall on the borders of sub-words covers all that it touches; of two
-spans that touch the same sub-word the first has it. All sub-words are learned, special tokens are not.
+A span is the characters from `start` up to, but not including, `end`. The first of its sub-words gets the tag `B-<label>`,
+the others `I-<label>`; sub-words outside of spans get `O`. A span covers every sub-word that it touches; if two spans touch
+the same sub-word, it belongs to the first. All sub-words have a loss, special tokens do not.
 
-A text longer than `max_length` becomes windows that do not overlap: every sub-word is in one of them. A window ends between
-words where it can, and never inside a span, so that the figures of the windows add up to those of the row; at its borders
-the model sees less of the text. What tags cannot hold is neither learned nor counted: a span longer than a window, or one
-whose sub-words all belong to another; statistics.json counts their rows among `truncated_rows`.
+A text longer than `max_length` is split into windows that do not overlap: every sub-word is in one of them. A window ends
+between words if possible, and never inside a span, so that the scores of the windows add up to those of the row; at its
+borders the model has less context. A span that tags cannot represent is neither learned nor counted: one that is longer than
+a window, or whose sub-words all belong to another span. statistics.json counts such rows in `truncated_rows`.
 
 Loss and token accuracy are means over sub-words. Precision, recall and F1 are those of seqeval: over all spans of the split,
-a span being right if its label and both of its ends are.
+where a predicted span is correct if its label and both ends are.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from params import DataError
 from params.schema import Direction, Section, Training
 from trainer.objectives.bases.likelihood import (
-    IGNORED,
     Likelihood,
-    label_loss,
+    label_config,
     label_losses,
-    label_names,
     logits_of,
-    pad_batch,
-    relabelled,
+    mean_loss_func,
+    remap_classifier,
     token_scores,
 )
-from trainer.objectives.bases.objective import Example, Kind, Row, Scores, State
+from trainer.objectives.bases.objective import ColumnKind, Example, Row, ScoreColumns, State
+from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,10 +68,10 @@ class TokenClassification(Likelihood[Options]):
         "f1": "max",
     }
     main_metric = "f1"
-    per_token = frozenset({"loss", "token_accuracy"})
-    score_names = ("nll", "tokens", "correct", "found", "predicted", "spans")
+    tokenizer_dependent = frozenset({"loss", "token_accuracy"})
+    score_names = ("nll", "tokens", "correct", "correct_spans", "predicted_spans", "actual_spans")
     pipeline_tag = "token-classification"
-    examples: ClassVar[tuple[Row, ...]] = (
+    example_rows: ClassVar[tuple[Row, ...]] = (
         {
             "text": "A table for 4 people on Friday",
             "spans": [{"label": "people", "start": 12, "end": 20}, {"label": "date", "start": 24, "end": 30}],
@@ -81,14 +80,14 @@ class TokenClassification(Likelihood[Options]):
         {"text": "at 8pm", "spans": [{"label": "time", "start": 3, "end": 6}]},
     )
 
-    def columns(self) -> Mapping[str, Kind]:
+    def columns(self) -> Mapping[str, ColumnKind]:
         return {self.options.text_column: "string", self.options.spans_column: "list"}
 
     def reject_reason(self, row: Row) -> str | None:
-        """Spans that are no spans of the text, or overlap."""
+        """Return why a row's spans are invalid: not in the text, or overlapping."""
         text, end_before = self.text(row), 0
-        written = row[self.options.spans_column]
-        if reason := next((f"span {i}: {r}" for i, s in enumerate(written) if (r := _flaw(s, text))), None):
+        spans = row[self.options.spans_column]
+        if reason := next((f"span {i}: {r}" for i, s in enumerate(spans) if (r := _span_problem(s, text))), None):
             return reason
         for label, start, end in self._spans(row):
             if start < end_before:
@@ -96,40 +95,42 @@ class TokenClassification(Likelihood[Options]):
             end_before = end
         return None
 
-    def unseen(self, row: Row, state: State) -> str | None:
-        """A label that no training row has."""
+    def unseen_label(self, row: Row, state: State) -> str | None:
+        """Return the row's labels that no training row has."""
         unknown = sorted({label for label, _, _ in self._spans(row)} - set(_labels(state)))
         return f"no training row has the label {', '.join(map(repr, unknown))}" if unknown else None
 
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
 
-    def fit(self, rows: Iterable[Row]) -> State:
-        """The tags, those of a label side by side: O, B-date, I-date, B-people, ..."""
+    def collect_state(self, rows: Iterable[Row]) -> State:
+        """The tags, ordered by label: O, B-date, I-date, B-people, ..."""
         found = sorted({label for row in rows for label, _, _ in self._spans(row)})
         if not found:
             what = "no row of the train split has a span"
-            raise DataError(self.options.spans_column, what, "give rows with spans to learn from")
+            raise DataError(self.options.spans_column, what, "add rows with spans")
         return {"labels": [OUTSIDE, *(f"{tag}-{label}" for label in found for tag in "BI")]}
 
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
         """The row's windows."""
         pieces = split(tokenizer, self.text(row))
-        tags = [IGNORED if tag is None else state["labels"].index(tag) for tag in self._tags(row, pieces, max_length)]
+        tags = [
+            IGNORE_INDEX if tag is None else state["labels"].index(tag) for tag in self._tags(row, pieces, max_length)
+        ]
         inside = [tag > 0 and tag % 2 == 0 for tag in tags]
         return [
             {
                 "row_id": row["row_id"],
                 "input_ids": [*pieces.front, *pieces.ids[start:end], *pieces.back],
-                "labels": [*[IGNORED] * len(pieces.front), *tags[start:end], *[IGNORED] * len(pieces.back)],
+                "labels": [*[IGNORE_INDEX] * len(pieces.front), *tags[start:end], *[IGNORE_INDEX] * len(pieces.back)],
             }
             for start, end in _windows(inside, pieces.words, pieces.room(max_length))
         ]
 
-    def truncates(
+    def is_truncated(
         self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
     ) -> bool:
-        """Whether tags cannot hold one of the row's spans."""
+        """Whether one of the row's spans has no tag."""
         begun = sum(tag > 0 and tag % 2 == 1 for example in examples for tag in example["labels"])
         return bool(begun < len(self._spans(row)))
 
@@ -142,72 +143,72 @@ class TokenClassification(Likelihood[Options]):
         return AutoModelForTokenClassification  # type: ignore[no-any-return]
 
     def model_config(self, state: State) -> dict[str, Any]:
-        return label_names(state["labels"])
+        return label_config(state["labels"])
 
-    def loss(self, training: Training) -> Callable[..., Any]:
-        return label_loss(training)
+    def compute_loss_func(self, training: Training) -> Callable[..., Any]:
+        return mean_loss_func(training)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, C) logits and (B, T) labels to (B, T)."""
+        """(B, T, C) logits and (B, T) labels to losses (B, T)."""
         return label_losses(logits, labels)
 
-    def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, C) logits and (B, T) labels to (B, 6); the last three count spans: found, predicted, there."""
+    def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Token scores, then numbers of spans: correct, predicted, actual, (B, 6)."""
         import torch
 
         counts = []
-        for tags, predicted in zip(labels.tolist(), logits.argmax(-1).tolist(), strict=True):
-            there = _runs([tag for tag in tags if tag != IGNORED])
-            told = _runs([p for p, tag in zip(predicted, tags, strict=True) if tag != IGNORED])
-            counts.append([len(there & told), len(told), len(there)])
+        for tags, predictions in zip(labels.tolist(), logits.argmax(-1).tolist(), strict=True):
+            actual = _spans_of_ids([tag for tag in tags if tag != IGNORE_INDEX])
+            predicted = _spans_of_ids([p for p, tag in zip(predictions, tags, strict=True) if tag != IGNORE_INDEX])
+            counts.append([len(actual & predicted), len(predicted), len(actual)])
         spans = torch.tensor(counts, dtype=torch.float64, device=logits.device)
         return torch.cat([token_scores(logits, labels), spans], dim=1)
 
-    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
+    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
         """The scores themselves, (N, 6)."""
         import numpy as np
 
         return np.stack([scores[name] for name in self.score_names], axis=1)
 
-    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
-        """Loss in nats per sub-word, and shares; a share of nothing is 0, as in seqeval."""
+    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+        """Loss in nats per sub-word, and shares; where there is no span they are 0, as in seqeval."""
         import numpy as np
 
-        nll, tokens, correct, found, predicted, there = np.moveaxis(totals, -1, 0)
+        nll, tokens, correct, correct_spans, predicted_spans, actual_spans = np.moveaxis(totals, -1, 0)
         return {
             "loss": nll / tokens,
             "token_accuracy": correct / tokens,
-            "precision": found / np.maximum(predicted, 1),
-            "recall": found / np.maximum(there, 1),
-            "f1": 2 * found / np.maximum(predicted + there, 1),
+            "precision": correct_spans / np.maximum(predicted_spans, 1),
+            "recall": correct_spans / np.maximum(actual_spans, 1),
+            "f1": 2 * correct_spans / np.maximum(predicted_spans + actual_spans, 1),
         }
 
-    def notes(self, scores: Mapping[str, float], state: State) -> dict[str, str]:
-        found, predicted, there = (f"{scores[name]:.0f}" for name in ("found", "predicted", "spans"))
-        return {"spans": f"{found} of {there} found, {predicted} predicted"}
+    def describe_scores(self, scores: Mapping[str, float], state: State) -> dict[str, str]:
+        correct, predicted, actual = (f"{scores[f'{name}_spans']:.0f}" for name in ("correct", "predicted", "actual"))
+        return {"spans": f"{correct} of {actual} found, {predicted} predicted"}
 
     def remap_labels(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
-        return relabelled(model, state["labels"])
+        return remap_classifier(model, state["labels"])
 
-    def answer(
+    def prediction_lines(
         self, row: Row, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State
     ) -> list[str]:
-        """The spans that the model finds in the row's text."""
+        """The spans that the model predicts."""
         pieces, tags = split(tokenizer, self.text(row)), []
         for example in self.encode(row, tokenizer, max_length, state):
-            found = logits_of(model, self.collate([example], tokenizer))[0].argmax(-1).tolist()
-            tags += [state["labels"][i] for i in found[len(pieces.front) : len(found) - len(pieces.back)]]
-        found_spans = spans_of(pieces, tags)
-        return [f"{label}: {start} to {end}, {pieces.text[start:end]!r}" for label, start, end in found_spans]
+            ids = logits_of(model, self.collate([example], tokenizer))[0].argmax(-1).tolist()
+            tags += [state["labels"][i] for i in ids[len(pieces.front) : len(ids) - len(pieces.back)]]
+        spans = spans_of_tags(pieces, tags)
+        return [f"{label}: {start} to {end}, {pieces.text[start:end]!r}" for label, start, end in spans]
 
     def _spans(self, row: Row) -> list[Span]:
         spans = [(str(s["label"]), int(s["start"]), int(s["end"])) for s in row[self.options.spans_column]]
         return sorted(spans, key=lambda span: span[1:])
 
     def _tags(self, row: Row, pieces: Pieces, max_length: int) -> list[str | None]:
-        """A tag for each piece; None for those of a span that no window holds."""
-        tags = tags_of(pieces, self._spans(row))
-        for _, start, end in runs_of(tags):
+        """Return a tag for each sub-word; None in spans that are longer than a window."""
+        tags = tags_of_spans(pieces, self._spans(row))
+        for _, start, end in tag_runs(tags):
             if end - start > pieces.room(max_length):
                 tags[start:end] = [None] * (end - start)
         return tags
@@ -215,33 +216,33 @@ class TokenClassification(Likelihood[Options]):
 
 @dataclass(frozen=True)
 class Pieces:
-    """A text in sub-words, special tokens aside."""
+    """A text split into sub-words, with the special tokens apart."""
 
     text: str
     ids: list[int]
     offsets: list[tuple[int, int]]
-    """First character of each sub-word and the one after its last, the spaces around it left out."""
+    """Start and end character of each sub-word, without the spaces around it."""
     words: list[int | None]
-    """The word that each sub-word is a part of."""
+    """The index of the word that each sub-word belongs to."""
     front: list[int]
     """Special tokens before every sequence."""
     back: list[int]
     """Special tokens after every sequence."""
 
     def room(self, max_length: int) -> int:
-        """How many sub-words a sequence of `max_length` tokens holds.
+        """Return how many sub-words fit into a sequence of `max_length` tokens.
 
         Raises:
-            ValueError: none.
+            ValueError: none does.
         """
         room = max_length - len(self.front) - len(self.back)
         if room < 1:
-            raise ValueError(f"{max_length} tokens have no room for text beside the special tokens")
+            raise ValueError(f"max_length {max_length} leaves no room for text beside the special tokens")
         return room
 
 
 def split(tokenizer: PreTrainedTokenizerBase, text: str) -> Pieces:
-    """A text as the tokenizer splits it."""
+    """Return a text as the tokenizer splits it."""
     encoding = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     ids, special = encoding["input_ids"], encoding["special_tokens_mask"]
     first = special.index(0) if 0 in special else len(ids)
@@ -250,14 +251,14 @@ def split(tokenizer: PreTrainedTokenizerBase, text: str) -> Pieces:
     return Pieces(text, ids[first:last], offsets, encoding.word_ids()[first:last], ids[:first], ids[last:])
 
 
-def tags_of(pieces: Pieces, spans: Sequence[Span]) -> list[str | None]:
-    """The tag of each sub-word, from spans in the order of the text; a span whose sub-words are all taken gets none."""
+def tags_of_spans(pieces: Pieces, spans: Sequence[Span]) -> list[str | None]:
+    """Return the tag of each sub-word, from spans in the order of the text; a span whose sub-words are all taken has none."""
     tags: list[str | None] = [OUTSIDE] * len(pieces.ids)
     for label, *ends in spans:
         start, end = _trimmed(pieces.text, *ends)
         first = True
         for i, (left, right) in enumerate(pieces.offsets):
-            # a sub-word of spaces has no width, and is inside only if it does not stand at a border
+            # a sub-word of spaces has no width: it is inside only if it is not at a border
             touched = start < left < end if left == right else left < end and right > start
             if touched and tags[i] == OUTSIDE:
                 tags[i] = f"{'B' if first else 'I'}-{label}"
@@ -265,25 +266,25 @@ def tags_of(pieces: Pieces, spans: Sequence[Span]) -> list[str | None]:
     return tags
 
 
-def spans_of(pieces: Pieces, tags: Sequence[str]) -> list[Span]:
-    """The spans of characters that tags stand for: from the first character of a run's sub-words to the last one."""
-    return [(label, pieces.offsets[start][0], pieces.offsets[end - 1][1]) for label, start, end in runs_of(tags)]
+def spans_of_tags(pieces: Pieces, tags: Sequence[str]) -> list[Span]:
+    """Return the spans of characters that tags stand for."""
+    return [(label, pieces.offsets[start][0], pieces.offsets[end - 1][1]) for label, start, end in tag_runs(tags)]
 
 
-def runs_of(tags: Sequence[str | None]) -> list[Span]:
-    """Label, first and last-but-one place of each run of tags that makes a span, as seqeval reads them."""
+def tag_runs(tags: Sequence[str | None]) -> list[Span]:
+    """Return label, first sub-word and sub-word after the last of each span of tags, as seqeval reads them."""
     from seqeval.metrics.sequence_labeling import get_entities
 
     return [(label, start, last + 1) for label, start, last in get_entities([tag or OUTSIDE for tag in tags])]
 
 
-def _runs(tags: Sequence[int]) -> set[Span]:
-    """As `runs_of`, of tags by number: labels need no names to be counted."""
-    return set(runs_of([f"{'IB'[tag % 2]}-{(tag - 1) // 2}" if tag else OUTSIDE for tag in tags]))
+def _spans_of_ids(tags: Sequence[int]) -> set[Span]:
+    """As `tag_runs`, for ids of tags; the spans have numbers for labels."""
+    return set(tag_runs([f"{'IB'[tag % 2]}-{(tag - 1) // 2}" if tag else OUTSIDE for tag in tags]))
 
 
 def _windows(inside: Sequence[bool], words: Sequence[int | None], room: int) -> Iterator[tuple[int, int]]:
-    """Where each window starts and ends: in its second half before a word, or else not inside a span."""
+    """Yield start and end of each window: it ends before a word in its second half, or else anywhere outside of a span."""
     start = 0
     while start < len(inside):
         end = min(start + room, len(inside))
@@ -307,7 +308,7 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def _flaw(span: Any, text: str) -> str | None:
+def _span_problem(span: Any, text: str) -> str | None:
     missing = [key for key in ("label", "start", "end") if (span or {}).get(key) is None]
     if missing:
         return f"has no {' and no '.join(missing)}"

@@ -9,7 +9,7 @@ import pytest
 
 from params import DataError, EvergreenError, ModelError, RecipeError
 from params.schema import Call
-from trainer.rewards import Rewards, matches, number_in, numeric_answer
+from trainer.rewards import Rewards, matches, numeric_answer, parse_number
 
 NUMBERS = {
     "48/2 = 24\n#### 24": 24,
@@ -33,8 +33,8 @@ NUMBERS = {
 
 @pytest.mark.parametrize("text", NUMBERS)
 def test_the_number_of_a_text(text: str) -> None:
-    assert number_in(text) == NUMBERS[text]
-    assert number_in(text) is None or math.isclose(float(number_in(text)), NUMBERS[text])
+    assert parse_number(text) == NUMBERS[text]
+    assert parse_number(text) is None or math.isclose(float(parse_number(text)), NUMBERS[text])
 
 
 def test_a_completion_is_right_if_its_number_is_the_references() -> None:

@@ -1,7 +1,7 @@
-"""Conversations, lists of {role, content}, as tokens: rendered by a chat template, and which of them the assistant says.
+"""Conversations, lists of {role, content}, as tokens: rendered by a chat template, with a mask of the assistant's tokens.
 
-Where the template marks what is generated, that is what the assistant says. Elsewhere it is what each turn of the assistant
-adds to what the template renders for the turns before, which must stay as it was.
+If the template marks generated text with {% generation %}, that is the assistant's. Otherwise the assistant's text is what
+each of its turns adds to the rendering of the turns before it, which must not change when the turn is added.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def reject_reason(turns: Any) -> str | None:
-    """Why nothing can be learned from a conversation."""
+    """Return why nothing can be learned from a conversation, or None."""
     for i, turn in enumerate(turns):
         if not isinstance(turn, Mapping) or not all(isinstance(turn.get(k), str) for k in ("role", "content")):
             return f"message {i} is not {{role, content}} with text in both"
@@ -29,67 +29,74 @@ def reject_reason(turns: Any) -> str | None:
     return None
 
 
-def tokens(turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[bool]]:
-    """Tokens of a whole conversation, and which of them the assistant says, the end of each turn included.
+def tokenize_conversation(
+    turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[int], list[bool]]:
+    """Return the tokens of a conversation, and which of them are the assistant's, the end of each turn included.
 
     Raises:
-        ValueError: the template renders the beginning of a conversation differently once it goes on.
+        ValueError: the template renders the beginning of a conversation differently once more turns follow.
     """
-    if _MARKED.search(str(tokenizer.chat_template)):
-        made = tokenizer.apply_chat_template(
+    if _GENERATION_TAG.search(str(tokenizer.chat_template)):
+        encoding = tokenizer.apply_chat_template(
             turns, return_dict=True, return_assistant_tokens_mask=True, tokenizer_kwargs={"verbose": False}
         )
-        ids, learned = list(made["input_ids"]), [bool(said) for said in made["assistant_masks"]]
+        ids, is_assistant = list(encoding["input_ids"]), [bool(value) for value in encoding["assistant_masks"]]
     else:
-        ids, learned = _divided(*_rendered(turns, tokenizer), tokenizer)
+        ids, is_assistant = _tokenize_spans(*_render(turns, tokenizer), tokenizer)
     end = tokenizer.eos_token_id
     for i in range(1, len(ids)):
-        learned[i] = learned[i] or (learned[i - 1] and ids[i] == end != ids[i - 1])
-    last = max((i for i, said in enumerate(learned) if said), default=-1)
-    first = next((i for i in range(last, -1, -1) if not learned[i]), -1) + 1
+        is_assistant[i] = is_assistant[i] or (is_assistant[i - 1] and ids[i] == end != ids[i - 1])
+    last = max((i for i, value in enumerate(is_assistant) if value), default=-1)
+    first = next((i for i in range(last, -1, -1) if not is_assistant[i]), -1) + 1
     if last >= 0 and turns[-1]["role"] == "assistant" and end not in ids[first : last + 1]:
-        return [*ids, end], [*learned, True]
-    return ids, learned
+        return [*ids, end], [*is_assistant, True]
+    return ids, is_assistant
 
 
-def _rendered(
+def _render(
     turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[str, list[tuple[int, int]]]:
-    """The text of a conversation, and from where to where in it the assistant speaks.
+    """Return the text of a conversation, and the spans of characters that are the assistant's.
 
     Raises:
-        ValueError: the template renders the beginning of a conversation differently once it goes on.
+        ValueError: as in `tokenize_conversation`.
     """
 
-    def render(count: int, *, asked: bool = False) -> str:
-        text: str = tokenizer.apply_chat_template(turns[:count], tokenize=False, add_generation_prompt=asked)
+    def render(count: int, *, add_generation_prompt: bool = False) -> str:
+        text: str = tokenizer.apply_chat_template(
+            turns[:count], tokenize=False, add_generation_prompt=add_generation_prompt
+        )
         return text
 
     whole, spans = render(len(turns)), []
     for i, turn in enumerate(turns):
         if turn["role"] != "assistant":
             continue
-        before, after = render(i, asked=True), render(i + 1)
+        before, after = render(i, add_generation_prompt=True), render(i + 1)
         if not (whole.startswith(after) and after.startswith(before)):
             what = f"the chat template renders the messages before message {i} differently when it follows"
-            raise ValueError(f"{what}, so that its tokens cannot be told: mark them with {{% generation %}}")
+            raise ValueError(f"{what}, so its tokens cannot be found: mark them with {{% generation %}}")
         spans.append((len(before), len(after)))
     return whole, spans
 
 
-def _divided(
+def _tokenize_spans(
     text: str, spans: Sequence[tuple[int, int]], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[int], list[bool]]:
-    """Tokens of a text, and which of them lie in the spans; none lies in both, as when the model is asked."""
-    made = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    places = made["offset_mapping"]
-    if not any(start < a < end for a, _ in spans for start, end in places):
-        return list(made["input_ids"]), [any(a < end <= b for a, b in spans) for _, end in places]
+    """Return the tokens of a text, and which of them are inside the spans.
+
+    No token crosses the start of a span, because none does at inference: there the prompt is tokenized alone.
+    """
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    offsets = encoding["offset_mapping"]
+    if not any(start < a < end for a, _ in spans for start, end in offsets):
+        return list(encoding["input_ids"]), [any(a < end <= b for a, b in spans) for _, end in offsets]
     ids: list[int] = []
-    learned: list[bool] = []
+    in_span: list[bool] = []
     cuts = [0, *(place for span in spans for place in span), len(text)]
     for number, (a, b) in enumerate(pairwise(cuts)):
         piece = tokenizer(text[a:b], add_special_tokens=False, verbose=False)["input_ids"]
         ids += piece
-        learned += [number % 2 == 1] * len(piece)
-    return ids, learned
+        in_span += [number % 2 == 1] * len(piece)
+    return ids, in_span

@@ -1,4 +1,4 @@
-"""What the objectives share that give each label a probability: padding, losses per label, figures per token and byte."""
+"""Objectives whose model gives each label a probability: losses per label, and metrics per token and per byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from params.schema import Direction, Training
-from trainer.objectives.bases.objective import Example, Objective, OptionsT, Scores, State
+from trainer.objectives.bases.objective import Objective, OptionsT, ScoreColumns, State
+from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,169 +17,130 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-IGNORED = -100
-"""A label that nothing is learned from."""
-
 
 class Likelihood(Objective[OptionsT]):
     """An objective whose model turns a batch into logits, which give each label a probability."""
 
     @abstractmethod
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Negative log-likelihood in nats of each label of a batch, in the shape of `labels`; NaN where none counts."""
+        """Return the negative log-likelihood in nats of each label, in the shape of `labels`; NaN where there is no loss."""
 
     @abstractmethod
-    def score(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Reduce a batch of logits to float64 figures, one row per sequence: (B, K), or the first of them; see `judge`."""
+    def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the scores that follow from logits: float64 (B, K), or the first columns of it; see `score_outputs`."""
 
-    def measure(
+    def score_batch(
         self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     ) -> torch.Tensor:
-        written = self.written(model, batch, tokenizer)
-        return self.judge(logits_of(model, batch), written, batch["labels"], tokenizer)
+        generated_ids = self.generate(model, batch, tokenizer)
+        return self.score_outputs(logits_of(model, batch), generated_ids, batch["labels"], tokenizer)
 
-    def written(
+    def generate(
         self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     ) -> torch.Tensor | None:
-        """Tokens (B, T) that the model writes by itself, where figures are computed of these, too."""
+        """Return the tokens (B, T) that the model generates, if there are metrics of generated text."""
         return None
 
-    def judge(
+    def score_outputs(
         self,
         logits: torch.Tensor,
-        written: torch.Tensor | None,
+        generated_ids: torch.Tensor | None,
         labels: torch.Tensor,
         tokenizer: PreTrainedTokenizerBase,
     ) -> torch.Tensor:
-        """All figures of a batch, (B, K): those of `score`, and of what was written."""
-        return self.score(logits, labels)
+        """Return all scores of a batch, (B, K): those of `score_logits`, then those of the generated text."""
+        return self.score_logits(logits, labels)
 
 
 class TokenLikelihood(Likelihood[OptionsT]):
-    """A likelihood whose figures are means over tokens and, for the evaluate stage, over the bytes that they stand for."""
+    """A likelihood with metrics per token and, in the evaluate stage, per byte of text."""
 
-    metrics: ClassVar[Mapping[str, Direction]] = {
-        "loss": "min",
-        "perplexity": "min",
-        "token_accuracy": "max",
-    }
-    held_out_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
+    metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
+    evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
     main_metric = "bits_per_byte"
-    per_token = frozenset(metrics)
+    tokenizer_dependent = frozenset(metrics)
     score_names = ("nll", "tokens", "correct")
-    example_figures = ("bytes",)
+    example_counts = ("bytes",)
 
-    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
-        """Negative log-likelihood in nats, tokens, correct tokens, and bytes of the text that they stand for, (N, 4)."""
-        return token_totals(scores)
+    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
+        """Negative log-likelihood in nats, tokens, correct tokens, and bytes of their text, (N, 4)."""
+        return token_statistics(scores)
 
-    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
-        return token_figures(totals)
+    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+        return token_metrics(totals)
 
 
-def token_totals(scores: Scores) -> NDArray[np.float64]:
-    """Negative log-likelihood, tokens, correct tokens, and bytes where they are known, (N, 4)."""
+def token_statistics(scores: ScoreColumns) -> NDArray[np.float64]:
+    """Return negative log-likelihood, tokens, correct tokens and bytes, (N, 4); bytes are 0 where they are unknown."""
     import numpy as np
 
-    nothing = np.zeros_like(scores["nll"])
-    return np.stack([scores["nll"], scores["tokens"], scores["correct"], scores.get("bytes", nothing)], axis=1)
+    no_bytes = np.zeros_like(scores["nll"])
+    return np.stack([scores["nll"], scores["tokens"], scores["correct"], scores.get("bytes", no_bytes)], axis=1)
 
 
-def token_figures(totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """Loss in nats per token, perplexity = exp(loss), share of tokens predicted exactly; where bytes are known, bits of a byte.
+def token_metrics(totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Return loss in nats per token, perplexity = exp(loss), token accuracy and, if bytes are known, bits per byte.
 
-    Bits per byte are the negative log-likelihood in bits over the bytes (UTF-8) of the text whose tokens were predicted. They
-    compare between tokenizers, which a figure per token does not.
+    Bits per byte are the negative log-likelihood in bits over the bytes (UTF-8) of the predicted tokens' text. They can be
+    compared between tokenizers; metrics per token cannot.
+
+    Args:
+        totals: sums of `token_statistics`, (..., 4).
     """
     import numpy as np
 
     nll, tokens, correct, size = np.moveaxis(totals, -1, 0)
     loss = nll / tokens
-    figures = {"loss": loss, "perplexity": np.exp(np.minimum(loss, 700.0)), "token_accuracy": correct / tokens}
-    return figures | ({"bits_per_byte": nll / math.log(2) / size} if np.any(size) else {})
+    metrics = {"loss": loss, "perplexity": np.exp(np.minimum(loss, 700.0)), "token_accuracy": correct / tokens}
+    return metrics | ({"bits_per_byte": nll / math.log(2) / size} if np.any(size) else {})
 
 
-def relabelled(model: PreTrainedModel, labels: Sequence[str]) -> PreTrainedModel:
-    """A classifier whose logits (..., C) stand for `labels`, whatever labels it learned, in whatever order.
+def token_scores(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3).
 
-    A label that it never learned gets the probability of a blind guess, 1 / C. Labels that only the model knows come after the
-    others: to choose one of them is wrong.
+    Args:
+        logits: (B, T, V).
+        labels: (B, T), aligned with the logits.
     """
     import torch
 
-    learned = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
-    if learned == list(labels):
-        return model
-    only_its_own = [i for i, label in enumerate(learned) if label not in labels]
-    places = [learned.index(label) if label in learned else -1 for label in labels] + only_its_own
-    guess = math.log(sum(place >= 0 for place in places))  # so that it is 1 / C once the guesses are among the rest
+    has_loss = labels != IGNORE_INDEX  # (B, T)
+    nll = label_losses(logits, labels).double().masked_fill(~has_loss, 0.0).sum(1)
+    correct = (logits.argmax(-1) == labels) & has_loss
+    return torch.stack([nll, has_loss.sum(1).double(), correct.sum(1).double()], dim=1)
 
-    def rearrange(_: Any, __: Any, outputs: Any) -> Any:
-        logits = outputs.logits
-        blind = torch.logsumexp(logits, -1, keepdim=True) - guess  # (..., 1)
-        outputs.logits = torch.cat([logits, blind], -1)[..., places]  # the place -1 is the guess
-        return outputs
 
-    model.register_forward_hook(rearrange)
-    return model
+def count_bytes(labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the number of UTF-8 bytes of the labels' text, without special tokens."""
+    text: str = tokenizer.decode([label for label in labels if label != IGNORE_INDEX], skip_special_tokens=True)
+    return len(text.encode())
 
 
 def logits_of(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
-    """The logits of a batch; the model is not asked for a loss."""
+    """Return the model's logits for a batch, without computing a loss."""
     logits: torch.Tensor = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
     return logits
 
 
-def pad(sequences: Sequence[Sequence[int]], value: int) -> torch.Tensor:
-    """Sequences of different lengths as one (B, T) tensor, filled up with `value` on the right."""
-    import torch
-
-    padded = torch.full((len(sequences), max(map(len, sequences))), value)
-    for row, sequence in zip(padded, sequences, strict=True):
-        row[: len(sequence)] = torch.as_tensor(sequence)
-    return padded
-
-
-def pad_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-    """`input_ids`, `attention_mask` and `labels` of a batch; labels are (B, T) or, one for a sequence, (B,)."""
-    import torch
-
-    ids, labels = [e["input_ids"] for e in examples], [e["labels"] for e in examples]
-    return {
-        "input_ids": pad(ids, tokenizer.pad_token_id),
-        "attention_mask": pad([[1] * len(row) for row in ids], 0),
-        "labels": pad(labels, IGNORED) if isinstance(labels[0], list) else torch.tensor(labels),
-    }
-
-
-def bytes_of(labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> int:
-    """Bytes (UTF-8) of the text that labels stand for, special tokens aside."""
-    text: str = tokenizer.decode([label for label in labels if label != IGNORED], skip_special_tokens=True)
-    return len(text.encode())
-
-
 def label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Losses in nats of (B, T) labels by (B, T, V) logits of the same places; NaN where a label is ignored."""
+    """Return losses in nats, (B, T), from aligned logits (B, T, V) and labels (B, T); NaN where a label is ignored."""
     import torch
     import torch.nn.functional as F
 
     losses = torch.full(labels.shape, torch.nan, device=logits.device)
     for row, row_logits, row_labels in zip(losses, logits, labels, strict=True):
-        seen = row_labels != IGNORED  # (T,), one row at a time: the float copy of logits stays small
-        row[seen] = F.cross_entropy(row_logits[seen].float(), row_labels[seen], reduction="none")
+        has_loss = row_labels != IGNORE_INDEX  # (T,), one row at a time: the float copy of logits stays small
+        row[has_loss] = F.cross_entropy(row_logits[has_loss].float(), row_labels[has_loss], reduction="none")
     return losses
 
 
-def label_loss(training: Training) -> Callable[..., Any]:
-    """The mean loss over the labels of a global batch, smoothed if the recipe says so, as Trainer's `compute_loss_func`.
+def next_token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """As `label_losses`, where the logits of a position predict the next token; the first token has no loss."""
+    import torch
 
-    Many models average over the micro-batch instead, which Trainer holds for a share of the global batch: the gradient
-    would be as many times too large as there are micro-batches.
-    """
-    smoothing = float(training.arguments.get("label_smoothing_factor") or 0.0)
-    return lambda outputs, labels, num_items_in_batch=None: mean_loss(
-        outputs.logits, labels, num_items_in_batch, smoothing=smoothing
-    )
+    losses = torch.full(labels.shape, torch.nan, device=logits.device)
+    losses[:, 1:] = label_losses(logits[:, :-1], labels[:, 1:])
+    return losses
 
 
 def mean_loss(
@@ -189,14 +151,14 @@ def mean_loss(
     smoothing: float,
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Cross-entropy in nats, summed over a micro-batch and divided by the labels of its global batch.
+    """Return the cross-entropy in nats of a micro-batch, summed and divided by the labels of its global batch.
 
     Args:
         logits: (B, C) or (B, T, C).
-        labels: (B,) or (B, T), of the same places.
-        items: labels in the global batch; without, those of this one.
+        labels: (B,) or (B, T), aligned with the logits.
+        items: labels in the global batch; None takes those of this micro-batch.
         smoothing: share of the target distribution that is spread evenly over all classes.
-        weights: (C,), how much each class counts.
+        weights: weight of each class, (C,).
     """
     import torch.nn.functional as F
 
@@ -204,15 +166,27 @@ def mean_loss(
         logits.flatten(0, -2).float(),
         labels.flatten(),
         weight=weights,
-        ignore_index=IGNORED,
+        ignore_index=IGNORE_INDEX,
         label_smoothing=smoothing,
         reduction="sum",
     )
-    return summed / ((labels != IGNORED).sum() if items is None else items)
+    return summed / ((labels != IGNORE_INDEX).sum() if items is None else items)
 
 
-def label_names(labels: Sequence[str]) -> dict[str, Any]:
-    """Configuration keys of a head that chooses among labels."""
+def mean_loss_func(training: Training) -> Callable[..., Any]:
+    """Return `mean_loss` as Trainer's `compute_loss_func`, with `label_smoothing_factor` if the recipe sets it.
+
+    Many models average over the micro-batch instead, while Trainer expects a share of the global batch: with n
+    micro-batches, the gradient would be n times too large.
+    """
+    smoothing = float(training.arguments.get("label_smoothing_factor") or 0.0)
+    return lambda outputs, labels, num_items_in_batch=None: mean_loss(
+        outputs.logits, labels, num_items_in_batch, smoothing=smoothing
+    )
+
+
+def label_config(labels: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration keys of a classification head: `num_labels`, `id2label`, `label2id`."""
     return {
         "num_labels": len(labels),
         "id2label": dict(enumerate(labels)),
@@ -220,25 +194,26 @@ def label_names(labels: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def next_token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """As `label_losses`, where the logits of a place are for the token after it; the first token has no loss."""
-    import torch
+def remap_classifier(model: PreTrainedModel, labels: Sequence[str]) -> PreTrainedModel:
+    """Return a classifier whose logits (..., C) are those of `labels`, whatever labels it was trained on.
 
-    losses = torch.full(labels.shape, torch.nan, device=logits.device)
-    losses[:, 1:] = label_losses(logits[:, :-1], labels[:, 1:])
-    return losses
-
-
-def token_scores(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3).
-
-    Args:
-        logits: (B, T, V).
-        labels: (B, T), of the same places as the logits.
+    A label that it was not trained on gets the probability of a blind guess, 1 / C. Labels that only the model knows come
+    last: predicting one of them is wrong.
     """
     import torch
 
-    seen = labels != IGNORED  # (B, T)
-    nll = label_losses(logits, labels).double().masked_fill(~seen, 0.0).sum(1)
-    correct = (logits.argmax(-1) == labels) & seen
-    return torch.stack([nll, seen.sum(1).double(), correct.sum(1).double()], dim=1)
+    known = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
+    if known == list(labels):
+        return model
+    only_its_own = [i for i, label in enumerate(known) if label not in labels]
+    places = [known.index(label) if label in known else -1 for label in labels] + only_its_own
+    guess = math.log(sum(place >= 0 for place in places))  # so that it is 1 / C once the guesses are among the rest
+
+    def rearrange(_: Any, __: Any, outputs: Any) -> Any:
+        logits = outputs.logits
+        blind = torch.logsumexp(logits, -1, keepdim=True) - guess  # (..., 1)
+        outputs.logits = torch.cat([logits, blind], -1)[..., places]  # the place -1 is the guess
+        return outputs
+
+    model.register_forward_hook(rearrange)
+    return model

@@ -1,4 +1,4 @@
-"""The interface of an objective: what it needs of rows, model, tokenizer and Trainer."""
+"""The interface of an objective: what it needs from rows, model, tokenizer and Trainer."""
 
 from __future__ import annotations
 
@@ -18,81 +18,69 @@ if TYPE_CHECKING:
 
 
 Row = Mapping[str, Any]
-"""A row of the validated data, by column."""
+"""One row of the validated data, by column: `{"row_id": 7, "text": "abc", "label": "greeting"}`."""
 
 
 Example = dict[str, Any]
-"""Tokens of one sequence: its `row_id`, `input_ids` (T integers) and, where the loss needs them, `labels` (T integers or,
-for a class, one); further values are lists of integers, numbers or text."""
+"""One tokenized sequence: `{"row_id": 7, "input_ids": [5, 9, 2], "labels": [-100, 9, 2]}`.
+
+`labels` has one integer per token, or is a single integer where a sequence has one class. Further values are lists of
+integers, numbers or text. One row can become several examples.
+"""
 
 
 State = Mapping[str, Any]
-"""What an objective learned from the train split before tokenizing, as JSON; for example the label names."""
+"""What an objective collected from the train split before tokenizing, as JSON: `{"labels": ["bye", "greeting"]}`."""
+
+
+ScoreColumns = Mapping[str, "NDArray[np.float64]"]
+"""Scores of N sequences or rows by name, each (N,): `{"nll": array([3.1, 0.4]), "tokens": array([8.0, 2.0])}`."""
+
+
+ColumnKind = Literal["string", "label", "list"]
+"""What a column holds: text; text or integers; a list of records."""
 
 
 OptionsT = TypeVar("OptionsT", bound=Section)
 
 
-Kind = Literal["string", "label", "list"]
-"""What a column holds: text; text or integers; a list of records."""
-
-
-Scores = Mapping[str, "NDArray[np.float64]"]
-"""Figures of N sequences or rows by name, each (N,)."""
-
-
-class Meter:
-    """Figures over any number of rows in constant memory."""
-
-    def __init__(self, objective: Objective[Any], state: State) -> None:
-        self._objective, self._state = objective, state
-        self._totals: Any = 0.0
-
-    def update(self, scores: torch.Tensor) -> None:
-        """Take in per-sequence scores (B, K), in the order of `Objective.score_names`."""
-        columns = dict(zip(self._objective.score_names, scores.double().cpu().numpy().T, strict=True))
-        self._totals = self._totals + self._objective.totals(columns, self._state).sum(0)
-
-    def compute(self) -> dict[str, float]:
-        """The metrics of all rows so far, by the names in `Objective.metrics`."""
-        return {name: float(value) for name, value in self._objective.compute(self._totals, self._state).items()}
-
-
 class Objective(ABC, Generic[OptionsT]):
-    """One way to learn from rows."""
+    """One way to learn from rows: how they become batches, what the model and its loss are, and how it is scored."""
 
     options_class: ClassVar[type[Section]]
     """The keys that the recipe's `objective` section takes beside `name`."""
     metrics: ClassVar[Mapping[str, Direction]]
-    """The metrics it computes, and whether the smallest or the largest is best."""
-    held_out_metrics: ClassVar[Mapping[str, Direction]] = {}
-    """Those that the evaluate stage computes beside them."""
+    """The metrics of every evaluation, and whether the lowest or the highest value is best."""
+    evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {}
+    """Further metrics that only the evaluate stage computes."""
     main_metric: ClassVar[str]
     """The metric that decides whether a model is published, unless the recipe names another."""
-    per_token: ClassVar[frozenset[str]] = frozenset()
-    """Metrics that do not compare between models with different tokenizers."""
+    tokenizer_dependent: ClassVar[frozenset[str]] = frozenset()
+    """Metrics that cannot be compared between models with different tokenizers."""
     score_names: ClassVar[tuple[str, ...]]
-    """The K figures that are kept of each sequence. Those of a row of several sequences add up to the row's."""
-    example_figures: ClassVar[tuple[str, ...]] = ()
-    """Integers of an encoded example that the evaluate stage keeps beside the scores."""
-    trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
-    """The Trainer that trains it, as `package.module:Class`: a name, so that objectives do not import the training loop."""
+    """Names of the K scores of each sequence. The scores of a row's sequences add up to the row's."""
+    example_counts: ClassVar[tuple[str, ...]] = ()
+    """Integers of an `Example` that the evaluate stage keeps beside the scores, such as `bytes`."""
     pipeline_tag: ClassVar[str]
     """The Hub's name of the task, for the model card."""
-    has_targets: ClassVar[bool] = False
-    """Whether `labels` are a text of their own, such as a translation, and not one for each of `input_ids`."""
-    examples: ClassVar[tuple[Row, ...]]
-    """Two or three rows as they come in, for readers and for the contract tests; columns as in the default options."""
+    has_target_text: ClassVar[bool] = False
+    """Whether `labels` are the tokens of a second text, such as a translation, instead of one label per input token."""
+    trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
+    """The Trainer subclass, as `package.module:Class`."""
+    example_rows: ClassVar[tuple[Row, ...]]
+    """Two or three raw rows, for readers and for the contract tests; their columns fit the default options."""
 
     def __init__(self, options: OptionsT) -> None:
         self.options = options
 
+    # Rows
+
     @abstractmethod
-    def columns(self) -> Mapping[str, Kind]:
-        """The columns that every row must have, and what they hold."""
+    def columns(self) -> Mapping[str, ColumnKind]:
+        """Return the columns that every row must have, and what each holds."""
 
     def expectations(self, train: pd.DataFrame) -> list[Expectation]:
-        """Checks that the rows must pass for this objective; `train` is the raw train split."""
+        """Return the checks that rows must pass; `train` is the raw train split."""
         checks = []
         for column, kind in self.columns().items():
             checks.append(Expectation(type="expect_column_values_to_not_be_null", column=column))
@@ -101,113 +89,143 @@ class Objective(ABC, Generic[OptionsT]):
         return checks
 
     def reject_reason(self, row: Row) -> str | None:
-        """Why a row cannot be used although each of its columns is as it should be; such a row is set aside."""
+        """Return why a row is unusable although each column alone is valid. The validate stage sets such rows aside."""
         return None
 
-    def unseen(self, row: Row, state: State) -> str | None:
-        """What of a row the train split never shows, so that it cannot be predicted; it ends the validate stage."""
+    def collect_state(self, rows: Iterable[Row]) -> State:
+        """Return what encoding needs to know about the whole train split, such as its labels."""
+        return {}
+
+    def unseen_label(self, row: Row, state: State) -> str | None:
+        """Return which label of a row the train split lacks, as a message. One such row fails the validate stage."""
         return None
+
+    # The rest of the recipe
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
-        """What in other sections of the recipe does not go with this objective and its options."""
+        """Return what in other sections of the recipe does not work with this objective and its options."""
         return ()
 
-    def prepare_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Change the tokenizer before anything is encoded and before it is saved; raise what makes it unfit."""
+    # From rows to batches
 
-    def try_model(self, model: PreTrainedModel) -> None:
-        """Raise a RecipeError if this model cannot be trained so, which only the model itself can show."""
+    def prepare_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Change the tokenizer before it is used and saved; raise an EvergreenError if it cannot be used."""
 
     @abstractmethod
     def text(self, row: Row) -> str:
-        """The text of a row as the tokenizer sees it, without special tokens."""
-
-    def fit(self, rows: Iterable[Row]) -> State:
-        """What must be known of the whole train split before a row can be encoded."""
-        return {}
+        """Return a row's text as the tokenizer sees it, without special tokens."""
 
     @abstractmethod
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
-        """The sequences that a row becomes, each of at most `max_length` tokens."""
+        """Tokenize a row into sequences of at most `max_length` tokens each."""
 
-    def truncates(
+    def is_truncated(
         self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
     ) -> bool:
-        """Whether the row's sequences lack some of it; by default, whether one of full length holds not all its text."""
+        """Return whether a row's examples lack some of its content.
+
+        By default: whether there is a single example, of full length, and the row's text has more tokens.
+        """
         if len(examples) != 1 or len(examples[0]["input_ids"]) < max_length:
             return False
         return len(tokenizer(self.text(row), verbose=False)["input_ids"]) > max_length
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
-        """The sequences that training sees, made from the encoded ones; packing happens here."""
+        """Yield the sequences to train on; by default the examples as they are."""
         yield from examples
 
     @abstractmethod
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-        """A padded batch: `input_ids` and `attention_mask` (B, T), and `labels` as the model or the Trainer takes them."""
+        """Pad B examples into a batch: `input_ids` and `attention_mask` (B, T), and `labels` as model or Trainer expects."""
+
+    # Model and training
 
     @abstractmethod
     def model_class(self) -> type[PreTrainedModel]:
-        """The transformers Auto class with the right head."""
+        """Return the transformers Auto class with the right head."""
 
     def model_config(self, state: State) -> dict[str, Any]:
-        """Configuration keys that follow from the data, for example the number of labels."""
+        """Return model configuration keys that follow from the data, such as `num_labels`."""
         return {}
 
-    def loss(self, training: Training) -> Callable[..., Any] | None:
-        """Trainer's `compute_loss_func`, where the model's own loss is not the mean over a global batch's labels."""
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Raise a RecipeError if this model cannot be trained; for what only the built model can show."""
+
+    def compute_loss_func(self, training: Training) -> Callable[..., Any] | None:
+        """Return Trainer's `compute_loss_func`, where the model's own loss is not the mean over a global batch."""
         return None
 
-    def inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A batch as the model takes it, with what only the model can tell, such as where its decoder starts."""
+    def prepare_inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Add to a batch what depends on the model, such as `decoder_input_ids`."""
         return batch
 
     def set_reference(self, start: Callable[[], PreTrainedModel]) -> None:
-        """Called before `measure` where nothing trains; `start` gives the model as it was before training, to compare with."""
+        """Called before `score_batch` outside of training; `start` returns the model as it was before training."""
+
+    # Scores and metrics
 
     @abstractmethod
-    def measure(
+    def score_batch(
         self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     ) -> torch.Tensor:
-        """What a model makes of a batch: (B, K) float64 figures, one row per sequence; see `score_names`."""
+        """Return the scores of a model on a batch: (B, K) float64, one row per sequence, columns as in `score_names`."""
 
     @abstractmethod
-    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
-        """What of N sequences can be summed, (N, S): all figures follow from the sums, those of any part of the rows too.
+    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
+        """Return S numbers for each of N sequences, (N, S), whose sums over any set of rows determine its metrics.
 
-        `scores` has each of `score_names`, and of `example_figures` what is known.
+        Args:
+            scores: each of `score_names`, and those of `example_counts` that are known.
+            state: from `collect_state`.
         """
 
     @abstractmethod
-    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
-        """The metrics, each (...), of totals (..., S) that were summed over rows."""
+    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+        """Return the metrics, each (...), of `additive_statistics` summed over rows, (..., S)."""
 
-    def meter(self, state: State) -> Meter:
-        """A fresh accumulator of per-sequence figures."""
-        return Meter(self, state)
-
-    def outcomes(self, metric: str, scores: Scores) -> NDArray[np.bool_] | None:
-        """Whether each of N rows counts as right, (N,), where `metric` is the share of such rows."""
+    def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
+        """Return which of N rows are correct, (N,), if `metric` is the share of correct rows; otherwise None."""
         return None
 
-    def row_error(self, scores: Scores) -> NDArray[np.float64]:
-        """How badly the model does on each of N rows, (N,), to list the worst; by default the first score, per token."""
+    def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
+        """Return how badly the model does on each of N rows, (N,); by default the first score, per token."""
         return scores[self.score_names[0]] / scores.get("tokens", 1)
 
-    def notes(self, scores: Mapping[str, float], state: State) -> dict[str, str]:
-        """What to say for people of one row's scores, beside the scores themselves."""
-        return {}
-
-    def calibration(self, totals: NDArray[np.float64], state: State) -> list[dict[str, float]]:
-        """For each bin of confidence its mean, the share that was right, and the rows; of summed totals (S,)."""
+    def calibration_bins(self, totals: NDArray[np.float64], state: State) -> list[dict[str, float]]:
+        """Return mean confidence, accuracy and number of rows of each confidence bin, from summed statistics (S,)."""
         return []
 
     def remap_labels(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
-        """A model that another run has trained, so that it answers in the terms of this run's `state`."""
+        """Return a model from another run whose outputs mean the labels of this run's `state`."""
         return model
 
-    def answer(
+    # For people
+
+    def describe_scores(self, scores: Mapping[str, float], state: State) -> dict[str, str]:
+        """Return readable facts about one row's scores: `{"expected": "bye", "predicted": "greeting"}`."""
+        return {}
+
+    def prediction_lines(
         self, row: Row, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State
     ) -> list[str]:
-        """What the model makes of a row, in lines for people."""
+        """Return the model's prediction for a row as lines of text."""
         return []
+
+
+class MetricAccumulator:
+    """Metrics over any number of sequences, in constant memory."""
+
+    def __init__(self, objective: Objective[Any], state: State) -> None:
+        self._objective, self._state = objective, state
+        self._totals: Any = 0.0
+
+    def update(self, scores: torch.Tensor) -> None:
+        """Add scores (B, K), in the order of `Objective.score_names`."""
+        columns = dict(zip(self._objective.score_names, scores.double().cpu().numpy().T, strict=True))
+        self._totals = self._totals + self._objective.additive_statistics(columns, self._state).sum(0)
+
+    def compute(self) -> dict[str, float]:
+        """Return the metrics of all sequences so far."""
+        return {
+            name: float(value) for name, value in self._objective.compute_metrics(self._totals, self._state).items()
+        }

@@ -1,9 +1,8 @@
-"""Several examples in one sequence, none of which sees another.
+"""Packing: several examples in one sequence, none of which attends to another.
 
-`pack` fills sequences without cutting an example; each carries the `lengths` of what is in it. `packed_batch` makes
-positions of them that begin again with each example, and gives no attention mask: from such positions transformers keeps
-the examples apart, for the models that pass them on to their mask. Which ones do is not taken on trust: `refused` asks the
-model itself whether anything flows from one example into another.
+`pack` fills sequences with whole examples and records their `lengths`. `packed_batch` makes `position_ids` that start again
+at each example, and no attention mask: from such positions transformers keeps the examples apart, in models that pass them
+on to their mask. `packing_problem` checks that a model really does so.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params.schema import Model
-from trainer.objectives.bases.likelihood import IGNORED, pad
 from trainer.objectives.bases.objective import Example
+from trainer.objectives.bases.padding import IGNORE_INDEX, pad
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 OPEN = 64
-"""Sequences that are filled at the same time: what bounds memory, and what decides how full they get."""
-_TRIED = ((5, 4), (3, 2))
-"""Lengths of the examples in the two sequences that a model is tried with; the second one is padded."""
-_CLOSE = 0.05
-"""How far logits of a packed example may be from those of the example alone, as a share of the largest: rounding of
-quantized models is below, a position that went on counting above."""
+"""Sequences that are filled at the same time. More of them need more memory, and leave less padding."""
+_TRIAL_LENGTHS = ((5, 4), (3, 2))
+"""Lengths of the examples in the two sequences that a model is checked with; the second one is padded."""
+_TOLERANCE = 0.05
+"""Largest difference between the logits of a packed example and of the same example alone, relative to the largest logit.
+The rounding of quantized models stays below; positions that do not start again exceed it."""
 
 _POSITIONS_IN_MASK = re.compile(r"mask\w*\((?:[^()]|\([^()]*\))*position_ids=position_ids")
-"""A call in a model's code that makes a mask, positions among its arguments."""
+"""A call in a model's code that makes a mask from positions, among other arguments."""
 
 
 def pack(examples: Iterable[Example], max_length: int) -> Iterator[Example]:
-    """Best fit: each example goes into the fullest of the open sequences that has room for it, whole.
+    """Pack by best fit: each example goes whole into the fullest open sequence that has room for it.
 
     Args:
         examples: with `row_id`, `input_ids` and `labels`, of at most `max_length` tokens.
@@ -58,7 +57,10 @@ def pack(examples: Iterable[Example], max_length: int) -> Iterator[Example]:
             best = {"row_id": example["row_id"], "input_ids": [], "labels": [], "lengths": []}
             filling.append(best)
         best["input_ids"] += example["input_ids"]
-        best["labels"] += [IGNORED, *example["labels"][1:]]  # the example before must not predict its first token
+        best["labels"] += [
+            IGNORE_INDEX,
+            *example["labels"][1:],
+        ]  # the previous example must not predict its first token
         best["lengths"].append(size)
         if len(best["input_ids"]) == max_length:
             filling = [s for s in filling if s is not best]
@@ -67,19 +69,19 @@ def pack(examples: Iterable[Example], max_length: int) -> Iterator[Example]:
 
 
 def packed_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-    """`input_ids`, `labels` and `position_ids` (B, T) of packed sequences; padding counts as one more example."""
+    """Return `input_ids`, `labels` and `position_ids` (B, T) of packed sequences; padding counts as one more example."""
     ids = [e["input_ids"] for e in examples]
     longest = max(map(len, ids))
     lengths = [[*e["lengths"], longest - len(e["input_ids"])] for e in examples]
     return {
         "input_ids": pad(ids, tokenizer.pad_token_id),
-        "labels": pad([e["labels"] for e in examples], IGNORED),
+        "labels": pad([e["labels"] for e in examples], IGNORE_INDEX),
         "position_ids": pad([[place for size in sizes for place in range(size)] for sizes in lengths], 0),
     }
 
 
-def refused(model: PreTrainedModel) -> str | None:
-    """Why `model` must not be given packed sequences: it lets one example see another, or counts positions through."""
+def packing_problem(model: PreTrainedModel) -> str | None:
+    """Return why `model` cannot be trained on packed sequences, or None; it runs the model on a small batch."""
     import torch
 
     implementation = str(model.config._attn_implementation)  # noqa: SLF001 (it has no public name)
@@ -88,70 +90,74 @@ def refused(model: PreTrainedModel) -> str | None:
     was_training = model.training
     model.eval()
     try:
-        batch = _trial(model)
-        seen, logits = _embeddings_and_logits(model, batch)
-        for row, lengths in enumerate(_TRIED):
+        batch = _trial_batch(model)
+        embeddings, logits = _embeddings_and_logits(model, batch)
+        for row, lengths in enumerate(_TRIAL_LENGTHS):
             start = 0
             for length in lengths:
                 own = slice(start, start + length)
                 start += length
-                reached = torch.autograd.grad(logits[row, own].float().square().sum(), seen, retain_graph=True)[0]
-                reached[row, own] = 0.0
-                if reached.abs().max() > 0:
-                    return "it lets a token see the examples that stand before its own in a packed sequence"
+                gradient = torch.autograd.grad(logits[row, own].float().square().sum(), embeddings, retain_graph=True)[
+                    0
+                ]
+                gradient[row, own] = 0.0
+                if gradient.abs().max() > 0:
+                    return "it lets a token attend to other examples of its packed sequence"
                 _, alone = _embeddings_and_logits(model, {"input_ids": batch["input_ids"][row : row + 1, own]})
-                apart = (logits[row, own] - alone[0]).abs().max()
-                if apart > _CLOSE * alone.abs().max():
-                    return "it counts the positions of a packed sequence through, as if it were one example"
-    except (TypeError, ValueError) as error:  # a forward pass that does not take positions, or wants more than tokens
-        return f"it cannot be given positions that begin again: {error}"
+                difference = (logits[row, own] - alone[0]).abs().max()
+                if difference > _TOLERANCE * alone.abs().max():
+                    return "it numbers the positions of a packed sequence as if it were one example"
+    except (TypeError, ValueError) as error:  # a forward pass that does not take positions, or needs more than tokens
+        return f"it does not take positions that start again: {error}"
     finally:
         model.train(was_training)
     return None
 
 
-def _trial(model: PreTrainedModel) -> Mapping[str, torch.Tensor]:
+def _trial_batch(model: PreTrainedModel) -> Mapping[str, torch.Tensor]:
     import torch
 
-    longest, vocabulary = max(map(sum, _TRIED)), model.get_input_embeddings().num_embeddings
-    positions = [[p for length in (*lengths, longest - sum(lengths)) for p in range(length)] for lengths in _TRIED]
-    ids = torch.arange(len(_TRIED) * longest).view(len(_TRIED), longest) * 7 % vocabulary
+    longest, vocabulary = max(map(sum, _TRIAL_LENGTHS)), model.get_input_embeddings().num_embeddings
+    positions = [
+        [p for length in (*lengths, longest - sum(lengths)) for p in range(length)] for lengths in _TRIAL_LENGTHS
+    ]
+    ids = torch.arange(len(_TRIAL_LENGTHS) * longest).view(len(_TRIAL_LENGTHS), longest) * 7 % vocabulary
     return {"input_ids": ids.to(model.device), "position_ids": torch.tensor(positions, device=model.device)}
 
 
 def _embeddings_and_logits(model: PreTrainedModel, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the model's layers get (B, T, H), as a leaf that gradients can be asked for, and what they make of it."""
+    """Return the embeddings of a batch (B, T, H), as a leaf for gradients, and the logits computed from them."""
     import torch
 
-    seen: list[torch.Tensor] = []
+    leaves: list[torch.Tensor] = []
 
-    def remember(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        seen.append(output.detach().requires_grad_())
-        return seen[-1]
+    def make_leaf(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        leaves.append(output.detach().requires_grad_())
+        return leaves[-1]
 
-    hook = model.get_input_embeddings().register_forward_hook(remember)
+    hook = model.get_input_embeddings().register_forward_hook(make_leaf)
     try:
         with torch.enable_grad():
             logits: torch.Tensor = model(**batch, use_cache=False).logits
     finally:
         hook.remove()
-    return seen[0], logits
+    return leaves[0], logits
 
 
-def unfit_type(model: Model) -> str | None:
-    """The type of a model whose code gives no positions to its causal mask; None also where that cannot be told.
+def unsupported_model_type(model: Model) -> str | None:
+    """Return the model's type if its code does not build its causal mask from positions; None if so or if unknown.
 
-    The code is read and not imported, which would take seconds; the model itself is asked before it is trained.
+    The code is read, not imported, which would take seconds. `packing_problem` checks the model itself before training.
     """
     try:
         config = model.config or json.loads((Path(model.pretrained or "") / "config.json").read_text(encoding="utf-8"))
         name = str(config["model_type"]).replace("-", "_")
-        found = importlib.util.find_spec("transformers")
-        assert found is not None
-        assert found.origin is not None
-        path = Path(found.origin).parent / "models" / name / f"modeling_{name}.py"
+        spec = importlib.util.find_spec("transformers")
+        assert spec is not None
+        assert spec.origin is not None
+        path = Path(spec.origin).parent / "models" / name / f"modeling_{name}.py"
         code = path.read_text(encoding="utf-8")
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    knows = _POSITIONS_IN_MASK.search(code) or '"position_ids": position_ids' in code
-    return None if knows else name
+    uses_positions = _POSITIONS_IN_MASK.search(code) or '"position_ids": position_ids' in code
+    return None if uses_positions else name

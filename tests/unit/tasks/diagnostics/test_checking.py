@@ -32,7 +32,7 @@ def project(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
     # In this process; the command line's test does it as it is, in another.
-    monkeypatch.setattr(config_check, "start", lambda config: lambda: config_check.flaws(config))
+    monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na fine text,good\nanother,bad\n")
     return tmp_path

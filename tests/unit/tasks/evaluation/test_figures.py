@@ -30,9 +30,9 @@ def random_scores(objective: Any, rows: int, seed: int = 0) -> dict[str, np.ndar
     draw = np.random.default_rng(seed)
     integers = {"label", "prediction"}
     found = {}
-    for name in (*objective.score_names, *objective.example_figures):
+    for name in (*objective.score_names, *objective.example_counts):
         found[name] = draw.integers(0, 5, rows).astype(float) if name in integers else draw.random(rows) + 0.1
-    for name in ("tokens", "bytes", "spans", "predicted", "written"):
+    for name in ("tokens", "bytes", "actual_spans", "predicted_spans", "generated"):
         if name in found:
             found[name] = draw.integers(1, 9, rows).astype(float)
     if "confidence" in found:
@@ -46,8 +46,8 @@ def test_a_classifiers_figures_are_those_of_the_libraries(seed: int, rows: int, 
     draw = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(rows, classes, generator=draw, dtype=torch.float64)
     labels = torch.randint(0, classes - 1, (rows,), generator=draw)  # the last label is only ever predicted
-    scores = dict(zip(objective.score_names, objective.score(logits, labels).numpy().T, strict=True))
-    found = objective.compute(objective.totals(scores, LABELS).sum(0), LABELS)
+    scores = dict(zip(objective.score_names, objective.score_logits(logits, labels).numpy().T, strict=True))
+    found = objective.compute_metrics(objective.additive_statistics(scores, LABELS).sum(0), LABELS)
     told, truth, shares = logits.argmax(-1).numpy(), labels.numpy(), logits.softmax(-1)
     assert found["accuracy"] == pytest.approx(accuracy_score(truth, told), abs=1e-15)
     assert found["macro_f1"] == pytest.approx(f1_score(truth, told, average="macro", zero_division=0), abs=1e-12)
@@ -62,7 +62,7 @@ def test_a_prediction_that_is_no_label_of_the_rows_is_wrong_and_nothing_else() -
     objective = build("sequence_classification")
     truth, told = np.array([0.0, 1, 1, 2]), np.array([0.0, 1, 7, 7])
     scores = {"nll": truth, "label": truth, "prediction": told, "confidence": truth / 4 + 0.3}
-    found = objective.compute(objective.totals(scores, LABELS).sum(0), LABELS)
+    found = objective.compute_metrics(objective.additive_statistics(scores, LABELS).sum(0), LABELS)
     assert found["accuracy"] == 0.5
     assert found["macro_f1"] == pytest.approx(np.mean([1.0, 2 / 3, 0.0]))
 
@@ -74,9 +74,9 @@ def test_the_f1_of_spans_is_seqevals(seed: int) -> None:
     labels = draw.choice(5, (30, 8), p=[0.4, 0.2, 0.1, 0.2, 0.1])
     told = np.where(draw.random(labels.shape) < 0.7, labels, draw.integers(0, 5, labels.shape))
     logits = torch.nn.functional.one_hot(torch.tensor(told), 5) * 9.0
-    measured = objective.score(logits, torch.tensor(labels))
+    measured = objective.score_logits(logits, torch.tensor(labels))
     scores = dict(zip(objective.score_names, measured.numpy().T, strict=True))
-    found = objective.compute(objective.totals(scores, TAGS).sum(0), TAGS)
+    found = objective.compute_metrics(objective.additive_statistics(scores, TAGS).sum(0), TAGS)
     truth, guess = ([[TAGS["labels"][tag] for tag in row] for row in table.tolist()] for table in (labels, told))
     assert found["f1"] == pytest.approx(span_f1(truth, guess), abs=1e-12)
 
@@ -84,12 +84,16 @@ def test_the_f1_of_spans_is_seqevals(seed: int) -> None:
 def test_figures_of_tokens_by_hand() -> None:
     scores = {name: np.array(v) for name, v in {"nll": [2.0, 4.0], "tokens": [3, 1], "correct": [1, 1]}.items()}
     objective = build("causal_lm")
-    found = objective.compute(objective.totals({**scores, "bytes": np.array([10.0, 2.0])}, {}).sum(0), {})
+    found = objective.compute_metrics(
+        objective.additive_statistics({**scores, "bytes": np.array([10.0, 2.0])}, {}).sum(0), {}
+    )
     assert found["loss"] == 1.5
     assert found["perplexity"] == pytest.approx(math.exp(1.5))
     assert found["token_accuracy"] == 0.5
     assert found["bits_per_byte"] == pytest.approx(6 / math.log(2) / 12)
-    assert "bits_per_byte" not in objective.compute(objective.totals(scores, {}).sum(0), {}), "bytes are not known"
+    assert "bits_per_byte" not in objective.compute_metrics(objective.additive_statistics(scores, {}).sum(0), {}), (
+        "bytes are not known"
+    )
 
 
 def test_a_tie_of_preferences_counts_half() -> None:
@@ -98,20 +102,22 @@ def test_a_tie_of_preferences_counts_half() -> None:
         "chosen_reward": np.array([1.0, 0.5, -1.0]),
         "rejected_reward": np.array([0.0, 0.5, 0.0]),
     }
-    assert objective.compute(objective.totals(scores, {}).sum(0), {})["reward_accuracy"] == 0.5
+    assert objective.compute_metrics(objective.additive_statistics(scores, {}).sum(0), {})["reward_accuracy"] == 0.5
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_sums_of_parts_give_the_figures_of_the_whole(name: str) -> None:
     objective, state = build(name), STATES.get(name, {})
     scores = random_scores(objective, 101)
-    whole = objective.compute(objective.totals(scores, state).sum(0), state)
+    whole = objective.compute_metrics(objective.additive_statistics(scores, state).sum(0), state)
     draw, merged = np.random.default_rng(1), 0.0
     for part in np.array_split(draw.permutation(101), 7):
-        merged = merged + objective.totals({key: values[part] for key, values in scores.items()}, state).sum(0)
-    found = objective.compute(merged, state)
+        merged = merged + objective.additive_statistics(
+            {key: values[part] for key, values in scores.items()}, state
+        ).sum(0)
+    found = objective.compute_metrics(merged, state)
     assert found.keys() == whole.keys()
-    assert found.keys() <= objective.metrics.keys() | objective.held_out_metrics.keys()
+    assert found.keys() <= objective.metrics.keys() | objective.evaluate_only_metrics.keys()
     for metric, value in whole.items():
         assert found[metric] == pytest.approx(value, rel=1e-12), metric
 
@@ -120,12 +126,15 @@ def test_the_sums_of_parts_give_the_figures_of_the_whole(name: str) -> None:
 def test_figures_are_computed_over_leading_dimensions(name: str) -> None:
     objective, state = build(name), STATES.get(name, {})
     table = np.array(
-        [[objective.totals(random_scores(objective, 20, 3 * i + j), state).sum(0) for j in range(3)] for i in range(2)]
+        [
+            [objective.additive_statistics(random_scores(objective, 20, 3 * i + j), state).sum(0) for j in range(3)]
+            for i in range(2)
+        ]
     )
-    found = objective.compute(table, state)
+    found = objective.compute_metrics(table, state)
     for i in range(2):
         for j in range(3):
-            alone = objective.compute(table[i, j], state)
+            alone = objective.compute_metrics(table[i, j], state)
             assert found.keys() == alone.keys()
             for metric, value in alone.items():
                 assert found[metric].shape == (2, 3), metric
@@ -138,9 +147,9 @@ def test_weighting_rows_is_counting_them_so_often(name: str) -> None:
     objective, state = build(name), STATES.get(name, {})
     scores = random_scores(objective, 30)
     times = np.random.default_rng(2).poisson(1.0, 30)
-    weighted = objective.compute(times @ objective.totals(scores, state), state)
+    weighted = objective.compute_metrics(times @ objective.additive_statistics(scores, state), state)
     repeated = {key: np.repeat(values, times) for key, values in scores.items()}
-    counted = objective.compute(objective.totals(repeated, state).sum(0), state)
+    counted = objective.compute_metrics(objective.additive_statistics(repeated, state).sum(0), state)
     for metric, value in counted.items():
         assert weighted[metric] == pytest.approx(value, rel=1e-12), metric
 
@@ -150,9 +159,9 @@ def test_outcomes_average_to_their_metric(name: str) -> None:
     objective, state = build(name), STATES.get(name, {})
     scores = random_scores(objective, 50)
     if "exact_match" in scores:
-        scores |= {"exact_match": np.arange(50) % 2.0, "written": np.ones(50)}
-    figures = objective.compute(objective.totals(scores, state).sum(0), state)
-    shares = {metric: right for metric in figures if (right := objective.outcomes(metric, scores)) is not None}
+        scores |= {"exact_match": np.arange(50) % 2.0, "generated": np.ones(50)}
+    figures = objective.compute_metrics(objective.additive_statistics(scores, state).sum(0), state)
+    shares = {metric: right for metric in figures if (right := objective.correct_rows(metric, scores)) is not None}
     assert set(shares) == {"sequence_classification": {"accuracy"}, "seq2seq": {"exact_match"}}.get(name, set())
     for metric, right in shares.items():
         assert right.mean() == pytest.approx(figures[metric])

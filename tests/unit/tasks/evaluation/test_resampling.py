@@ -18,7 +18,7 @@ from trainer import objectives
 CAUSAL = objectives.build(ObjectiveChoice(name="causal_lm"))
 CLASSES = objectives.build(ObjectiveChoice(name="sequence_classification"))
 LABELS = {"labels": ["a", "b", "c"]}
-DIRECTIONS: dict[str, Any] = {**CAUSAL.metrics, **CAUSAL.held_out_metrics, **CLASSES.metrics}
+DIRECTIONS: dict[str, Any] = {**CAUSAL.metrics, **CAUSAL.evaluate_only_metrics, **CLASSES.metrics}
 
 
 def texts(rows: int, seed: int = 0) -> Scores:

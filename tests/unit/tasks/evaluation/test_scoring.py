@@ -25,7 +25,7 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.loop.metrics import Figures
 from trainer.model import network
-from trainer.objectives.bases.likelihood import relabelled
+from trainer.objectives.bases.likelihood import remap_classifier
 
 SIZES = {"train": 60, "validation": 12, "test": 22}
 SHORT = {"tokenization.max_length": 12}
@@ -101,7 +101,7 @@ def test_a_rows_scores_are_the_sums_of_its_sequences(bench: Bench) -> None:
     sequences = [bench.sequences[i] for i in range(len(bench.sequences))]
     for sequence in sequences:  # one at a time: no padding, no batch
         ((_, measured),) = bench.figures().batches(bench.model, Dataset.from_list([sequence]), batch_size=1)
-        known = [sequence[name] for name in bench.objective.example_figures]
+        known = [sequence[name] for name in bench.objective.example_counts]
         values = np.concatenate([measured[0][0].numpy(), known])
         expected[sequence["row_id"]] = expected.get(sequence["row_id"], 0.0) + values
     assert found.row_ids.tolist() == sorted(expected)
@@ -148,7 +148,7 @@ def test_scores_are_kept_by_row(bench: Bench, tmp_path: Path) -> None:
     scores = bench.score(16)
     scores.write(tmp_path / "scores.parquet")
     table = pq.read_table(tmp_path / "scores.parquet")
-    assert table.column_names == ["row_id", *bench.objective.score_names, *bench.objective.example_figures]
+    assert table.column_names == ["row_id", *bench.objective.score_names, *bench.objective.example_counts]
     assert table.column("row_id").to_pylist() == scores.row_ids.tolist()
     some = scores.take(scores.row_ids % 2 == 0)
     assert len(some) == int((scores.row_ids % 2 == 0).sum())
@@ -203,7 +203,7 @@ def test_bits_per_byte_do_not_depend_on_the_tokenizer() -> None:
         objective.prepare_tokenizer(tokenizer)
         scores = flat_scores(objective, tokenizer, rows, 200)
         assert scores.columns["bytes"].tolist() == [len(text.encode()) for text in TEXTS]
-        found[vocabulary] = objective.compute(objective.totals(scores.columns, {}).sum(0), {})
+        found[vocabulary] = objective.compute_metrics(objective.additive_statistics(scores.columns, {}).sum(0), {})
     assert found[260]["bits_per_byte"] == pytest.approx((9 * size + 12 * len(TEXTS)) / size, rel=1e-6)
     assert found[340]["bits_per_byte"] == pytest.approx(found[260]["bits_per_byte"], rel=1e-6)
     assert found[340]["loss"] > 1.2 * found[260]["loss"], "which a figure per token does"
@@ -242,7 +242,7 @@ class Learned(torch.nn.Module):
 
 
 def shares(model: Learned, *labels: str) -> list[float]:
-    made: Any = relabelled(model, labels)  # type: ignore[arg-type]
+    made: Any = remap_classifier(model, labels)  # type: ignore[arg-type]
     return made().logits.softmax(-1)[0].tolist()
 
 
@@ -254,22 +254,22 @@ def test_a_classifier_answers_in_the_labels_of_the_run() -> None:
     # a label that it does not know has the probability of a blind guess among four, the others share what is left
     assert shares(Learned(**logs), "new", "c", "b", "a") == pytest.approx([0.25, 0.15, 0.225, 0.375])
     model = Learned(**logs)
-    relabelled(model, ["a", "b", "c"])  # type: ignore[arg-type]
+    remap_classifier(model, ["a", "b", "c"])  # type: ignore[arg-type]
     assert not model._forward_hooks, "nothing to do"
 
 
 def test_a_label_of_its_own_is_wrong() -> None:
     """The champion knew `x`, which the rows have no more; to say it is wrong, whatever the right label is."""
     objective = objectives.build(ObjectiveChoice(name="sequence_classification"))
-    champion: Any = relabelled(Learned(x=5.0, b=1.0, a=0.0), ["a", "b"])  # type: ignore[arg-type]
+    champion: Any = remap_classifier(Learned(x=5.0, b=1.0, a=0.0), ["a", "b"])  # type: ignore[arg-type]
     logits = champion().logits.expand(2, -1)
-    columns = objective.score(logits, torch.tensor([0, 1])).numpy().T
+    columns = objective.score_logits(logits, torch.tensor([0, 1])).numpy().T
     scores = dict(zip(objective.score_names, columns, strict=True))
     state = {"labels": ["a", "b"]}
-    found = objective.compute(objective.totals(scores, state).sum(0), state)
+    found = objective.compute_metrics(objective.additive_statistics(scores, state).sum(0), state)
     assert found["accuracy"] == found["macro_f1"] == 0
     assert (
-        objective.notes({"label": 0.0, "prediction": 2.0, "confidence": 0.9}, state)["predicted"]
+        objective.describe_scores({"label": 0.0, "prediction": 2.0, "confidence": 0.9}, state)["predicted"]
         == "a label of another run"
     )
 

@@ -381,7 +381,7 @@ def test_all_linear_layers_are_a_target(tmp_path):
 def problems(tmp_path, monkeypatch):
     """What `check` finds in the tiny recipe so changed, by key."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config_check, "start", lambda config: lambda: config_check.flaws(config))
+    monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text\na text\n")
 

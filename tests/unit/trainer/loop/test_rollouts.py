@@ -23,13 +23,13 @@ from trainer import objectives
 from trainer.checkpoints.fault_points import KILL_AT
 from trainer.job import Job
 from trainer.loop.trainer import EvergreenTrainer
-from trainer.objectives.bases.generation import log_probabilities, sample
-from trainer.objectives.bases.rollout import Rollout
-from trainer.objectives.bases.sampling import GenerationOptions
+from trainer.objectives.bases.generation_options import GenerationOptions
+from trainer.objectives.bases.rollout import Rollout, token_logprobs
+from trainer.objectives.bases.sampling import sample
 
 N = 4
 BUFFERED = prompts.GRPO | {"steps_per_generation": N, "beta": 0.1}
-ROUNDS = prompts.ITERATIVE | {"steps_per_round": N, "keep_above": None, "keep_best": 1}
+ROUNDS = prompts.ITERATIVE | {"steps_per_round": N, "min_reward": None, "keep_best": 1}
 
 
 def job(root: Path, objective: dict[str, Any], changes: dict[str, Any] | None = None) -> Job:
@@ -78,14 +78,14 @@ def test_completions_do_not_depend_on_what_else_is_in_the_batch() -> None:
 
     def drawn(part: slice, **options: Any) -> list[list[int]]:
         sampling = GenerationOptions(max_new_tokens=12, **options)
-        return sample(model, asked[part], tokenizer=tokenizer, sampling=sampling, keys=keys[part])[0]
+        return sample(model, asked[part], tokenizer=tokenizer, options=sampling, keys=keys[part])[0]
 
     together = drawn(slice(4))
     assert [drawn(slice(i, i + 1))[0] for i in range(4)] == together
     assert drawn(slice(4), generation_batch_size=3) == together
     assert together[0] != together[3], "the same prompt, another key"
     assert drawn(slice(4), temperature=1e-5) == drawn(slice(4), top_k=1) == drawn(slice(4), top_p=1e-6)
-    greedy, ended = sample(model, asked, tokenizer=tokenizer, sampling=GenerationOptions(max_new_tokens=12), keys=None)
+    greedy, ended = sample(model, asked, tokenizer=tokenizer, options=GenerationOptions(max_new_tokens=12), keys=None)
     assert greedy == drawn(slice(4), top_k=1)
     assert ended == [ids[-1] == tokenizer.eos_token_id for ids in greedy]
 
@@ -102,7 +102,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
         logits = model(torch.tensor([[65]])).logits[0, -1]
     sampling = GenerationOptions(max_new_tokens=1, temperature=0.7, top_k=5)
     count = 8000
-    found, _ = sample(model, [[65]] * count, tokenizer=tokenizer, sampling=sampling, keys=list(range(count)))
+    found, _ = sample(model, [[65]] * count, tokenizer=tokenizer, options=sampling, keys=list(range(count)))
     likeliest = logits.topk(5)
     expected = (likeliest.values / 0.7).softmax(-1).tolist()
     shares = [sum(ids == [token] for ids in found) / count for token in likeliest.indices.tolist()]
@@ -199,9 +199,9 @@ def test_a_killed_run_ends_like_one_that_was_left_alone(
     assert all(0 < line["reward"] < 2 and line["completion_length"] > 1 for line in learned)
     if objective["name"] == "grpo":
         assert learned[0]["kl"] < learned[-1]["kl"], "it goes away from where it began"
-        assert max(line["clipped"] for line in learned) > 0
+        assert max(line["clip_ratio"] for line in learned) > 0
     else:
-        assert all(line["kept"] == 1 / 4 for line in learned)
+        assert all(line["selected"] == 1 / 4 for line in learned)
         assert [line["step"] for line in lines if "round" in line] == list(range(0, 20, N))
         assert [line["round"] for line in lines if "round" in line] == list(range(5))
 
@@ -239,7 +239,7 @@ def test_the_first_step_after_sampling_is_on_policy(tmp_path: Path) -> None:
     assert len(lines) == 2
     for line in lines:
         assert abs(line["kl"]) < 1e-9
-        assert line["clipped"] == 0
+        assert line["clip_ratio"] == 0
         assert abs(line["loss"]) < 1e-6, "advantages of a prompt's completions add up to 0"
 
 
@@ -273,12 +273,12 @@ def rounds(**options: Any) -> Any:
 
 def test_what_is_kept() -> None:
     rewards = [0.2, 1.0, 0.7, 1.0]
-    assert rounds().kept(rewards) == [1, 2, 3]
-    assert rounds(keep_above=1.0).kept(rewards) == [1, 3]
-    assert rounds(keep_best=1).kept(rewards) == [1], "of equal ones the first"
-    assert rounds(keep_best=3, keep_above=0.8).kept(rewards) == [1, 3]
-    assert rounds(keep_above=2.0).kept(rewards) == []
-    assert rounds(keep_above=None, keep_best=3).kept(rewards) == [1, 2, 3]
+    assert rounds().select_completions(rewards) == [1, 2, 3]
+    assert rounds(min_reward=1.0).select_completions(rewards) == [1, 3]
+    assert rounds(keep_best=1).select_completions(rewards) == [1], "of equal ones the first"
+    assert rounds(keep_best=3, min_reward=0.8).select_completions(rewards) == [1, 3]
+    assert rounds(min_reward=2.0).select_completions(rewards) == []
+    assert rounds(min_reward=None, keep_best=3).select_completions(rewards) == [1, 2, 3]
 
 
 def test_where_nothing_is_kept_the_reference_is_learned_if_there_is_one() -> None:
@@ -292,13 +292,13 @@ def test_where_nothing_is_kept_the_reference_is_learned_if_there_is_one() -> Non
     assert [x.completion for x in tried.training_samples(rollout)] == [example["reference_completion"]]
     rollout.reference_completion = None
     assert tried.training_samples(rollout) == []
-    assert tried.figures(rollout)["kept"] == 0.0
+    assert tried.rollout_metrics(rollout)["selected"] == 0.0
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_step_of_which_nothing_is_kept_leaves_the_weights(processes: int, tmp_path: Path) -> None:
     changes = {"training.optimizer": "sgd", "training.max_steps": 2, "training.save_steps": 1}
-    training = Rounds(tmp_path, prompts.ITERATIVE | {"keep_above": 99.0}, changes)
+    training = Rounds(tmp_path, prompts.ITERATIVE | {"min_reward": 99.0}, changes)
     training.start(processes=processes)
     weights = [load_file(training.folder / f"checkpoint-{step}" / "model.safetensors") for step in (1, 2)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -332,7 +332,7 @@ def test_the_loss_is_that_of_next_tokens(tmp_path: Path) -> None:
         for training_sample in taken:  # one by one, without padding
             ids = torch.tensor([[*training_sample.prompt, *training_sample.completion]])
             learned = torch.arange(ids.shape[1])[None] >= len(training_sample.prompt)
-            total = total - log_probabilities(model(ids).logits, ids, learned).sum()
+            total = total - token_logprobs(model(ids).logits, ids, learned).sum()
         loss = total / sum(len(training_sample.completion) for training_sample in taken)
         loss.backward()
         assert len(taken) == 8

@@ -85,7 +85,7 @@ def test_adapters_learn_alone_are_saved_alone_and_merged_for_others(tmp_path, se
             assert sum(weight.nbytes for weight in saved.values()) < whole / 4
     assert best.step == 6, "the weights in memory are the best ones"  # by loss, which falls here
 
-    parameters = network.merge(best.folder, tmp_path / "published", planned.model, **parts(planned))
+    parameters = network.merge_adapters(best.folder, tmp_path / "published", planned.model, **parts(planned))
     published = auto_class.from_pretrained(tmp_path / "published", use_safetensors=True).eval()
     assert {path.name for path in (tmp_path / "published").iterdir()} <= {
         "config.json",
@@ -172,7 +172,7 @@ def test_adapters_learn_on_a_model_in_few_bits_and_are_merged_into_the_whole_one
     assert layer.weight.nbytes == 64 * 64 * bits // 8
 
     best = best_weights(planned.folder, planned.direction)
-    network.merge(best.folder, tmp_path / "published", planned.model, **parts(planned))
+    network.merge_adapters(best.folder, tmp_path / "published", planned.model, **parts(planned))
     published = AutoModelForCausalLM.from_pretrained(tmp_path / "published")
     weights, base = published.state_dict(), untrained(planned).state_dict()
     assert all(weight.dtype == torch.float32 for weight in weights.values())

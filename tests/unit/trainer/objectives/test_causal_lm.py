@@ -11,6 +11,7 @@ import torch
 from params import ModelError
 from params.schema import ObjectiveChoice
 from trainer import objectives
+from trainer.objectives.bases.objective import MetricAccumulator
 
 END = 9
 
@@ -133,17 +134,17 @@ def test_losses_and_scores_of_logits_that_can_be_worked_out_by_hand(objective):
     losses = objective.losses(logits, labels)
     assert losses.isnan().tolist() == [[True, False, False], [True, False, True]]
     assert losses[0, 1:].tolist() == pytest.approx([-math.log(0.8), -math.log(0.25)], rel=1e-6)
-    assert objective.score(logits, labels).tolist() == [
+    assert objective.score_logits(logits, labels).tolist() == [
         pytest.approx([-math.log(0.8 * 0.25), 2, 1], rel=1e-6),
         pytest.approx([-math.log(0.5), 1, 1], rel=1e-6),
     ]
 
 
 def test_figures_weigh_every_token_alike(objective):
-    meter = objective.meter({})
-    meter.update(torch.tensor([[6.0, 3.0, 1.0]], dtype=torch.float64))  # nll, tokens, correct
-    meter.update(torch.tensor([[2.0, 1.0, 1.0], [0.0, 4.0, 4.0]], dtype=torch.float64))
-    assert meter.compute() == {"loss": 1.0, "perplexity": pytest.approx(math.e), "token_accuracy": 0.75}
+    accumulator = MetricAccumulator(objective, {})
+    accumulator.update(torch.tensor([[6.0, 3.0, 1.0]], dtype=torch.float64))  # nll, tokens, correct
+    accumulator.update(torch.tensor([[2.0, 1.0, 1.0], [0.0, 4.0, 4.0]], dtype=torch.float64))
+    assert accumulator.compute() == {"loss": 1.0, "perplexity": pytest.approx(math.e), "token_accuracy": 0.75}
 
 
 def test_where_bytes_are_known_there_are_bits_per_byte(objective):
@@ -151,12 +152,12 @@ def test_where_bytes_are_known_there_are_bits_per_byte(objective):
     columns = {"nll": [8, 4], "tokens": [3, 1], "correct": [1, 1], "bytes": [4, 2]}
     columns = {name: np.array(values, float) for name, values in columns.items()}
     columns["nll"] *= math.log(2)
-    figures = objective.compute(objective.totals(columns, {}).sum(0), {})
+    figures = objective.compute_metrics(objective.additive_statistics(columns, {}).sum(0), {})
     assert figures["bits_per_byte"] == pytest.approx(2.0)
-    assert figures.keys() == {**objective.metrics, **objective.held_out_metrics}.keys()
+    assert figures.keys() == {**objective.metrics, **objective.evaluate_only_metrics}.keys()
 
 
 def test_a_hopeless_loss_is_no_overflow(objective):
-    meter = objective.meter({})
-    meter.update(torch.tensor([[5000.0, 1.0, 0.0]], dtype=torch.float64))
-    assert math.isfinite(meter.compute()["perplexity"])
+    accumulator = MetricAccumulator(objective, {})
+    accumulator.update(torch.tensor([[5000.0, 1.0, 0.0]], dtype=torch.float64))
+    assert math.isfinite(accumulator.compute()["perplexity"])

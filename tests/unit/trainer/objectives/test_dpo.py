@@ -78,9 +78,9 @@ def test_both_completions_follow_the_same_tokens_and_the_prompt_gives_way() -> N
     (shortest,) = objective().encode({**row, "rejected": "vwxyz"}, tokenizer, 4, {})
     assert shortest["input_ids"] == [*ids("dxy"), end], "one token of the prompt stays"
     assert shortest["rejected"] == ids("vwx"), "then completions end earlier"
-    tried = [objective().truncates(row, [], tokenizer, length) for length in (6, 7)]
+    tried = [objective().is_truncated(row, [], tokenizer, length) for length in (6, 7)]
     assert tried == [True, False]
-    assert objective().truncates({**row, "rejected": "vwxyz"}, [], tokenizer, 9)
+    assert objective().is_truncated({**row, "rejected": "vwxyz"}, [], tokenizer, 9)
 
     batch = objective().collate([shorter, whole], tokenizer)
     assert batch["row_id"].tolist() == [7, 7]
@@ -110,7 +110,7 @@ def test_loss_and_gradients_are_those_of_trl(kind: str, started: Any, tmp_path: 
     trainer, job = started
     smoothing = SMOOTHED.get(kind, 0.0)
     ours = objective(loss_type=kind, beta=0.3, label_smoothing=smoothing)
-    ours.reference = trainer.objective.reference
+    ours.reference_logprobs = trainer.objective.reference_logprobs
     examples = [trainer.train_dataset[i] for i in range(4)]
     trained, tokenizer = trainer.accelerator.unwrap_model(trainer.model), tokens.read_tokenizer(job.tokens)
     trained.eval()
@@ -211,12 +211,12 @@ def test_the_reference_is_the_start_model_without_dropout_and_stays_it(changes: 
     job = preferences.job(tmp_path, {"training.max_steps": 4, **changes})
     trainer = in_process.trainer_of(job)
     batch = trainer.data_collator([trainer.eval_dataset[i] for i in range(3)])
-    start = trainer.objective.log_probs(trainer.model.eval(), batch).detach()
+    start = trainer.objective.completion_logprobs(trainer.model.eval(), batch).detach()
     trainer.train()
     learned = trainer.model.train()
-    torch.testing.assert_close(trainer.objective.reference(batch), start, rtol=0, atol=1e-5)
+    torch.testing.assert_close(trainer.objective.reference_logprobs(batch), start, rtol=0, atol=1e-5)
     assert learned.training, "asking the reference leaves dropout on"
-    assert (trainer.objective.log_probs(learned.eval(), batch) - start).abs().max() > 0.1
+    assert (trainer.objective.completion_logprobs(learned.eval(), batch) - start).abs().max() > 0.1
 
 
 def test_all_references_give_the_same_figures(tmp_path: Path) -> None:
@@ -242,9 +242,9 @@ def test_what_is_computed_ahead_is_used_by_every_later_start(tmp_path: Path) -> 
     again = job.model_copy(update={"checkpoint": all_checkpoints(job.folder)[0], "stop_at_step": 4})
     trainer = in_process.trained(again)
     batch = trainer.data_collator([trainer.train_dataset[i] for i in (5, 3)])
-    assert trainer.objective.reference(batch).tolist() == [[-1.0, -1.0], [-5.0, -3.0]]
+    assert trainer.objective.reference_logprobs(batch).tolist() == [[-1.0, -1.0], [-5.0, -3.0]]
     with pytest.raises(RecipeError, match="row 70 is none of them"):
-        trainer.objective.reference(batch | {"row_id": torch.tensor([5, 70])})
+        trainer.objective.reference_logprobs(batch | {"row_id": torch.tensor([5, 70])})
     path.write_text("{")
     assert json.loads(path.read_text() + "}") == {}
     trainer = in_process.trained(again)

@@ -14,8 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
-from trainer.objectives.bases.generation import training_batch
-from trainer.objectives.bases.rollout import Rollout, TrainingSample
+from trainer.objectives.bases.rollout import Rollout, TrainingSample, training_batch
 
 REWARD = "trainer.rewards:numeric_answer"
 
@@ -37,20 +36,20 @@ def test_losses_by_hand() -> None:
     """One sequence of four tokens with ratios 1, 1.5, 0.5 and 0.5; the advantage is 2, then -2."""
     old = torch.zeros(1, 4)
     now = torch.tensor([[1.0, 1.5, 0.5, 0.5]]).log()
-    batch = {"old": old, "weights": torch.tensor([2.0]), "reference": torch.tensor([[0.0, 0.0, 0.0, -1.0]])}
-    better, figures = objective().token_losses(now, batch)
+    batch = {"old_logprobs": old, "weights": torch.tensor([2.0]), "ref_logprobs": torch.tensor([[0.0, 0.0, 0.0, -1.0]])}
+    better, metrics = objective().token_losses(now, batch)
     assert better.tolist()[0] == pytest.approx([-2.0, -2.4, -1.0, -1.0]), "it is not pushed above 1.2"
-    assert figures["clipped"].tolist() == [[0.0, 1.0, 0.0, 0.0]]
-    worse, figures = objective().token_losses(now, batch | {"weights": torch.tensor([-2.0])})
+    assert metrics["clip_ratio"].tolist() == [[0.0, 1.0, 0.0, 0.0]]
+    worse, metrics = objective().token_losses(now, batch | {"weights": torch.tensor([-2.0])})
     assert worse.tolist()[0] == pytest.approx([2.0, 3.0, 1.6, 1.6]), "nor below 0.8"
-    assert figures["clipped"].tolist() == [[0.0, 0.0, 1.0, 1.0]]
+    assert metrics["clip_ratio"].tolist() == [[0.0, 0.0, 1.0, 1.0]]
     wider, _ = objective(epsilon_high=0.4).token_losses(now, batch)
     assert wider.tolist()[0] == pytest.approx([-2.0, -2.8, -1.0, -1.0])
 
-    held, figures = objective(beta=0.1).token_losses(now, batch)
+    held, metrics = objective(beta=0.1).token_losses(now, batch)
     apart = [0.0, math.log(2 / 3), math.log(2), math.log(2) - 1]
     divergence = [math.exp(a) - a - 1 for a in apart]
-    assert figures["kl"].tolist()[0] == pytest.approx(divergence, abs=1e-6)
+    assert metrics["kl"].tolist()[0] == pytest.approx(divergence, abs=1e-6)
     expected = [loss + 0.1 * d for loss, d in zip(better.tolist()[0], divergence, strict=True)]
     assert held.tolist()[0] == pytest.approx(expected, abs=1e-6)
 
@@ -76,16 +75,16 @@ def test_loss_and_gradients_are_those_of_trl(kind: str, tmp_path: Path) -> None:
     ours = objective(loss_type=kind, beta=0.2, temperature=0.8, max_new_tokens=6)
     chance = torch.Generator().manual_seed(1)
     for rollout in GROUPS:  # log-probabilities that are near those of a random model, and far enough to be clipped
-        for name in ("old", "reference"):
+        for name in ("old_logprobs", "ref_logprobs"):
             drawn = [-5.6 + 0.3 * torch.randn(len(c), generator=chance) for c in rollout.completions]
             setattr(rollout, name, drawn)
     training_samples = [training_sample for rollout in GROUPS for training_sample in ours.training_samples(rollout)]
     batch = training_batch(training_samples, 0)
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    losses, figures = ours.losses(logits, batch)
-    loss = losses.sum() / ours.share(sequences=6, tokens=14)
+    losses, metrics = ours.losses(logits, batch)
+    loss = losses.sum() / ours.loss_denominator(sequences=6, tokens=14)
     loss.backward()
-    assert 0 < figures["clipped"].sum() < 14
+    assert 0 < metrics["clip_ratio"].sum() < 14
 
     theirs = GRPOTrainer(
         model=str(tmp_path / "model"),
@@ -133,8 +132,8 @@ def theirs_of(training_samples: list[TrainingSample]) -> dict[str, torch.Tensor]
         "completion_ids": pad(completions, **right),
         "completion_mask": pad([ones(c) for c in completions], **right),
         "advantages": torch.tensor([training_sample.weight for training_sample in training_samples]),
-        "old_per_token_logps": pad([training_sample.old for training_sample in training_samples], **right),
-        "ref_per_token_logps": pad([training_sample.reference for training_sample in training_samples], **right),
+        "old_per_token_logps": pad([training_sample.old_logprobs for training_sample in training_samples], **right),
+        "ref_per_token_logps": pad([training_sample.ref_logprobs for training_sample in training_samples], **right),
         "num_items_in_batch": torch.tensor(sum(map(len, completions))),
     }
 
@@ -180,10 +179,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], st
     ),
     "nothing filters": (
         "iterative_sft",
-        {"keep_above": None},
+        {"min_reward": None},
         {},
         {},
-        "objective.keep_above",
+        "objective.min_reward",
         "every completion would be kept",
     ),
 }
@@ -209,11 +208,11 @@ def test_a_prompt_is_made_of_columns() -> None:
     assert asked.text({"question": "3 + 4?", "goal": 7}) == "Q: 3 + 4? {short}\nA:"
     for wrong, said in (
         ("Q:", "no column"),
-        ("{a.b}", "no column's name"),
+        ("{a.b}", "not a column name"),
         ("{", "braces"),
-        ("{0}", "no column's name"),
+        ("{0}", "not a column name"),
     ):
-        (found,) = objectives.problems(ObjectiveChoice(name="grpo", prompt=wrong))
+        (found,) = objectives.option_problems(ObjectiveChoice(name="grpo", prompt=wrong))
         assert said in found.what
 
 
@@ -221,5 +220,5 @@ def test_a_long_prompt_keeps_its_end() -> None:
     tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
     (example,) = objective().encode({"row_id": 3, "prompt": "what is 3 + 4?", "answer": "7"}, tokenizer, 6, {})
     assert tokenizer.decode(example["input_ids"]) == "3 + 4?"
-    seen = objective().collate([example], tokenizer)["seen"]
-    assert seen == [{"row_id": 3, "prompt": "what is 3 + 4?", "answer": "7"}]
+    rows = objective().collate([example], tokenizer)["reward_rows"]
+    assert rows == [{"row_id": 3, "prompt": "what is 3 + 4?", "answer": "7"}]

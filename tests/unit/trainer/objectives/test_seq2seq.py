@@ -21,7 +21,8 @@ from trainer import objectives
 from trainer.loop.metrics import Figures
 from trainer.model import config_check
 from trainer.model.network import initial_model
-from trainer.objectives.seq2seq import text_figures
+from trainer.objectives.bases.objective import MetricAccumulator
+from trainer.objectives.seq2seq import score_text
 
 ROWS = [
     {"row_id": 0, "input": "three plus four", "target": "seven"},
@@ -82,11 +83,11 @@ def test_a_decoder_reads_the_target_one_place_behind(config):
         TOKENIZER,
     )
     assert batch["labels"].tolist() == [[7, 8, EOS], [9, -100, -100]]
-    shifted = made.inputs(network, batch)["decoder_input_ids"].tolist()
+    shifted = made.prepare_inputs(network, batch)["decoder_input_ids"].tolist()
     assert shifted == [[EOS, 7, 8], [EOS, 9, EOS]]  # begin, end and padding are one token here
     without = torch.nn.Module()
     without.config = network.config
-    assert made.inputs(without, batch)["decoder_input_ids"].tolist() == shifted
+    assert made.prepare_inputs(without, batch)["decoder_input_ids"].tolist() == shifted
     assert network.generation_config.decoder_start_token_id == EOS
     assert network.generation_config.forced_eos_token_id in (EOS, None)
 
@@ -101,41 +102,41 @@ def test_what_is_written_depends_neither_on_chance_nor_on_the_rows_beside_it(bea
     examples = [encode(made, row) for row in ROWS]
 
     def measured(part: list[dict[str, Any]]) -> torch.Tensor:
-        batch = made.inputs(network, made.collate(part, TOKENIZER))
-        return made.measure(network, batch, TOKENIZER)
+        batch = made.prepare_inputs(network, made.collate(part, TOKENIZER))
+        return made.score_batch(network, batch, TOKENIZER)
 
     with torch.inference_mode():
         together = measured(examples)
         torch.manual_seed(9)
         alone = torch.cat([measured([example]) for example in examples])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
-    written = made.written(network, made.collate(examples, TOKENIZER), TOKENIZER)
+    written = made.generate(network, made.collate(examples, TOKENIZER), TOKENIZER)
     assert written.shape[1] <= 13
     for example, row in zip(examples, written.tolist(), strict=True):
-        (alone,) = made.written(network, made.collate([example], TOKENIZER), TOKENIZER).tolist()
+        (alone,) = made.generate(network, made.collate([example], TOKENIZER), TOKENIZER).tolist()
         assert row[: len(alone)] == alone
 
 
 def test_figures_of_a_text():
-    exact, *rouge = text_figures("The cat sat on the mat.", "the cat was on the mat")
+    exact, *rouge = score_text("The cat sat on the mat.", "the cat was on the mat")
     assert exact == 0.0
     # 5 of 6 words; "the cat", "on the", "the mat" of 5 pairs; "the cat on the mat" in this order
     assert rouge == pytest.approx([5 / 6, 3 / 5, 5 / 6], rel=1e-6)
-    assert text_figures(" it is four\n", "it is four") == [1.0, 1.0, 1.0, 1.0]
-    assert text_figures("four is it", "it is four") == pytest.approx([0.0, 1.0, 0.0, 1 / 3], rel=1e-6)
-    assert text_figures("", "four") == [0.0, 0.0, 0.0, 0.0]
-    assert text_figures("a b c d", "a")[1] == pytest.approx(2 * 1 / 4 / (1 + 1 / 4), rel=1e-6)
-    assert text_figures("Добрый день", "добрый вечер")[1] == 0.5  # the usual one knows Latin letters only
+    assert score_text(" it is four\n", "it is four") == [1.0, 1.0, 1.0, 1.0]
+    assert score_text("four is it", "it is four") == pytest.approx([0.0, 1.0, 0.0, 1 / 3], rel=1e-6)
+    assert score_text("", "four") == [0.0, 0.0, 0.0, 0.0]
+    assert score_text("a b c d", "a")[1] == pytest.approx(2 * 1 / 4 / (1 + 1 / 4), rel=1e-6)
+    assert score_text("Добрый день", "добрый вечер")[1] == 0.5  # the usual one knows Latin letters only
 
 
 def test_figures_are_means_over_rows_and_over_tokens():
     made = objective()
-    meter = made.meter({})
+    accumulator = MetricAccumulator(made, {})
     # nll, tokens, correct, written, and the figures of what was written
     scores = torch.tensor([[2.0, 4, 1, 1, 1, 1, 1, 1], [1.0, 2, 2, 1, 0, 0.5, 0.25, 0]], dtype=torch.float64)
-    meter.update(scores[:1])
-    meter.update(scores[1:])
-    assert meter.compute() == {
+    accumulator.update(scores[:1])
+    accumulator.update(scores[1:])
+    assert accumulator.compute() == {
         "loss": 0.5,
         "perplexity": math.exp(0.5),
         "token_accuracy": 0.5,
@@ -149,14 +150,14 @@ def test_figures_are_means_over_rows_and_over_tokens():
 def test_without_writing_there_are_the_figures_of_the_target_alone():
     made = objective(generate=False)
     network = model(T5, made)
-    batch = made.inputs(network, made.collate([encode(made, row) for row in ROWS], TOKENIZER))
+    batch = made.prepare_inputs(network, made.collate([encode(made, row) for row in ROWS], TOKENIZER))
     with torch.inference_mode():
-        scores = made.measure(network, batch, TOKENIZER)
+        scores = made.score_batch(network, batch, TOKENIZER)
     assert scores[:, :3].isfinite().all()
     assert scores[:, 3:].eq(0).all()
-    meter = made.meter({})
-    meter.update(scores)
-    assert set(meter.compute()) == {"loss", "perplexity", "token_accuracy"}
+    accumulator = MetricAccumulator(made, {})
+    accumulator.update(scores)
+    assert set(accumulator.compute()) == {"loss", "perplexity", "token_accuracy"}
 
 
 def first_token(prediction: Any) -> dict[str, float]:
@@ -175,7 +176,7 @@ def test_figures_of_ones_own_see_what_is_written(generate):
     batch = made.collate([encode(made, row) for row in ROWS], TOKENIZER)
     with torch.inference_mode():
         figures.update(figures.measure(network, batch))
-        given = made.inputs(network, batch)
+        given = made.prepare_inputs(network, batch)
         predicted = network(**given).logits.argmax(-1)[:, 0].double().mean()
     found = figures.compute()
     assert found["width"] == 2
@@ -216,7 +217,7 @@ def complaints(path: Path, changes: dict[str, Any]) -> list[tuple[str, str, str]
 @pytest.mark.parametrize(("changes", "key", "what", "fix"), PROBLEMS.values(), ids=PROBLEMS)
 def test_check_says_what_does_not_go_together(tmp_path, monkeypatch, changes, key, what, fix):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config_check, "start", lambda config: lambda: config_check.flaws(config))
+    monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
     ((found_key, found_what, found_fix),) = complaints(tmp_path, changes)
     assert found_key == key
     assert what in found_what
@@ -238,6 +239,6 @@ def test_a_pretrained_model_without_an_encoder_is_told_by_its_folder(tmp_path):
 def test_a_decoder_that_cannot_write_is_refused():
     uneven = model(T5 | {"num_decoder_layers": 2}, objective())
     with pytest.raises(RecipeError, match="its decoder has 2 layers, and its encoder 1"):
-        objective().try_model(uneven)
-    objective(generate=False).try_model(uneven)
-    objective().try_model(model(T5, objective()))
+        objective().check_model(uneven)
+    objective(generate=False).check_model(uneven)
+    objective().check_model(model(T5, objective()))

@@ -12,6 +12,7 @@ from params import DataError
 from params.schema import ObjectiveChoice
 from tasks.tokenization.encoding import Encoder
 from trainer import objectives
+from trainer.objectives.bases.objective import MetricAccumulator
 
 
 class Words:
@@ -34,7 +35,7 @@ def rows(*labels):
 
 
 def test_labels_are_sorted_and_numbered(objective):
-    state = objective.fit(rows("b", "c", "a", "b"))
+    state = objective.collect_state(rows("b", "c", "a", "b"))
     assert state == {"labels": ["a", "b", "c"]}
     assert [objective.encode(row, Words(), 9, state)[0]["labels"] for row in rows("b", "c", "a")] == [1, 2, 0]
     assert objective.model_config(state) == {
@@ -45,7 +46,7 @@ def test_labels_are_sorted_and_numbered(objective):
 
 
 def test_whole_numbers_are_labels_too(objective):
-    state = objective.fit(rows(10, 9, 9))
+    state = objective.collect_state(rows(10, 9, 9))
     assert state == {"labels": ["10", "9"]}
     assert objective.encode(rows(9)[0], Words(), 9, state)[0]["labels"] == 1
 
@@ -81,7 +82,7 @@ def test_losses_and_scores_that_can_be_worked_out_by_hand(objective):
     logits = torch.log(torch.tensor([[0.7, 0.2, 0.1], [0.25, 0.25, 0.5]]))
     labels = torch.tensor([0, 1])
     assert objective.losses(logits, labels).tolist() == pytest.approx([-math.log(0.7), -math.log(0.25)])
-    assert objective.score(logits, labels).tolist() == [
+    assert objective.score_logits(logits, labels).tolist() == [
         pytest.approx([-math.log(0.7), 0, 0, 0.7]),
         pytest.approx([-math.log(0.25), 1, 2, 0.5]),
     ]
@@ -96,13 +97,13 @@ def test_figures_in_any_sub_batches(objective):
     # of 15 bins, 0.5 and 0.52 are in one, none right; 0.7, 0.9 and 1.0 each in one of their own, all right
     expected["calibration_error"] = (1.02 + 0.3 + 0.1 + 0.0) / 5
     for size in (1, 2, 3, 5):
-        meter = objective.meter({"labels": ["a", "b", "c"]})
+        accumulator = MetricAccumulator(objective, {"labels": ["a", "b", "c"]})
         for part in scores.split(size):
-            meter.update(part)
-        assert meter.compute() == pytest.approx(expected, rel=1e-6)
+            accumulator.update(part)
+        assert accumulator.compute() == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_label_without_rows_does_not_count(objective):
-    meter = objective.meter({"labels": ["a", "b", "never"]})
-    meter.update(torch.tensor([[1, 0, 0, 0.5], [1, 1, 1, 0.5]], dtype=torch.float64))
-    assert meter.compute()["macro_f1"] == 1.0
+    accumulator = MetricAccumulator(objective, {"labels": ["a", "b", "never"]})
+    accumulator.update(torch.tensor([[1, 0, 0, 0.5], [1, 1, 1, 0.5]], dtype=torch.float64))
+    assert accumulator.compute()["macro_f1"] == 1.0

@@ -252,7 +252,7 @@ def test_packed_and_unpacked_have_the_same_loss_and_gradients(name):
         other, other_gradients = loss_and_gradients(model, packed | blind)
         assert abs(other - loss) > 1e-5, "the boundaries matter"
         assert (other_gradients - gradients).abs().max() > 1e-5
-    assert packing.refused(model) is None
+    assert packing.packing_problem(model) is None
 
 
 @pytest.mark.parametrize(
@@ -268,16 +268,16 @@ def test_a_model_that_lets_packed_examples_see_each_other_is_refused(name, more,
     with pytest.raises(
         RecipeError, match=rf"(?s)this {name} cannot be trained on packed.*{why}.*objective.packing to false"
     ):
-        build(packing=True).try_model(model)
+        build(packing=True).check_model(model)
     assert model.training
-    build().try_model(model)
+    build().check_model(model)
 
 
 def test_a_model_that_counts_positions_through_is_refused():
     model = model_of("gpt2")
     table = model.transformer.wpe
     table.forward = lambda places: functools.partial(type(table).forward, table)(torch.arange(places.shape[1])[None])
-    assert "counts the positions" in packing.refused(model)
+    assert "counts the positions" in packing.packing_problem(model)
 
 
 def test_training_on_packed_sequences_takes_the_steps_of_training_on_single_ones(tmp_path):

@@ -15,7 +15,8 @@ from params import DataError
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
-from trainer.objectives.token_classification import spans_of, split, tags_of
+from trainer.objectives.bases.objective import MetricAccumulator
+from trainer.objectives.token_classification import spans_of_tags, split, tags_of_spans
 
 OBJECTIVE = objectives.build(ObjectiveChoice(name="token_classification"))
 ROW = {
@@ -60,7 +61,7 @@ def byte_pairs(*texts: str) -> PreTrainedTokenizerFast:
 
 def tags(tokenizer, text, *spans):
     pieces = split(tokenizer, text)
-    return dict(zip([tokenizer.decode([i]) for i in pieces.ids], tags_of(pieces, spans), strict=True))
+    return dict(zip([tokenizer.decode([i]) for i in pieces.ids], tags_of_spans(pieces, spans), strict=True))
 
 
 def test_a_row_becomes_tags_and_special_tokens_get_none():
@@ -72,10 +73,10 @@ def test_a_row_becomes_tags_and_special_tokens_get_none():
 
 
 def test_labels_are_those_of_the_rows_in_order():
-    assert OBJECTIVE.fit([ROW, {"text": "no", "spans": []}]) == STATE
+    assert OBJECTIVE.collect_state([ROW, {"text": "no", "spans": []}]) == STATE
     assert OBJECTIVE.model_config(STATE)["id2label"][4] == "I-people"
     with pytest.raises(DataError, match="no row of the train split has a span"):
-        OBJECTIVE.fit([{"text": "no", "spans": []}])
+        OBJECTIVE.collect_state([{"text": "no", "spans": []}])
     with pytest.raises(ValueError, match="B-time"):
         OBJECTIVE.encode(
             {"row_id": 0, "text": "at 8", "spans": [{"label": "time", "start": 3, "end": 4}]}, words(), 9, STATE
@@ -86,10 +87,14 @@ def test_a_span_covers_all_sub_words_that_it_touches():
     inside_a_word = tags(words(), "on friday", ("date", 4, 5))  # the r alone
     assert inside_a_word == {"on": "O", "fri": "B-date", "##day": "O"}
     two_in_one = split(words(), "people")
-    assert tags_of(two_in_one, [("a", 0, 2), ("b", 2, 6)]) == ["B-a"]
+    assert tags_of_spans(two_in_one, [("a", 0, 2), ("b", 2, 6)]) == ["B-a"]
     shared = split(words(), "8pm")  # 8, ##p, ##m
-    assert tags_of(shared, [("a", 0, 2), ("b", 2, 3)]) == ["B-a", "I-a", "B-b"]
-    assert tags_of(shared, [("a", 0, 1), ("a", 1, 3)]) == ["B-a", "B-a", "I-a"]  # two of a label side by side stay two
+    assert tags_of_spans(shared, [("a", 0, 2), ("b", 2, 3)]) == ["B-a", "I-a", "B-b"]
+    assert tags_of_spans(shared, [("a", 0, 1), ("a", 1, 3)]) == [
+        "B-a",
+        "B-a",
+        "I-a",
+    ]  # two of a label side by side stay two
 
 
 def test_the_space_that_a_sub_word_begins_with_belongs_to_no_span():
@@ -101,7 +106,7 @@ def test_the_space_that_a_sub_word_begins_with_belongs_to_no_span():
     assert tags(bpe, text, ("n", 4, 11))[" people"] == "B-n"  # it begins with the space
     for start, end in ((0, 4), (5, 11), (16, 22), (0, 22)):
         pieces = split(bpe, text)
-        assert spans_of(pieces, tags_of(pieces, [("n", start, end)])) == [("n", start, end)]
+        assert spans_of_tags(pieces, tags_of_spans(pieces, [("n", start, end)])) == [("n", start, end)]
 
 
 TEXTS = [
@@ -120,7 +125,7 @@ def test_tags_lead_back_to_the_characters(text):
     pieces = split(bpe, text)
     for start in starts:
         for end in (e for e in ends if e > start):
-            assert spans_of(pieces, tags_of(pieces, [("x", start, end)])) == [("x", start, end)]
+            assert spans_of_tags(pieces, tags_of_spans(pieces, [("x", start, end)])) == [("x", start, end)]
 
 
 def entities(examples):
@@ -149,7 +154,7 @@ def test_windows_hold_every_sub_word_once_and_never_part_a_span(max_length):
     assert all(e["input_ids"][1] != 10 for e in examples), "nor inside a word"
     assert len(examples) <= 2 * (len(whole[0]["input_ids"]) - 2) / (max_length - 2) + 1
     assert entities(examples) == entities(whole)
-    assert not OBJECTIVE.truncates(row, examples, tokenizer, max_length)
+    assert not OBJECTIVE.is_truncated(row, examples, tokenizer, max_length)
 
 
 def test_what_tags_cannot_hold_is_left_out_and_told():
@@ -157,11 +162,11 @@ def test_what_tags_cannot_hold_is_left_out_and_told():
     long = {"row_id": 0, "text": text, "spans": [{"label": "date", "start": 0, "end": 28}]}
     examples = OBJECTIVE.encode(long, tokenizer, 6, STATE)
     assert entities(examples) == (0, 0)
-    assert OBJECTIVE.truncates(long, examples, tokenizer, 6)
-    assert not OBJECTIVE.truncates(long, OBJECTIVE.encode(long, tokenizer, 9, STATE), tokenizer, 9)
+    assert OBJECTIVE.is_truncated(long, examples, tokenizer, 6)
+    assert not OBJECTIVE.is_truncated(long, OBJECTIVE.encode(long, tokenizer, 9, STATE), tokenizer, 9)
     swallowed = [{"label": "date", "start": 10, "end": 12}, {"label": "people", "start": 12, "end": 16}]
     row = {"row_id": 0, "text": "table for people", "spans": swallowed}
-    assert OBJECTIVE.truncates(row, OBJECTIVE.encode(row, tokenizer, 9, STATE), tokenizer, 9)
+    assert OBJECTIVE.is_truncated(row, OBJECTIVE.encode(row, tokenizer, 9, STATE), tokenizer, 9)
     with pytest.raises(ValueError, match="no room for text"):
         OBJECTIVE.encode(long, tokenizer, 2, STATE)
 
@@ -187,10 +192,10 @@ def test_figures_are_those_of_seqeval(seed):
         [names[p] for p, t in zip(*pair, strict=True) if t != -100]
         for pair in zip(guess.tolist(), labels.tolist(), strict=True)
     ]
-    meter = OBJECTIVE.meter(STATE)
+    accumulator = MetricAccumulator(OBJECTIVE, STATE)
     for part in range(0, 9, 2):
-        meter.update(OBJECTIVE.score(logits[part : part + 2], labels[part : part + 2]))
-    figures = meter.compute()
+        accumulator.update(OBJECTIVE.score_logits(logits[part : part + 2], labels[part : part + 2]))
+    figures = accumulator.compute()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a share of nothing
         assert figures["precision"] == float(precision_score(true, told))
@@ -203,7 +208,7 @@ def test_figures_are_those_of_seqeval(seed):
 
 
 def test_without_spans_there_are_figures_all_the_same():
-    meter = OBJECTIVE.meter(STATE)
-    meter.update(OBJECTIVE.score(torch.eye(5)[None], torch.tensor([[-100, 0, 0, 0, -100]])))
-    figures = meter.compute()
+    accumulator = MetricAccumulator(OBJECTIVE, STATE)
+    accumulator.update(OBJECTIVE.score_logits(torch.eye(5)[None], torch.tensor([[-100, 0, 0, 0, -100]])))
+    figures = accumulator.compute()
     assert (figures["precision"], figures["recall"]) == (0.0, 0.0)

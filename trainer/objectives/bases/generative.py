@@ -1,4 +1,4 @@
-"""What the objectives share whose rows are prompts: the model writes the completions, and rewards judge them."""
+"""The base of objectives whose rows are prompts: the model generates completions, and rewards score them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from params import ModelError, Problem, RecipeError
 from params.distribution import distribution
 from params.schema import Direction, Launch, Model, Training
-from trainer.objectives.bases.likelihood import IGNORED, pad_batch
-from trainer.objectives.bases.objective import Example, Kind, Objective, Row, Scores, State
-from trainer.objectives.bases.sampling import GenerationOptions, _fields
+from trainer.objectives.bases.generation_options import GenerationOptions, template_columns
+from trainer.objectives.bases.objective import ColumnKind, Example, Objective, Row, ScoreColumns, State
+from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.rewards import Rewards
 
 if TYPE_CHECKING:
@@ -25,33 +25,29 @@ if TYPE_CHECKING:
 
     from trainer.objectives.bases.rollout import Rollout, TrainingSample
 
-
 OptionsT = TypeVar("OptionsT", bound=GenerationOptions)
 
 
 class GenerativeObjective(Objective[OptionsT]):
-    """An objective that learns from completions which the model itself has written; trainer.loop.rollout_trainer trains it."""
+    """An objective that trains on completions which the model itself generated."""
 
-    metrics: ClassVar[Mapping[str, Direction]] = {
-        "reward": "max",
-        "completion_length": "min",
-        "terminated": "max",
-    }
+    metrics: ClassVar[Mapping[str, Direction]] = {"reward": "max", "completion_length": "min", "terminated": "max"}
     main_metric = "reward"
-    per_token = frozenset({"completion_length"})
+    tokenizer_dependent = frozenset({"completion_length"})
     score_names = ("reward", "completion_length", "terminated")
     pipeline_tag = "text-generation"
-    examples: ClassVar[tuple[Row, ...]] = (
+    trainer_class: ClassVar[str] = "trainer.loop.rollout_trainer:RolloutTrainer"
+    example_rows: ClassVar[tuple[Row, ...]] = (
         {"prompt": "What is 3 + 4?", "answer": "7"},
         {"prompt": "Say 12", "answer": "#### 12"},
     )
     logs_rounds: ClassVar[bool] = False
-    """Whether each round of completions gets a line of the log, beside the lines of the steps that learn from it."""
+    """Whether each round of completions gets a log line, in addition to those of the steps that train on it."""
 
     @property
     @abstractmethod
-    def round_steps(self) -> int:
-        """Optimizer steps that one round of completions serves."""
+    def steps_per_round(self) -> int:
+        """Optimizer steps that train on one round of completions."""
 
     @property
     @abstractmethod
@@ -65,10 +61,10 @@ class GenerativeObjective(Objective[OptionsT]):
 
     @abstractmethod
     def training_samples(self, rollout: Rollout) -> list[TrainingSample]:
-        """The sequences to learn from a prompt's completions; none if nothing is to be learned."""
+        """Return the sequences to train on from a prompt's completions; none if there is nothing to learn."""
 
-    def figures(self, rollout: Rollout) -> dict[str, float]:
-        """What is logged of a prompt's completions."""
+    def rollout_metrics(self, rollout: Rollout) -> dict[str, float]:
+        """Return the metrics to log of a prompt's completions."""
         rewards, count = rollout.rewards, len(rollout.rewards)
         return {
             "reward": statistics.fmean(rewards),
@@ -78,16 +74,18 @@ class GenerativeObjective(Objective[OptionsT]):
         }
 
     @abstractmethod
-    def share(self, *, sequences: int, tokens: int) -> float:
-        """What the sum of losses is divided by, of so many sequences and tokens of a global batch."""
+    def loss_denominator(self, *, sequences: int, tokens: int) -> float:
+        """Return what the summed losses are divided by, from the numbers of sequences and tokens of a global batch."""
 
     @abstractmethod
     def losses(
         self, logits: torch.Tensor, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """(B, T, V) logits of a batch to losses (B, T), 0 where nothing is learned, and figures of the same shape.
+        """Return the loss of each token, (B, T), 0 outside of completions, and metrics of each token, (B, T).
 
-        The batch is as `trainer.objectives.bases.generation.training_batch` makes it.
+        Args:
+            logits: (B, T, V).
+            batch: from `trainer.objectives.bases.rollout.training_batch`.
         """
 
     @cached_property
@@ -95,37 +93,38 @@ class GenerativeObjective(Objective[OptionsT]):
         """The recipe's rewards."""
         return Rewards(self.options.rewards, self.options.reward_weights)
 
-    def columns(self) -> Mapping[str, Kind]:
-        kinds: dict[str, Kind] = dict.fromkeys(self.options.reference_columns, "label")
-        return kinds | dict.fromkeys(_fields(self.options.prompt), "string")
+    def columns(self) -> Mapping[str, ColumnKind]:
+        kinds: dict[str, ColumnKind] = dict.fromkeys(self.options.reference_columns, "label")
+        return kinds | dict.fromkeys(template_columns(self.options.prompt), "string")
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options
         if not options.rewards:
-            what = "there is no reward: no completion would be better than another, and nothing would be learned"
+            what = "is empty: without a reward all completions are equal, and nothing is learned"
             yield Problem(("objective", "rewards"), what, "name one, for example `trainer.rewards:numeric_answer`")
         if options.reward_weights and len(options.reward_weights) != len(options.rewards):
-            what = f"{len(options.reward_weights)} weights for {len(options.rewards)} rewards: some would have none"
-            yield Problem(("objective", "reward_weights"), what, "give each reward one, or remove the weights")
+            what = f"has {len(options.reward_weights)} weights for {len(options.rewards)} rewards"
+            yield Problem(("objective", "reward_weights"), what, "give one weight per reward, or remove the weights")
         for i, call in enumerate(options.rewards):
             try:
                 Rewards([call], [])
             except RecipeError as error:
                 yield Problem(("objective", "rewards", i), f"{call.name}: {error.what}", error.fix)
         yield from _training_conflicts(training)
-        longest = (model.config or {}).get("max_position_embeddings", (model.config or {}).get("n_positions"))
-        if isinstance(longest, int) and options.max_new_tokens >= longest:
-            what = f"completions of {options.max_new_tokens} tokens leave no room for a prompt in {longest} positions"
+        positions = (model.config or {}).get("max_position_embeddings", (model.config or {}).get("n_positions"))
+        if isinstance(positions, int) and options.max_new_tokens >= positions:
+            what = f"is {options.max_new_tokens} and the model has {positions} positions, so a prompt has no room"
             yield Problem(("objective", "max_new_tokens"), what, "lower it, or use a model with more positions")
         if (kind := distribution(launch)) != "data parallelism":
-            what = f"it asks for {kind}: no process has whole weights, so none could write completions"
-            yield Problem(("launch", "accelerate_config"), what, "remove it: processes then have a copy each")
+            what = f"uses {kind}, where no process has the whole weights, which generation needs"
+            yield Problem(("launch", "accelerate_config"), what, "remove it: each process then has a copy of the model")
 
     def text(self, row: Row) -> str:
-        return self.options.prompt.format_map({name: str(row[name]) for name in _fields(self.options.prompt)})
+        columns = template_columns(self.options.prompt)
+        return self.options.prompt.format_map({name: str(row[name]) for name in columns})
 
     def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
-        """The prompt's tokens, without what ends a text, and what rewards see; of too long a prompt, its end."""
+        """The prompt's tokens without an end-of-text token, and what rewards get as JSON; a long prompt keeps its end."""
         text = self.text(row)
         if self.options.chat:
             if not tokenizer.chat_template:
@@ -138,66 +137,62 @@ class GenerativeObjective(Objective[OptionsT]):
         if not ids:
             return []
         ids = ids[-max_length:]
-        seen = {"row_id": row["row_id"], "prompt": text} | {name: row[name] for name in self.options.reference_columns}
-        shown = json.dumps(seen, ensure_ascii=False)
-        return [{"row_id": row["row_id"], "input_ids": ids, "labels": [IGNORED] * len(ids), "seen": shown}]
+        reward_row = {"row_id": row["row_id"], "prompt": text}
+        reward_row |= {name: row[name] for name in self.options.reference_columns}
+        encoded = json.dumps(reward_row, ensure_ascii=False)
+        return [{"row_id": row["row_id"], "input_ids": ids, "labels": [IGNORE_INDEX] * len(ids), "reward_row": encoded}]
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """Prompts, padded on the right; `seen` is what rewards see of each."""
-        return {**pad_batch(examples, tokenizer), "seen": [json.loads(example["seen"]) for example in examples]}
+        """Prompts, padded on the right, and `reward_rows`: what rewards get of each prompt's row."""
+        return {
+            **pad_batch(examples, tokenizer),
+            "reward_rows": [json.loads(example["reward_row"]) for example in examples],
+        }
 
     def model_class(self) -> type[PreTrainedModel]:
         from transformers import AutoModelForCausalLM
 
         return AutoModelForCausalLM  # type: ignore[no-any-return]
 
-    def measure(
+    def score_batch(
         self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     ) -> torch.Tensor:
-        """Reward, tokens and whether it ended by itself, of each prompt's likeliest completion, (B, 3)."""
+        """Reward, tokens, and whether it terminated, of each prompt's greedy completion, (B, 3)."""
         import torch
 
-        from trainer.objectives.bases.generation import sample
+        from trainer.objectives.bases.sampling import decode_completions, sample
 
         lengths = batch["attention_mask"].sum(1).tolist()
         prompts = [ids[:length] for ids, length in zip(batch["input_ids"].tolist(), lengths, strict=True)]
-        completions, terminated = sample(model, prompts, tokenizer=tokenizer, sampling=self.options, keys=None)
-        rewards = self.rewards(spelled(completions, tokenizer), batch["seen"])
-        scores = [(r, len(c), e) for r, c, e in zip(rewards, completions, terminated, strict=True)]
+        completions, terminated = sample(model, prompts, tokenizer=tokenizer, options=self.options, keys=None)
+        rewards = self.rewards(decode_completions(completions, tokenizer), batch["reward_rows"])
+        scores = [(r, len(c), t) for r, c, t in zip(rewards, completions, terminated, strict=True)]
         return torch.tensor(scores, dtype=torch.float64, device=batch["input_ids"].device)
 
-    def totals(self, scores: Scores, state: State) -> NDArray[np.float64]:
+    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
         """One, and the scores, (N, 4)."""
         import numpy as np
 
         return np.stack([np.ones_like(scores["reward"]), *(scores[name] for name in self.score_names)], axis=1)
 
-    def compute(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
         """The mean of each score."""
         return {name: totals[..., 1 + i] / totals[..., 0] for i, name in enumerate(self.score_names)}
 
-    def row_error(self, scores: Scores) -> NDArray[np.float64]:
+    def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         return -scores["reward"]
-
-
-def spelled(completions: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Completions as text, without special tokens."""
-    texts: list[str] = tokenizer.batch_decode([list(ids) for ids in completions], skip_special_tokens=True)
-    return texts
 
 
 def _training_conflicts(training: Training) -> Iterator[Problem]:
     if training.streaming:
-        what = "a round of completions needs the prompts of steps to come, which a stream does not know"
-        yield Problem(("training", "streaming"), what, "set it to false: prompts are few tokens")
+        what = "a round of completions needs the prompts of the next steps, which a stream does not know"
+        yield Problem(("training", "streaming"), what, "set it to false: prompts take little memory")
     if training.loss:
-        what = (
-            "the loss is the objective's own: it is not computed from labels, and this function would never be called"
-        )
+        what = "the objective computes its own loss, so this function would never be called"
         yield Problem(("training", "loss"), what, "remove it, or use another objective")
     if training.arguments.get("label_smoothing_factor"):
-        what = "there are no labels to be smoothed: it would do nothing"
+        what = "there are no labels to smooth, so it would do nothing"
         yield Problem(("training", "arguments", "label_smoothing_factor"), what, "remove it")
     if training.precision == "fp16":
-        what = "fp16 rounds log-probabilities so much that equal models seem to differ"
+        what = "fp16 rounds log-probabilities so coarsely that equal models seem to differ"
         yield Problem(("training", "precision"), what, "use bf16 or fp32")
