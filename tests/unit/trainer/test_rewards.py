@@ -87,9 +87,9 @@ def only_together(completions: list[str], rows: list[Any]) -> list[float]:
 @pytest.mark.parametrize(
     ("function", "error", "said"),
     [
-        (too_few, ModelError, r"gave 1 rewards for 2 completions, of rows \[7, 8\]"),
-        (not_a_number, ModelError, "gave nan at row 8, to the completion 'two 1'"),
-        (nothing, ModelError, "gave None at row 8"),
+        (too_few, ModelError, r"returned 1 rewards for 2 completions, of rows \[7, 8\]"),
+        (not_a_number, ModelError, "returned nan at row 8, for the completion 'two 1'"),
+        (nothing, ModelError, "returned None at row 8"),
         (raises, DataError, "raised ZeroDivisionError at row 8: division by zero"),
         (only_together, DataError, r"raised AssertionError at rows \[7, 8\]"),
     ],

@@ -115,7 +115,7 @@ def test_loss_and_gradients_are_those_of_trl(kind: str, started: Any, tmp_path: 
     trained, tokenizer = trainer.accelerator.unwrap_model(trainer.model), tokens.read_tokenizer(job.tokens)
     trained.eval()
     trained.zero_grad()
-    loss = ours.preferences(trained, ours.collate(examples, tokenizer))[0].mean()
+    loss = ours.score_pairs(trained, ours.collate(examples, tokenizer))[0].mean()
     loss.backward()
     gradients = {name: weight.grad.clone() for name, weight in trained.named_parameters()}
     assert max(float(gradient.abs().max()) for gradient in gradients.values()) > 1e-3

@@ -140,7 +140,7 @@ def theirs_of(training_samples: list[TrainingSample]) -> dict[str, torch.Tensor]
 
 STEPS = {"max_steps": 1, "global_batch_size": 8, "learning_rate": 1e-3, "eval_steps": 1, "save_steps": 1}
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]] = {
-    "no reward": ("grpo", {"rewards": []}, {}, {}, "objective.rewards", "nothing would be learned"),
+    "no reward": ("grpo", {"rewards": []}, {}, {}, "objective.rewards", "nothing is learned"),
     "a reward that is not there": (
         "grpo",
         {"rewards": ["trainer.rewards:no"]},
@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], st
         "objective.num_generations",
         "every advantage would be 0",
     ),
-    "a stream": ("grpo", {}, {"streaming": True}, {}, "training.streaming", "prompts of steps to come"),
+    "a stream": ("grpo", {}, {"streaming": True}, {}, "training.streaming", "prompts of the next steps"),
     "a loss": ("grpo", {}, {"loss": {"name": "trainer.losses:cross_entropy"}}, {}, "training.loss", "never be called"),
     "fp16": ("iterative_sft", {}, {"precision": "fp16"}, {}, "training.precision", "rounds log-probabilities"),
     "smoothing": (
@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], st
         {},
         {"accelerate_config": "params/accelerate/fsdp2.yaml"},
         "launch.accelerate_config",
-        "no process has whole weights",
+        "no process has the whole weights",
     ),
     "nothing filters": (
         "iterative_sft",
@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], st
         {},
         {},
         "objective.min_reward",
-        "every completion would be kept",
+        "every completion would be selected",
     ),
 }
 

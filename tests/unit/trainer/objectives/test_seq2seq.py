@@ -184,23 +184,23 @@ def test_figures_of_ones_own_see_what_is_written(generate):
 
 
 PROBLEMS = {
-    "packing": ({"objective.packing": True}, "objective.packing", "seq2seq does not pack", "use causal_lm or sft"),
+    "packing": ({"objective.packing": True}, "objective.packing", "seq2seq cannot pack", "use causal_lm or sft"),
     "a decoder alone": (
         {"model.config": tiny.RECIPE["model"]["config"]},
         "model.config.model_type",
-        "a llama has not both an encoder and a decoder",
+        "llama is not an encoder-decoder model",
         "t5 or bart",
     ),
     "beams of nothing": (
         {"objective.generate": False, "objective.num_beams": 4, "objective.max_new_tokens": ...},
         "objective.num_beams",
-        "the model writes nothing",
+        "has no effect while `generate` is false",
         "generate: true",
     ),
     "the best of nothing": (
         {"objective.generate": False, "objective.max_new_tokens": ..., "training.best_metric": "rougeL"},
         "training.best_metric",
-        "rougeL is a figure of what the model writes",
+        "rougeL is a metric of generated text",
         "use loss",
     ),
 }
@@ -238,7 +238,7 @@ def test_a_pretrained_model_without_an_encoder_is_told_by_its_folder(tmp_path):
 
 def test_a_decoder_that_cannot_write_is_refused():
     uneven = model(T5 | {"num_decoder_layers": 2}, objective())
-    with pytest.raises(RecipeError, match="its decoder has 2 layers, and its encoder 1"):
+    with pytest.raises(RecipeError, match="its decoder has 2 layers and its encoder 1"):
         objective().check_model(uneven)
     objective(generate=False).check_model(uneven)
     objective().check_model(model(T5, objective()))

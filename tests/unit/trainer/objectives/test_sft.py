@@ -108,7 +108,7 @@ def test_a_template_that_renders_the_past_differently_is_an_error_and_not_a_gues
 
 
 def test_messages_without_a_template_and_a_tokenizer_without_an_end_are_refused(letters):
-    with pytest.raises(RecipeError, match="messages need a chat template"):
+    with pytest.raises(RecipeError, match="no chat template, which messages need"):
         encode(build(messages_column="talk"), letters, {"talk": TALK})
     letters.eos_token = None
     with pytest.raises(ModelError, match="no end-of-text token"):
@@ -258,15 +258,15 @@ def test_packed_and_unpacked_have_the_same_loss_and_gradients(name):
 @pytest.mark.parametrize(
     ("name", "more", "why"),
     [
-        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}, "lets a token see"),
-        ("bloom", {}, "lets a token see"),
-        ("mamba", {"state_size": 4}, "lets a token see"),
+        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}, "lets a token attend"),
+        ("bloom", {}, "lets a token attend"),
+        ("mamba", {"state_size": 4}, "lets a token attend"),
     ],
 )
 def test_a_model_that_lets_packed_examples_see_each_other_is_refused(name, more, why):
     model = model_of(name, **more).train()
     with pytest.raises(
-        RecipeError, match=rf"(?s)this {name} cannot be trained on packed.*{why}.*objective.packing to false"
+        RecipeError, match=rf"(?s)this {name} model cannot be trained on packed.*{why}.*objective.packing to false"
     ):
         build(packing=True).check_model(model)
     assert model.training
@@ -277,7 +277,7 @@ def test_a_model_that_counts_positions_through_is_refused():
     model = model_of("gpt2")
     table = model.transformer.wpe
     table.forward = lambda places: functools.partial(type(table).forward, table)(torch.arange(places.shape[1])[None])
-    assert "counts the positions" in packing.packing_problem(model)
+    assert "numbers the positions" in packing.packing_problem(model)
 
 
 def test_training_on_packed_sequences_takes_the_steps_of_training_on_single_ones(tmp_path):
@@ -325,14 +325,14 @@ def problems(changes=None, **options):
 def test_conflicts_say_what_would_happen_and_what_to_do():
     assert problems(packing=True) == {}
     assert "a row would have two texts" in problems(messages_column="m", prompt_column="p")["objective.messages_column"]
-    assert "it would do nothing" in problems(chat_template=PLAIN)["objective.chat_template"]
+    assert "has no effect without messages" in problems(chat_template=PLAIN)["objective.chat_template"]
     assert (
-        "remove training.arguments.use_cache"
+        "cannot be used with training.arguments.use_cache"
         in problems({"training.arguments": {"use_cache": True}}, packing=True)["objective.packing"]
     )
     for name in ("opt", "bloom", "mamba", "falcon"):
         found = problems({"model.config": {"model_type": name}}, packing=True)["objective.packing"]
-        assert "would see each other; set objective.packing to false" in found
+        assert "would attend to each other; set objective.packing to false" in found
         assert problems({"model.config": {"model_type": name}}) == {}
     for name in ("gpt2", "qwen2", "mistral", "gemma2", "starcoder2", "not-a-model"):
         assert problems({"model.config": {"model_type": name}}, packing=True) == {}
