@@ -50,7 +50,7 @@ def run(
     from flows.server import ensure_server
 
     artifacts = Artifacts(recipe)
-    with ensure_server(artifacts.scratch / "prefect-server.log"):
+    with ensure_server(artifacts.server_log):
         outcomes: Any = retrain(recipe, publish=not no_publish, force=force)
     print(summary(artifacts, outcomes))
 

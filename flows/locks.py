@@ -29,7 +29,7 @@ def recipe_lock(artifacts: Artifacts) -> contextlib.AbstractContextManager[None]
     Raises:
         TransientError: another flow runs this recipe in this project.
     """
-    return exclusive(artifacts.scratch / "flow.lock", f"a flow of the recipe `{artifacts.recipe}`")
+    return exclusive(artifacts.flow_lock, f"a flow of the recipe `{artifacts.recipe}`")
 
 
 def clear_stale_locks(log: Logger, root: Path = Path()) -> None:

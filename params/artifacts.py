@@ -1,4 +1,4 @@
-"""Every path of a run in one place, and the two ways in which an artifact comes to be: whole, or not at all."""
+"""Every path of a run in one place, and two ways to write an artifact completely or not at all."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
 class Artifacts:
     """The paths of one recipe's run, below the project's root.
 
-    A stage reads the artifacts of the stages before it and writes its own folder, which DVC owns. `scratch` is outside
-    of DVC: what must outlive an interrupted stage stands there.
+    A stage reads the artifacts of earlier stages and writes its own folder, which DVC owns. DVC does not know `scratch`:
+    it holds what must survive an interrupted stage, and what one process leaves for another.
     """
 
     recipe: str
-    """Name of the recipe: its file's name without the suffix."""
+    """Name of the recipe: the name of its file without the suffix."""
     root: Path = Path()
     """The project's root."""
 
@@ -43,12 +43,82 @@ class Artifacts:
 
     @property
     def scratch(self) -> Path:
-        """Checkpoints of runs that are not finished, locks and logs."""
+        """Everything of this recipe that DVC does not track."""
         return self.root / ".scratch" / self.recipe
 
     @property
+    def checkpoints(self) -> Path:
+        """Folders of unfinished runs, one for each key of a run."""
+        return self.scratch / "checkpoints"
+
+    @property
+    def champion(self) -> Path:
+        """The published model that the evaluate stage compares with, downloaded; one folder for its commit."""
+        return self.scratch / "champion"
+
+    @property
+    def command_result(self) -> Path:
+        """How the command that the flow or `reproduce` started ended: `params.command_result`."""
+        return self.scratch / "result.json"
+
+    @property
+    def failed_validation(self) -> Path:
+        """The report of a validation that failed."""
+        return self.scratch / "validation-failed"
+
+    @property
+    def flow_lock(self) -> Path:
+        """Held by the flow of this recipe."""
+        return self.scratch / "flow.lock"
+
+    @property
+    def machines(self) -> Path:
+        """Where the machines of one training find each other."""
+        return self.scratch / "machines"
+
+    @property
+    def mirror(self) -> Path:
+        """Checkpoints that wait for their upload to a Hub, one folder for each key of a run."""
+        return self.scratch / "mirror"
+
+    @property
+    def mirror_lock(self) -> Path:
+        """Held by the process that uploads checkpoints."""
+        return self.scratch / "mirror.lock"
+
+    @property
+    def server_log(self) -> Path:
+        """Output of the Prefect server that a flow starts for itself."""
+        return self.scratch / "prefect-server.log"
+
+    @property
+    def staged_release(self) -> Path:
+        """The files of a release before they are published."""
+        return self.scratch / "release"
+
+    @property
+    def timings(self) -> Path:
+        """What each stage took, `<stage>.json`."""
+        return self.scratch / "timings"
+
+    @property
+    def train_lock(self) -> Path:
+        """Held by the train stage, and by what writes checkpoints for it."""
+        return self.scratch / "train.lock"
+
+    @property
+    def verify_resume(self) -> Path:
+        """The runs that `verify-resume` compares."""
+        return self.scratch / "verify-resume"
+
+    @property
+    def verify_resume_lock(self) -> Path:
+        """Held by `verify-resume`."""
+        return self.scratch / "verify-resume.lock"
+
+    @property
     def raw(self) -> Path:
-        """ingest: rows as they came, `<split>.parquet` with a `row_id`."""
+        """ingest: rows as the source gives them, `<split>.parquet` with a `row_id`."""
         return self.run / "raw"
 
     @property
@@ -78,7 +148,7 @@ class Artifacts:
 
     @property
     def checkpoint(self) -> Path:
-        """train: the last full state, from which training can go on."""
+        """train: the last full state, from which training can resume."""
         return self.run / "checkpoint"
 
     @property
@@ -93,12 +163,12 @@ class Artifacts:
 
     @property
     def blessing(self) -> Path:
-        """evaluate: whether the model may be published, and what that is about."""
+        """evaluate: the gate's verdict, with hashes of all that it depends on."""
         return self.evaluation / "blessing.json"
 
     @property
     def page(self) -> Path:
-        """All of a run on one page, for people."""
+        """The report of the whole run, one HTML page."""
         return self.run / "report.html"
 
     @property
@@ -122,7 +192,7 @@ class Artifacts:
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Give a folder to write into, which takes the place of `target` only if the block ends without an error.
+    """Yield a folder to write into; it replaces `target` only if the block ends without an error.
 
     Raises:
         StorageError: the disk is full or read-only; `target` is as it was.
@@ -164,7 +234,7 @@ def write_whole(target: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def storage_errors(target: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into a `StorageError` that says how much room there is."""
+    """Turn errors of a full or read-only disk into a `StorageError` that says how much space is free."""
     try:
         yield
     except EvergreenError:
@@ -180,10 +250,10 @@ def storage_errors(target: Path) -> Iterator[None]:
 
 
 def _storage_reason(error: Exception) -> str | None:
-    """Why the disk refused, if that is what `error` is about; libraries in Rust and C++ say it in words only."""
+    """Why the disk refused, if that caused `error`. Libraries in Rust and C++ name the cause only in the message."""
     if isinstance(error, OSError):
         return error.strerror if error.errno in _STORAGE else None
-    if (said := re.search(r"\(os error (\d+)\)", str(error))) and int(said[1]) in _STORAGE:
-        return os.strerror(int(said[1]))
-    torchs = r"PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error"
-    return "the write failed" if re.search(torchs, str(error)) else None
+    if (named := re.search(r"\(os error (\d+)\)", str(error))) and int(named[1]) in _STORAGE:
+        return os.strerror(int(named[1]))
+    from_torch = r"PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error"
+    return "the write failed" if re.search(from_torch, str(error)) else None

@@ -93,9 +93,9 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
     """
     recipe = load(recipe_path)
     artifacts = Artifacts(recipe_path.stem)
-    folder = artifacts.scratch / "verify-resume"
+    folder = artifacts.verify_resume
     wanted = plan(_steps_of(recipe, artifacts), recipe.training.save_steps, recipe.launch.num_processes, steps, kills)
-    with exclusive(artifacts.scratch / "verify-resume.lock", f"verify-resume of {artifacts.recipe}"):
+    with exclusive(artifacts.verify_resume_lock, f"verify-resume of {artifacts.recipe}"):
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.ExitStack() as at_end:
             at_end.callback(shutil.rmtree, folder, ignore_errors=True)

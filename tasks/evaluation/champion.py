@@ -53,7 +53,7 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: str) ->
         if champion.weights == weights:
             return Published(champion, None, None)
         why = rolled_back_reason(api, repo_id, weights)
-        folder = artifacts.scratch / "champion" / champion.commit
+        folder = artifacts.champion / champion.commit
         if not folder.exists():
             shutil.rmtree(folder.parent, ignore_errors=True)
             logger.info("evaluate: downloading the champion, %s of %s", champion.tag or champion.commit, repo_id)

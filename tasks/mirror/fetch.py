@@ -52,7 +52,7 @@ def fetch(recipe_path: Path) -> None:
         fix = f"run `python -m tasks tokenize {recipe_path}`, and what comes before it"
         raise DataError(str(artifacts.tokens), "the tokens are not there, and a part of what determines the run", fix)
     job = Job.plan(
-        artifacts.scratch / "checkpoints",
+        artifacts.checkpoints,
         seed=recipe.seed,
         objective=recipe.objective,
         model=recipe.model,
@@ -67,7 +67,7 @@ def fetch(recipe_path: Path) -> None:
     publish = recipe.publish
     staging = job.folder / ".fetched"
     with (
-        exclusive(artifacts.scratch / "train.lock", f"a training of {artifacts.recipe}"),
+        exclusive(artifacts.train_lock, f"a training of {artifacts.recipe}"),
         storage_errors(job.folder),
         open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True) as (api, _),
     ):

@@ -96,8 +96,8 @@ def mirror(recipe_path: Path, *, run: str | None = None) -> None:
     if run:
         os.nice(_NICE)  # the training comes first
     artifacts = Artifacts(recipe_path.stem)
-    place = artifacts.scratch / "mirror"
-    with exclusive(artifacts.scratch / "mirror.lock", f"a mirror of {artifacts.recipe}", wait_s=5.0):
+    place = artifacts.mirror
+    with exclusive(artifacts.mirror_lock, f"a mirror of {artifacts.recipe}", wait_s=5.0):
         from tasks.hub_client.connection import open_hub
         from tasks.mirror.branch import Branch
 
@@ -116,7 +116,7 @@ def mirror(recipe_path: Path, *, run: str | None = None) -> None:
                 if run:
                     threading.Thread(
                         target=_watch,
-                        args=(waiting, artifacts.scratch / "checkpoints" / run, upload.ended),
+                        args=(waiting, artifacts.checkpoints / run, upload.ended),
                         daemon=True,
                     ).start()
                 else:

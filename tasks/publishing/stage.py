@@ -93,7 +93,7 @@ def _kept(blessing: Blessing) -> Receipt:
 
 
 def _release(artifacts: Artifacts, blessing: Blessing, publish: Publish, objective: Objective[Any]) -> Receipt:
-    folder = artifacts.scratch / "release"
+    folder = artifacts.staged_release
     with whole_folder(folder) as staging:
         _assemble(artifacts, publish, objective, staging)
     hub = open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=not publish.dry_run)

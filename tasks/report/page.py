@@ -123,7 +123,7 @@ def _stages(evidence: Evidence, failed: str | None, *, is_published: bool, local
 
 def _page_of_checks(artifacts: Artifacts, *, failed: bool) -> str:
     """Address of validation's own page, from the report's; empty where there is none."""
-    page = artifacts.scratch / "validation-failed" if failed else artifacts.validated
+    page = artifacts.failed_validation if failed else artifacts.validated
     if not (page / "report.html").is_file():
         return ""
     return Path(os.path.relpath(page / "report.html", artifacts.run)).as_posix()

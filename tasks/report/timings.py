@@ -60,4 +60,4 @@ def read_timings(artifacts: Artifacts) -> dict[str, Timing]:
 
 
 def _path(artifacts: Artifacts, stage: str) -> Path:
-    return artifacts.scratch / "timings" / f"{stage}.json"
+    return artifacts.timings / f"{stage}.json"

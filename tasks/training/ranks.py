@@ -1,6 +1,7 @@
-"""The processes of a training, seen from outside: which of them live, how long each has stood still, and where.
+"""The processes of a training, seen from outside: which of them live, and which make no progress, and where.
 
-It reads their heartbeats and asks the kernel about those that run on this machine. It starts and judges nothing.
+This module reads their heartbeats and asks the kernel about the processes on this machine. It starts no process, and it
+does not decide what a training does next.
 """
 
 from __future__ import annotations
@@ -20,106 +21,106 @@ from trainer.runtime import heartbeat
 from trainer.runtime.heartbeat import Pulse
 
 _LONGEST_GAP_S = 2.0
-"""Most that one look adds to the time that a process stood still: when this process, or the machine, was itself
-suspended, nobody knows what the others did meanwhile."""
+"""The most that one poll adds to the idle time of a process: while this process, or the machine, was itself suspended, the
+others may have been suspended too."""
 STARTING_S = 60.0
-"""Patience with a process that is still starting, at the least: what it imports may come from a slow or busy disk."""
+"""The least time that a process gets to start: its imports may come from a slow or busy disk."""
 _NOISE_S = 2.0
-"""Differences in standing still that say nothing about who waits for whom."""
+"""Differences in idle time that do not show which process waits for another."""
 _STACK_S = 5.0
 """How long a process gets to write its stacks."""
 _WAITING = re.compile(r"/torch/distributed/|/torch/autograd/graph\.py$|/accelerate/utils/operations\.py$")
-"""Files in which a process stands while it waits for others: collectives, and the backward pass that holds them."""
+"""Files at the top of the stack of a process that waits for others: collectives, and the backward pass that runs them."""
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _NOT_THE_USERS = ("<", sys.prefix, sys.base_prefix, str(Path(os.__file__).parent))
 
 
 @dataclass(frozen=True)
-class Standstill:
+class StalledRank:
     """A process that makes no progress."""
 
     rank: int
     idle_s: float
     pulse: Pulse | None
-    """None when it has never shown itself."""
+    """None if it has never reported."""
     state: str | None
-    """Its state as the kernel names it; None when it runs on another machine."""
+    """The kernel's name of its state; None if it runs on another machine."""
     stack: str
-    """Of all of its threads, the main one last; empty when it did not write any."""
+    """The stacks of all of its threads, the main thread last; empty if it wrote none."""
 
     def __str__(self) -> str:
         if self.pulse is None:
             return f"rank {self.rank} has not started in {self.idle_s:.0f} s"
         where = f"process {self.pulse.pid}" if self.state else f"process {self.pulse.pid} on {self.pulse.host}"
         state = f", {self.state}" if self.state else ""
-        line = f"rank {self.rank} ({where}) has stood still for {self.idle_s:.0f} s: step {self.pulse.step}, "
+        line = f"rank {self.rank} ({where}) has made no progress for {self.idle_s:.0f} s: step {self.pulse.step}, "
         return "\n    ".join([f"{line}{self.pulse.phase}{state}", *self.places])
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody stopped it from outside."""
+        """Whether a signal or a debugger stopped it."""
         return self.state in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
 
     @property
     def is_waiting(self) -> bool:
-        """Whether its main thread waits for the other processes."""
+        """Whether its main thread waits for other processes."""
         return bool(self._frames) and any(_WAITING.search(path) for path, _, _ in self._frames[:3])
 
     @property
     def places(self) -> list[str]:
-        """The innermost place in the main thread, and the innermost ones in code of the project or its user."""
+        """The innermost line of the main thread, and the innermost lines in the code of the project or its user."""
         own = [frame for frame in self._frames if not frame[0].startswith(_NOT_THE_USERS)][:3]
         shown = own if self._frames[:1] == own[:1] else [*self._frames[:1], *own]
         return [f"at {path.removeprefix(f'{Path.cwd()}/')}:{line} in {name}" for path, line, name in shown]
 
     @property
     def _frames(self) -> list[tuple[str, str, str]]:
-        """Of the main thread, innermost first: file, line, function."""
+        """Frames of the main thread, innermost first: file, line, function."""
         return _FRAME.findall(self.stack.split("(most recent call first):")[-1])
 
 
 class Ranks:
-    """What is seen of the processes of one start of a training.
+    """The processes of one start of a training.
 
     Args:
         folder: the run's folder.
-        count: how many processes there must be.
+        count: the number of processes that the training starts.
     """
 
     def __init__(self, folder: Path, count: int) -> None:
         self.pulses: list[Pulse] = []
-        """The last look at their heartbeats, by rank."""
+        """Their heartbeats at the last poll, by rank."""
         self._folder = folder
         self._idle_s = dict.fromkeys(range(count), 0.0)
         self._known: dict[int, psutil.Process | None] = {}
-        self._looked = time.monotonic()
+        self._polled_at = time.monotonic()
 
-    def look(self) -> None:
-        """Take a look; the time since the last one counts for each process that shows no progress since then."""
+    def poll(self) -> None:
+        """Read the heartbeats; processes without progress since the last poll get that time as idle time."""
         now = time.monotonic()
-        passed = min(now - self._looked, _LONGEST_GAP_S)
-        self._looked = now
+        elapsed_s = min(now - self._polled_at, _LONGEST_GAP_S)
+        self._polled_at = now
         before = {pulse.rank: (pulse.pid, pulse.beats) for pulse in self.pulses}
-        with contextlib.suppress(ValueError):  # read while it was being written: the next look will do
+        with contextlib.suppress(ValueError):  # read while it was being written: the next poll will do
             self.pulses = heartbeat.pulses(self._folder)
         after = {pulse.rank: (pulse.pid, pulse.beats) for pulse in self.pulses}
         for rank in self._idle_s:
             moved = before.get(rank) != after.get(rank)
-            self._idle_s[rank] = 0.0 if moved else self._idle_s[rank] + passed
+            self._idle_s[rank] = 0.0 if moved else self._idle_s[rank] + elapsed_s
         for pulse in self.pulses:
             if pulse.host == os.uname().nodename and pulse.pid not in self._known:
                 self._known[pulse.pid] = _process(pulse.pid)
 
     def local_pids(self) -> set[int]:
-        """The processes that run, or ran, on this machine."""
+        """Return the ids of the processes that run, or ran, on this machine."""
         return set(self._known)
 
     def lost(self) -> list[Pulse]:
-        """The processes that ended before the training did."""
+        """Return the ranks that ended before the training did."""
         return [p for p in self.pulses if p.pid in self._known and not self._lives(p.pid) and p.phase != "finished"]
 
     def kill(self) -> set[int]:
-        """Kill those that live; their ids."""
+        """Kill the living processes on this machine; return their ids."""
         killed = set()
         for pid, process in self._known.items():
             if process and self._lives(pid):
@@ -128,12 +129,12 @@ class Ranks:
                     killed.add(pid)
         return killed
 
-    def standing_still(self, timeout_s: float) -> list[Standstill]:
-        """Whoever keeps the training from going on, once a process has stood still for `timeout_s`; else nobody.
+    def stalled(self, timeout_s: float) -> list[StalledRank]:
+        """Return the ranks that block the training, once a process has made no progress for `timeout_s`; else none.
 
-        One that waits for another stands still as well. Told apart are, in this order: processes that never came, that
-        were stopped, that are behind in steps, that stood still clearly before the others, and, by their stacks, that
-        do not wait in a collective. When nothing tells, all are named.
+        A rank that waits for a stalled one makes no progress either. The stalled ones are, in this order: those that
+        never started, were stopped, are behind in steps, were idle clearly before the others, or do not wait in a
+        collective, as their stacks show. If none of that tells them apart, all are returned.
         """
         by_rank = {pulse.rank: pulse for pulse in self.pulses}
         started = {rank for rank, pulse in by_rank.items() if pulse.phase != "starting"}
@@ -142,31 +143,31 @@ class Ranks:
             return []
         suspects = [rank for rank, idle_s in self._idle_s.items() if idle_s >= patience_s[rank] / 2]
         if missing := [rank for rank in suspects if rank not in by_rank]:
-            return [Standstill(rank, self._idle_s[rank], None, None, "") for rank in missing]
+            return [StalledRank(rank, self._idle_s[rank], None, None, "") for rank in missing]
         found = [self._examine(by_rank[rank]) for rank in suspects]
         behind = min(by_rank[one.rank].step for one in found)
         latest_s = min(one.idle_s for one in found)
-        for kept in (
+        for blocking in (
             [one for one in found if one.is_stopped],
             [one for one in found if by_rank[one.rank].step == behind],
             [one for one in found if one.idle_s > latest_s + _NOISE_S],
             [one for one in found if one.stack and not one.is_waiting],
         ):
-            if 0 < len(kept) < len(found):
-                return kept
+            if 0 < len(blocking) < len(found):
+                return blocking
         return found
 
-    def _examine(self, pulse: Pulse) -> Standstill:
+    def _examine(self, pulse: Pulse) -> StalledRank:
         process = self._known.get(pulse.pid)
         state, stack = None, ""
         with contextlib.suppress(psutil.Error):
             if process:
                 state = str(process.status())
                 stack = self._stack(pulse.rank, process)
-        return Standstill(pulse.rank, self._idle_s[pulse.rank], pulse, state, stack)
+        return StalledRank(pulse.rank, self._idle_s[pulse.rank], pulse, state, stack)
 
     def _stack(self, rank: int, process: psutil.Process) -> str:
-        """Ask a process for its stacks; a stopped one can write them only when it goes on."""
+        """Return the stacks of a process; a stopped one is continued, because it could not write them."""
         path = self._folder / f"stack-{rank}"
         process.send_signal(signal.SIGUSR1)
         process.send_signal(signal.SIGCONT)
@@ -185,7 +186,7 @@ class Ranks:
 
 
 def _process(pid: int) -> psutil.Process | None:
-    """A handle that another process with the same id, later, is not mistaken for; None when it has ended already."""
+    """Return a handle that a later process with the same id does not match; None if the process has ended already."""
     try:
         return psutil.Process(pid)
     except psutil.NoSuchProcess:

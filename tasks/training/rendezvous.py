@@ -1,10 +1,10 @@
-"""How the machines of one training find to each other: through a folder that all of them share, `.scratch/<recipe>/machines`.
+"""How the machines of one training find each other: through a folder that all of them share, `.scratch/<recipe>/machines`.
 
-    start.json        machine 0 says which start of the training it is about, and whether it calls, runs, failed or finished
-    machine-<n>.json  machine n answers that it is ready for that start
+    start.json        machine 0 announces a start of the training: it waits for the others, runs, failed or finished
+    machine-<n>.json  machine n is ready for that start
 
-Only then do the processes start and meet at `launch.main_process_ip`, by accelerate's own rendezvous. So a machine that is
-late delays the start and breaks nothing, and one that comes back takes part in the next.
+Only then do the processes start, and meet at `launch.main_process_ip` by accelerate's own rendezvous. So a machine that is
+late delays the start and breaks nothing, and a machine that comes back takes part in the next start.
 """
 
 from __future__ import annotations
@@ -32,50 +32,45 @@ POLL_S = 0.25
 _GLOO = "GLOO_SOCKET_IFNAME"
 
 
-class Call(Section):
-    """What machine 0 says to the others."""
+class Announcement(Section):
+    """A start of the training, as machine 0 announces it."""
 
     start: str
-    """A name of its own for every start."""
+    """Unique name of the start."""
     job: Path
-    """The job, as the processes on every machine read it."""
-    state: Literal["calling", "running", "failed", "finished"]
+    """The job that the processes on every machine read."""
+    state: Literal["waiting", "running", "failed", "finished"]
 
 
-class Answer(Section):
-    """What another machine says to machine 0."""
+class Ready(Section):
+    """The message of another machine to machine 0."""
 
     start: str
     """The start that it is ready for."""
     host: str
 
 
-def folder(scratch: Path) -> Path:
-    """Where the machines meet that train the recipe whose unfinished work is in `scratch`."""
-    return scratch / "machines"
-
-
-def read_call(place: Path) -> Call | None:
-    """What machine 0 said last; None when it has not said anything yet."""
+def read_announcement(folder: Path) -> Announcement | None:
+    """Return what machine 0 announced last; None if it has not announced anything yet."""
     with contextlib.suppress(FileNotFoundError):
-        return Call.model_validate_json((place / "start.json").read_text(encoding="utf-8"), strict=False)
+        return Announcement.model_validate_json((folder / "start.json").read_text(encoding="utf-8"), strict=False)
     return None
 
 
-def answer(place: Path, machine: int, call: Call) -> None:
+def report_ready(folder: Path, machine: int, announced: Announcement) -> None:
     """Tell machine 0 that `machine` is ready."""
-    said = Answer(start=call.start, host=os.uname().nodename)
-    write_whole(place / f"machine-{machine}.json", said.model_dump_json())
+    ready = Ready(start=announced.start, host=os.uname().nodename)
+    write_whole(folder / f"machine-{machine}.json", ready.model_dump_json())
 
 
 @contextlib.contextmanager
-def rendezvous(job: Job, job_path: Path, is_asked_to_stop: Callable[[], bool]) -> Iterator[None]:
-    """Wait for the other machines before the block, and tell them after it how it ended. Alone, do neither.
+def rendezvous(job: Job, job_path: Path, stop_requested: Callable[[], bool]) -> Iterator[None]:
+    """Wait for the other machines before the block, and announce after it how it ended. With one machine, do neither.
 
     Args:
         job: the training.
         job_path: the file that all of its processes read.
-        is_asked_to_stop: ends the waiting.
+        stop_requested: ends the wait when it returns true.
 
     Raises:
         TransientError: a machine did not come within `launch.stall_timeout_s`.
@@ -83,34 +78,34 @@ def rendezvous(job: Job, job_path: Path, is_asked_to_stop: Callable[[], bool]) -
     if job.launch.num_machines == 1:
         yield
         return
-    place = folder(job.folder.parents[1])
-    call = Call(start=uuid.uuid4().hex, job=job_path, state="calling")
+    folder = job.folder.parents[1] / "machines"
+    start = Announcement(start=uuid.uuid4().hex, job=job_path, state="waiting")
 
-    def say(state: str) -> None:
-        write_whole(place / "start.json", call.model_copy(update={"state": state}).model_dump_json())
+    def announce(state: str) -> None:
+        write_whole(folder / "start.json", start.model_copy(update={"state": state}).model_dump_json())
 
     try:
-        say("calling")
-        _wait_for_all(place, call, job.launch, is_asked_to_stop)
-        say("running")
+        announce("waiting")
+        _wait_for_all(folder, start, job.launch, stop_requested)
+        announce("running")
         yield
     except BaseException:
-        say("failed")
+        announce("failed")
         raise
-    say("finished")
+    announce("finished")
 
 
 def environment(launch: Launch) -> dict[str, str]:
-    """What the processes have to be told to find those on other machines.
+    """Return the environment variables that processes need to find those on other machines.
 
-    gloo listens at the address of the machine's own name, which often is 127.0.0.1; here it is told the interface that
-    leads to machine 0. A setting of the user's own wins.
+    gloo listens at the address of the machine's own name, which often is 127.0.0.1. We name the network interface that
+    leads to machine 0 instead, unless the user has set one.
     """
     if launch.num_machines == 1 or _GLOO in os.environ:
         return {}
     assert launch.main_process_ip
     with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
-        probe.connect((launch.main_process_ip, launch.main_process_port))  # sends nothing, only asks for the way
+        probe.connect((launch.main_process_ip, launch.main_process_port))  # sends nothing, only looks up the route
         own = probe.getsockname()[0]
         for name, addresses in psutil.net_if_addrs().items():
             if any(address.address == own for address in addresses):
@@ -118,27 +113,28 @@ def environment(launch: Launch) -> dict[str, str]:
     return {}
 
 
-def _wait_for_all(place: Path, call: Call, launch: Launch, is_asked_to_stop: Callable[[], bool]) -> None:
-    command = f"python -m tasks join params/{place.parent.name}.yaml --machine"
+def _wait_for_all(folder: Path, start: Announcement, launch: Launch, stop_requested: Callable[[], bool]) -> None:
+    command = f"python -m tasks join params/{folder.parent.name}.yaml --machine"
     give_up = time.monotonic() + launch.stall_timeout_s
-    waited_for: list[int] = []
-    while missing := [n for n in range(1, launch.num_machines) if not _is_ready(place, n, call)]:
-        if missing != waited_for:
-            waited_for = missing
-            logger.info("train: waits for %s: `%s <n>` brings it in", _named(missing), command)
-        if is_asked_to_stop():
+    logged: list[int] = []
+    while missing := [n for n in range(1, launch.num_machines) if not _is_ready(folder, n, start)]:
+        if missing != logged:
+            logged = missing
+            logger.info("train: waiting for %s: run `%s <n>` there", _named(missing), command)
+        if stop_requested():
             return
         if time.monotonic() > give_up:
             what = f"{_named(missing)} did not come within {launch.stall_timeout_s:g} s"
-            raise TransientError("launch.num_machines", what, f"run `{command} {missing[0]}` there and start again")
+            fix = f"run `{command} {missing[0]}` there and start again"
+            raise TransientError.at("launch.num_machines", what, fix)
         time.sleep(POLL_S)
     logger.info("train: all %d machines are there", launch.num_machines)
 
 
-def _is_ready(place: Path, machine: int, call: Call) -> bool:
+def _is_ready(folder: Path, machine: int, start: Announcement) -> bool:
     with contextlib.suppress(FileNotFoundError):
-        said = Answer.model_validate_json((place / f"machine-{machine}.json").read_text(encoding="utf-8"))
-        return said.start == call.start
+        text = (folder / f"machine-{machine}.json").read_text(encoding="utf-8")
+        return Ready.model_validate_json(text).start == start.start
     return False
 
 

@@ -1,8 +1,8 @@
 """train: supervise one training, from tokens to a model.
 
-`accelerate launch -m trainer.worker` trains, in a folder outside of DVC's outputs that is named after everything that
-determines the run; an interrupted run is taken up there, a changed one finds its own folder empty. Only a finished run
-becomes artifacts: model/ (best weights and tokenizer), checkpoint/ (the last full state) and history/ (the log).
+`accelerate launch -m trainer.worker` trains in a folder outside of DVC's outputs. Its name is the key of everything that
+determines the run: an interrupted run resumes there, and a changed one starts with an empty folder of its own. Only a
+finished run becomes artifacts: model/ (best weights and tokenizer), checkpoint/ (the last full state), history/ (the log).
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ def train(
     launch: Launch,
     metrics: Metrics | None = None,
 ) -> TrainingReport:
-    """Train the model, or finish a training that was interrupted.
+    """Train the model, or finish an interrupted training.
 
     Raises:
         ModelError: the model cannot be built or trained as the recipe asks.
         TransientError: another process trains this recipe; or the training was killed, stalled or asked to stop, and the
-            next start goes on from its last checkpoint.
+            next start resumes from its last checkpoint.
         StorageError: the disk is full; the last checkpoint is intact.
     """
     job = Job.plan(
-        artifacts.scratch / "checkpoints",
+        artifacts.checkpoints,
         seed=seed,
         objective=objective,
         model=model,
@@ -63,16 +63,16 @@ def train(
         metrics=metrics,
         tokens=artifacts.tokens,
     )
-    with exclusive(artifacts.scratch / "train.lock", f"a training of {artifacts.recipe}"):
+    with exclusive(artifacts.train_lock, f"a training of {artifacts.recipe}"):
         with mirrored(artifacts, launch, job.folder.name):
-            supervise(job, _chooser(job))
+            supervise(job, _checkpoint_chooser(job))
         report = _collect(artifacts, job)
         shutil.rmtree(job.folder)
     return report
 
 
-def _chooser(job: Job) -> Callable[[], Path | None]:
-    """What says from which checkpoint each start of `job` goes on. `never` means the first: others take up its work."""
+def _checkpoint_chooser(job: Job) -> Callable[[], Path | None]:
+    """Return a function that chooses the checkpoint for each start of `job`. `never` holds for the first start only."""
     again = "auto" if job.training.resume == "never" else job.training.resume
     rules = itertools.chain([job.training.resume], itertools.repeat(again))
     return lambda: choose(job.folder, job.identity, next(rules))
@@ -86,16 +86,16 @@ def _collect(artifacts: Artifacts, job: Job) -> TrainingReport:
     finished = json.loads((folder / "finished.json").read_text(encoding="utf-8"))
     best = best_weights(folder, job.direction)
     if best is None:
-        raise ModelError("train", "no evaluation gave a finite figure", "lower training.learning_rate")
+        raise ModelError("train", "no evaluation gave a finite value", "lower training.learning_rate")
     history = metrics_log.without_clock(finished["history"])
     losses = [entry["loss"] for entry in history if "loss" in entry]
     parameters: int = finished["parameters"]
     with whole_folder(artifacts.model) as target:
-        aside = shutil.ignore_patterns(MANIFEST, BEST_NOTE, IDENTITY)
+        not_weights = shutil.ignore_patterns(MANIFEST, BEST_NOTE, IDENTITY)
         if job.model.lora:
             parameters = _merge(job, best.folder, target)
         else:
-            shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=aside)
+            shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=not_weights)
         shutil.copytree(artifacts.tokenizer, target, dirs_exist_ok=True)
     report = TrainingReport(
         run=job.folder.name,
@@ -119,7 +119,7 @@ def _collect(artifacts: Artifacts, job: Job) -> TrainingReport:
 
 
 def _merge(job: Job, adapters: Path, target: Path) -> int:
-    """What is published stands alone: the base model with what was learned; its parameters."""
+    """Merge the adapters into their base model; return its number of parameters."""
     return network.merge_adapters(
         adapters,
         target,
@@ -134,8 +134,8 @@ def _merge(job: Job, adapters: Path, target: Path) -> int:
 def _write_curve(path: Path, entries: Iterable[dict[str, Any]]) -> None:
     rows = []
     for entry in entries:
-        figures = {name.removeprefix("eval_"): value for name, value in entry.items()}
-        rows.append({name: value for name, value in figures.items() if name != "epoch"})
+        metrics = {name.removeprefix("eval_"): value for name, value in entry.items()}
+        rows.append({name: value for name, value in metrics.items() if name != "epoch"})
     names = sorted({name for row in rows for name in row} - {"step"})
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, ["step", *names])

@@ -67,7 +67,7 @@ def validate(artifacts: Artifacts, *, validation: Validation, objective: Objecti
     report = _report(rows, findings, aside, validation)
     failures = _failures(rows, findings, report)
     if failures:
-        failed = artifacts.scratch / "validation-failed"
+        failed = artifacts.failed_validation
         with whole_folder(failed) as folder:
             _write_why(folder, artifacts.recipe, rows, findings, report=report, failures=failures)
         fix = "mend the data"
@@ -81,7 +81,7 @@ def validate(artifacts: Artifacts, *, validation: Validation, objective: Objecti
         _write_rows(folder / "rows", rows, aside)
         _write_why(folder, artifacts.recipe, rows, findings, report=report, failures=[])
         save_report(report, folder / artifacts.report("validate").name)
-    shutil.rmtree(artifacts.scratch / "validation-failed", ignore_errors=True)
+    shutil.rmtree(artifacts.failed_validation, ignore_errors=True)
     return report
 
 

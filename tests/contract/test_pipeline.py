@@ -32,6 +32,8 @@ HARMLESS = {module_of(place): reason for place, reason in HARMLESS_CODE.items()}
     "tasks.mirror": "copies checkpoints to a Hub",
     "tasks.progress": "only logs",
     "tasks.stages": "calls a stage",
+    "tasks.training.causes": "words the error of a training",
+    "tasks.training.processes": "starts and ends the processes of a training",
     "tasks.training.ranks": "watches a training",
     "tasks.training.supervisor": "watches a training",
     "tasks.hub_server": "stands in for the real Hub; what is published does not depend on it",

@@ -87,7 +87,7 @@ def test_a_stopped_rank_is_found_out(project: Project) -> None:
     psutil.Process(victim.pid).suspend()
     error = run.end()
     assert re.match(
-        rf"StalledError: train: rank 1 \(process {victim.pid}\) has stood still for \d+ s: step \d+, \w+, stopped\n",
+        rf"StalledError: train: rank 1 \(process {victim.pid}\) has made no progress for \d+ s: step \d+, \w+, stopped\n",
         error,
     )
     assert "rank 0" not in error
@@ -103,7 +103,9 @@ def test_user_code_that_hangs_on_one_rank_is_named_with_its_line(project: Projec
     run.start()
     (project.root / "hang").touch()
     error = run.end()
-    assert re.match(r"StalledError: train: rank 1 \(process \d+\) has stood still for \d+ s: .*, sleeping\n", error)
+    assert re.match(
+        r"StalledError: train: rank 1 \(process \d+\) has made no progress for \d+ s: .*, sleeping\n", error
+    )
     assert "rank 0" not in error
     assert re.search(r"^    at trainer/objectives/causal_lm.py:\d+ in collate$", error, re.MULTILINE)
 
@@ -122,7 +124,7 @@ def test_a_training_that_is_asked_to_stop_goes_on_from_the_step_that_it_names(
     step = checkpoint.removeprefix("checkpoint-")
     assert error == (
         f"PreemptedError: train: stopped by {number.name}; its newest checkpoint is of step {step}\n"
-        f"  fix: start again: it goes on from step {step}\n"
+        f"  fix: start again: it resumes from step {step}\n"
     )
     assert "Traceback" not in run.log()
     assert "death signal" not in run.log(), "it reached the launcher too"
@@ -170,5 +172,5 @@ def test_short_of_memory_the_micro_batch_is_halved(project: Project, limit_gib: 
         assert "step 2 of 2" in said or "steps: 2" in said
     else:
         assert done.returncode == os.EX_NOINPUT
-        assert "MemoryExhaustedError: launch.micro_batch_size: memory does not suffice for 1 sequence(s)" in said
+        assert "MemoryExhaustedError: launch.micro_batch_size: out of memory with 1 sequence(s)" in said
     assert project.processes() == []

@@ -1,8 +1,8 @@
 """accelerate's own launcher, run in this process: `python -m trainer.runtime.launcher <arguments of accelerate launch>`.
 
-accelerate ends with a traceback when a process of the training failed, and with the same exit status whatever happened
-to it. Here the supervisor gets a file instead: which rank failed first, and how; or what the launcher itself could not
-do, a configuration that it refuses for instance. Only what nobody expects stands on the screen, in full.
+When a process of the training fails, accelerate prints a traceback and exits with the same status whatever happened.
+Here the supervisor gets a file instead: which rank failed first and how, or why the launcher itself failed (a
+configuration that it refuses, for example). Only unexpected errors are printed, in full.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 REPORT = "EVERGREEN_LAUNCH_REPORT"
-"""Environment variable: the file that takes the report of a start that failed."""
+"""Environment variable: path of the file for the report of a failed start."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A process of the training that did not end as it should."""
+    """A process of the training that failed."""
 
     rank: int
     pid: int | None
-    """None for the only process of a training: accelerate does not tell."""
+    """None if the training has only one process: accelerate does not report its id."""
     exit_code: int
     """Exit status; negative when a signal ended it."""
 
@@ -37,33 +37,33 @@ class LaunchReport:
     """Why a start of a training failed."""
 
     failures: tuple[Failure, ...] = ()
-    """In order of time. Those that the launcher ended because of the first are among them."""
+    """In order of time, with the processes that the launcher ended because of the first."""
     error: str | None = None
     """What went wrong in the launcher itself."""
 
     @classmethod
     def load(cls, path: Path) -> LaunchReport:
-        """The report in `path`; an empty one when the launcher did not come to write it."""
+        """Read the report at `path`; it is empty if the launcher did not write one."""
         if not path.exists():
             return cls()
         content = json.loads(path.read_text(encoding="utf-8"))
         return cls(tuple(Failure(**failure) for failure in content["failures"]), content["error"])
 
     def save(self, path: Path) -> None:
-        """Write the report, whole or not at all: on a full disk only the heartbeats, which have their room, can tell."""
-        aside = path.with_suffix(".part")
+        """Write the report in one step, if the disk has room for it; the heartbeats say the rest."""
+        partial = path.with_suffix(".part")
         with contextlib.suppress(OSError):
-            aside.write_text(json.dumps(asdict(self)), encoding="utf-8")
-            aside.rename(path)
+            partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
+            partial.rename(path)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Launch a training and wait for its end; the return value is 1 when one of its processes failed."""
+    """Launch a training and wait for its end; return 1 if one of its processes failed."""
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    # It tells on the screen, with tracebacks to look up, what the supervisor is about to say in one line.
+    # It prints at length what the supervisor says in one line.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").disabled = True
     report = Path(os.environ[REPORT])
     try:
@@ -75,12 +75,12 @@ def main(arguments: Sequence[str]) -> int:
     except subprocess.CalledProcessError as error:
         LaunchReport((Failure(0, None, error.returncode),)).save(report)
         return 1
-    except SignalException as error:  # it has passed the signal on to the ranks, and they have ended
+    except SignalException as error:  # accelerate has passed the signal on, and the ranks have ended
         LaunchReport(error=str(error)).save(report)
         return 1
     except Exception as error:
         LaunchReport(error=f"{type(error).__name__}: {error}").save(report)
-        if isinstance(error, ValueError | OSError):  # its words say it all: a configuration, a port
+        if isinstance(error, ValueError | OSError):  # about the configuration or a port: the message is enough
             return 1
         raise
     return os.EX_OK

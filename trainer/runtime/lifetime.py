@@ -1,34 +1,35 @@
-"""Process hygiene: no stage outlives the process that started it, and no two write to one place."""
+"""The lifetime of processes: they end with their parent, stop with a grace period, and hold locks only while they live."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+from filelock import FileLock, Timeout
 
 from params import TransientError
 
 SUPERVISOR = "EVERGREEN_SUPERVISOR"
-"""Environment variable: the process that supervises a training, for the processes below its launcher."""
+"""Environment variable: id of the process that supervises a training, for the processes below its launcher."""
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(how: signal.Signals = signal.SIGKILL, *, ancestor: int | None = None) -> None:
-    """Ask the kernel to send `how` to this process when its parent ends, however it ends (Linux; elsewhere nothing).
+    """Ask the kernel to send `how` to this process when its parent ends, however it ends (Linux only; else do nothing).
 
-    A killed `dvc` would otherwise leave its command running, and the next one would start a second beside it.
+    Without this, a killed `dvc` would leave its command running, and the next `dvc` would start a second one beside it.
 
     Args:
         how: the signal.
-        ancestor: a process that must be above this one; a parent that ended before this call shows by its absence.
+        ancestor: a process that must be above this one; if it is missing, the parent ended before this call.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -39,41 +40,56 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL, *, ancestor: int | Non
         os._exit(os.EX_TEMPFAIL)
 
 
+def stop_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Stop `process`, which leads a process group, and its group: SIGTERM, at most `grace_s` to end, SIGKILL."""
+    if process.poll() is None:
+        signal_group(process, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    signal_group(process, signal.SIGKILL)
+    process.wait()
+
+
+def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to the process group that `process` leads, if any of its processes is left."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
 @contextlib.contextmanager
 def exclusive(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold a kernel lock on `path`; the lock goes with the process, however it ends.
+    """Hold a lock on the file `path`; the kernel frees it when this process ends, however it ends.
 
     Args:
-        path: the file that stands for what is locked.
-        what: what would otherwise run twice.
-        wait_s: how long to wait for one that holds it and is about to end.
+        path: the lock file; it holds the owner's process id and is never deleted.
+        what: what must not run twice, for the message.
+        wait_s: how long to wait for an owner that is about to end.
 
     Raises:
-        TransientError: another process holds it.
+        TransientError: another process holds the lock.
     """
+
+    def write_owner(file: int) -> None:
+        os.truncate(file, 0)
+        os.pwrite(file, str(os.getpid()).encode(), 0)
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    give_up = time.monotonic() + wait_s
-    with path.open("a+") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() < give_up:
-                    time.sleep(0.05)
-                    continue
-                fix = "wait for it, or end it"
-                raise TransientError(str(path), f"{what} is already running in process {_holder(path)}", fix) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    lock = FileLock(path, timeout=wait_s, fallback_to_soft=False, on_acquired=write_owner)
+    try:
+        lock.acquire()
+    except Timeout:
+        what = f"{what} is already running in process {_owner(path)}"
+        raise TransientError(str(path), what, "wait until it ends, or stop it") from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
-def _holder(path: Path) -> str:
-    """The process that holds the lock; it may have got it a moment ago, and not yet have written its name."""
+def _owner(path: Path) -> str:
+    """Return the id of the process that holds the lock; an owner of a moment ago may not have written it yet."""
     for _ in range(20):
-        if holder := path.read_text(encoding="utf-8").strip():
-            return holder
+        if owner := path.read_text(encoding="utf-8").strip():
+            return owner
         time.sleep(0.05)
     return "unknown"

@@ -26,9 +26,10 @@ from params import (
     StalledError,
 )
 from params.schema import Launch, Model, ObjectiveChoice, Training
-from tasks.training import ranks, supervisor
+from tasks.training import processes, ranks, supervisor
+from tasks.training.processes import launch_command
 from tasks.training.ranks import Ranks
-from tasks.training.supervisor import launch_command, supervise
+from tasks.training.supervisor import supervise
 from tests.support.project import wait_for
 from trainer.job import Job
 from trainer.runtime import heartbeat, launcher
@@ -52,7 +53,7 @@ def work(until=lambda: False):
         heart.beat("training", step)
         time.sleep(0.02)
 def leave(kind, what="it said so"):
-    heart.fail(getattr(params, kind)("here", what, "mend it"))
+    heart.fail(getattr(params, kind)("here", what, "fix it"))
     sys.exit(3)
 """
 
@@ -94,7 +95,7 @@ class Fake:
                 return [sys.executable, str(script), str(job_path)]
             return [*launch_command(launch, job_path)[:-3], str(script), str(job_path)]
 
-        self._monkeypatch.setattr(supervisor, "launch_command", starts)
+        self._monkeypatch.setattr(processes, "launch_command", starts)
         return Job(
             seed=1,
             objective=ObjectiveChoice(name="causal_lm"),
@@ -128,7 +129,7 @@ class Fake:
         def send():
             wait_for(lambda: any(p.phase == phase for p in heartbeat.pulses(self.folder)), "a heartbeat", 20)
             for number in numbers:
-                assert isinstance(signal.getsignal(number), supervisor.Requests), "it would end the tests"
+                assert isinstance(signal.getsignal(number), processes.StopSignals), "it would end the tests"
                 os.kill(os.getpid(), number)
                 time.sleep(0.1)
 
@@ -143,13 +144,13 @@ def fake(tmp_path, monkeypatch):
 class TestFailures:
     def test_the_first_to_fail_is_the_cause_even_if_others_say_that_they_failed_too(self, fake):
         code = "def has_failed(path): return path.exists() and b'DataError' in path.read_bytes()\n"
-        code += "if rank == 1: heart.fail(params.DataError('here', 'rank 1 failed', 'mend it')); time.sleep(1); sys.exit(3)\n"
+        code += "if rank == 1: heart.fail(params.DataError('here', 'rank 1 failed', 'fix it')); time.sleep(1); sys.exit(3)\n"
         code += "while not has_failed(job.folder / 'rank-1'): time.sleep(0.01)\n"
         code += "time.sleep(0.1); leave('ModelError', 'rank 0 failed')"
         error = fake.fails(BEATS + code, num_processes=2)
         assert type(error) is DataError
         assert error.what.startswith("rank 1 failed (rank 1, process ")
-        assert (error.where, error.fix) == ("here", "mend it")
+        assert (error.where, error.fix) == ("here", "fix it")
 
     def test_a_killed_rank_ends_the_others_at_once_although_they_take_sigterm_as_a_request(self, fake, capfd):
         code = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n"
@@ -163,13 +164,13 @@ class TestFailures:
         assert "out of memory" in error.fix
         assert capfd.readouterr() == ("", "")
 
-    def test_a_rank_that_leaves_early_without_a_word(self, fake):
+    def test_a_rank_that_exits_without_reporting_an_error(self, fake):
         error = fake.fails(BEATS + "work(until=lambda: rank == 1)", num_processes=2)
         assert type(error) is ModelError
-        assert error.what == "rank 1 ended early and left no word"
+        assert error.what == "rank 1 exited without reporting an error"
 
     def test_who_has_said_what_it_failed_of_and_does_not_end_is_ended(self, fake, monkeypatch):
-        monkeypatch.setattr(supervisor, "_REST_S", 0.5)
+        monkeypatch.setattr(supervisor, "END_S", 0.5)
         code = "heart.fail(params.StorageError('here', 'the disk is full', 'make room')); time.sleep(600)"
         assert fake.fails(BEATS + code).what == "the disk is full"
 
@@ -184,12 +185,12 @@ class TestFailures:
         assert error.what.startswith("the trainer did not start: ValueError: A `distributed_type` must be specified")
         assert capfd.readouterr() == ("", "")
 
-    def test_the_end_of_the_launcher_is_the_end_of_the_training(self, fake):
+    def test_the_end_of_the_launcher_is_the_end_of_the_training(self, fake, monkeypatch):
         code = "import signal; work(until=lambda: heart._beats == 20); os.kill(os.getppid(), signal.SIGKILL); work()"
         job = fake.job(BEATS + code)
-        starts = supervisor.launch_command
+        starts = processes.launch_command
         between = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
-        supervisor.launch_command = lambda *args: between + starts(*args)
+        monkeypatch.setattr(processes, "launch_command", lambda *args: between + starts(*args))
         with pytest.raises(KilledError, match="its launcher was killed by SIGKILL"):
             supervise(job, lambda: None)
         assert fake.processes() == []
@@ -213,7 +214,7 @@ class TestStalls:
         error = fake.fails(BEATS + code, stall_timeout_s=1.5)
         assert type(error) is StalledError
         first, *places = error.what.splitlines()
-        assert first.endswith("has stood still for 2 s: step 20, training, sleeping")
+        assert first.endswith("has made no progress for 2 s: step 20, training, sleeping")
         assert places[0].endswith("rank.py:19 in endless")
         assert "most recent call first" in caplog.text
 
@@ -255,12 +256,12 @@ class TestStalls:
         monkeypatch.setattr(ranks.time, "monotonic", lambda: clock[0])
         seen = Ranks(tmp_path, 1)
         clock[0] = 3600.0
-        seen.look()
-        assert seen.standing_still(100.0) == []
+        seen.poll()
+        assert seen.stalled(100.0) == []
         for _ in range(200):
             clock[0] += 0.5
-            seen.look()
-        assert [one.rank for one in seen.standing_still(100.0)] == [0]
+            seen.poll()
+        assert [one.rank for one in seen.stalled(100.0)] == [0]
 
     def test_one_that_hangs_when_all_is_done_has_finished(self, fake, caplog):
         code = "heart.beat('finished'); (job.folder / 'finished.json').write_text('{}'); time.sleep(600)"
@@ -296,9 +297,9 @@ class Standing:
 
     def watch(self, timeout_s=1.0):
         seen = Ranks(self.folder, self.count)
-        while not (found := seen.standing_still(timeout_s)):
+        while not (found := seen.stalled(timeout_s)):
             time.sleep(0.05)
-            seen.look()
+            seen.poll()
         return found
 
 
@@ -313,7 +314,7 @@ class TestStops:
         (checkpoint,) = fake.folder.glob("checkpoint-*")
         step = checkpoint.name.removeprefix("checkpoint-")
         assert caught.value.what == f"stopped by SIGTERM; its newest checkpoint is of step {step}"
-        assert caught.value.fix == f"start again: it goes on from step {step}"
+        assert caught.value.fix == f"start again: it resumes from step {step}"
         assert caplog.messages == ["train: SIGTERM: stopping with a checkpoint, in at most 15 s; Ctrl-C twice: at once"]
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
@@ -336,7 +337,7 @@ class TestStops:
         error = fake.fails(BEATS + "work()", grace_s=60.0)
         assert time.monotonic() - start < 10
         assert error.what.startswith("stopped by SIGINT, at once; it has no checkpoint yet, and the ")
-        assert error.fix == "start again: it goes on from step 0"
+        assert error.fix == "start again: it resumes from step 0"
 
     def test_before_the_first_step_nobody_waits(self, fake):
         fake.signal(signal.SIGTERM, phase="starting")
@@ -385,17 +386,13 @@ if job.launch.eval_batch_size > 8:
         error = fake.fails(BEATS + self.CODE, eval_batch_size=32, out_of_memory_retries=1)
         assert type(error) is MemoryExhaustedError
         assert error.where == "launch.eval_batch_size"
-        assert (
-            error.what == "memory does not suffice for 32 sequence(s) in a forward pass, after it was halved 1 time(s)"
-        )
+        assert error.what == "out of memory with 32 sequence(s) in a forward pass, after halving that 1 time(s)"
         assert "raise launch.out_of_memory_retries" in error.fix
 
     def test_a_single_sequence_is_the_end(self, fake):
         error = fake.fails(BEATS + "leave('MemoryExhaustedError')", out_of_memory_retries=9)
         assert len(fake.starts) == 3
-        assert (
-            error.what == "memory does not suffice for 1 sequence(s) in a forward pass, after it was halved 2 time(s)"
-        )
+        assert error.what == "out of memory with 1 sequence(s) in a forward pass, after halving that 2 time(s)"
         assert "raise" not in error.fix
 
 

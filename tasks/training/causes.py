@@ -1,0 +1,181 @@
+"""Why a training ended early: one error from what its processes, its launcher and the kernel report."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator, Sequence, Set
+
+from params import (
+    EvergreenError,
+    KilledError,
+    MemoryExhaustedError,
+    ModelError,
+    PreemptedError,
+    StalledError,
+    TransientError,
+)
+from tasks.training.ranks import StalledRank
+from trainer.checkpoints.sealed import newest_step
+from trainer.job import Job
+from trainer.runtime.heartbeat import LOST_PEER, Pulse
+from trainer.runtime.launcher import Failure, LaunchReport
+
+logger = logging.getLogger(__name__)
+
+_ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGABRT)
+"""How the launcher ends the other ranks, and how a collective that lost its peer may end its own process."""
+_RESUMES = "start again: it resumes from its last checkpoint"
+_OUT_OF_MEMORY = "if nobody sent the signal, the system is out of memory: lower launch.micro_batch_size"
+
+
+def why_ended(
+    job: Job,
+    pulses: Sequence[Pulse],
+    report: LaunchReport,
+    status: int,
+    *,
+    lost: Sequence[Pulse],
+    killed_by_us: Set[int],
+    signal_name: str | None,
+) -> EvergreenError:
+    """Return the likeliest reason why a training did not finish.
+
+    A process that loses a peer fails too. So the order is: lack of memory; a kill; the first error that a process
+    reported; and only then what may have followed from the end of another process.
+
+    Args:
+        job: the training.
+        pulses: what the ranks reported last.
+        report: what the launcher reported.
+        status: exit status of the launcher.
+        lost: ranks that ended before the training did.
+        killed_by_us: ids of the processes that the supervisor killed.
+        signal_name: the signal that asked us to stop, if one did.
+    """
+    by_rank = {pulse.rank: pulse for pulse in pulses}
+    failures = [f for f in report.failures if f.pid not in killed_by_us]
+    killed = [f for f in failures if f.exit_code < 0]
+    reported = _reported_errors(job, pulses)
+    causes = [
+        *(error for error in reported if isinstance(error, MemoryExhaustedError)),
+        *(_killed(f, by_rank.get(f.rank)) for f in killed if f.exit_code not in _ENDED_BY_OTHERS),
+        *(error for error in reported if not isinstance(error, PreemptedError)),
+        *([stopped(job, pulses, signal_name)] if reported else []),
+        *_lost_machines(job, by_rank),
+        *(_killed(f, by_rank.get(f.rank)) for f in killed),
+    ]
+    return causes[0] if causes else _unreported(by_rank, report, status, [p.rank for p in lost], failures)
+
+
+def _reported_errors(job: Job, pulses: Sequence[Pulse]) -> list[EvergreenError]:
+    """The errors that the ranks reported, in order of time."""
+
+    def reported_at(pulse: Pulse) -> int:
+        return (job.folder / f"rank-{pulse.rank}").stat().st_mtime_ns
+
+    found = []
+    for pulse in sorted((p for p in pulses if p.error), key=reported_at):
+        assert pulse.error
+        who = f" (rank {pulse.rank}, process {pulse.pid})" if job.launch.num_processes > 1 else ""
+        found.append(pulse.error.replace(what=f"{pulse.error.what}{who}"))
+    return found
+
+
+def _unreported(
+    pulses: dict[int, Pulse], report: LaunchReport, status: int, lost: list[int], failures: list[Failure]
+) -> EvergreenError:
+    """The error of a training none of whose processes reported one."""
+    if status < 0:
+        what = f"its launcher was killed by {_name(-status)}"
+        return KilledError("train", what, f"{_RESUMES}; {_OUT_OF_MEMORY}")
+    reason = report.error or f"exit status {status}"
+    if not pulses:
+        fix = "fix that; the launcher reads launch.accelerate_config, if the recipe names one"
+        if not report.error:
+            fix = "see its output above"
+        return ModelError("train", f"the trainer did not start: {reason}", fix)
+    if any(pulse.phase == LOST_PEER for pulse in pulses.values()):
+        what = "the processes lost the connection to each other, and all of them live"
+        return TransientError("train", what, f"check the network between the machines; {_RESUMES}")
+    ranks = [str(rank) for rank in lost] or [str(failure.rank) for failure in failures]
+    who = f"rank {', '.join(ranks)}" if ranks else f"its launcher ({reason})"
+    return ModelError("train", f"{who} exited without reporting an error", "see its output above")
+
+
+def _lost_machines(job: Job, pulses: dict[int, Pulse]) -> Iterator[KilledError]:
+    """Ranks on other machines that others lost the connection to: nothing else shows that they ended."""
+    if not any(pulse.phase == LOST_PEER for pulse in pulses.values()):
+        return
+    lost = []
+    for rank in range(job.launch.num_processes):
+        pulse = pulses.get(rank)
+        if pulse is None:
+            lost.append(f"rank {rank}")
+        elif pulse.host != os.uname().nodename and pulse.phase not in {LOST_PEER, "finished"}:
+            lost.append(f"rank {rank} (process {pulse.pid} on {pulse.host}, at step {pulse.step})")
+    if lost:
+        what = f"lost with {'its' if len(lost) == 1 else 'their'} machine: {', '.join(lost)}"
+        yield KilledError("train", what, f"bring the machine back, with `python -m tasks join`; {_RESUMES}")
+
+
+def _killed(failure: Failure, pulse: Pulse | None) -> KilledError:
+    pid = failure.pid or (pulse.pid if pulse else "unknown")
+    when = f"at step {pulse.step}" if pulse else "before it had started"
+    what = f"rank {failure.rank} (process {pid}) was killed by {_name(-failure.exit_code)} {when}"
+    return KilledError("train", what, f"{_RESUMES}; {_OUT_OF_MEMORY}")
+
+
+def stopped(job: Job, pulses: Sequence[Pulse], signal_name: str | None, how: str = "") -> PreemptedError:
+    """Return the error of a training that was asked to stop: it says where the next start resumes.
+
+    Args:
+        job: the training.
+        pulses: what the ranks reported last.
+        signal_name: the signal that asked us; None if the request came in another way, from another machine for example.
+        how: when or how it stopped, to be read after "stopped by SIGTERM".
+    """
+    what = f"stopped by {signal_name or 'a request from outside'}{how}"
+    step = newest_step(job.folder)
+    reached = max((pulse.step for pulse in pulses), default=step)
+    what += f"; its newest checkpoint is of step {step}" if step else "; it has no checkpoint yet"
+    if reached > step:
+        what += f", and the {reached - step} step(s) after it are repeated"
+    never = " once training.resume is `auto`" if job.training.resume == "never" else ""
+    return PreemptedError("train", what, f"start again: it resumes from step {step}{never}")
+
+
+def stalled(ranks: Sequence[StalledRank]) -> StalledError:
+    """Return the error that names the ranks without progress; their whole stacks go to the log."""
+    for rank in ranks:
+        if rank.stack:
+            logger.warning("train: the stacks of rank %d:\n%s", rank.rank, rank.stack.rstrip())
+    fix = "stopped from outside (a debugger, SIGSTOP): start again, it resumes from its last checkpoint"
+    if not any(rank.is_stopped for rank in ranks):
+        fix = f"{_RESUMES}; if that happens again, fix the code at that line, or, if it is only slow, "
+        fix += "raise launch.stall_timeout_s"
+    return StalledError("train", "; ".join(map(str, ranks)), fix)
+
+
+def out_of_memory(key: str, size: int, halved: int) -> MemoryExhaustedError:
+    """Return the error of a training that needs more memory than there is.
+
+    Args:
+        key: the key of `launch` that sets the size of a forward pass.
+        size: sequences in a forward pass.
+        halved: how often that size was halved.
+    """
+    what = f"out of memory with {size} sequence(s) in a forward pass"
+    what += f", after halving that {halved} time(s)" if halved else ""
+    fix = "use a smaller model or tokenization.max_length, or set training.gradient_checkpointing"
+    if size > 1:
+        fix = f"lower launch.{key}, or raise launch.out_of_memory_retries; or {fix}"
+    return MemoryExhaustedError.at(f"launch.{key}", what, fix)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,135 @@
+"""Locks that their owner's death frees, and process groups that stop within a grace period."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from params import TransientError
+from tests.support.project import ROOT, wait_for
+from trainer.runtime.lifetime import exclusive, stop_group
+
+HOLD = """\
+import os, subprocess, sys, time
+from pathlib import Path
+from trainer.runtime.lifetime import exclusive
+with exclusive(Path(sys.argv[1]), "a test"):
+    {child}
+    print("held", flush=True)
+    time.sleep(60)
+"""
+CHILDREN = {
+    "no child": "pass",
+    "a started child": "print(subprocess.Popen(['sleep', '60'], close_fds=False, stdout=subprocess.DEVNULL).pid, flush=True)",
+    "a forked child": "pid = os.fork() or (os.close(1), time.sleep(60)); print(pid, flush=True)",
+}
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "error", "-c", code, *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    stop_group(process, 0.1)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+class TestExclusive:
+    @pytest.mark.parametrize("child", CHILDREN)
+    def test_a_killed_owner_frees_the_lock_although_its_children_live(self, tmp_path: Path, child: str) -> None:
+        path = tmp_path / "folder" / "x.lock"
+        owner = start(HOLD.format(child=CHILDREN[child]), str(path))
+        try:
+            assert owner.stdout is not None
+            children = [int(line) for line in iter(lambda: owner.stdout.readline().strip(), b"held")]
+            assert len(children) == (child != "no child")
+            with (
+                pytest.raises(TransientError, match=f"a test is already running in process {owner.pid}"),
+                exclusive(path, "a test"),
+            ):
+                pass
+            owner.kill()
+            owner.wait()
+            with exclusive(path, "a test"):
+                assert path.read_text() == str(os.getpid())
+            assert all(map(is_alive, children))
+        finally:
+            end(owner)
+
+    def test_a_second_holder_waits_for_one_that_is_about_to_end(self, tmp_path: Path) -> None:
+        path, held, release = tmp_path / "x.lock", threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with exclusive(path, "a test"):
+                held.set()
+                release.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        with pytest.raises(TransientError, match="already running"), exclusive(path, "a test", wait_s=0.2):
+            pass
+        threading.Timer(0.5, release.set).start()
+        with exclusive(path, "a test", wait_s=20):
+            pass
+        thread.join()
+
+    def test_a_longer_id_of_an_earlier_owner_does_not_shine_through(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.lock"
+        path.write_text("1234567890123")
+        with exclusive(path, "a test"):
+            assert path.read_text() == str(os.getpid())
+
+    def test_an_error_in_the_block_frees_the_lock(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.lock"
+        with pytest.raises(KeyError), exclusive(path, "a test"):
+            raise KeyError
+        with exclusive(path, "a test"):
+            pass
+
+
+class TestStopGroup:
+    STUBBORN = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
+    )
+    ORDERLY = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('on', flush=True); time.sleep(60)"
+
+    @pytest.mark.parametrize(
+        ("code", "grace_s", "status", "at_most_s"), [(ORDERLY, 30.0, 7, 10.0), (STUBBORN, 1.0, -signal.SIGKILL, 10.0)]
+    )
+    def test_a_process_has_its_grace_and_no_more(self, code, grace_s, status, at_most_s) -> None:
+        process = start(code)
+        assert process.stdout is not None
+        process.stdout.readline()
+        begin = time.monotonic()
+        stop_group(process, grace_s)
+        took_s = time.monotonic() - begin
+        process.stdout.close()
+        assert process.returncode == status
+        assert took_s < at_most_s
+        assert status != -signal.SIGKILL or took_s >= grace_s
+
+    def test_what_a_process_leaves_behind_in_its_group_ends_too(self) -> None:
+        process = start("import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True)")
+        assert process.stdout is not None
+        left = int(process.stdout.readline())
+        process.wait()
+        assert is_alive(left)
+        stop_group(process, 10.0)
+        process.stdout.close()
+        wait_for(lambda: not is_alive(left), "the end of the group", 5)
