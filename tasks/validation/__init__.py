@@ -1,1 +1,1 @@
-"""validate: check rows, set bad ones aside with their reasons."""
+"""validate: check rows, and set bad ones aside with the reasons."""

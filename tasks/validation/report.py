@@ -1,4 +1,4 @@
-"""What validation tells people: the report, and the page made from it."""
+"""The report of the validate stage, and the HTML page made from it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ import pydantic
 from params.schema import Expectation
 from tasks.stages import Report
 
-Origin = Literal["objective", "objective, on the rows left", "recipe"]
+Origin = Literal["objective", "objective, on the remaining rows", "recipe"]
+"""Where a check comes from. Some checks of an objective follow from the data; they run again on the remaining rows."""
 
 
-class Example(pydantic.BaseModel):
-    """A failing row."""
+class FailingRow(pydantic.BaseModel):
+    """A row that fails a check."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     row_id: int
     split: str
     value: str
-    """What the check looked at, shortened."""
+    """The value that was checked, shortened."""
 
 
-class Check(pydantic.BaseModel):
-    """One expectation and what it found."""
+class CheckReport(pydantic.BaseModel):
+    """A check and its result."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -35,41 +36,41 @@ class Check(pydantic.BaseModel):
     arguments: dict[str, Any]
     on_failure: Literal["quarantine", "fail", "report"]
     origin: Origin
-    """Who demanded it."""
+    """Where the check comes from."""
     success: bool
     unexpected_count: int | None
-    """Failing rows; of equal rows, those after the first. None for a check of the table as a whole."""
+    """Number of failing rows; of equal rows, the first does not count. None for a check of the table as a whole."""
     observed: Any = None
-    """The figure that a check of the whole table looked at."""
-    examples: list[Example] = []
+    """The observed value of a check of the table as a whole."""
+    examples: list[FailingRow] = []
 
     @property
     def stops(self) -> bool:
-        """Whether it ended the stage: also where rows should be set aside and the check names none."""
-        rowless = self.unexpected_count is None and self.on_failure == "quarantine"
-        return not self.success and (self.on_failure == "fail" or rowless)
+        """Whether it ended the stage. A failed check of the table does, because it names no rows to set aside."""
+        names_no_rows = self.unexpected_count is None and self.on_failure == "quarantine"
+        return not self.success and (self.on_failure == "fail" or names_no_rows)
 
 
 class ValidationReport(Report):
-    """What validation found and did."""
+    """What the validate stage found and did."""
 
     saved_as: ClassVar[str] = "validate"
     rows_in: dict[str, int]
-    """Rows of each split as they came."""
+    """Number of rows of each split before validation."""
     rows_out: dict[str, int]
-    """Rows of each split that passed."""
+    """Number of rows of each split that passed."""
     quarantined: int
-    """Rows set aside, over all splits."""
+    """Number of rows set aside, over all splits."""
     share: float
-    """`quarantined` as a share of all rows."""
+    """`quarantined` divided by the number of all rows."""
     max_quarantined: float
-    """The recipe's limit of `share`."""
-    checks: list[Check]
+    """The recipe's limit for `share`."""
+    checks: list[CheckReport]
 
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row on the page, all of its values shortened."""
+    """A row on the page, with shortened values."""
 
     row_id: int
     split: str
@@ -78,37 +79,37 @@ class ShownRow:
 
 
 def shorten(value: object, limit: int) -> str:
-    """A value on one line: text in quotes, what cannot be seen in it escaped, and the rest of a long one left out."""
+    """Return a value on one line: text in quotes with invisible characters escaped, and long values cut off."""
     if isinstance(value, str):
-        seen = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value[:limit])
-        return f"'{seen}'" if len(value) <= limit else f"'{seen}…"
+        visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value[:limit])
+        return f"'{visible}'" if len(value) <= limit else f"'{visible}…"
     text = "null" if value is None else repr(value)
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
-def describe(expectation: Expectation | Check, limit: int = 80) -> str:
-    """An expectation as a call, for example `expect_column_values_to_be_unique(column='text')`."""
+def describe(expectation: Expectation | CheckReport, limit: int = 80) -> str:
+    """Return an expectation as a call, for example `expect_column_values_to_be_unique(column='text')`."""
     return f"{expectation.type}({', '.join(f'{k}={shorten(v, limit)}' for k, v in expectation.arguments.items())})"
 
 
 def render(
-    report: ValidationReport, *, recipe: str, failures: Sequence[str], rows: Sequence[ShownRow], at_fault: int
+    report: ValidationReport, *, recipe: str, failures: Sequence[str], rows: Sequence[ShownRow], failing: int
 ) -> str:
-    """The page: one HTML file that loads nothing, made of escaped text.
+    """Return the page: one HTML file with escaped text that loads nothing.
 
     Args:
-        report: the figures.
-        recipe: its name, for the title.
-        failures: why the stage ended, empty if it did not.
-        rows: failing rows to show.
-        at_fault: how many failing rows there are.
+        report: the report to show.
+        recipe: the recipe's name, for the title.
+        failures: why the stage failed; empty if it did not.
+        rows: the failing rows to show.
+        failing: the number of failing rows, the hidden ones included.
     """
     import jinja2
 
-    # autoescape by name would miss this template's suffix
+    # selecting autoescape by file name would miss this suffix
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["shorten"] = shorten
     template = environment.from_string(files("tasks.validation").joinpath("report.html.jinja").read_text("utf-8"))
-    return template.render(report=report, recipe=recipe, failures=failures, rows=rows, at_fault=at_fault) + "\n"
+    return template.render(report=report, recipe=recipe, failures=failures, rows=rows, failing=failing) + "\n"

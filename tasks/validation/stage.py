@@ -1,23 +1,23 @@
-"""validate: raw rows in, good rows out, and a page that says what became of the others.
+"""validate: raw rows in, good rows out, and a page about the rows that were set aside.
 
     runs/<recipe>/raw/<split>.parquet -> runs/<recipe>/validated/
         rows/<split>.parquet    the good rows, in source order
-        quarantine.parquet      the others, each with its reasons
+        quarantine.parquet      the rows that were set aside, each with the reasons
         validation.json         the report
-        report.html             the same for people, readable offline
+        report.html             the report as a page that needs no network
 
-The checks are those that the objective demands and those in the recipe, all of them Great Expectations, run on all
-splits as one table with a column `split`; beside them, the objective may look at each row as a whole, for what no check
-of a column can see (`row_is_usable`, `row_is_known_to_training`). What an expectation's `on_failure` means:
+The checks of the objective and of the recipe are expectations of Great Expectations. They run on all splits as one table
+with a column `split`. The objective may also check each row as a whole (`row_is_usable`, `row_is_known_to_training`).
+An expectation's `on_failure` says what happens:
 
 - `quarantine`: failing rows are set aside. Of equal rows the first stays: one from test, else validation, else train.
-  A check of the table as a whole names no rows, so that nothing could be set aside; it ends the stage like `fail`.
-- `fail`: the stage ends, and nothing of `validated/` changes.
-- `report`: shown, without consequences.
+  A check of the table as a whole names no rows to set aside, so it ends the stage like `fail`.
+- `fail`: the stage ends, and `validated/` does not change.
+- `report`: the failure is shown and has no consequences.
 
-A check with `mostly` passes, and its rows stay, as long as that share of rows passes. Checks ignore nulls, but for
-`expect_column_values_to_not_be_null`. When the stage ends because of bad data, the page and the rows at fault are in
-.scratch/<recipe>/validation-failed/.
+A check with `mostly` passes, and its failing rows stay, if at least that share of rows passes. Checks ignore nulls,
+except `expect_column_values_to_not_be_null`. If the stage ends because of bad data, the page and the failing rows are
+in .scratch/<recipe>/validation-failed/.
 """
 
 from __future__ import annotations
@@ -32,17 +32,24 @@ from params import DataError
 from params.artifacts import SPLITS, Artifacts, whole_folder
 from params.schema import Expectation, ObjectiveChoice, Validation
 from tasks.stages import save_report
-from tasks.validation import checks
-from tasks.validation.findings import KNOWN, Demand, Finding, examine, look, set_aside
+from tasks.validation.check_results import (
+    ROW_IS_KNOWN,
+    Check,
+    CheckResult,
+    check_each_row,
+    quarantined_rows,
+    run_checks,
+)
+from tasks.validation.expectations import columns_of, expectation_problems, recipe_error
+from tasks.validation.raw_rows import RawRows, read_raw_rows
 from tasks.validation.report import ShownRow, ValidationReport, describe, render, shorten
-from tasks.validation.rows import Rows, read_rows
 from trainer import objectives
 from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
 __all__ = ["ValidationReport", "validate"]
 
-SHOWN_ROWS = 50
+MAX_ROWS_ON_PAGE = 50
 
 
 def validate(artifacts: Artifacts, *, validation: Validation, objective: ObjectiveChoice) -> ValidationReport:
@@ -50,130 +57,144 @@ def validate(artifacts: Artifacts, *, validation: Validation, objective: Objecti
 
     Raises:
         RecipeError: an expectation does not exist or has wrong arguments.
-        DataError: columns are missing, a check that may not fail did, or too many rows would be set aside.
+        DataError: columns are missing, a check with `on_failure: fail` failed, or too many rows would be set aside.
         ValidationEngineError: a check could not be run.
     """
-    learned = objectives.build(objective)
-    wrong = checks.problems(validation.expectations)
-    if wrong:
-        raise checks.recipe_error(wrong)
-    named = dict.fromkeys(checks.columns_named(validation.expectations), "a check in validation.expectations")
-    kinds = learned.columns()
-    rows = read_rows(artifacts.raw, kinds, {**named, **dict.fromkeys(kinds, f"the objective {objective.name}")})
-    logger.info("checking %d rows", rows.table.num_rows)
+    method = objectives.build(objective)
+    problems = expectation_problems(validation.expectations)
+    if problems:
+        raise recipe_error(problems)
+    kinds = method.columns()
+    needed = dict.fromkeys(columns_of(validation.expectations), "a check in validation.expectations")
+    needed |= dict.fromkeys(kinds, f"the objective {objective.name}")
+    rows = read_raw_rows(artifacts.raw, kinds, needed)
+    logger.info("validate: checking %d rows", rows.table.num_rows)
 
-    findings = _find(learned, validation.expectations, rows)
-    aside = set_aside(findings)
-    report = _report(rows, findings, aside, validation)
-    failures = _failures(rows, findings, report)
+    results = _run_all_checks(method, validation.expectations, rows)
+    quarantined = quarantined_rows(results)
+    report = _report(rows, results, quarantined, validation)
+    failures = _failures(rows, results, report)
     if failures:
         failed = artifacts.failed_validation
         with whole_folder(failed) as folder:
-            _write_why(folder, artifacts.recipe, rows, findings, report=report, failures=failures)
-        fix = "mend the data"
+            _write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=failures)
+        fix = "fix the data"
         if report.share > report.max_quarantined:
             fix += ", or raise validation.max_quarantined"
         if any(check.stops for check in report.checks):
             fix += ", or change the check"
-        raise DataError(str(artifacts.raw), "\n".join(failures), f"{fix}; every row and reason: {failed}/report.html")
+        fix += f"; {failed}/report.html shows the failing rows and the reasons"
+        raise DataError(str(artifacts.raw), "\n".join(failures), fix)
 
     with whole_folder(artifacts.validated) as folder:
-        _write_rows(folder / "rows", rows, aside)
-        _write_why(folder, artifacts.recipe, rows, findings, report=report, failures=[])
+        _write_rows(folder / "rows", rows, quarantined)
+        _write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=[])
         save_report(report, folder / artifacts.report("validate").name)
     shutil.rmtree(artifacts.failed_validation, ignore_errors=True)
     return report
 
 
-def _find(learned: Objective[Any], wanted: Sequence[Expectation], rows: Rows) -> list[Finding]:
-    """All checks on all rows; then, on the rows left, those demands of the objective that follow from the rows.
+def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation], rows: RawRows) -> list[CheckResult]:
+    """Run all checks; at the end, the objective compares the remaining rows with the remaining train split."""
+    results = _run_expectations(method, expectations, rows)
+    if type(method).unseen_label is Objective.unseen_label:
+        return results
+    quarantined = quarantined_rows(results)
+    train = rows.span("train")
+    if all(position in quarantined for position in train):
+        return results
+    state = method.collect_state(
+        row for position, row in rows.each() if position in train and position not in quarantined
+    )
+    return [*results, check_each_row(ROW_IS_KNOWN, rows, lambda row: method.unseen_label(row, state), skip=quarantined)]
 
-    A label whose every training row is set aside is as unknown to training as one that was never there.
+
+def _run_expectations(method: Objective[Any], expectations: Sequence[Expectation], rows: RawRows) -> list[CheckResult]:
+    """Check all rows, then the remaining rows, as far as the objective's expectations follow from the train split.
+
+    A label is unknown to training also if all training rows that have it are set aside.
     """
-    findings = _all(learned, wanted, rows)
-    if type(learned).unseen_label is Objective.unseen_label:
-        return findings
-    aside = set_aside(findings)
     train = rows.span("train")
-    if all(position in aside for position in train):
-        return findings
-    state = learned.collect_state(row for position, row in rows.each() if position in train and position not in aside)
-    return [*findings, look(KNOWN, rows, lambda row: learned.unseen_label(row, state), without=aside)]
+    of_objective = method.expectations(rows.frame.iloc[train.start : train.stop])
+    checks: list[Check] = [("objective", e) for e in of_objective]
+    results = run_checks([*checks, *(("recipe", e) for e in expectations)], rows, rows.frame, method)
+    quarantined = quarantined_rows(results)
+    remaining_train = [position for position in train if position not in quarantined]
+    if not quarantined or not remaining_train:
+        return results
+    changed = [e for e in method.expectations(rows.frame.iloc[remaining_train]) if e not in of_objective]
+    remaining = rows.frame.drop(index=sorted(quarantined))
+    return [*results, *run_checks([("objective, on the remaining rows", e) for e in changed], rows, remaining)]
 
 
-def _all(learned: Objective[Any], wanted: Sequence[Expectation], rows: Rows) -> list[Finding]:
-    train = rows.span("train")
-    demanded = learned.expectations(rows.frame.iloc[train.start : train.stop])
-    demands: list[Demand] = [("objective", e) for e in demanded]
-    findings = examine([*demands, *(("recipe", e) for e in wanted)], rows, rows.frame, learned)
-    aside = set_aside(findings)
-    kept = [position for position in train if position not in aside]
-    if not aside or not kept:
-        return findings
-    again = [e for e in learned.expectations(rows.frame.iloc[kept]) if e not in demanded]
-    left = rows.frame.drop(index=sorted(aside))
-    return [*findings, *examine([("objective, on the rows left", e) for e in again], rows, left)]
-
-
-def _report(rows: Rows, findings: Sequence[Finding], aside: set[int], validation: Validation) -> ValidationReport:
+def _report(
+    rows: RawRows, results: Sequence[CheckResult], quarantined: set[int], validation: Validation
+) -> ValidationReport:
     rows_in = {split: len(rows.span(split)) for split in SPLITS}
     return ValidationReport(
         rows_in=rows_in,
-        rows_out={split: sum(p not in aside for p in rows.span(split)) for split in SPLITS},
-        quarantined=len(aside),
-        share=len(aside) / max(1, sum(rows_in.values())),
+        rows_out={split: sum(p not in quarantined for p in rows.span(split)) for split in SPLITS},
+        quarantined=len(quarantined),
+        share=len(quarantined) / max(1, sum(rows_in.values())),
         max_quarantined=validation.max_quarantined,
-        checks=[finding.check(rows) for finding in findings],
+        checks=[result.report(rows) for result in results],
     )
 
 
-def _failures(rows: Rows, findings: Sequence[Finding], report: ValidationReport) -> list[str]:
-    """Why the stage must end, most telling first."""
+def _failures(rows: RawRows, results: Sequence[CheckResult], report: ValidationReport) -> list[str]:
+    """Return why the stage must end, the most important reason first."""
     total = sum(report.rows_in.values())
-    found = []
-    for finding in findings:
-        if finding.check(rows).stops:
-            count = "the table fails" if finding.at_fault is None else f"{len(finding.at_fault)} of {total} rows fail"
-            found.append(f"{describe(finding.expectation)}: {count}; {finding.evidence(rows)}")
+    failures = []
+    for result in results:
+        if result.report(rows).stops:
+            count = "the table fails" if result.failing is None else f"{len(result.failing)} of {total} rows fail"
+            failures.append(f"{describe(result.expectation)}: {count}; {result.examples(rows)}")
     if report.share > report.max_quarantined:
-        reasons = sorted((f for f in findings if f.sets_aside), key=lambda f: -len(f.at_fault or ()))
-        found.append(
+        failures.append(
             f"{report.quarantined} of {total} rows ({report.share:.1%}) would be set aside, more than"
             f" validation.max_quarantined = {report.max_quarantined:g} allows"
         )
-        found += [
-            f"  {len(f.at_fault or ())} rows: {describe(f.expectation)}; {f.evidence(rows, 3)}" for f in reasons[:5]
+        most_rows_first = sorted((r for r in results if r.quarantines), key=lambda r: -len(r.failing or ()))
+        failures += [
+            f"  {len(r.failing or ())} rows: {describe(r.expectation)}; {r.examples(rows, 3)}"
+            for r in most_rows_first[:5]
         ]
-    lost = [s for s in SPLITS if not report.rows_out[s] and (report.rows_in[s] or s == "train")]
+    emptied = [s for s in SPLITS if not report.rows_out[s] and (report.rows_in[s] or s == "train")]
     if not sum(report.rows_out.values()):
-        found.append(f"no row is left in any split: {total} came in, all of them are set aside")
-    elif lost:
-        found.append(f"no row is left in {' and '.join(lost)}")
-    return found
+        failures.append(f"no rows remain in any split: all {total} rows would be set aside")
+    elif emptied:
+        failures.append(f"no rows remain in {' and '.join(emptied)}")
+    return failures
 
 
-def _write_rows(folder: Path, rows: Rows, aside: set[int]) -> None:
+def _write_rows(folder: Path, rows: RawRows, quarantined: set[int]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     folder.mkdir()
     for split in SPLITS:
-        keep = pa.array([position not in aside for position in rows.span(split)], pa.bool_())
+        keep = pa.array([position not in quarantined for position in rows.span(split)], pa.bool_())
         pq.write_table(rows.splits[split].filter(keep), folder / f"{split}.parquet")
 
 
-def _write_why(
-    folder: Path, recipe: str, rows: Rows, findings: Sequence[Finding], *, report: ValidationReport, failures: list[str]
+def _write_failing_rows(
+    folder: Path,
+    recipe: str,
+    rows: RawRows,
+    results: Sequence[CheckResult],
+    *,
+    report: ValidationReport,
+    failures: list[str],
 ) -> None:
-    """quarantine.parquet and report.html. Where the stage fails, both also hold the rows that made it fail."""
+    """Write quarantine.parquet and report.html; if the stage fails, they also hold the rows that made it fail."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     reasons: dict[int, list[str]] = {}
-    for finding in findings:
-        if finding.condemns:
-            for position in finding.at_fault or ():
-                reasons.setdefault(position, []).append(finding.reason(rows, position))
+    for result in results:
+        if result.rejects:
+            for position in result.failing or ():
+                reasons.setdefault(position, []).append(result.reason(rows, position))
     positions = [p for split in SPLITS for p in rows.span(split) if p in reasons]
     columns = [c for c in rows.table.column_names if c != "row_id"]
     bad = rows.table.take(pa.array(positions, pa.int64()))
@@ -184,7 +205,7 @@ def _write_why(
     }
     quarantine |= {(f"source_{c}" if c in quarantine else c): bad[c] for c in columns}
     pq.write_table(pa.table(quarantine), folder / "quarantine.parquet")
-    stopping = {p for f in findings if f.check(rows).stops for p in f.at_fault or ()}
+    stopping = {p for r in results if r.report(rows).stops for p in r.failing or ()}
     shown = [
         ShownRow(
             row_id=rows.ids[p],
@@ -192,7 +213,7 @@ def _write_why(
             reasons=reasons[p],
             values=[(name, shorten(value, 240)) for name, value in rows.values(p, columns[:12]).items()],
         )
-        for p in sorted(positions, key=lambda p: p not in stopping)[:SHOWN_ROWS]
+        for p in sorted(positions, key=lambda p: p not in stopping)[:MAX_ROWS_ON_PAGE]
     ]
-    page = render(report, recipe=recipe, failures=failures, rows=shown, at_fault=len(positions))
+    page = render(report, recipe=recipe, failures=failures, rows=shown, failing=len(positions))
     (folder / "report.html").write_text(page, encoding="utf-8")

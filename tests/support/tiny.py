@@ -109,13 +109,18 @@ def sentences(count: int, seed: int = 0) -> list[str]:
 
 
 def write_rows(artifacts: Artifacts, **splits: dict[str, list[Any]]) -> None:
-    """Validated rows, as the validate stage leaves them; the row_id counts through the splits."""
-    artifacts.rows.mkdir(parents=True, exist_ok=True)
+    """Validated rows, as the validate stage leaves them."""
+    write_splits(artifacts.rows, splits)
+
+
+def write_splits(folder: Path, splits: dict[str, dict[str, Any]]) -> None:
+    """A Parquet file for each split, given by columns; the row_id counts through the splits."""
+    folder.mkdir(parents=True, exist_ok=True)
     start = 0
     for split, columns in splits.items():
         count = len(next(iter(columns.values())))
         table = pa.table({"row_id": pa.array(range(start, start + count), pa.int64()), **columns})
-        pq.write_table(table, artifacts.rows / f"{split}.parquet")
+        pq.write_table(table, folder / f"{split}.parquet")
         start += count
 
 

@@ -1,4 +1,4 @@
-"""The page: whatever stands in the data, it loads nothing and runs nothing."""
+"""The page: whatever the data hold, it loads nothing and runs nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from params import DataError
 from params.schema import Expectation
-from tasks.validation.report import Check, ValidationReport, render, shorten
-from tests.unit.tasks.validation.test_validation import LONG, check, ingest
+from tasks.validation.report import CheckReport, ValidationReport, render, shorten
+from tests.support.validation import LONG, run_validation, write_raw
 
 EVIL = "<script src='https://evil.example/x.js'>alert(1)</script><img src=//evil.example/p onerror=alert(2)>\"'&amp;"
 VOID = {"meta", "br"}
@@ -53,41 +53,41 @@ def assert_self_contained(page: str) -> Outline:
 
 
 @pytest.mark.parametrize("on_failure", ["quarantine", "fail", "report"])
-def test_data_stay_text(tmp_path, on_failure):
+def test_data_are_escaped(tmp_path, on_failure):
     rows = {"text": ["good", "good too", EVIL], EVIL: ["x", EVIL, EVIL]}
-    artifacts = ingest(tmp_path, train=rows, validation={k: v[:1] for k, v in rows.items()}, test=rows)
+    artifacts = write_raw(tmp_path, train=rows, validation={k: v[:1] for k, v in rows.items()}, test=rows)
     short = Expectation(type=LONG.type, column="text", max_value=20, on_failure=on_failure)
-    odd = Expectation(
+    forbidden = Expectation(
         type="expect_column_values_to_not_be_in_set", column=EVIL, value_set=[EVIL], on_failure=on_failure
     )
     page = artifacts.validated / "report.html"
     try:
-        check(artifacts, short, odd)
+        run_validation(artifacts, short, forbidden)
     except DataError:
         page = artifacts.scratch / "validation-failed" / "report.html"
     outline = assert_self_contained(page.read_text())
     assert "<script src='https://evil.example/x.js'>alert(1)</script>" in outline.text
 
 
-def test_a_page_without_trouble(tmp_path):
-    artifacts = ingest(tmp_path, train={"text": ["good"]})
-    check(artifacts)
+def test_the_page_of_a_passed_validation(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["good"]})
+    run_validation(artifacts)
     text = assert_self_contained((artifacts.validated / "report.html").read_text()).text
     assert "trial: validation passed" in text
     assert "All 3 rows go on" in text
 
 
-def test_at_most_fifty_rows_are_shown_those_that_end_the_stage_first(tmp_path):
-    artifacts = ingest(tmp_path, train={"text": ["no"] * 60 + ["good"] * 60}, test={"text": ["good", "fatal"]})
+def test_at_most_fifty_rows_are_shown_and_first_those_that_end_the_stage(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["no"] * 60 + ["good"] * 60}, test={"text": ["good", "fatal"]})
     fatal = Expectation(
         type="expect_column_values_to_not_be_in_set", column="text", value_set=["fatal"], on_failure="fail"
     )
-    check(artifacts, LONG)
+    run_validation(artifacts, LONG)
     page = (artifacts.validated / "report.html").read_text()
     assert "The first 50 of 60" in page
     assert page.count('<dd class="value">&#39;no&#39;</dd>') == 50
     with pytest.raises(DataError):
-        check(artifacts, LONG, fatal)
+        run_validation(artifacts, LONG, fatal)
     page = (artifacts.scratch / "validation-failed" / "report.html").read_text()
     assert page.index('<dd class="value">&#39;fatal&#39;</dd>') < page.index('<dd class="value">&#39;no&#39;</dd>')
 
@@ -100,9 +100,11 @@ def test_no_rows_at_all():
         quarantined=0,
         share=0,
         max_quarantined=0,
-        checks=[Check(type="t", arguments={}, on_failure="fail", origin="recipe", success=True, unexpected_count=None)],
+        checks=[
+            CheckReport(type="t", arguments={}, on_failure="fail", origin="recipe", success=True, unexpected_count=None)
+        ],
     )
-    assert_self_contained(render(report, recipe="r", failures=["no row"], rows=[], at_fault=0))
+    assert_self_contained(render(report, recipe="r", failures=["no row"], rows=[], failing=0))
 
 
 @pytest.mark.parametrize(

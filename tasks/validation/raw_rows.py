@@ -1,4 +1,4 @@
-"""The raw rows as validation sees them: each split as it came, and all of them as one table."""
+"""The raw rows of a run: each split as a table, and all of them as one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ORDER = ("test", "validation", "train")
-"""Held-out splits first: of equal rows the first one stays, and what repeats a held-out row must leave training."""
+"""Held-out splits first: of equal rows the first one stays, and a training row must not repeat a held-out row."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """All rows of a run. A row's position counts through the splits in `ORDER`."""
+class RawRows:
+    """All rows of a run. A row's position is its index in the splits, put together in `ORDER`."""
 
     splits: Mapping[str, Any]
     """Arrow table of each split, in source order."""
@@ -31,9 +31,9 @@ class Rows:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """`table` for pandas, indexed by position, with the column `split` unless the source has one of that name.
+        """`table` as a pandas frame, indexed by position; it has a column `split`, the source's own if there is one.
 
-        Integers stay integers beside nulls: as floats, keys above 2**53 would run into one another.
+        Integers beside nulls stay integers: as floats, different keys above 2**53 would become equal.
         """
         frame: pd.DataFrame = self.table.to_pandas(integer_object_nulls=True)
         if "split" not in frame:
@@ -52,16 +52,16 @@ class Rows:
         return found
 
     def span(self, split: str) -> range:
-        """The positions of `split`."""
+        """Return the positions of a split."""
         start = sum(self.splits[s].num_rows for s in ORDER[: ORDER.index(split)])
         return range(start, start + self.splits[split].num_rows)
 
     def address(self, position: int) -> str:
-        """A row as a reader finds it again: its id and its split."""
+        """Return a row's id and split, for messages."""
         return f"row {self.ids[position]} of {self.split_names[position]}"
 
     def each(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """All rows with their positions; a few at a time are Python objects."""
+        """Yield all rows with their positions; only a batch is in memory as Python objects."""
         position = 0
         for batch in self.table.to_batches(max_chunksize=1000):
             for row in batch.to_pylist():
@@ -69,25 +69,25 @@ class Rows:
                 position += 1
 
     def values(self, position: int, columns: Iterable[str]) -> dict[str, Any]:
-        """Some values of one row."""
+        """Return the values of one row in some columns."""
         return {c: self.table[c][position].as_py() for c in columns if c in self.table.column_names}
 
 
-def read_rows(raw: Path, kinds: Mapping[str, ColumnKind], named: Mapping[str, str]) -> Rows:
+def read_raw_rows(raw: Path, kinds: Mapping[str, ColumnKind], needed: Mapping[str, str]) -> RawRows:
     """Read `<split>.parquet` of every split in `raw`.
 
     Args:
         raw: the folder that ingest wrote.
-        kinds: the columns that the objective demands, and what they hold.
-        named: the columns that anyone needs, and who needs them.
+        kinds: the columns that the objective needs, and what they hold.
+        needed: all columns that are needed, and what needs them.
 
     Raises:
-        DataError: a file is missing or torn, or columns are missing or of the wrong type; all of these columns at once.
+        DataError: a file is missing or damaged, or columns are missing or have the wrong type; all such columns are named.
     """
     import pyarrow as pa
 
     splits = {split: _read(raw / f"{split}.parquet") for split in SPLITS}
-    _require_columns(raw, splits, {"row_id": "every stage", **named})
+    _require_columns(raw, splits, {"row_id": "every stage", **needed})
     _require_types(raw, splits, kinds)
     try:
         table = pa.concat_tables([splits[s] for s in ORDER], promote_options="permissive")
@@ -98,9 +98,9 @@ def read_rows(raw: Path, kinds: Mapping[str, ColumnKind], named: Mapping[str, st
             if all(c in t.column_names for t in splits.values())
             and len({t.schema.field(c).type for t in splits.values()}) > 1
         ]
-        what = "the splits do not fit together: " + ("; ".join(differing) or str(error))
-        raise DataError(str(raw), what, "give a column the same type in every split") from None
-    return Rows(splits, table)
+        what = "the splits have different column types: " + ("; ".join(differing) or str(error))
+        raise DataError(str(raw), what, "store each column with one type in every split") from None
+    return RawRows(splits, table)
 
 
 def _read(path: Path) -> Any:
@@ -110,20 +110,20 @@ def _read(path: Path) -> Any:
     try:
         return pq.read_table(path)
     except FileNotFoundError:
-        raise DataError(str(path), "there is no such file", "run the ingest stage first") from None
+        raise DataError(str(path), "does not exist", "run the ingest stage first") from None
     except pa.ArrowInvalid as error:
         raise DataError(str(path), f"cannot be read as Parquet: {error}", "run the ingest stage again") from None
 
 
 def _require_columns(raw: Path, splits: Mapping[str, Any], needed: Mapping[str, str]) -> None:
     what, fixes = [], []
-    for column, who in needed.items():
-        lacking = [s for s, table in splits.items() if column not in table.column_names]
-        if not lacking:
+    for column, user in needed.items():
+        without = [s for s, table in splits.items() if column not in table.column_names]
+        if not without:
             continue
-        there = list(splits[lacking[0]].column_names)
-        what.append(f"no column `{column}` in {', '.join(lacking)}, which {who} needs; columns: {', '.join(there)}")
-        fixes.append(suggestion(column, there, "columns"))
+        columns = list(splits[without[0]].column_names)
+        what.append(f"{', '.join(without)}: no column `{column}`, which {user} needs; columns: {', '.join(columns)}")
+        fixes.append(suggestion(column, columns, "columns"))
     if what:
         raise DataError(str(raw), "\n".join(what), "; ".join(dict.fromkeys(fixes)))
 
@@ -136,16 +136,16 @@ def _require_types(raw: Path, splits: Mapping[str, Any], kinds: Mapping[str, Col
         return bool(types.is_string(plain) or types.is_large_string(plain) or types.is_string_view(plain))
 
     wrong = []
-    for column, wanted in kinds.items():
+    for column, required in kinds.items():
         for split, table in splits.items():
             kind = table.schema.field(column).type
             fits = is_text(kind) or types.is_null(kind)
-            if wanted == "label":
+            if required == "label":
                 fits = fits or types.is_integer(kind) or types.is_boolean(kind)
-            elif wanted == "list":
+            elif required == "list":
                 fits = types.is_list(kind) or types.is_large_list(kind) or types.is_null(kind)
             if not fits:
-                words = {"string": "text", "label": "text or integers", "list": "lists"}[wanted]
-                wrong.append(f"column `{column}` of {split} must hold {words}, and holds {kind}")
+                words = {"string": "text", "label": "text or integers", "list": "lists"}[required]
+                wrong.append(f"column `{column}` of {split} must hold {words}, but holds {kind}")
     if wrong:
-        raise DataError(str(raw), "\n".join(wrong), "name another column in the recipe's objective, or mend the data")
+        raise DataError(str(raw), "\n".join(wrong), "choose another column in the recipe's objective, or fix the data")

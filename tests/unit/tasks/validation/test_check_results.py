@@ -1,4 +1,4 @@
-"""What an objective says of a row as a whole: it is set aside, counted and shown like what a check finds."""
+"""Rows that the objective rejects as a whole: set aside, counted and shown like rows that fail an expectation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from params import DataError
 from params.schema import ObjectiveChoice
-from tests.unit.tasks.validation.test_validation import UNIQUE, check, ingest, kept, quarantine
+from tests.support.validation import UNIQUE, good_rows, quarantine_reasons, run_validation, write_raw
 
 TAGS = ObjectiveChoice(name="token_classification")
 USABLE, KNOWN = "row_is_usable", "row_is_known_to_training"
@@ -21,7 +21,7 @@ def rows(*spans, text="see you on Friday at eight"):
 
 
 HELD_OUT = {"validation": rows([span(11, 17)], text="see you on Monday"), "test": rows([], text="see you again")}
-FLAWS = {
+INVALID_SPANS = {
     "outside": ([span(11, 99)], "from 11 to 99 is not in the text, which has 28 characters"),
     "negative": ([span(-1, 4)], "from -1 to 4 is not in the text"),
     "backwards": ([span(17, 11)], "from 17 to 11 is not in the text"),
@@ -36,14 +36,14 @@ FLAWS = {
 }
 
 
-@pytest.mark.parametrize(("spans", "said"), FLAWS.values(), ids=FLAWS)
-def test_a_row_that_cannot_be_used_is_set_aside_with_the_reason(tmp_path, spans, said):
-    artifacts = ingest(tmp_path, train=rows([span(11, 17)], spans, [span(0, 3), span(3, 7)]), **HELD_OUT)
-    report = check(artifacts, objective=TAGS)
-    assert kept(artifacts) == [0, 2]
-    (reason,) = quarantine(artifacts)["train", 1]
+@pytest.mark.parametrize(("spans", "reason_part"), INVALID_SPANS.values(), ids=INVALID_SPANS)
+def test_a_row_that_cannot_be_used_is_set_aside_with_the_reason(tmp_path, spans, reason_part):
+    artifacts = write_raw(tmp_path, train=rows([span(11, 17)], spans, [span(0, 3), span(3, 7)]), **HELD_OUT)
+    report = run_validation(artifacts, objective=TAGS)
+    assert good_rows(artifacts) == [0, 2]
+    (reason,) = quarantine_reasons(artifacts)["train", 1]
     assert reason.startswith(f"{USABLE}(): ")
-    assert said in reason
+    assert reason_part in reason
     (found,) = [c for c in report.checks if c.type == USABLE]
     assert (found.success, found.unexpected_count, found.on_failure, found.origin) == (
         False,
@@ -51,40 +51,40 @@ def test_a_row_that_cannot_be_used_is_set_aside_with_the_reason(tmp_path, spans,
         "quarantine",
         "objective",
     )
-    assert said in found.examples[0].value
-    assert said in (artifacts.validated / "report.html").read_text().replace("&#39;", "'")
+    assert reason_part in found.examples[0].value
+    assert reason_part in (artifacts.validated / "report.html").read_text().replace("&#39;", "'")
     assert (report.quarantined, report.rows_out["train"]) == (1, 2)
 
 
 def test_too_many_such_rows_end_the_stage(tmp_path):
-    artifacts = ingest(tmp_path, train=rows([span(11, 17)], [span(9, 9)], [span(5, 5)]), **HELD_OUT)
+    artifacts = write_raw(tmp_path, train=rows([span(11, 17)], [span(9, 9)], [span(5, 5)]), **HELD_OUT)
     with pytest.raises(DataError, match=r"2 of 5 rows \(40.0%\) would be set aside") as caught:
-        check(artifacts, objective=TAGS, max_quarantined=0.2)
+        run_validation(artifacts, objective=TAGS, max_quarantined=0.2)
     assert f"2 rows: {USABLE}(); row 1 of train: span 0: from 9 to 9 there is no text" in caught.value.what
 
 
-def test_an_objective_looks_only_at_rows_whose_columns_are_as_they_should_be(tmp_path):
+def test_an_objective_checks_only_rows_whose_columns_are_valid(tmp_path):
     train = rows([span(11, 17)], None, [span(1, 1)])
     train["text"][2] = None
-    report = check(ingest(tmp_path, train=train, **HELD_OUT), objective=TAGS)
+    report = run_validation(write_raw(tmp_path, train=train, **HELD_OUT), objective=TAGS)
     assert report.quarantined == 2
     assert [c.success for c in report.checks if c.type == USABLE] == [True]
 
 
-def test_a_good_row_does_not_give_way_to_one_that_cannot_be_used(tmp_path):
+def test_a_good_row_is_no_duplicate_of_one_that_cannot_be_used(tmp_path):
     train = rows([span(11, 11)], [span(11, 17)])
     train["text"] = ["see you on Friday"] * 2
-    artifacts = ingest(tmp_path, train=train, **HELD_OUT)
-    check(artifacts, UNIQUE, objective=TAGS)
-    assert kept(artifacts) == [1]
+    artifacts = write_raw(tmp_path, train=train, **HELD_OUT)
+    run_validation(artifacts, UNIQUE, objective=TAGS)
+    assert good_rows(artifacts) == [1]
 
 
 def test_a_label_that_only_held_out_rows_have_ends_the_stage(tmp_path):
     train = rows([span(11, 17)], [span(11, 17), span(21, 99, "time")])  # the only training row with a time is flawed
     test = rows([span(21, 26, "time")], [span(11, 17)], text="see you on Sunday at seven")
-    artifacts = ingest(tmp_path, train=train, validation=HELD_OUT["validation"], test=test)
+    artifacts = write_raw(tmp_path, train=train, validation=HELD_OUT["validation"], test=test)
     with pytest.raises(DataError, match=KNOWN) as caught:
-        check(artifacts, objective=TAGS)
+        run_validation(artifacts, objective=TAGS)
     assert "1 of 5 rows fail; row 3 of test: no training row has the label 'time'" in caught.value.what
-    report = check(ingest(tmp_path, train=train, **HELD_OUT), objective=TAGS)
+    report = run_validation(write_raw(tmp_path, train=train, **HELD_OUT), objective=TAGS)
     assert [c.success for c in report.checks if c.type == KNOWN] == [True]

@@ -1,4 +1,4 @@
-"""Great Expectations kept honest: what it would drop, hide or tell others."""
+"""Pitfalls of Great Expectations: what it would drop, hide or report as bad data."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 from params import RecipeError, ValidationEngineError
 from params.schema import Expectation
-from tasks.validation import checks
+from tasks.validation.expectations import columns_of, expectation_problems, run_expectations
 
 FRAME = pd.DataFrame({"text": ["one", "two", None], "n": [1, 2, 3]})
 
 
 def test_an_unknown_expectation_is_named_with_its_index():
     known = Expectation(type="expect_column_values_to_not_be_null", column="text")
-    (problem,) = checks.problems([known, Expectation(type="expect_column_values_to_be_uniqe", column="text")])
+    (problem,) = expectation_problems([known, Expectation(type="expect_column_values_to_be_uniqe", column="text")])
     assert problem.key == ("validation", "expectations", 1, "type")
     assert problem.what == "there is no expectation `expect_column_values_to_be_uniqe`"
     assert problem.fix == "did you mean `expect_column_values_to_be_unique`?"
@@ -31,24 +31,24 @@ def test_an_unknown_expectation_is_named_with_its_index():
         ({"column": "n", "value_set": 7}, "value_set", "write a valid value"),
         ({"column": "n", "value_set": [1], "mostly": 3}, "mostly", "write a valid value"),
         ({"value_set": [1]}, "column", "add `column:`"),
-        ({"column": "n", "value_set": [1], "severity": "info"}, "severity", "leave it out"),
-        ({"column": "n", "value_set": [1], "result_format": "BASIC"}, "result_format", "leave it out"),
+        ({"column": "n", "value_set": [1], "severity": "info"}, "severity", "remove it"),
+        ({"column": "n", "value_set": [1], "result_format": "BASIC"}, "result_format", "remove it"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, key, told):
-    found = checks.problems([Expectation(type="expect_column_values_to_be_in_set", **arguments)])
+    found = expectation_problems([Expectation(type="expect_column_values_to_be_in_set", **arguments)])
     assert [(p.key[-1], p.fix) for p in found] == [(key, told)]
 
 
-def test_wrong_as_a_whole():
-    (problem,) = checks.problems([Expectation(type="expect_column_values_to_be_between", column="n")])
+def test_arguments_that_contradict_each_other():
+    (problem,) = expectation_problems([Expectation(type="expect_column_values_to_be_between", column="n")])
     assert problem.key == ("validation", "expectations", 0)
     assert "min_value and max_value cannot both be None" in problem.what
 
 
-def test_all_problems_are_told_together():
+def test_all_problems_are_reported_together():
     with pytest.raises(RecipeError) as caught:
-        checks.run([Expectation(type="expect_nothing"), Expectation(type="expect_less", column="n")], FRAME)
+        run_expectations([Expectation(type="expect_nothing"), Expectation(type="expect_less", column="n")], FRAME)
     assert "expect_nothing" in caught.value.what
     assert "expect_less" in caught.value.what
 
@@ -64,8 +64,8 @@ def test_a_dropped_expectation_is_not_a_passed_one(monkeypatch):
         original(self, name, expectations[:1])
 
     monkeypatch.setattr(ExpectationSuite, "__init__", forgetful)
-    with pytest.raises(RecipeError, match=f"of 2 checks only 1 were run; without: {lost.type}"):
-        checks.run([known, lost], FRAME)
+    with pytest.raises(RecipeError, match=f"Great Expectations ran only 1 of 2; missing: {lost.type}"):
+        run_expectations([known, lost], FRAME)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_a_dropped_expectation_is_not_a_passed_one(monkeypatch):
 )
 def test_an_engine_error_is_not_bad_data(arguments):
     with pytest.raises(ValidationEngineError):
-        checks.run([Expectation(**arguments)], FRAME)
+        run_expectations([Expectation(**arguments)], FRAME)
 
 
-def test_outcomes_come_in_the_order_of_the_expectations():
-    """GX returns them in an order of its own."""
+def test_results_come_in_the_order_of_the_expectations():
+    """GX returns them in another order."""
     suite = [
         Expectation(type="expect_compound_columns_to_be_unique", column_list=["text", "n"]),
         Expectation(type="expect_column_value_lengths_to_equal", column="text", value=3),
@@ -93,7 +93,7 @@ def test_outcomes_come_in_the_order_of_the_expectations():
         Expectation(type="expect_column_values_to_not_be_null", column="text"),
         Expectation(type="expect_column_values_to_not_be_null", column="text"),
     ]
-    found = checks.run(suite, FRAME)
+    found = run_expectations(suite, FRAME)
     assert [(o.success, o.rows, o.observed) for o in found] == [
         (True, [], None),
         (True, [], None),
@@ -106,13 +106,13 @@ def test_outcomes_come_in_the_order_of_the_expectations():
 
 
 def test_rows_keep_the_labels_of_the_frame():
-    (found,) = checks.run(
+    (found,) = run_expectations(
         [Expectation(type="expect_column_values_to_be_in_set", column="n", value_set=[2])], FRAME.drop(index=0)
     )
     assert found.rows == [2]
 
 
-def test_columns_named():
+def test_columns_of():
     suite = [
         Expectation(type="expect_column_to_exist", column="never mind"),
         Expectation(type="expect_column_values_to_not_be_null", column="a"),
@@ -120,10 +120,10 @@ def test_columns_named():
         Expectation(type="expect_compound_columns_to_be_unique", column_list=["c", "a"]),
         Expectation(type="expect_table_row_count_to_equal", value=3),
     ]
-    assert checks.columns_named(suite) == ["a", "b", "c"]
+    assert columns_of(suite) == ["a", "b", "c"]
 
 
-def test_it_is_quiet_and_calls_nobody(tmp_path):
+def test_it_logs_nothing_and_opens_no_connection(tmp_path):
     """In a process of its own, since GX is imported once: no connection, no log line, no file in the home folder."""
     script = """
 import logging, socket
@@ -134,9 +134,9 @@ def connect(self, address):
 socket.socket.connect = socket.socket.connect_ex = connect
 import pandas as pd
 from params.schema import Expectation
-from tasks.validation import checks
+from tasks.validation.expectations import run_expectations
 frame = pd.DataFrame({"n": [1, 2]})
-checks.run([Expectation(type="expect_column_values_to_be_in_set", column="n", value_set=[1])], frame)
+run_expectations([Expectation(type="expect_column_values_to_be_in_set", column="n", value_set=[1])], frame)
 """
     home = tmp_path / "home"
     home.mkdir()

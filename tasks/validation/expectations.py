@@ -1,0 +1,190 @@
+"""Run expectations of Great Expectations (GX) on a frame.
+
+GX has three pitfalls. It drops an unknown expectation and only logs it, so each one is built separately and counted. It
+reports its own failures as if the data were bad, so those are found and raised. Its results come in arbitrary order and
+with times and random ids, so they are sorted, and only what depends on the data is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from params import Problem, RecipeError, ValidationEngineError
+from params.loading import Key, suggestion
+from params.schema import Expectation
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_RESERVED = ("id", "meta", "result_format", "catch_exceptions", "rendered_content", "severity", "batch_id")
+"""Arguments of GX that this stage sets itself, or that `on_failure` replaces."""
+
+
+@dataclass(frozen=True)
+class ExpectationResult:
+    """What GX found for one expectation."""
+
+    success: bool
+    """Whether the data pass; with `mostly`, they pass although some rows fail."""
+    rows: list[int] | None
+    """Index labels of all failing rows, ascending; None for an expectation of the table as a whole."""
+    observed: Any
+    """The observed value of an expectation of the table as a whole, as JSON."""
+
+
+def columns_of(expectations: Iterable[Expectation]) -> list[str]:
+    """Return the columns that the expectations need."""
+    found: list[str] = []
+    for expectation in expectations:
+        if expectation.type == "expect_column_to_exist":
+            continue
+        arguments = expectation.arguments
+        found += [arguments[k] for k in ("column", "column_A", "column_B") if isinstance(arguments.get(k), str)]
+        found += arguments.get("column_list", [])
+    return list(dict.fromkeys(found))
+
+
+def expectation_problems(
+    expectations: Sequence[Expectation], key: Key = ("validation", "expectations")
+) -> list[Problem]:
+    """Return what is wrong with the names and arguments of expectations; no data is needed."""
+    return [p for i, e in enumerate(expectations) for p in _build(e, i, (*key, i))[1]]
+
+
+def run_expectations(expectations: Sequence[Expectation], frame: pd.DataFrame) -> list[ExpectationResult]:
+    """Check all rows of `frame`, and return one result for each expectation, in the same order.
+
+    Raises:
+        RecipeError: an expectation does not exist, or its arguments are wrong.
+        ValidationEngineError: an expectation could not be run.
+    """
+    if not expectations:
+        return []
+    built, problems = [], []
+    for i, expectation in enumerate(expectations):
+        gx_expectation, found = _build(expectation, i, (expectation.type,))
+        built.append(gx_expectation)
+        problems += found
+    if problems:
+        raise recipe_error(problems)
+    gx_results = _run(built, frame)
+    by_position = {r.expectation_config.meta["position"]: r for r in gx_results}
+    if len(gx_results) != len(expectations) or len(by_position) != len(expectations):
+        missing = [e.type for i, e in enumerate(expectations) if i not in by_position]
+        what = f"Great Expectations ran only {len(by_position)} of {len(expectations)}; missing: {', '.join(missing)}"
+        raise RecipeError.at("validation.expectations", what, "replace the missing expectations by others")
+    return [_result(e, by_position[i]) for i, e in enumerate(expectations)]
+
+
+def recipe_error(problems: Sequence[Problem]) -> RecipeError:
+    """Return the problems as one error, without the recipe's file and line numbers."""
+    lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in problems)
+    return RecipeError.at("validation.expectations", f"cannot be run\n{lines}", "fix the expectations above")
+
+
+def _build(expectation: Expectation, position: int, key: Key) -> tuple[Any, list[Problem]]:
+    _silence()
+    from great_expectations.compatibility import pydantic
+    from great_expectations.exceptions import GreatExpectationsError
+    from great_expectations.expectations import registry
+
+    name = expectation.type
+    names = sorted(registry.list_registered_expectation_implementations())
+    if name not in names:
+        fix = suggestion(name, names, "expectations")
+        return None, [Problem((*key, "type"), f"there is no expectation `{name}`", fix)]
+    arguments = expectation.arguments
+    reserved = [Problem((*key, a), "is set by the validate stage", "remove it") for a in arguments if a in _RESERVED]
+    if reserved:
+        return None, reserved
+    cls = registry.get_expectation_impl(name)
+    try:
+        return cls(**arguments, meta={"position": position}), []
+    except pydantic.ValidationError as error:
+        return None, _explain(error, key, name, sorted(set(cls.__fields__) - set(_RESERVED) - {"meta"}))
+    except (GreatExpectationsError, ValueError, TypeError) as error:
+        return None, [Problem(key, f"{name}: {error}", "fix its arguments")]
+
+
+def _explain(error: Any, key: Key, name: str, known: list[str]) -> list[Problem]:
+    found: dict[Key, Problem] = {}
+    for e in error.errors():
+        place = (*key, *(part for part in e["loc"] if part != "__root__"))
+        if e["type"] == "value_error.extra":
+            problem = Problem(place, f"{name} has no such argument", suggestion(str(e["loc"][-1]), known, "arguments"))
+        elif e["type"] == "value_error.missing":
+            problem = Problem(place, f"is missing; {name} needs it", f"add `{e['loc'][-1]}:`")
+        else:
+            problem = Problem(place, f"{name}: {e['msg']}", "write a valid value")
+        found.setdefault(place, problem)
+    return list(found.values())
+
+
+def _silence() -> None:
+    """Keep GX from logging hundreds of lines at import; its errors are in its results, or raised."""
+    logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
+    logging.getLogger("great_expectations.data_context.types.base").disabled = True  # sets its own level
+
+
+def _run(expectations: list[Any], frame: pd.DataFrame) -> list[Any]:
+    _silence()
+    import great_expectations as gx
+    from great_expectations.exceptions import GreatExpectationsError
+
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}
+    asset = context.data_sources.add_pandas("rows").add_dataframe_asset("rows")
+    batch = asset.add_batch_definition_whole_dataframe("all").get_batch(batch_parameters={"dataframe": frame})
+    # Only COMPLETE lists all failing rows. Without id columns, the list holds index labels instead of one dict per row.
+    # The query is off because it would repeat all labels as text.
+    result_format = {"result_format": "COMPLETE", "return_unexpected_index_query": False}
+    try:
+        validated = batch.validate(
+            gx.ExpectationSuite(name="rows", expectations=expectations), result_format=result_format
+        )
+    except GreatExpectationsError as error:
+        fix = "change validation.expectations so that they can be run"
+        raise ValidationEngineError("validation", f"the checks could not be run: {error}", fix) from error
+    return list(validated.results)
+
+
+def _result(expectation: Expectation, gx_result: Any) -> ExpectationResult:
+    where = f"{expectation.type} ({', '.join(f'{k}={v}' for k, v in expectation.arguments.items())})"
+    errors = _raised(gx_result.exception_info)
+    if errors:
+        what = f"could not be run, so the rows are not checked: {errors[0]}"
+        raise ValidationEngineError(where, what, "fix its arguments, or use it on a column of another type")
+    rows = gx_result.result.get("unexpected_index_list")
+    if rows is not None:
+        rows = sorted(int(row) for row in rows)
+        if len(rows) != gx_result.result["unexpected_count"]:
+            what = (
+                f"Great Expectations counts {gx_result.result['unexpected_count']} failing rows, but lists {len(rows)}"
+            )
+            raise ValidationEngineError(where, what, "report this as a bug, with the recipe")
+    return ExpectationResult(bool(gx_result.success), rows, _plain(gx_result.result.get("observed_value")))
+
+
+def _raised(info: Any) -> list[str]:
+    """Return the messages in an `exception_info`, which is one record, or a record for each failed metric."""
+    if not isinstance(info, dict):
+        return []
+    if info.get("raised_exception"):
+        return [str(info.get("exception_message"))]
+    return sorted(message for value in info.values() for message in _raised(value))
+
+
+def _plain(value: Any) -> Any:
+    """Return the value as JSON types, with sets sorted."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((_plain(v) for v in value), key=repr)
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if hasattr(value, "tolist"):  # a numpy scalar or array
+        return _plain(value.tolist())
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

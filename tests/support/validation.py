@@ -1,0 +1,47 @@
+"""The validate stage on small raw splits: write them, run the stage, read what it left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from params.artifacts import SPLITS, Artifacts
+from params.schema import Expectation, ObjectiveChoice, Validation
+from tasks.validation.report import ValidationReport
+from tasks.validation.stage import validate
+from tests.support import tiny
+
+LANGUAGE = ObjectiveChoice(name="causal_lm")
+UNIQUE = Expectation(type="expect_column_values_to_be_unique", column="text")
+LONG = Expectation(type="expect_column_value_lengths_to_be_between", column="text", min_value=3)
+
+
+def write_raw(root: Path, **splits: dict[str, Any]) -> Artifacts:
+    """Raw rows, as the ingest stage leaves them; the held-out splits have one row each unless they are given."""
+    artifacts = Artifacts("trial", root)
+    splits = {"train": {}, "validation": {"text": ["held out one"]}, "test": {"text": ["held out two"]}} | splits
+    tiny.write_splits(artifacts.raw, {split: splits[split] for split in SPLITS})
+    return artifacts
+
+
+def run_validation(
+    artifacts: Artifacts,
+    *expectations: Expectation,
+    objective: ObjectiveChoice = LANGUAGE,
+    max_quarantined: float = 0.9,
+) -> ValidationReport:
+    validation = Validation(expectations=list(expectations), max_quarantined=max_quarantined)
+    return validate(artifacts, validation=validation, objective=objective)
+
+
+def good_rows(artifacts: Artifacts, split: str = "train", column: str = "row_id") -> list[Any]:
+    """A column of the rows that passed."""
+    return pq.read_table(artifacts.rows / f"{split}.parquet")[column].to_pylist()
+
+
+def quarantine_reasons(artifacts: Artifacts) -> dict[tuple[str, int], list[str]]:
+    """The reasons in quarantine.parquet, by split and row_id."""
+    rows = pq.read_table(artifacts.validated / "quarantine.parquet").to_pylist()
+    return {(row["split"], row["row_id"]): row["reasons"] for row in rows}

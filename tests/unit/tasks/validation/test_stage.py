@@ -1,0 +1,323 @@
+"""The validate stage on a few rows: which rows go where, and what the messages say."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from params import DataError
+from params.artifacts import SPLITS
+from params.schema import Expectation, ObjectiveChoice
+from tests.support.validation import LANGUAGE, LONG, UNIQUE, good_rows, quarantine_reasons, run_validation, write_raw
+
+CLASSES = ObjectiveChoice(name="sequence_classification")
+
+
+def test_good_rows_pass_unchanged(tmp_path):
+    columns = {
+        "text": ["a fine text", "another"],
+        "n": pa.array([1, None], pa.int32()),
+        "tags": [["x"], []],
+        "score": [0.5, 1.5],
+    }
+    artifacts = write_raw(tmp_path, train=columns, validation={k: v[:1] for k, v in columns.items()}, test=columns)
+    report = run_validation(artifacts)
+    for split in SPLITS:
+        source = pq.read_table(artifacts.raw / f"{split}.parquet")
+        assert pq.read_table(artifacts.rows / f"{split}.parquet").equals(source, check_metadata=True)
+    assert quarantine_reasons(artifacts) == {}
+    assert (report.rows_in, report.quarantined, report.share) == ({"train": 2, "validation": 1, "test": 2}, 0, 0)
+
+
+def test_null_and_blank_texts_are_set_aside_with_the_reason(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["good", None, "", " \n\t", "\u3000\u00a0", "also good"]})
+    report = run_validation(artifacts, UNIQUE, LONG)
+    assert good_rows(artifacts) == [0, 5]
+    reasons = quarantine_reasons(artifacts)
+    assert reasons["train", 1] == ["expect_column_values_to_not_be_null(column='text')"]
+    blank = r"expect_column_values_to_match_regex(column='text', regex='\S')"
+    assert [r[0] for key, r in reasons.items() if key != ("train", 1)] == [
+        blank
+    ] * 3  # also what only Unicode calls space
+    assert report.rows_out == {"train": 2, "validation": 1, "test": 1}
+    assert report.quarantined == 4
+
+
+def test_of_equal_rows_the_first_stays(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["one", "two", "one", "three", "one", "two"]})
+    report = run_validation(artifacts, UNIQUE)
+    assert good_rows(artifacts) == [0, 1, 3]
+    assert quarantine_reasons(artifacts)["train", 4] == [
+        "expect_column_values_to_be_unique(column='text'), repeats row 0 of train"
+    ]
+    (unique,) = [c for c in report.checks if c.type == UNIQUE.type]
+    assert (unique.unexpected_count, unique.success, unique.origin) == (3, False, "recipe")
+    assert [(e.row_id, e.split, e.value) for e in unique.examples] == [
+        (2, "train", "'one'"),
+        (4, "train", "'one'"),
+        (5, "train", "'two'"),
+    ]
+
+
+def test_a_training_row_that_repeats_a_held_out_row_leaves_training(tmp_path):
+    artifacts = write_raw(
+        tmp_path,
+        train={"text": ["own", "in test", "in validation"]},
+        validation={"text": ["in validation", "in test", "mine"]},
+        test={"text": ["in test"]},
+    )
+    run_validation(artifacts, UNIQUE)
+    assert good_rows(artifacts, column="text") == ["own"]
+    assert good_rows(artifacts, "validation", "text") == ["in validation", "mine"]
+    assert good_rows(artifacts, "test", "text") == ["in test"]
+    assert quarantine_reasons(artifacts)["train", 1][0].endswith("repeats row 6 of test")
+
+
+def test_a_good_row_is_no_duplicate_of_a_bad_one(tmp_path):
+    artifacts = write_raw(
+        tmp_path,
+        train={"text": ["same", "same", "same"], "kind": ["bad", "good", "good"]},
+        validation={"text": ["v"], "kind": ["good"]},
+        test={"text": ["t"], "kind": ["good"]},
+    )
+    run_validation(
+        artifacts, UNIQUE, Expectation(type="expect_column_values_to_be_in_set", column="kind", value_set=["good"])
+    )
+    assert good_rows(artifacts) == [1]
+
+
+def test_equal_in_several_columns(tmp_path):
+    compound = Expectation(type="expect_compound_columns_to_be_unique", column_list=["text", "tags"])
+    rows = {"text": ["a", "a", "a"], "tags": ["x", "y", "x"]}
+    artifacts = write_raw(
+        tmp_path, train=rows, validation={"text": ["v"], "tags": ["x"]}, test={"text": ["t"], "tags": ["x"]}
+    )
+    run_validation(artifacts, compound)
+    assert good_rows(artifacts) == [0, 1]
+
+
+def test_large_integers_beside_nulls_stay_apart(tmp_path):
+    """As floats, 2**60 and 2**60 + 1 would be one number."""
+    column = {"text": ["a", "b", "c"], "key": [2**60, 2**60 + 1, None]}
+    artifacts = write_raw(
+        tmp_path, train=column, validation={"text": ["v"], "key": [1]}, test={"text": ["t"], "key": [2]}
+    )
+    run_validation(artifacts, Expectation(type="expect_column_values_to_be_unique", column="key"))
+    assert good_rows(artifacts) == [0, 1, 2]
+    run_validation(
+        artifacts, Expectation(type="expect_column_values_to_be_in_set", column="key", value_set=[1, 2, 2**60])
+    )
+    assert good_rows(artifacts) == [0, 2]
+
+
+def test_every_failing_row_is_found_past_the_limits_of_gx(tmp_path):
+    """GX lists 20 rows by default and caps lists of values at 200."""
+    artifacts = write_raw(tmp_path, train={"text": ["ab" if i % 2 else "abc" for i in range(3000)]})
+    report = run_validation(artifacts, LONG)
+    assert report.quarantined == 1500
+    assert good_rows(artifacts) == list(range(0, 3000, 2))
+
+
+def test_row_ids_need_not_be_unique_over_splits(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["good", "no"]}, test={"text": ["no", "good"]})
+    table = pa.table({"row_id": pa.array([0, 1], pa.int64()), "text": ["good", "also good"]})
+    pq.write_table(table, artifacts.raw / "validation.parquet")
+    run_validation(artifacts, LONG)
+    assert good_rows(artifacts, "validation") == [0, 1]
+    assert good_rows(artifacts) == [0]
+
+
+def test_a_check_can_be_limited_to_one_split(tmp_path):
+    only_train = Expectation(
+        type=LONG.type,
+        column="text",
+        min_value=3,
+        row_condition={
+            "type": "comparison",
+            "column": {"name": "split"},
+            "operator": "==",
+            "parameter": "train",
+        },
+    )
+    artifacts = write_raw(tmp_path, train={"text": ["good", "no"]}, test={"text": ["no"]})
+    run_validation(artifacts, only_train)
+    assert list(quarantine_reasons(artifacts)) == [("train", 1)]
+
+
+def test_a_source_column_called_split_survives(tmp_path):
+    rows = {"text": ["good", "no"], "split": ["x", "y"]}
+    artifacts = write_raw(tmp_path, train=rows, validation={"text": ["vvv"], "split": ["x"]}, test=rows)
+    run_validation(
+        artifacts, LONG, Expectation(type="expect_column_values_to_be_in_set", column="split", value_set=["x", "y"])
+    )
+    assert good_rows(artifacts, column="split") == ["x"]
+    bad = pq.read_table(artifacts.validated / "quarantine.parquet")
+    assert bad.column_names == ["row_id", "split", "reasons", "text", "source_split"]
+    assert bad["source_split"].to_pylist() == ["y", "y"]
+    assert bad.schema.field("reasons").type == pa.list_(pa.string())
+
+
+def test_failing_rows_stay_when_mostly_allows_them(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["good"] * 9 + ["no"]})
+    report = run_validation(artifacts, Expectation(type=LONG.type, column="text", min_value=3, mostly=0.9))
+    assert len(good_rows(artifacts)) == 10
+    assert (report.checks[-1].success, report.checks[-1].unexpected_count) == (True, 1)
+
+
+def test_failing_rows_stay_when_they_are_only_reported(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["good", "no"]})
+    report = run_validation(artifacts, Expectation(type=LONG.type, column="text", min_value=3, on_failure="report"))
+    assert good_rows(artifacts) == [0, 1]
+    assert (report.checks[-1].success, report.checks[-1].unexpected_count, report.quarantined) == (False, 1, 0)
+
+
+def test_failing_checks_end_the_stage_and_name_rows_and_values(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["good", "no", "x" * 500] + ["no"] * 20})
+    strict = Expectation(type=LONG.type, column="text", min_value=3, max_value=99, on_failure="fail")
+    with pytest.raises(DataError) as caught:
+        run_validation(artifacts, strict, Expectation(type="expect_table_row_count_to_equal", value=7))
+    message = str(caught.value)
+    assert "22 of 25 rows fail; row 1 of train: 'no'; row 2 of train: 'xxx" in message
+    assert message.count(" of train: ") == 10
+    assert "x" * 100 not in message
+    assert (
+        "expect_table_row_count_to_equal(value=7): the table fails; observed 25" in message
+    )  # names no rows, so it ends the stage
+
+
+def test_a_label_that_training_never_sees_is_named_with_its_rows(tmp_path):
+    artifacts = write_raw(
+        tmp_path,
+        train={"text": ["a", "b"], "label": ["refund", "card"]},
+        validation={"text": ["c"], "label": ["card"]},
+        test={"text": ["d", "e"], "label": ["refund", "mortgage"]},
+    )
+    with pytest.raises(DataError, match=r"value_set=\['card', 'refund'\].*row 4 of test: 'mortgage'"):
+        run_validation(artifacts, objective=CLASSES)
+
+
+def test_a_label_whose_training_rows_are_all_set_aside_is_unknown_too(tmp_path):
+    artifacts = write_raw(
+        tmp_path,
+        train={"text": ["a", None], "label": [1, 2]},
+        validation={"text": ["c"], "label": [1]},
+        test={"text": ["d"], "label": [2]},
+    )
+    with pytest.raises(DataError, match=r"value_set=\[1\].*row 3 of test: 2"):
+        run_validation(artifacts, objective=CLASSES)
+
+
+def test_too_many_bad_rows_end_the_stage(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["good", None, "no", "No", "good too", "fine", "well", "yes!"]})
+    with pytest.raises(DataError) as caught:
+        run_validation(artifacts, LONG, max_quarantined=0.25)
+    message = str(caught.value)
+    assert "3 of 10 rows (30.0%) would be set aside, more than validation.max_quarantined = 0.25 allows" in message
+    lengths = message.index("2 rows: expect_column_value_lengths")  # most frequent first
+    assert "row 2 of train: 'no'; row 3 of train: 'No'" in message[lengths:]
+    assert lengths < message.index("1 rows: expect_column_values_to_not_be_null(column='text'); row 1 of train: null")
+    assert "raise validation.max_quarantined" in caught.value.fix
+    assert run_validation(artifacts, LONG, max_quarantined=0.3).quarantined == 3
+
+
+@pytest.mark.parametrize(
+    ("splits", "told"),
+    [
+        ({"train": {"text": ["good"] * 8}, "test": {"text": ["no"]}}, "no rows remain in test"),
+        ({"train": {"text": ["good"] * 8}, "test": {"text": pa.nulls(2)}}, "no rows remain in test"),  # of type null
+        ({"train": {"text": ["no"] * 2}}, "no rows remain in train"),
+        ({s: {"text": ["no"]} for s in SPLITS}, "no rows remain in any split: all 3 rows would be set aside"),
+    ],
+)
+def test_a_split_whose_rows_are_all_set_aside(tmp_path, splits, told):
+    with pytest.raises(DataError, match=told):
+        run_validation(write_raw(tmp_path, **splits), LONG, max_quarantined=0.99)
+
+
+def test_a_held_out_split_without_raw_rows_is_allowed(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["good"]}, test={"text": pa.array([], pa.string())})
+    assert run_validation(artifacts).rows_out == {"train": 1, "validation": 1, "test": 0}
+
+
+def test_missing_columns_are_named_together(tmp_path):
+    artifacts = write_raw(tmp_path, train={"txt": ["good"], "kind": ["x"]})
+    with pytest.raises(DataError) as caught:
+        run_validation(artifacts, Expectation(type="expect_column_values_to_not_be_null", column="knid"))
+    assert "train: no column `text`, which the objective causal_lm needs" in caught.value.what
+    assert "train, validation, test: no column `knid`, which a check in validation.expectations" in caught.value.what
+    assert "columns: row_id, txt, kind" in caught.value.what
+    assert "did you mean `txt`?" in caught.value.fix
+    assert "did you mean `kind`?" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("columns", "objective", "told"),
+    [
+        ({"text": [1, 2]}, LANGUAGE, "column `text` of train must hold text, but holds int64"),
+        ({"text": ["a"], "label": [[1]]}, CLASSES, "column `label` of train must hold text or integers"),
+    ],
+)
+def test_columns_of_the_wrong_type(tmp_path, columns, objective, told):
+    with pytest.raises(DataError, match=told):
+        run_validation(write_raw(tmp_path, **dict.fromkeys(SPLITS, columns)), objective=objective)
+
+
+def test_splits_with_different_column_types(tmp_path):
+    text = {"text": ["a"]}
+    artifacts = write_raw(
+        tmp_path, train=text | {"label": ["x"]}, validation=text | {"label": [1]}, test=text | {"label": ["x"]}
+    )
+    with pytest.raises(DataError, match="`label` is string in train, int64 in validation, string in test"):
+        run_validation(artifacts, objective=CLASSES)
+
+
+def test_missing_and_damaged_files(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["good"]})
+    (artifacts.raw / "test.parquet").write_bytes(b"PAR1 torn")
+    with pytest.raises(DataError, match=r"test\.parquet: cannot be read as Parquet"):
+        run_validation(artifacts)
+    (artifacts.raw / "test.parquet").unlink()
+    with pytest.raises(DataError, match=r"test\.parquet: does not exist\n  fix: run the ingest stage first"):
+        run_validation(artifacts)
+
+
+def test_the_same_rows_give_the_same_files(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["good", None, "no", "good", "good"]})
+    aggregate = Expectation(
+        type="expect_column_distinct_values_to_be_in_set", column="text", value_set=["x"], on_failure="report"
+    )
+
+    def written():
+        run_validation(artifacts, UNIQUE, LONG, aggregate)
+        files = [p for p in artifacts.validated.rglob("*") if p.is_file()]
+        return {str(p.relative_to(artifacts.validated)): p.read_bytes() for p in files}
+
+    first = written()
+    names = ["quarantine.parquet", "report.html", *(f"rows/{s}.parquet" for s in sorted(SPLITS)), "validation.json"]
+    assert sorted(first) == names
+    assert written() == first
+
+
+def test_the_report_on_disk_is_the_one_returned(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["good", None]})
+    report = run_validation(artifacts)
+    assert json.loads(artifacts.report("validate").read_text()) == report.model_dump(mode="json")
+    assert report.share == pytest.approx(1 / 4)
+
+
+def test_a_failing_run_leaves_what_was_validated_and_says_why(tmp_path):
+    artifacts = write_raw(tmp_path, train={"text": ["good", "no"]})
+    run_validation(artifacts)
+    before = {p: p.read_bytes() for p in artifacts.validated.rglob("*") if p.is_file()}
+    failed = artifacts.scratch / "validation-failed"
+    with pytest.raises(DataError) as caught:
+        run_validation(artifacts, Expectation(type=LONG.type, column="text", min_value=3, on_failure="fail"))
+    assert str(failed / "report.html") in caught.value.fix
+    assert "validation failed" in (failed / "report.html").read_text()
+    assert pq.read_table(failed / "quarantine.parquet")["row_id"].to_pylist() == [1]
+    assert {p: p.read_bytes() for p in artifacts.validated.rglob("*") if p.is_file()} == before
+    run_validation(artifacts)
+    assert not failed.exists(), "an old failure must not stand beside a success"
