@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.project import ROOT
+
 PAGES = {page: (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("guarantees.md", "releases.md")}
 GUARANTEES = {
     f"{page} {title}": text

@@ -6,7 +6,6 @@ import math
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,12 +14,12 @@ from transformers import AutoConfig
 from params import RecipeError
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
+from tests.support.project import ROOT
 from trainer import objectives
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.likelihood import Likelihood, logits_of
 from trainer.objectives.bases.objective import MetricAccumulator
 
-ROOT = Path(__file__).parents[2]
 MAX_LENGTH = 24
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 

@@ -14,10 +14,9 @@ from flows import retrain as flow_module
 from params import load
 from params.artifacts import STAGES, Artifacts
 from tasks import stages
+from tests.support.project import ROOT
 from trainer import identity
 from trainer.identity import DECIDING_CODE, HARMLESS_CODE, deciding_files, run_identity, run_key
-
-ROOT = Path(__file__).parents[2]
 
 
 def module_of(place: str) -> str:

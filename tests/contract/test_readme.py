@@ -10,8 +10,8 @@ import typer
 
 from flows.cli import app
 from tasks import __main__ as tasks_cli
+from tests.support.project import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

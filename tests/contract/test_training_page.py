@@ -22,11 +22,11 @@ from params.loading import read
 from params.schema import Training
 from tasks.diagnostics.check import all_problems
 from tests.support import tiny
+from tests.support.project import ROOT
 from trainer import objectives
 from trainer.loop import arguments
 from trainer.model import config_check
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 HEAD = ["feature", "recipe lines", "shown by"]

@@ -13,16 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from params import RecipeError, load
 from tasks.training.join import join
 from tests.support import tiny
-from tests.support.project import free_port
+from tests.support.project import ROOT, free_port
 
-ROOT = Path(__file__).parents[2]
 CHANGES = {"training.max_steps": 80, "training.eval_steps": 40, "training.save_steps": 8, "launch.num_processes": 2}
 
 

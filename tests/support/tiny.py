@@ -15,7 +15,6 @@ from params import Recipe, load
 from params.artifacts import Artifacts
 from tasks.tokenization.stage import tokenize
 
-ROOT = Path(__file__).parents[2]
 RECIPE: dict[str, Any] = {
     "seed": 3,
     "data": {"source": {"kind": "files", "train": "data/rows.csv"}},

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-from pathlib import Path
 
 import pytest
 
 from benchmarks import gate_simulation
 from benchmarks.workload import sequences, trainer
-
-ROOT = Path(__file__).parents[3]
+from tests.support.project import ROOT
 
 
 @pytest.mark.parametrize("kind", ["ours", "plain"])

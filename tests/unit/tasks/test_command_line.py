@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import typer
@@ -16,8 +15,8 @@ from params.artifacts import STAGES
 from tasks import __main__ as tasks_cli
 from tasks.__main__ import main
 from tests.support import tiny
+from tests.support.project import ROOT
 
-ROOT = Path(__file__).parents[3]
 APPS = {"python -m tasks": tasks_cli.app, "evergreen": flows_cli.app}
 
 

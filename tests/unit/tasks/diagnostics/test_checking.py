@@ -18,10 +18,9 @@ from tasks.__main__ import main
 from tasks.diagnostics.check import all_problems, check
 from tasks.stages import run
 from tests.support import tiny
+from tests.support.project import ROOT
 from trainer.loop import arguments
 from trainer.model import config_check
-
-ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(autouse=True)

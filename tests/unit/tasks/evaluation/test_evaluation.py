@@ -17,11 +17,11 @@ import torch.nn.functional as F
 
 from params import ModelError, RecipeError
 from tests.support import releases, tiny
+from tests.support.project import ROOT
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model.network import initial_model, trained_model
 
-ROOT = Path(__file__).parents[4]
 SIZES = {"train": 60, "validation": 12, "test": 30}
 
 

@@ -23,7 +23,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from tasks.hub_server.server import LocalHub
-from tests.support.project import wait_for
+from tests.support.project import ROOT, wait_for
 
 # huggingface_hub uploads by `data=`, which httpx2 deprecates:
 # https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)
@@ -150,7 +150,7 @@ STRIDES = {"create": 29, "commit": 31, "assemble": 37, "tag": 11, "untag": 7, "d
 
 def kill_at_writes(operation: str, folder: Path, stride: int) -> tuple[int, int]:
     program = [sys.executable, "-m", "tests.unit.tasks.hub_server.kills", operation, str(folder), str(stride)]
-    done = subprocess.run(program, capture_output=True, text=True, cwd=Path(__file__).parents[4])
+    done = subprocess.run(program, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     places, landed = map(int, done.stdout.split())
     return places, landed

@@ -17,6 +17,7 @@ from params.artifacts import SPLITS, Artifacts
 from params.schema import ObjectiveChoice, Tokenization
 from tasks.tokenization.stage import tokenize
 from tests.support import tiny
+from tests.support.project import ROOT
 from trainer.data import tokens
 
 LANGUAGE = ObjectiveChoice(name="causal_lm")
@@ -67,8 +68,7 @@ def test_another_process_gives_the_same_bytes(artifacts):
         "ObjectiveChoice(name='causal_lm'), tokenization=Tokenization(max_length=16, "
         "tokenizer={'kind': 'train', 'vocab_size': 300}))"
     )
-    root = Path(__file__).parents[4]
-    subprocess.run([sys.executable, "-c", code, str(artifacts.root)], cwd=root, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code, str(artifacts.root)], cwd=ROOT, check=True, capture_output=True)
     assert digests(artifacts.tokens) == before
 
 
@@ -264,7 +264,7 @@ def test_memory_does_not_grow_with_the_rows(artifacts, tmp_path):
             [sys.executable, "-c", MEASURE, str(artifacts.root), choice["path"]],
             cwd=Path(__file__).parent,
             env={
-                "PYTHONPATH": f"{Path(__file__).parents[4]}",
+                "PYTHONPATH": str(ROOT),
                 "MALLOC_ARENA_MAX": "1",
                 "TOKENIZERS_PARALLELISM": "false",
             },

@@ -30,11 +30,10 @@ from tasks.training import processes, ranks, supervisor
 from tasks.training.processes import launch_command
 from tasks.training.ranks import Ranks
 from tasks.training.supervisor import supervise
-from tests.support.project import wait_for
+from tests.support.project import ROOT, wait_for
 from trainer.job import Job
 from trainer.runtime import heartbeat, launcher
 
-ROOT = Path(__file__).parents[4]
 START = """\
 import os, subprocess, sys, time
 from pathlib import Path

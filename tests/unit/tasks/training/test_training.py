@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -22,9 +21,9 @@ from params import load
 from params.artifacts import Artifacts
 from tasks.training import stage
 from tests.support import releases, tiny
+from tests.support.project import ROOT
 from trainer.checkpoints.sealed import verify
 
-ROOT = Path(__file__).parents[4]
 STEPS = {"training.max_steps": 16, "training.eval_steps": 6, "training.save_steps": 2}
 
 

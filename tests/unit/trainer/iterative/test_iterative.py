@@ -35,11 +35,11 @@ from transformers import (
 
 import trainer as package
 from tests.support import tiny
+from tests.support.project import ROOT
 from trainer import IterativeSFTConfig, IterativeSFTTrainer
 from trainer.identity import run_identity
 from trainer.iterative.rows import Rows
 
-ROOT = Path(__file__).parents[4]
 WORDS = ["</s>", "<unk>", *string.ascii_lowercase]
 QUIET = {"disable_tqdm": True, "report_to": "none", "use_cpu": True, "save_strategy": "no"}
 ROWS = [torch.tensor(ids) for ids in ([2, 3, 4, 5, 6], [7, 8], [9, 10, 11, 12], [13, 14, 15], [2, 4, 6, 8, 10, 12])]

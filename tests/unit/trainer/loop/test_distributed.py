@@ -6,7 +6,6 @@ import csv
 import os
 import shutil
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,11 +18,11 @@ from params.artifacts import Artifacts
 from params.schema import Launch, ObjectiveChoice
 from tasks.training import stage
 from tests.support import tiny
+from tests.support.project import ROOT
 from trainer import objectives
 from trainer.loop import sharding
 from trainer.model import network
 
-ROOT = Path(__file__).parents[4]
 FSDP = str(ROOT / "params" / "accelerate" / "fsdp2.yaml")
 # two micro-batches a step on each of two processes; without dropout, whose masks depend on the micro-batch
 RUN = {

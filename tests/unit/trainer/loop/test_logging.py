@@ -8,13 +8,12 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.support.in_process import At, job, losses, trained
+from tests.support.project import ROOT
 
-ROOT = Path(__file__).parents[4]
 EIGHT_A_EPOCH = {"training.max_steps": 20, "training.eval_steps": 10, "training.save_steps": 4}
 
 

@@ -17,11 +17,11 @@ from params.loading import read
 from tasks.diagnostics.check import all_problems
 from tests.support import tiny
 from tests.support.in_process import At, job, losses, trained, trainer_of
+from tests.support.project import ROOT
 from trainer.checkpoints.sealed import best_weights
 from trainer.loop import optimizers
 from trainer.model import config_check
 
-ROOT = Path(__file__).parents[4]
 RUN = {
     # 64 times 64 weights: from 4096 on, optimizers of 8 and 4 bits quantize
     "model.config.hidden_size": 64,
