@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import tiny
-from tests.support.project import Project
+from tests.support.project import ROOT, Project
 
 COMMAND = [sys.executable, "-m", "tasks", "verify-resume", "params/tiny.yaml", "--steps", "8", "--kills", "1"]
 LONGER = {"training.max_steps": 40}
@@ -24,7 +24,7 @@ def test_a_sound_project_is_equal(tmp_path: Path, processes: int) -> None:
     changes = {"launch.num_processes": processes, "launch.micro_batch_size": 2, "launch.dataloader_workers": 1}
     artifacts, _ = tiny.tokenized(tmp_path, tiny.recipe(LONGER | changes))
     before = {path: path.read_bytes() for path in artifacts.run.rglob("*") if path.is_file()}
-    environment = {**os.environ, "PYTHONPATH": str(tiny.ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(COMMAND, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout

@@ -15,6 +15,7 @@ from tasks.__main__ import main
 from tasks.diagnostics.trace import steps
 from tasks.stages import run
 from tests.support import tiny
+from tests.support.project import ROOT
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model import network
@@ -48,7 +49,7 @@ def traced(project, row_id):
 @pytest.fixture
 def inside(project, monkeypatch):
     monkeypatch.chdir(project.parents[1])
-    monkeypatch.setenv("PYTHONPATH", str(tiny.ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.fixture

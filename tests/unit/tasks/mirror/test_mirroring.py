@@ -21,6 +21,7 @@ from tasks.hub_server.server import LocalHub
 from tasks.mirror.queue import Waiting
 from tasks.mirror.upload import mirrored
 from tests.support import tiny
+from tests.support.project import ROOT
 from trainer.checkpoints import sealed
 from trainer.job import Job
 
@@ -284,7 +285,7 @@ class StoppedError(Exception):
 @pytest.mark.parametrize("error", [None, StoppedError], ids=["finished", "stopped"])
 def test_what_a_training_leaves_at_its_end_is_waited_for(machine, api, monkeypatch, error):
     """The mirror has only just been started when the training is over."""
-    monkeypatch.setenv("PYTHONPATH", str(tiny.ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
     patience = {"grace_s": 60.0 if error else 0.1, "stall_timeout_s": 0.1 if error else 60.0}
     launch = machine.job.launch.model_copy(update=patience)
