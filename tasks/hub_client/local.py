@@ -177,7 +177,7 @@ def _greeting(hub: LocalHub, folder: Path, address: str, tokens: Path | None) ->
     return f"""The Hub in {folder} is at {endpoint}
 
   browse:   {browse}
-  publish:  HF_ENDPOINT={endpoint} HF_TOKEN={token} HF_HUB_DISABLE_XET=1 python -m flows.retrain <recipe>
+  publish:  HF_ENDPOINT={endpoint} HF_TOKEN={token} HF_HUB_DISABLE_XET=1 evergreen run <recipe>
   load:     HF_ENDPOINT={endpoint} HF_TOKEN={token} HF_HUB_DISABLE_XET=1 python
             >>> AutoTokenizer.from_pretrained("owner/name", revision="a tag or commit")
 
