@@ -1,100 +1,116 @@
-"""What each stage leaves in Prefect's UI: its report as a table, and for a release a link to it."""
+"""What Prefect's UI and the command line show of a run: the report of each stage, a link to the release, a summary."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from params.artifacts import Artifacts
+from tasks.hub_client.receipt import Receipt
+from tasks.stages import read_report
+
+if TYPE_CHECKING:
+    from tasks.evaluation.stage import EvaluationReport
 
 
-def show(stage: str, artifacts: Artifacts, outcome: str) -> None:
-    """Leave the report of `stage` as an artifact of the current task run."""
+def show_report(stage: str, artifacts: Artifacts, outcome: str) -> None:
+    """Add the report of `stage` to the current task run as a Prefect artifact, and a link to the release."""
     path = artifacts.report(stage)
     if not path.exists():
         return
     report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    key = _key(stage, artifacts)
+    key = _artifact_key(stage, artifacts)
     description = f"{stage}@{artifacts.recipe}: {outcome} ({path})"
     if stage == "evaluate":
-        create_markdown_artifact(figures(report), key=key, description=description)
+        from tasks.evaluation.stage import EvaluationReport
+
+        create_markdown_artifact(
+            metrics_table(read_report(artifacts, EvaluationReport)), key=key, description=description
+        )
     else:
-        create_table_artifact(_rows(report), key=key, description=description)
-    if stage == "publish" and str(report.get("endpoint", "")).startswith("http") and report.get("commit"):
-        create_link_artifact(address(report), link_text=report["repo_id"], key=f"{key}-link", description=description)
+        create_table_artifact(table_rows(report), key=key, description=description)
+    if stage == "publish":
+        receipt = read_report(artifacts, Receipt)
+        if receipt.commit and receipt.endpoint.startswith("http"):
+            link, text = release_url(receipt), receipt.repo_id
+            create_link_artifact(link, link_text=text, key=f"{key}-link", description=description)
 
 
 def link_report(artifacts: Artifacts, *, renew: bool) -> None:
-    """Leave a link to the page of the run, which stands on the machine that ran it; the publish stage writes it.
+    """Add a link to the run's page, which is on the machine that ran it, to the flow run.
 
     Args:
         artifacts: of the run.
-        renew: whether it is to be written now, because the run does not publish.
+        renew: whether to write the page now; the publish stage writes it too.
     """
     if renew and artifacts.evaluation.exists():
         from tasks.report.page import read_timings, write_report
 
         write_report(artifacts, timings=read_timings(artifacts))
     if artifacts.page.exists():
-        link, key = artifacts.page.resolve().as_uri(), _key("report", artifacts)
-        create_link_artifact(link, link_text=str(artifacts.page), key=key, description="verdict, figures, provenance")
+        link, key = artifacts.page.resolve().as_uri(), _artifact_key("report", artifacts)
+        create_link_artifact(link, link_text=str(artifacts.page), key=key, description="verdict, metrics, provenance")
 
 
-def _key(what: str, artifacts: Artifacts) -> str:
-    """An artifact's name, in the letters that Prefect allows."""
+def _artifact_key(what: str, artifacts: Artifacts) -> str:
+    """The key of a Prefect artifact, in the letters that Prefect allows."""
     return re.sub(r"[^a-z0-9]+", "-", f"{what}-{artifacts.recipe}".lower()).strip("-")
 
 
-def address(receipt: dict[str, Any]) -> str:
-    """Where a release can be looked at."""
-    return f"{receipt['endpoint']}/{receipt['repo_id']}/tree/{receipt['commit']}"
+def release_url(receipt: Receipt) -> str:
+    """Return the address of a release's page on its Hub."""
+    return f"{receipt.endpoint}/{receipt.repo_id}/tree/{receipt.commit}"
 
 
-def kept(artifacts: Artifacts) -> str | None:
-    """Why the champion stays; None if it does not."""
-    receipt = json.loads(artifacts.receipt.read_text(encoding="utf-8"))
-    return "; ".join(receipt["reasons"]) if receipt["verdict"] == "kept" else None
+def why_kept(artifacts: Artifacts) -> str | None:
+    """Return why the champion was kept; None if another model was published."""
+    receipt = read_report(artifacts, Receipt)
+    return "; ".join(receipt.reasons) if receipt.verdict == "kept" else None
 
 
-def figures(metrics: dict[str, Any]) -> str:
-    """The model's metrics beside those of the published model and of the untrained one, as a Markdown table."""
-    others = {name: metrics[name] for name in ("champion", "untrained") if metrics.get(name)}
+def metrics_table(evaluation: EvaluationReport) -> str:
+    """Return the model's metrics beside those of the champion and of the untrained model, as a Markdown table."""
+    compared = {"champion": evaluation.champion, "untrained": evaluation.untrained}
+    others = {name: metrics for name, metrics in compared.items() if metrics}
     lines = [f"| metric | model |{''.join(f' {name} |' for name in others)}", f"| --- |{' ---: |' * (1 + len(others))}"]
-    for name, value in metrics["model"].items():
+    for name, value in evaluation.model.items():
         beside = [f" {other[name]:.4g} |" if name in other else " |" for other in others.values()]
         lines.append(f"| {name} | {value:.4g} |{''.join(beside)}")
-    return "\n".join([*lines, "", f"on the {metrics['split']} split, {metrics['rows']} rows"])
+    return "\n".join([*lines, "", f"on the {evaluation.split} split, {evaluation.rows} rows"])
 
 
 def summary(artifacts: Artifacts, outcomes: dict[str, str]) -> str:
-    """What a run of the flow ends with: the figures, the release, and where to read more."""
+    """Return what the command line shows at the end of a run: metrics, release, and where to read more."""
+    from tasks.evaluation.stage import EvaluationReport
+
     lines = ["", "  ".join(f"{stage}: {outcome}" for stage, outcome in outcomes.items()), ""]
-    metrics = json.loads(artifacts.report("evaluate").read_text(encoding="utf-8"))
-    lines += [figures(metrics), ""]
+    lines += [metrics_table(read_report(artifacts, EvaluationReport)), ""]
     if "publish" in outcomes:
-        receipt = json.loads(artifacts.receipt.read_text(encoding="utf-8"))
-        local = receipt["endpoint"] == "local"
-        what = "kept the champion" if receipt["verdict"] == "kept" else receipt["verdict"]
+        receipt = read_report(artifacts, Receipt)
+        is_local = receipt.endpoint == "local"
+        verdict = "kept the champion" if receipt.verdict == "kept" else receipt.verdict
         if outcomes["publish"] == "unchanged":
-            lines.append("nothing was published: nothing has changed since the run whose end was")
-        lines.append(f"{what}: {receipt['repo_id']} on {'the Hub in .hub' if local else address(receipt)}")
-        lines += [f"  {reason}" for reason in receipt["reasons"]]
-        lines.append(f"revision: {receipt['commit']} ({receipt['tag']})")
-        if local:
-            lines.append("served by: python -m tasks hub")
+            lines.append("nothing has changed since the last run, which ended with")
+        lines.append(f"{verdict}: {receipt.repo_id} on {'the Hub in .hub' if is_local else release_url(receipt)}")
+        lines += [f"  {reason}" for reason in receipt.reasons]
+        lines.append(f"revision: {receipt.commit} ({receipt.tag})")
+        if is_local:
+            lines.append("to browse it: evergreen hub")
         lines.append(f"receipt: {artifacts.receipt}")
-    lines.append(f"figures: {artifacts.report('evaluate')}")
+    lines.append(f"metrics: {artifacts.report('evaluate')}")
     lines.append(f"report: {artifacts.page}")
     return "\n".join(lines)
 
 
-def _rows(report: object, prefix: str = "") -> list[dict[str, Any]]:
-    """A nested report as rows of name and value."""
+def table_rows(report: object, prefix: str = "") -> list[dict[str, Any]]:
+    """Return a nested report as rows of name and value."""
     if isinstance(report, dict):
-        return [row for name, value in report.items() for row in _rows(value, f"{prefix}.{name}" if prefix else name)]
+        return [
+            row for name, value in report.items() for row in table_rows(value, f"{prefix}.{name}" if prefix else name)
+        ]
     if isinstance(report, list):
         report = ", ".join(map(str, report))
-    return [{"figure": prefix, "value": report}]
+    return [{"name": prefix, "value": report}]

@@ -1,15 +1,14 @@
-"""Run a command whose life is bound to ours: it ends with this process, however this process ends.
+"""Run a command that ends with this process, however this process ends.
 
-    flow --start--> python -m flows.child_process <pid> dvc ... --start--> stage --start--> trainer
+    flow --starts--> python -m flows.child_process <pid> flows.dvc ... --starts--> stage --starts--> trainer
 
-The command gets a process group of its own. When the flow is told to stop, so is the whole group: SIGTERM, a grace in
-which a trainer writes its checkpoint, SIGKILL. When the flow is killed, the kernel kills the command, and the stage
-below dies with the command in the same way (`die_with_parent`).
+The command leads a process group. When the flow is asked to stop, the whole group is: SIGTERM, a grace period in which a
+trainer writes its checkpoint, SIGKILL. When the flow is killed, the kernel kills the command, and the stage below it ends
+in the same way (`die_with_parent`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -27,29 +26,31 @@ from typing import IO, TypeAlias
 
 import psutil
 
-from trainer.runtime.lifetime import die_with_parent
+from trainer.runtime.lifetime import die_with_parent, signal_group, stop_group
 
 Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
 
 GRACE_S = 20.0
-"""Time between asking a command to stop and killing it, unless it asks for more; a Prefect worker gives the flow itself
-30 s."""
+"""Seconds between SIGTERM and SIGKILL for most commands; a Prefect worker gives the flow itself 30 s."""
 _KEPT_LINES = 400
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a command ended, and the last lines that it wrote."""
+class CompletedCommand:
+    """A command that has ended."""
 
     status: int
     """Exit status; negative when a signal ended it."""
     lines: tuple[str, ...]
+    """The last lines that it wrote."""
 
 
-def start(module: str, arguments: Sequence[str], output: int | IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start `python -m module arguments`, bound to this process.
+def start(
+    module: str, arguments: Sequence[str], output: int | IO[bytes], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module arguments`, to end with this process.
 
-    The kernel takes the end of the *thread* that started a command for the end of its parent: wait in the same one.
+    The kernel kills the command when the *thread* that started it ends: wait in the same thread.
     """
     search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return subprocess.Popen(
@@ -57,51 +58,51 @@ def start(module: str, arguments: Sequence[str], output: int | IO[bytes]) -> sub
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        env={**os.environ, "PATH": search, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PATH": search, "PYTHONUNBUFFERED": "1", **(environment or {})},
         start_new_session=True,
     )
 
 
-def run(module: str, arguments: Sequence[str], log: Logger, *, grace_s: float = GRACE_S) -> Outcome:
-    """Run `python -m module arguments` to its end, and log each of its lines as it comes.
+def run(
+    module: str,
+    arguments: Sequence[str],
+    log: Logger,
+    *,
+    grace_s: float = GRACE_S,
+    environment: Mapping[str, str] | None = None,
+) -> CompletedCommand:
+    """Run `python -m module arguments` to its end, and log each of its lines at once.
 
     Whatever ends the wait, a signal or a cancelled flow, also ends the command, within `grace_s`.
+
+    Args:
+        module: what Python runs.
+        arguments: its arguments.
+        log: takes the lines.
+        grace_s: seconds that the command gets to stop.
+        environment: variables beside those of this process.
     """
-    process = start(module, arguments, subprocess.PIPE)
+    process = start(module, arguments, subprocess.PIPE, environment)
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     try:
         for line in _lines(process):
             lines.append(line)
             if line.strip():
                 log.info(line)
-        return Outcome(process.wait(), tuple(lines))
+        return CompletedCommand(process.wait(), tuple(lines))
     except BaseException:  # cancelled, SIGTERM, Ctrl-C
-        stop(process, grace_s)
-        for line in filter(str.strip, _lines(process)):  # how far it came
+        stop_group(process, grace_s)
+        for line in filter(str.strip, _lines(process)):  # what it wrote while it stopped
             log.info(line)
         raise
     finally:
-        _signal_group(process, signal.SIGKILL)  # whatever ended its leader, nobody of the group stays behind
+        signal_group(process, signal.SIGKILL)  # its leader has ended; nothing of its group stays behind
         assert process.stdout is not None
         process.stdout.close()
 
 
-def stop(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
-    """End a command and its group: ask, wait for at most `grace_s`, kill."""
-    _signal_group(process, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(grace_s)
-    _signal_group(process, signal.SIGKILL)
-    process.wait()
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
-    """What a command writes, by lines, until it ends; a grandchild that keeps the pipe open is not waited for."""
+    """Yield the lines that a command writes until it ends, although a grandchild may keep the pipe open."""
     assert process.stdout is not None
     rest = b""
     with selectors.DefaultSelector() as selector:
@@ -121,7 +122,7 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
 
 
 def _on_sigterm(number: int, _: FrameType | None) -> None:
-    """DVC has no answer to SIGTERM and would leave its stage behind: let the stage end first, it got the signal too."""
+    """Wait for the children, which got the signal too: DVC does not handle SIGTERM and would leave its stage behind."""
     if not psutil.Process().children():
         sys.exit(128 + number)
 
@@ -129,7 +130,7 @@ def _on_sigterm(number: int, _: FrameType | None) -> None:
 def _main() -> None:
     parent, module, *arguments = sys.argv[1:]
     die_with_parent()
-    if os.getppid() != int(parent):  # it ended before the kernel knew that we care
+    if os.getppid() != int(parent):  # it ended before the kernel could note that we die with it
         sys.exit(os.EX_TEMPFAIL)
     signal.signal(signal.SIGTERM, _on_sigterm)
     sys.argv = [module, *arguments]

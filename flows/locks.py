@@ -1,8 +1,8 @@
-"""Locks: no two runs of one recipe at a time, and none that outlives its owner.
+"""Locks: one run of a recipe at a time, and no lock outlives its owner.
 
-DVC notes in .dvc/tmp/rwlock who reads and writes which artifact, by process id. Two things in it it does not mend
-itself: an id that was given to another process since (after a restart of a container, for example), which it takes for
-the owner for ever; and a file cut short by a kill, on which every command fails.
+DVC notes in .dvc/tmp/rwlock which process reads and writes which artifact. It cannot repair two things in that file: the
+id of a dead owner that now belongs to another process (after a restart of a container, for example), which blocks for
+ever; and a file that a kill cut short, on which every command fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GUARD_WAIT_S = 10.0
 
 
 def recipe_lock(artifacts: Artifacts) -> contextlib.AbstractContextManager[None]:
-    """Hold the kernel's lock on this recipe's flow, whoever started it.
+    """Hold the lock on the flow of this recipe.
 
     Raises:
         TransientError: another flow runs this recipe in this project.
@@ -33,7 +33,7 @@ def recipe_lock(artifacts: Artifacts) -> contextlib.AbstractContextManager[None]
 
 
 def clear_stale_locks(log: Logger, root: Path = Path()) -> None:
-    """Take dead owners out of DVC's lock file, and log what was taken out."""
+    """Remove dead owners from DVC's lock file, and log how many."""
     path = root / ".dvc" / "tmp" / "rwlock"
     if not path.exists():
         return
@@ -41,7 +41,7 @@ def clear_stale_locks(log: Logger, root: Path = Path()) -> None:
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError:
-            log.warning("%s was cut short by a kill: removed", path)
+            log.warning("removed %s, which a kill had cut short", path)
             path.unlink()
             return
         writers: dict[str, dict[str, Any]] = content.get("write", {})
@@ -55,11 +55,11 @@ def clear_stale_locks(log: Logger, root: Path = Path()) -> None:
                 "read": {p: rs for p, rs in living.items() if rs},
             }
             path.write_text(json.dumps(content), encoding="utf-8")
-            log.info("%s named %d dead owners: removed", path, len(dead))
+            log.info("removed %d dead owners from %s", len(dead), path)
 
 
 def _lives(owner: dict[str, Any]) -> bool:
-    """Whether the process with the owner's id also has its command line."""
+    """Whether the process with the owner's id also has the owner's command line."""
     try:
         command = " ".join(psutil.Process(owner["pid"]).cmdline())
     except psutil.NoSuchProcess:
@@ -71,7 +71,7 @@ def _lives(owner: dict[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def _guard(path: Path) -> Iterator[None]:
-    """The lock under which DVC itself edits the file."""
+    """Hold the lock under which DVC itself edits the file."""
     import zc.lockfile
 
     give_up = time.monotonic() + _GUARD_WAIT_S

@@ -1,4 +1,4 @@
-"""Prefect's log without tracebacks for what a user can cause: such an error says itself where, what and how to mend it."""
+"""Prefect's log without tracebacks of errors that a user can cause: their message says where, what and how to fix it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from params import EvergreenError
 
 
 class WithoutTraceback(logging.Filter):
-    """Takes the traceback of an `EvergreenError` off its log record."""
+    """A filter that removes the traceback of an `EvergreenError` from its log record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let every record through."""
@@ -17,8 +17,8 @@ class WithoutTraceback(logging.Filter):
         return True
 
 
-def install() -> None:
-    """Apply the filter to Prefect's run loggers."""
+def hide_tracebacks() -> None:
+    """Add the filter to Prefect's loggers of runs."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logger = logging.getLogger(name)
         if not any(isinstance(f, WithoutTraceback) for f in logger.filters):

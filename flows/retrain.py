@@ -1,4 +1,4 @@
-"""Keep a model fresh: six stages from data to a published model, each run only if something that it reads has changed.
+"""The flow: six stages from data to a published model, each run only if something that it reads has changed.
 
 make run                                              the default recipe
 evergreen run banking77 --no-publish                  another one, up to its evaluation
@@ -15,19 +15,19 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
-from flows import logs, stages
-from flows.artifacts import kept, link_report, show
+from flows import dvc, logs, stages
+from flows.artifacts import link_report, show_report, why_kept
 from flows.locks import clear_stale_locks, recipe_lock
 from params import StaleBlessingError, TransientError, load
 from params.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
 
 KEPT = "Kept the champion"
-"""The state in which a run ends whose model did not take the place of the published one: as good an end as any."""
+"""Name of the final state of a run whose model did not replace the published one; its type is COMPLETED."""
 
 
 def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
-    """Retry what a retry can cure: never bad data, a bad recipe or a refused model."""
+    """Whether Prefect should retry a stage: never for bad data, a bad recipe or a refused model."""
     error = state.result(raise_on_failure=False)
     return isinstance(error, TransientError) and not isinstance(error, StaleBlessingError)
 
@@ -40,12 +40,12 @@ def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
     retry_delay_seconds=[5, 30, 120],
     retry_condition_fn=is_transient,
 )
-def run_stage(stage: str, recipe: str, *, force: bool) -> stages.Outcome | State[stages.Outcome]:
-    """Bring one stage up to date, and show its report."""
+def run_stage(stage: str, recipe: str, *, force: bool) -> stages.StageOutcome | State[stages.StageOutcome]:
+    """Bring one stage up to date, and show its report in Prefect's UI."""
     clear_stale_locks(get_run_logger())
     outcome = stages.run(stage, recipe, get_run_logger(), force=force)
-    show(stage, Artifacts(recipe), outcome)
-    if stage == "publish" and (why := kept(Artifacts(recipe))):
+    show_report(stage, Artifacts(recipe), outcome)
+    if stage == "publish" and (why := why_kept(Artifacts(recipe))):
         return Completed(name=KEPT, message=why, data=outcome)
     return outcome
 
@@ -54,38 +54,37 @@ def run_stage(stage: str, recipe: str, *, force: bool) -> stages.Outcome | State
 def retrain(
     recipe: str = "default", *, publish: bool = True, force: bool = False
 ) -> dict[str, str] | State[dict[str, str]]:
-    """Retrain what is stale of one recipe, and publish the model.
+    """Bring the stages of one recipe up to date, and publish the model.
 
     Args:
         recipe: name or path of a recipe in params/.
         publish: whether to go on to the Hub after the evaluation.
         force: run every stage, stale or not.
     """
-    logs.install()
-    recipe = recipe_name(recipe)
-    load(stages.recipe_path(recipe))
-    wanted = STAGES if publish else STAGES[:-1]
+    logs.hide_tracebacks()
+    artifacts, log = Artifacts(recipe_name(recipe)), get_run_logger()
+    load(artifacts.recipe_path)
+    requested = STAGES if publish else STAGES[:-1]
     outcomes: dict[str, str] = {}
 
-    def step(stage: str, *, force: bool = force) -> None:
-        named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{recipe}")
-        ended = named(stage, recipe, force=force)
-        outcomes[stage] = ended.result() if isinstance(ended, State) else ended
+    def bring_up_to_date(stage: str, *, force: bool) -> None:
+        named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{artifacts.recipe}")
+        outcomes[stage] = named(stage, artifacts.recipe, force=force, return_state=True).result()
 
-    with recipe_lock(Artifacts(recipe)):
-        clear_stale_locks(get_run_logger())
-        if force or any(stages.changed(stage, recipe) for stage in wanted):
-            stages.check(recipe, get_run_logger())
+    with recipe_lock(artifacts):
+        clear_stale_locks(log)
+        if force or any(dvc.is_stale(f"{stage}@{artifacts.recipe}") for stage in requested):
+            stages.check(artifacts.recipe, log)
         try:
-            for stage in wanted:
-                step(stage)
-        except StaleBlessingError as error:  # another model was published meanwhile: that one is to be beaten now
-            get_run_logger().warning("%s", error)
-            for stage in STAGES[-2:]:
-                step(stage, force=True)
+            for stage in requested:
+                bring_up_to_date(stage, force=force)
+        except StaleBlessingError as error:  # another model was published meanwhile: compare with that one
+            log.warning("%s", error)
+            for stage in ("evaluate", "publish"):
+                bring_up_to_date(stage, force=True)
         finally:
-            link_report(Artifacts(recipe), renew=not publish)
-    why = kept(Artifacts(recipe)) if publish else None
+            link_report(artifacts, renew=not publish)
+    why = why_kept(artifacts) if publish else None
     return Completed(name=KEPT, message=why, data=outcomes) if why else outcomes
 
 

@@ -1,6 +1,6 @@
-"""A Prefect server for one run, when none is configured; it ends with the run, even a killed one.
+"""A Prefect server for one run, if none is configured; it ends with the run, even if the run is killed.
 
-Prefect's own temporary server outlives a killed flow, for it is only told to stop by a flow that ends in order.
+Prefect's own temporary server outlives a killed flow: only a flow that ends normally stops it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_se
 
 from flows import child_process
 from params import TransientError
+from trainer.runtime.lifetime import stop_group
 
 _STARTUP_S = 90.0
 
 
 @contextlib.contextmanager
 def ensure_server(log_file: Path) -> Iterator[None]:
-    """Have a Prefect server: the one that is configured, or else one of our own until this process ends.
+    """Use the configured Prefect server, or start one that runs until this process ends.
 
     Raises:
-        TransientError: our own did not start.
+        TransientError: the server did not start.
     """
     if get_current_settings().api.url:
         yield
@@ -38,9 +39,7 @@ def ensure_server(log_file: Path) -> Iterator[None]:
     with log_file.open("wb") as log:
         arguments = ["server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-services", "--no-ui"]
         server = child_process.start("prefect", arguments, log)
-    atexit.register(
-        child_process.stop, server
-    )  # not at the end of the block: Prefect sends its last events when Python ends
+    atexit.register(stop_group, server, child_process.GRACE_S)  # later than this block: Prefect sends events at exit
     url = f"http://127.0.0.1:{port}/api"
     give_up = time.monotonic() + _STARTUP_S
     while not _answers(url):

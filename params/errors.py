@@ -86,11 +86,15 @@ def from_json(text: str | bytes) -> EvergreenError:
     try:
         content = json.loads(text)
         classes = {found.__name__: found for found in _classes(EvergreenError)}
-        by_code = {found.exit_code: found for found in reversed(classes.values())}
-        found = classes.get(content["type"]) or by_code.get(content["exit_code"], EvergreenError)
+        found = classes.get(content["type"]) or class_of(content["exit_code"])
         return found(**{name: str(content[name]) for name in ("where", "what", "fix", "key")})
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an error in JSON: {text!r}") from error
+
+
+def class_of(exit_code: int) -> type[EvergreenError]:
+    """Return the most general class with this exit code; `EvergreenError` if there is none."""
+    return next((found for found in _classes(EvergreenError) if found.exit_code == exit_code), EvergreenError)
 
 
 def _classes(root: type[EvergreenError]) -> Iterator[type[EvergreenError]]:

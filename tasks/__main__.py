@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from params import EvergreenError, TransientError, load
+from params import EvergreenError, TransientError, command_result, load
 from params.artifacts import Artifacts
 from params.loading import find_recipe
 from trainer.runtime.lifetime import die_with_parent
@@ -252,7 +252,8 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
     group = typer.main.get_command(commands)
     try:
         # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.
-        with group.make_context(name, list(sys.argv[1:] if argv is None else argv)) as context:
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        with command_result.reported(), group.make_context(name, arguments) as context:
             group.invoke(context)
     except typer.Exit as end:
         return end.exit_code

@@ -10,9 +10,7 @@ import contextlib
 import glob
 import logging
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,10 +22,12 @@ from typing import Annotated, Any, Literal
 import pydantic
 from ruamel.yaml import YAML
 
-import params
-from params import EvergreenError, KilledError, ModelError, RecipeError, TransientError, load
-from params.artifacts import storage_errors
+from params import EvergreenError, KilledError, ModelError, RecipeError, TransientError, command_result, load
+from params.artifacts import Artifacts, storage_errors
+from params.command_result import CommandResult
+from params.errors import class_of
 from tasks.publishing.provenance import FILE
+from trainer.runtime.lifetime import stop_group
 
 logger = logging.getLogger(__name__)
 _TOOL_TIMEOUT_S = 3600.0
@@ -35,8 +35,6 @@ _TOOL_TIMEOUT_S = 3600.0
 _GRACE_S = 20.0
 """Between asking a stage to end and killing it."""
 _GIT_PLACES = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX"})
-_PRINTED = re.compile(r"^(\w+Error): (.*?): (.*?)\n  fix: (.*)$", re.MULTILINE | re.DOTALL)
-_ERRORS = {name: c for name, c in vars(params).items() if isinstance(c, type) and issubclass(c, EvergreenError)}
 
 Sha256 = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -98,12 +96,13 @@ class Clone:
         """Run a stage of the clone's code, its output beside ours.
 
         Raises:
-            EvergreenError: of the kind that the stage printed.
+            EvergreenError: the error that the stage reported.
         """
         logger.info("reproduce: %s", name)
         command = [sys.executable, "-m", "tasks", name, f"params/{recipe}.yaml"]
         # The stage ends with this process, however this process ends, as it does when DVC runs it.
-        environment = {**_environment(), "DVC_STAGE": name}
+        result_path = Artifacts(recipe, self.project).command_result
+        environment = {**_environment(), **command_result.reserve(result_path), "DVC_STAGE": name}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self.project), os.environ.get("PYTHONPATH")]))
         process = subprocess.Popen(
             command,
@@ -116,14 +115,16 @@ class Clone:
             start_new_session=True,
         )
         try:
-            _, said = process.communicate(timeout=timeout_s)
+            _, output = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             fix = "give it more time; what it had done is lost"
             raise TransientError(name, f"did not end within {timeout_s:.0f} s", fix) from None
         finally:
-            _stop(process)
+            stop_group(process, _GRACE_S)
+            if process.stderr is not None:
+                process.stderr.close()
         if process.returncode:
-            raise _error(name, process.returncode, said)
+            raise _error(name, process.returncode, command_result.read(result_path), output)
 
     def dvc(self, *arguments: str, at: Path | None = None) -> str:
         """What DVC writes, in the clone or at another folder.
@@ -273,24 +274,12 @@ def _output(command: Sequence[str], folder: Path, environment: Mapping[str, str]
     return done.stdout
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
-    """End a stage that has not ended by itself, and whoever it left in its group."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stderr is not None:
-        process.stderr.close()
-
-
-def _error(stage: str, status: int, said: str) -> EvergreenError:
-    """The error that a stage printed, as an exception."""
+def _error(stage: str, status: int, result: CommandResult | None, output: str) -> EvergreenError:
+    """The error that a stage reported; if it reported none, what its exit status says."""
     if status < 0:
         return KilledError(stage, f"was ended by signal {-status}", "try again")
-    if (printed := _PRINTED.search(said)) and printed[1] in _ERRORS:
-        return _ERRORS[printed[1]](f"{stage}, {printed[2]}", printed[3], printed[4].splitlines()[0])
-    last = next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
-    return EvergreenError(stage, f"exited with {status}: {last}", "the code of that commit does not run here")
+    if result and result.error:
+        return result.error.replace(where=f"{stage}, {result.error.where}")
+    # The code of an older commit may report nothing but its exit status.
+    end = " ".join(output.split())[-500:] or "it wrote nothing"
+    return class_of(status)(stage, f"exited with {status}: {end}", "look for the cause in the code of that commit")

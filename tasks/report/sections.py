@@ -268,11 +268,10 @@ def timed(timings: Mapping[str, Timing]) -> Section | None:
     peaks = [timing.peak_memory_mib for timing in timings.values() if timing.peak_memory_mib is not None]
     lead = f"{seconds(total)} in all, {seconds(longest.seconds)} of it in {longest.stage}"
     lead += f"; at most {_memory(max(peaks))} of memory." if peaks else "."
-    said = {"ran": "ran", "restored": "taken from the cache", "unchanged": "unchanged", "failed": "failed"}
     rows = [
         {
             "stage": timing.stage,
-            "outcome": said[timing.outcome],
+            "outcome": timing.outcome,
             "seconds": seconds(timing.seconds),
             "memory": _memory(timing.peak_memory_mib),
         }

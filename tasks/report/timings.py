@@ -12,17 +12,17 @@ from tasks.stages import Report, save_report
 
 
 class Timing(Report):
-    """What a stage took. The flow measures it; a stage that is run by itself leaves none."""
+    """Time and memory of a stage's last run."""
 
     stage: str
     seconds: float
-    """From its start to its end, of the last time that it had something to do."""
+    """From its start to its end."""
     peak_memory_mib: float | None = None
     """Most memory that its processes held together, in MiB."""
-    outcome: Literal["ran", "restored", "unchanged", "failed"]
-    """What became of it in the last run."""
+    outcome: Literal["ran", "failed"]
+    """How it ended."""
     error: str = ""
-    """What it failed of."""
+    """The error that it failed with; empty if it did not fail."""
 
     @property
     def failed(self) -> bool:
@@ -31,17 +31,11 @@ class Timing(Report):
 
 
 def record_timing(artifacts: Artifacts, timing: Timing) -> None:
-    """Keep what a stage took. Of one that had nothing to do, what it took when it last ran stays.
-
-    That a later stage failed in the run before is forgotten.
+    """Save what a stage took, and delete failures of later stages, which belong to an earlier run.
 
     Raises:
         StorageError: the disk is full or read-only.
     """
-    before = read_timings(artifacts).get(timing.stage)
-    if timing.outcome == "unchanged" and before is not None and not before.failed:
-        kept = {"seconds": before.seconds, "peak_memory_mib": before.peak_memory_mib}
-        timing = timing.model_copy(update=kept)
     save_report(timing, _path(artifacts, timing.stage))
     for later in STAGES[STAGES.index(timing.stage) + 1 :]:
         if (failed := read_timings(artifacts).get(later)) and failed.failed:

@@ -50,10 +50,9 @@ TOKENS = {"token": TOKEN, "plain": PLAIN, "reader": READER, "wrong": WRONG, "spa
 FLOW = """\
 import json, os, sys
 from pathlib import Path
-from flows import retrain
+from flows import cli, retrain
 from flows.server import ensure_server
 
-sys.argv = ["flows.retrain", "tiny"]
 retrain.run_stage.retry_delay_seconds = 0
 mine = dict(os.environ)
 with ensure_server(Path(".scratch/tiny/prefect-server.log")):
@@ -62,7 +61,7 @@ with ensure_server(Path(".scratch/tiny/prefect-server.log")):
         retrain.run_stage.retries = request["retries"]
         os.environ.clear()
         os.environ.update(mine | request["environment"])
-        print("the flow ended with", retrain.main(), flush=True)
+        print("the flow ended with", cli.main(["run", "tiny"]), flush=True)
 """
 """Runs the flow for each line on its standard input: what it imports, and its server, take longer than what it does."""
 

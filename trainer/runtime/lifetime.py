@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
@@ -40,7 +41,7 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL, *, ancestor: int | Non
         os._exit(os.EX_TEMPFAIL)
 
 
-def stop_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
+def stop_group(process: subprocess.Popen[Any], grace_s: float) -> None:
     """Stop `process`, which leads a process group, and its group: SIGTERM, at most `grace_s` to end, SIGKILL."""
     if process.poll() is None:
         signal_group(process, signal.SIGTERM)
@@ -50,7 +51,7 @@ def stop_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
     process.wait()
 
 
-def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
     """Send a signal to the process group that `process` leads, if any of its processes is left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)

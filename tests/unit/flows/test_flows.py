@@ -1,4 +1,4 @@
-"""What the flow is made of: commands bound to their starter, DVC's lock file, errors read from a stage's output."""
+"""The parts of the flow: commands that end with their starter, DVC's lock file, errors that a command reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from flows import child_process, stages
-from flows.artifacts import _rows, figures, kept, summary
+from flows.artifacts import metrics_table, summary, table_rows, why_kept
+from flows.child_process import CompletedCommand
 from flows.locks import clear_stale_locks
 from flows.retrain import is_transient
 from params import (
@@ -29,8 +30,11 @@ from params import (
     TransientError,
 )
 from params.artifacts import Artifacts, write_whole
+from params.command_result import CommandResult
+from tasks.evaluation.stage import EvaluationReport
 from tests.support import tiny
 from tests.support.project import ROOT, wait_for
+from trainer.runtime.lifetime import stop_group
 
 log = logging.getLogger("test")
 
@@ -41,7 +45,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> str:
     return "acting"
 
 
-class TestBound:
+class TestChildProcess:
     def test_lines_arrive_while_the_command_runs(self, tmp_path, monkeypatch, caplog) -> None:
         name = module(tmp_path, monkeypatch, "import time\nprint('one')\ntime.sleep(5)\nprint('two')")
         with caplog.at_level(logging.INFO, logger="test"):
@@ -67,7 +71,7 @@ class TestBound:
         process = child_process.start(module(tmp_path, monkeypatch, code), [], subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        child_process.stop(process)
+        stop_group(process, child_process.GRACE_S)
         assert process.stdout.read() == b"saved\norderly\n"
         process.stdout.close()
 
@@ -98,8 +102,8 @@ class TestBound:
     def test_a_training_has_the_grace_of_its_recipe_and_time_to_end(self, tmp_path, monkeypatch) -> None:
         monkeypatch.chdir(tmp_path)
         tiny.write(tmp_path / "params/tiny.yaml", tiny.recipe({"launch.grace_s": 120.0}))
-        assert stages._grace_s("train", "tiny") == 130.0
-        assert stages._grace_s("evaluate", "tiny") == child_process.GRACE_S
+        assert stages._grace_s("train", Artifacts("tiny")) == 130.0
+        assert stages._grace_s("evaluate", Artifacts("tiny")) == child_process.GRACE_S
 
     def test_the_command_dies_with_its_starter(self, tmp_path, monkeypatch) -> None:
         name = module(tmp_path, monkeypatch, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
@@ -116,7 +120,7 @@ class TestBound:
         process.stdout.close()
 
 
-class TestHeal:
+class TestClearStaleLocks:
     def put(self, root: Path, content: str) -> Path:
         lock = root / ".dvc/tmp/rwlock"
         lock.parent.mkdir(parents=True)
@@ -143,30 +147,33 @@ class TestHeal:
 
 
 class TestErrors:
-    def test_the_error_that_a_stage_printed_comes_back(self) -> None:
-        text = "validate: x\n\nDataError: rows: 3 are bad\nfirst: 17\n  fix: mend them\nERROR: failed, exited with 65"
-        error = stages._error("validate@x", 255, text)
-        assert type(error) is DataError
-        assert (error.what, error.fix) == ("rows: 3 are bad\nfirst: 17", "mend them")
+    def test_the_error_that_a_stage_reports_comes_back_with_the_stage_and_all_its_fields(self) -> None:
+        reported = RecipeError.at("data.source.train", "3 are bad\n  fix: nothing", "fix them")
+        error = stages._error("validate@x", CompletedCommand(78, ("other words",)), CommandResult(reported))
+        assert type(error) is RecipeError
+        assert error.where == "validate@x: data.source.train"
+        assert (error.what, error.fix, error.key) == (reported.what, reported.fix, reported.key)
 
     @pytest.mark.parametrize(
-        ("status", "text", "expected"),
+        ("status", "reported", "expected"),
         [
-            (255, "ERROR: exited with -9", KilledError),
-            (255, "ERROR: exited with 137", KilledError),
-            (-9, "", KilledError),
-            (255, "ERROR: exited with 75", TransientError),
-            (255, "ERROR: exited with 74", StorageError),
-            (255, "ERROR: exited with 78", RecipeError),
-            (255, "ERROR: exited with 1", EvergreenError),
-            (255, "'a' is busy, it is being blocked by:\n  (PID 4): dvc repro", TransientError),
-            (255, "TransientError: Hub: no answer\n  fix: wait\nexited with 75", TransientError),
-            (255, "StaleBlessingError: Hub: another one\n  fix: compare\nexited with 75", StaleBlessingError),
-            (255, "ModelError: blessing.json: the gate refuses\n  fix: learn\nexited with 66", ModelError),
+            (137, None, KilledError),
+            (-9, None, KilledError),
+            (137, DataError("a", "b", "c"), KilledError),
+            (75, None, TransientError),
+            (74, None, StorageError),
+            (78, None, RecipeError),
+            (1, None, EvergreenError),
+            (75, TransientError("Hub", "no answer", "wait"), TransientError),
+            (75, StaleBlessingError("Hub", "another one", "compare"), StaleBlessingError),
+            (66, ModelError("blessing.json", "the gate refuses", "learn"), ModelError),
         ],
     )
-    def test_an_exit_status_becomes_its_error(self, status, text, expected) -> None:
-        assert type(stages._error("train@x", status, text)) is expected
+    def test_an_exit_status_becomes_its_error(self, status, reported, expected) -> None:
+        result = CommandResult(reported) if reported else None
+        error = stages._error("train@x", CompletedCommand(status, ("first", "DataError: x: y", " ")), result)
+        assert type(error) is expected
+        assert reported or status in {137, -9} or error.what == f"exited with {status}: DataError: x: y"
 
     @pytest.mark.parametrize(
         ("error", "again"),
@@ -185,17 +192,24 @@ class TestErrors:
 
 
 def test_a_report_becomes_a_table() -> None:
-    assert _rows({"a": {"b": 1}, "c": [1, 2]}) == [{"figure": "a.b", "value": 1}, {"figure": "c", "value": "1, 2"}]
+    assert table_rows({"a": {"b": 1}, "c": [1, 2]}) == [{"name": "a.b", "value": 1}, {"name": "c", "value": "1, 2"}]
 
 
-def test_figures_stand_beside_those_of_the_champion_and_of_the_untrained_model() -> None:
-    shown = {"split": "test", "rows": 40, "model": {"loss": 1.5, "bits_per_byte": 0.5}}
-    both = figures(shown | {"untrained": {"loss": 5.0}, "champion": {"bits_per_byte": 0.75}})
+EVALUATION = {"split": "test", "rows": 40, "sequences": 40, "metric": "loss", "verdict": "publish"}
+
+
+def evaluation(**metrics: dict[str, float] | None) -> EvaluationReport:
+    return EvaluationReport.model_validate(EVALUATION | metrics)
+
+
+def test_metrics_stand_beside_those_of_the_champion_and_of_the_untrained_model() -> None:
+    model = {"loss": 1.5, "bits_per_byte": 0.5}
+    both = metrics_table(evaluation(model=model, untrained={"loss": 5.0}, champion={"bits_per_byte": 0.75}))
     assert "| metric | model | champion | untrained |" in both
     assert "| loss | 1.5 | | 5 |" in both
     assert "| bits_per_byte | 0.5 | 0.75 | |" in both
     assert both.endswith("on the test split, 40 rows")
-    alone = figures(shown | {"untrained": None, "champion": None})
+    alone = metrics_table(evaluation(model=model, untrained=None, champion=None))
     assert "| metric | model |\n" in alone
     assert "| loss | 1.5 |\n" in alone
 
@@ -205,26 +219,26 @@ def receipt(tmp_path: Path, **changes: object) -> Artifacts:
     content = {"verdict": "published", "reasons": ["it is better"], "repo_id": "o/n", "endpoint": "local"}
     content |= {"commit": "c" * 40, "tag": "release-1", "publish_id": "d" * 64, **changes}
     write_whole(artifacts.receipt, json.dumps(content))
-    metrics = {"split": "test", "rows": 40, "model": {"loss": 1.5}, "untrained": None, "champion": None}
-    write_whole(artifacts.report("evaluate"), json.dumps(metrics))
+    metrics = evaluation(model={"loss": 1.5}, untrained=None, champion=None)
+    write_whole(artifacts.report("evaluate"), metrics.model_dump_json())
     return artifacts
 
 
 def test_a_run_that_keeps_the_champion_says_so_and_why(tmp_path) -> None:
     artifacts = receipt(tmp_path)
-    assert kept(artifacts) is None
+    assert why_kept(artifacts) is None
     said = summary(artifacts, {"publish": "ran"})
     assert "published: o/n on the Hub in .hub\n  it is better\n" in said
     artifacts = receipt(tmp_path, verdict="kept", reasons=["it is worse", "it is slower"], publish_id=None)
-    assert kept(artifacts) == "it is worse; it is slower"
+    assert why_kept(artifacts) == "it is worse; it is slower"
     said = summary(artifacts, {"publish": "ran"})
     assert "kept the champion: o/n on the Hub in .hub\n  it is worse\n  it is slower\n" in said
 
 
 @pytest.mark.parametrize("name", ["DO_NOT_TRACK", "DVC_NO_ANALYTICS", "PREFECT_SERVER_ANALYTICS_ENABLED"])
 def test_nothing_is_reported_unless_the_user_says_so(name: str) -> None:
-    def value(**given: str) -> str:
-        environment = {k: v for k, v in os.environ.items() if k != name} | given
+    def value(**setting: str) -> str:
+        environment = {k: v for k, v in os.environ.items() if k != name} | setting
         code = f"import os, flows; print(os.environ[{name!r}])"
         return subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True

@@ -316,13 +316,6 @@ def test_timings_are_kept_beside_the_artifacts(tmp_path):
     assert "train" not in read_timings(artifacts)
 
 
-def test_what_an_unchanged_stage_took_when_it_last_ran_stays(tmp_path):
-    artifacts = Artifacts("tiny", tmp_path)
-    record_timing(artifacts, TIMINGS["train"])
-    record_timing(artifacts, Timing(stage="train", seconds=0.03, outcome="unchanged"))
-    assert read_timings(artifacts)["train"] == TIMINGS["train"].model_copy(update={"outcome": "unchanged"})
-
-
 def test_a_later_failure_of_the_run_before_is_forgotten(tmp_path):
     artifacts = Artifacts("tiny", tmp_path)
     record_timing(artifacts, TIMINGS["ingest"])

@@ -1,0 +1,79 @@
+"""How a command ended, as data for the process that started it.
+
+The starter reserves a file and passes its path on in the environment. The command writes to it that it succeeded, or the
+error that ended it. If it writes nothing, it did not run, was killed, or crashed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from params.artifacts import storage_errors
+from params.errors import EvergreenError, from_json
+
+VARIABLE = "EVERGREEN_COMMAND_RESULT"
+"""Environment variable: path of the file for the result."""
+_SUCCEEDED = "succeeded"
+_SIZE = 16 * 1024
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """The end of a command that ran."""
+
+    error: EvergreenError | None = None
+    """The error that ended it; None if it succeeded."""
+
+
+def reserve(path: Path) -> dict[str, str]:
+    """Empty the file at `path`, and return the environment variable that names it.
+
+    The file is filled with blanks, so that an error can still be written to it when the disk is full.
+
+    Raises:
+        StorageError: the disk is full already.
+    """
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        with path.open("r+b") as file:
+            file.write(b" " * _SIZE)
+            file.truncate()
+    return {VARIABLE: str(path.absolute())}
+
+
+@contextlib.contextmanager
+def reported() -> Iterator[None]:
+    """Write how the block ends to the file that the starter of this process reserved, if it did.
+
+    Processes that the block starts do not inherit the file: they are not the command whose result it is.
+    """
+    path = os.environ.pop(VARIABLE, None)
+    try:
+        yield
+    except EvergreenError as error:
+        if path:
+            write(Path(path), error)
+        raise
+    if path:
+        write(Path(path), None)
+
+
+def write(path: Path, error: EvergreenError | None) -> None:
+    """Write the end of a command to a reserved file; a file that was removed meanwhile stays removed."""
+    text = error.to_json(_SIZE) if error else _SUCCEEDED
+    with contextlib.suppress(OSError), path.open("r+b") as file:
+        file.write(text.ljust(_SIZE).encode())
+
+
+def read(path: Path) -> CommandResult | None:
+    """Return the result in `path`; None if the command did not write one."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+        return CommandResult(None if text == _SUCCEEDED else from_json(text))
+    except (OSError, ValueError):
+        return None

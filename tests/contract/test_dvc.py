@@ -1,0 +1,148 @@
+"""What the flow relies on in DVC, shown with the real one: its exceptions, and the one number in a message."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import dvc
+from params import DataError, EvergreenError, RecipeError, TransientError, command_result
+from params.command_result import CommandResult
+from tests.support.project import ROOT
+
+DVC_YAML = """\
+stages:
+  good: {cmd: cp source good && echo ran >> runs.log, deps: [source], outs: [good]}
+  refuses: {cmd: exit 65, deps: [source], outs: [refused]}
+  dies: {cmd: exec sh -c 'kill -9 $$', deps: [source], outs: [died]}
+  forgets: {cmd: "true", deps: [source], outs: [forgotten]}
+  reports: {cmd: exec python fails.py, deps: [source], outs: [reported]}
+"""
+FAILS = """\
+import sys
+from params import DataError, command_result
+try:
+    with command_result.reported():
+        raise DataError("rows.csv:3", "is empty", "fill it", key="data.source.train")
+except DataError as error:
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("dvc")
+    for name, text in {"dvc.yaml": DVC_YAML, "source": "1", "fails.py": FAILS}.items():
+        (root / name).write_text(text, encoding="utf-8")
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], cwd=root, check=True)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(logging.getLogger("dvc"), "level", logging.WARNING)
+
+
+def run(name: str, *options: str) -> tuple[int, CommandResult | None]:
+    """The exit status of a run of the stage `name`, and what was reported."""
+    environment = {**os.environ, **command_result.reserve(Path("result.json"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.dvc", name, *options], env=environment, capture_output=True, text=True
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, command_result.read(Path("result.json"))
+
+
+def runs(project: Path) -> int:
+    """How often the command of the stage `good` has run."""
+    return len((project / "runs.log").read_text(encoding="utf-8").splitlines())
+
+
+def test_a_stage_is_stale_until_it_has_run_and_again_when_its_input_changes(project: Path) -> None:
+    assert dvc.is_stale("good")
+    assert run("good") == (0, None)
+    assert not dvc.is_stale("good")
+    (project / "source").write_text("2", encoding="utf-8")
+    assert dvc.is_stale("good")
+    assert run("good") == (0, None)
+    assert (project / "good").read_text(encoding="utf-8") == "2"
+    (project / "source").write_text("1", encoding="utf-8")
+    (project / "good").unlink()
+    count = runs(project)
+    assert run("good") == (0, None)
+    assert (project / "good").read_text(encoding="utf-8") == "1"
+    assert runs(project) == count, "DVC restores the outputs of the same work without running the command"
+
+
+def test_force_runs_a_stage_that_is_not_stale(project: Path) -> None:
+    run("good")
+    before = runs(project)
+    assert run("good") == (0, None)
+    assert runs(project) == before
+    assert run("good", "--force") == (0, None)
+    assert runs(project) == before + 1
+
+
+@pytest.mark.parametrize(("name", "status"), [("refuses", 65), ("dies", 128 + 9)])
+def test_the_exit_status_of_a_command_comes_back(name: str, status: int) -> None:
+    assert run(name) == (status, None)
+
+
+def test_the_error_that_a_command_reports_comes_back_whole() -> None:
+    status, result = run("reports")
+    assert status == DataError.exit_code
+    assert result is not None
+    assert type(result.error) is DataError
+    assert vars(result.error) == vars(DataError("rows.csv:3", "is empty", "fill it", key="data.source.train"))
+
+
+def test_an_output_that_a_command_does_not_write_is_an_error_of_its_own() -> None:
+    status, result = run("forgets")
+    assert status == EvergreenError.exit_code
+    assert result is not None
+    assert type(result.error) is EvergreenError
+    assert "forgotten" in result.error.what
+
+
+@pytest.fixture
+def busy(project: Path) -> int:
+    """Another process that DVC takes for a writer of the stage's output: its id."""
+    lock = project / ".dvc" / "tmp" / "rwlock"
+    owner = {"pid": os.getpid(), "cmd": "dvc repro elsewhere"}
+    lock.write_text(json.dumps({"write": {str(project / "good"): owner}, "read": {}}), encoding="utf-8")
+    yield os.getpid()
+    lock.unlink()
+
+
+def test_a_busy_stage_is_transient_and_its_owner_named(busy: int) -> None:
+    status, result = run("good", "--force")
+    assert status == TransientError.exit_code
+    assert result is not None
+    assert type(result.error) is TransientError
+    assert f"(PID {busy}): dvc repro elsewhere" in result.error.what
+    with pytest.raises(TransientError, match=rf"good: another process uses its artifacts: .*\(PID {busy}\)"):
+        dvc.is_stale("good")
+
+
+def test_a_stage_that_does_not_exist_is_named() -> None:
+    with pytest.raises(RecipeError, match="there is no stage train@none"):
+        dvc.is_stale("train@none")
+
+
+def test_a_broken_dvc_yaml_is_named(project: Path) -> None:
+    text = (project / "dvc.yaml").read_text(encoding="utf-8")
+    (project / "dvc.yaml").write_text("stages: [", encoding="utf-8")
+    try:
+        with pytest.raises(RecipeError, match=r"dvc.yaml: good: .*\n  fix: fix dvc.yaml"):
+            dvc.is_stale("good")
+    finally:
+        (project / "dvc.yaml").write_text(text, encoding="utf-8")

@@ -1,0 +1,98 @@
+"""The file by which a command tells its starter how it ended."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from params import DataError, StorageError, command_result
+from params.command_result import VARIABLE, CommandResult, reported, reserve
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "folder" / "result.json"
+    for name, value in reserve(path).items():
+        monkeypatch.setenv(name, value)
+    return path
+
+
+def test_a_command_that_writes_nothing_has_no_result(path: Path) -> None:
+    assert command_result.read(path) is None
+
+
+def test_success(path: Path) -> None:
+    with reported():
+        pass
+    assert command_result.read(path) == CommandResult()
+
+
+def test_an_error_keeps_its_class_and_its_texts(path: Path) -> None:
+    error = DataError("rows:3", "is bad\nvery bad: é", "fix it", key="data.source")
+    with pytest.raises(DataError), reported():
+        raise error
+    result = command_result.read(path)
+    assert result is not None
+    assert type(result.error) is DataError
+    assert vars(result.error) == vars(error)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_another_exception_is_no_result(path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), reported():
+        raise error
+    assert command_result.read(path) is None
+
+
+def test_a_result_of_an_earlier_command_is_erased(path: Path) -> None:
+    with pytest.raises(DataError), reported():
+        raise DataError("an earlier", "x" * 5000, "c")
+    reserve(path)
+    assert command_result.read(path) is None
+
+
+def test_a_shorter_result_replaces_a_longer_one(path: Path) -> None:
+    command_result.write(path, DataError("a", "x" * 5000, "c"))
+    command_result.write(path, None)
+    assert command_result.read(path) == CommandResult()
+
+
+def test_what_a_command_starts_does_not_report_in_its_place(path: Path) -> None:
+    with reported():
+        assert VARIABLE not in os.environ
+        with pytest.raises(DataError), reported():
+            raise DataError("of a child", "b", "c")
+        assert command_result.read(path) is None
+
+
+def test_an_error_fits_into_the_reserved_blocks(path: Path) -> None:
+    size = path.stat().st_size
+    command_result.write(path, DataError("a", "x" * 100_000, "c"))
+    assert path.stat().st_size == size
+    result = command_result.read(path)
+    assert result is not None
+    assert type(result.error) is DataError
+
+
+def test_without_a_starter_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    with reported():
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reserved_file_that_is_gone_stays_gone(path: Path) -> None:
+    path.unlink()
+    with reported():
+        pass
+    assert not path.exists()
+
+
+def test_a_full_disk_is_said_before_the_command_starts() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with pytest.raises(StorageError, match="cannot be written"):
+        reserve(Path("/dev/full"))
