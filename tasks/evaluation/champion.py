@@ -1,84 +1,81 @@
-"""The champion: the model that is published now, to be scored beside the one that wants its place."""
+"""The champion: the published model, which is scored beside the one that may replace it."""
 
 from __future__ import annotations
 
 import json
 import logging
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from params import ModelError, TransientError
+from params import ModelError
 from params.artifacts import Artifacts, whole_folder
 from tasks.evaluation.gate import Champion
-from tasks.hub_client.connection import open_hub
+from tasks.hub_client.connection import chosen_endpoint, open_repository
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from tasks.hub_client.repository import Repository
     from trainer.objectives.bases.objective import Objective, State
 
 logger = logging.getLogger(__name__)
 _FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
-"""What a model and its tokenizer consist of: never code, never pictures."""
+"""The files of a model and its tokenizer: no code and no pictures."""
 
 
 @dataclass(frozen=True)
-class Published:
-    """What is known of the Hub."""
+class PublishedModel:
+    """What the Hub says about the champion and about the model in question."""
 
     champion: Champion | None
     folder: Path | None
-    """Its files on this machine."""
+    """The champion's files on this machine."""
     rolled_back_reason: str | None
     """Why the model in question was rolled back after an earlier release; None if it was not."""
 
 
-def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: str) -> Published:
+def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: str) -> PublishedModel:
     """Find the champion, and download it unless it is the model with the digest `weights`, or is here already.
 
     Raises:
-        HubRefusedError, TransientError: the Hub does not say what is published.
+        HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
     """
-    with open_hub(artifacts, repo_id=repo_id, endpoint=endpoint) as (api, chosen):
+    with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
         from tasks.hub_client.release_log import rolled_back_reason
-        from tasks.hub_client.repository import head
 
-        found = head(api, repo_id)
-        if found is None:
-            return Published(None, None, None)
-        champion = Champion(endpoint=chosen, repo_id=repo_id, commit=found.commit, tag=found.tag, weights=found.weights)
+        head = repository.head()
+        if head is None:
+            return PublishedModel(None, None, None)
+        champion = Champion(
+            endpoint=chosen_endpoint(endpoint), repo_id=repo_id, commit=head.commit, tag=head.tag, weights=head.weights
+        )
         if champion.weights == weights:
-            return Published(champion, None, None)
-        why = rolled_back_reason(api, repo_id, weights)
+            return PublishedModel(champion, None, None)
+        reason = rolled_back_reason(repository, weights)
         folder = artifacts.champion / champion.commit
         if not folder.exists():
             shutil.rmtree(folder.parent, ignore_errors=True)
             logger.info("evaluate: downloading the champion, %s of %s", champion.tag or champion.commit, repo_id)
             with whole_folder(folder) as staging:
-                _download(api, champion, staging)
-        return Published(champion, folder, why)
+                _download(repository, champion.commit, staging)
+        return PublishedModel(champion, folder, reason)
 
 
-def _download(api: HfApi, champion: Champion, folder: Path) -> None:
-    from tasks.hub_client.faults import CLIENT_ERRORS, bounded_client, explain, refusal
+def _download(repository: Repository, commit: str, folder: Path) -> None:
+    def download() -> None:
+        repository.api.snapshot_download(repository.id, revision=commit, local_dir=folder, allow_patterns=_FILES)
 
-    with bounded_client():
-        try:
-            api.snapshot_download(champion.repo_id, revision=champion.commit, local_dir=folder, allow_patterns=_FILES)
-        except CLIENT_ERRORS as error:
-            where = f"{champion.endpoint}/{champion.repo_id}"
-            unclear = TransientError(where, f"the champion: {explain(error, api)}", "try again later")
-            raise (refusal(error, api, champion.repo_id) or unclear) from None
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes about the download
+    # A large model may take longer than a look at the Hub.
+    replace(repository, cuts_requests=False).retry_until_clear(download)
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes on the download
 
 
 def load(
     folder: Path, objective: Objective[Any], state: State, champion: Champion
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The champion and its tokenizer, answering in the terms of this run.
+    """Load the champion and its tokenizer, with this run's labels.
 
     Raises:
         ModelError: it is a model for another task.
@@ -99,7 +96,7 @@ def load(
 
 
 def reads_alike(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers make the same tokens of every text."""
+    """Return whether two tokenizers split every text into the same tokens."""
     return bool(
         _rules(one) == _rules(other)
         and one.chat_template == other.chat_template

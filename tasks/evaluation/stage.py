@@ -171,7 +171,7 @@ class _Bench:
         )
         self.reads_alike = True
 
-    def score_all(self, published: champion.Published) -> None:
+    def score_all(self, published: champion.PublishedModel) -> None:
         """Score the models one after another; only one is in memory at a time."""
         self.folder.mkdir()
         self.objective.set_reference(self._untrained)

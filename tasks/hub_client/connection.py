@@ -1,7 +1,7 @@
-"""The client of the Hub that a recipe publishes to; the local one runs for as long as it is needed.
+"""Opens the repository that a recipe publishes to.
 
-The Hub is the one in the folder .hub/, served on this machine for as long as somebody asks it, unless HF_ENDPOINT or the
-recipe names another.
+It is on the Hub that the recipe names, else on that of HF_ENDPOINT, else on the local Hub: the folder .hub/, which is served
+on this machine while the repository is open.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from params.artifacts import Artifacts
 from tasks.hub_server.server import LOCAL_TOKEN, LocalHub
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
+    from tasks.hub_client.repository import Repository
 
 LOCAL = "local"
 LOCAL_FOLDER = ".hub"
 
 
 def chosen_endpoint(endpoint: str) -> str:
-    """The Hub's address, or `local`: the recipe's, else HF_ENDPOINT, else the Hub of this machine.
+    """Return the address of the Hub, or `local`: the recipe's, else that of HF_ENDPOINT, else the local Hub.
+
+    Reports name the Hub by it.
 
     Raises:
         HubRefusedError: the address holds a password, which would be in every message and in the receipt.
@@ -33,40 +35,44 @@ def chosen_endpoint(endpoint: str) -> str:
     if "@" in rest:
         where = f"{scheme}://***@{rest.rpartition('@')[2]}"
         what = "the endpoint holds a user or a password, which would be in every message and in the receipt"
-        raise HubRefusedError(where, what, "leave it out; the token belongs into HF_TOKEN")
+        raise HubRefusedError(where, what, "remove it, and set HF_TOKEN")
     return chosen
 
 
 @contextlib.contextmanager
-def open_hub(
+def open_repository(
     artifacts: Artifacts, *, repo_id: str, endpoint: str, to_write: bool = False
-) -> Iterator[tuple[HfApi, str]]:
-    """The client of the chosen Hub, and the Hub's name in receipts; the local one runs inside the block.
+) -> Iterator[Repository]:
+    """Open a repository; the local Hub runs inside the block.
 
     Args:
-        artifacts: of the project whose .hub/ it may be.
-        repo_id: the repository, whose owner the client acts for on the local Hub.
-        endpoint: as the recipe says.
+        artifacts: of the project with the folder .hub/.
+        repo_id: `namespace/name`; on the local Hub the client acts for this namespace.
+        endpoint: of the recipe.
         to_write: whether a token is needed.
 
     Raises:
-        HubRefusedError: there is no token for a Hub elsewhere, or a password in its address.
+        HubRefusedError: there is no token for a remote Hub, or its address holds a password.
     """
     endpoint = chosen_endpoint(endpoint)
     if endpoint != LOCAL:
         from huggingface_hub import HfApi, get_token
 
+        from tasks.hub_client.repository import Repository
+
         token = get_token()
         if not token and to_write:
             raise HubRefusedError(endpoint, "there is no token", "set HF_TOKEN, or log in with `hf auth login`")
-        yield HfApi(endpoint=endpoint, token=token or False), endpoint
+        yield Repository(HfApi(endpoint=endpoint, token=token or False), repo_id)
         return
     from huggingface_hub import HfApi, constants
+
+    from tasks.hub_client.repository import Repository
 
     owner = repo_id.split("/", maxsplit=1)[0]
     xet_off, constants.HF_HUB_DISABLE_XET = constants.HF_HUB_DISABLE_XET, True  # the local Hub has no such storage
     try:
         with LocalHub(artifacts.root / LOCAL_FOLDER, tokens={LOCAL_TOKEN: owner}) as hub:
-            yield HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN), LOCAL
+            yield Repository(HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN), repo_id)
     finally:
         constants.HF_HUB_DISABLE_XET = xet_off

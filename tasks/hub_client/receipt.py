@@ -1,4 +1,4 @@
-"""The report of the publish stage: what a run has published, and where."""
+"""The report of the publish stage."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from tasks.stages import Report
 
 
 class Receipt(Report):
-    """What is published where."""
+    """What the publish stage published, and where."""
 
     saved_as: ClassVar[str] = "publish"
     verdict: Literal["published", "kept", "dry-run"]
     reasons: tuple[str, ...]
-    """Why, in the gate's words."""
+    """The gate's reasons."""
     repo_id: str
     endpoint: str
     """Address of the Hub, or `local` for the one in .hub/."""
     commit: str | None
-    """Of this release or, if the champion was kept, the champion's."""
+    """Of this release, or of the champion if it was kept; None after a dry run."""
     tag: str | None
     publish_id: str | None
-    """Hash of all that was published."""
+    """Hash of the release's content; None if the champion was kept."""

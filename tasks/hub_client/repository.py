@@ -1,53 +1,56 @@
-"""A repository of a Hub, seen as a log of releases: what main holds, asked until the answer is clear.
-
-Looking, and putting one commit where one has looked, is all that publishing and rolling back are made of.
-"""
+"""A repository on a Hub, and the one loop in which we talk to it: look, act, and look again after every unclear answer."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import GitCommitInfo, RepoFile
 
-from params.errors import TransientError
+from params.errors import HubRefusedError, TransientError
 from tasks.digests import weights_digest
 from tasks.hub_client.faults import (
     CLIENT_ERRORS,
-    bounded_client,
+    LookAgainError,
     explain,
     refusal,
     refuse_malformed_token,
     wait_before_retry,
 )
+from tasks.hub_client.time_limits import time_limit
 
 MAIN: Final = "main"
-PUBLISH_ID: Final = "Publish-Id"
-"""The trailer of a release's commit."""
-_LOOK_DEADLINE_S = 60.0
+LOOK_TIMEOUT_S: Final = 60.0
+"""For calls that only read what the Hub holds."""
 
 T = TypeVar("T")
 Tree = Mapping[str, RepoFile]
-"""Path -> file, of a whole commit."""
+"""The files of a commit by path."""
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How often to ask an unclear Hub, and by which clock."""
+class RetryPolicy:
+    """How often to ask a Hub that gives no clear answer."""
 
-    attempts: int = 8
-    """How often to look and act before giving up."""
+    attempts: float = 8
+    """How often at most; math.inf: until the time is up."""
     sleep: Callable[[float], None] = time.sleep
     """Waits between attempts."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds, for the deadline."""
+    """Gives the time in seconds."""
 
 
-PACE = Pace()
+class Refs(NamedTuple):
+    """What branches and tags point at: commits by name."""
+
+    branches: dict[str, str]
+    tags: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -56,164 +59,185 @@ class Head:
 
     commit: str
     tag: str | None
-    """One that points at this very commit; a release's own where there are several."""
+    """A tag of this commit; the one that publishing made if there are several."""
     weights: str
-    """Their digest, as `tasks.digests.weights_digest` makes it."""
+    """Their digest, see `tasks.digests.weights_digest`."""
 
 
-def head(
-    api: HfApi,
-    repo_id: str,
-    *,
-    deadline_s: float = _LOOK_DEADLINE_S,
-    pace: Pace = PACE,
-    log: Callable[[str], None] = lambda _: None,
-) -> Head | None:
-    """The model that main holds now; None without a repository, without main, or without weights on it.
+@dataclass(frozen=True)
+class Repository:
+    """A repository on a Hub, and for how long to ask about it.
 
-    Raises:
-        HubRefusedError: the Hub would refuse again.
-        TransientError: no clear answer in time.
+    `retry_until_clear`, `head`, `holds` and `weights` ask until the answer is clear. The other methods are one attempt: they
+    raise what the client raises, and are called inside of `retry_until_clear`.
     """
 
-    def look() -> Head | None:
-        try:
-            branches, tags = refs(api, repo_id)
-        except RepositoryNotFoundError:
-            return None
-        if (commit := branches.get(MAIN)) is None or (weights := tree_weights(tree(api, repo_id, commit))) is None:
-            return None
-        here = sorted((not name.startswith("release-"), name) for name, target in tags.items() if target == commit)
-        return Head(commit, here[0][1] if here else None, weights)
+    api: HfApi
+    """The client, with its endpoint and token."""
+    id: str
+    """`namespace/name`."""
+    timeout_s: float = LOOK_TIMEOUT_S
+    """No attempt and no wait begins later than this after the start of a call."""
+    cuts_requests: bool = True
+    """Whether a request that is still running after `timeout_s` is cut off. False for checkpoints and models, which may
+    take longer to transfer."""
+    retries: RetryPolicy = RetryPolicy()
+    log: Callable[[str], None] = lambda _: None
+    """Takes a line for every unclear answer. No line holds the token."""
 
-    return until_clear(api, repo_id, look, fix="try again later", deadline_s=deadline_s, pace=pace, log=log)
+    @property
+    def where(self) -> str:
+        """The repository in messages."""
+        return f"{self.api.endpoint}/{self.id}"
 
+    def retry_until_clear(self, attempt: Callable[[], T], *, fix: str = "try again later") -> T:
+        """Call `attempt` until it returns or the Hub refuses for good, and return its result.
 
-def remote_holds(
-    api: HfApi, repo_id: str, commit: str, *, deadline_s: float = _LOOK_DEADLINE_S, pace: Pace = PACE
-) -> bool:
-    """Whether `commit` is still in the history of main, so that a receipt that names it is true.
+        Args:
+            attempt: may be called again whatever it has raised: it looks before it acts.
+            fix: what the user can do when no clear answer came in time.
 
-    Raises:
-        HubRefusedError: the Hub would refuse again.
-        TransientError: no clear answer in time.
-    """
+        Raises:
+            HubRefusedError: the Hub would refuse again.
+            TransientError: no clear answer in time.
+            EvergreenError: any that `attempt` raises.
+        """
+        refuse_malformed_token(self.api, self.id)
+        clock, started = self.retries.clock, self.retries.clock()
+        with time_limit(self.timeout_s if self.cuts_requests else math.inf):
+            for number in itertools.count():
+                try:
+                    return attempt()
+                except CLIENT_ERRORS as error:
+                    if refused := refusal(error, self.api, self.id):
+                        raise refused from None
+                    reason, wait_s = explain(error, self.api), wait_before_retry(error, number)
+                self.log(f"{self.where}: no clear answer: {reason}")
+                if clock() - started + wait_s > self.timeout_s:
+                    reason += f"; {self.timeout_s:.0f} s do not allow another wait of {wait_s:.0f} s"
+                    break
+                if number + 1 >= self.retries.attempts:
+                    break
+                self.retries.sleep(wait_s)
+        what = f"no clear answer after {number + 1} attempts in {clock() - started:.0f} s; the last: {reason}"
+        raise TransientError(self.where, what, fix)
 
-    def look() -> bool:
-        try:
-            return any(entry.commit_id == commit for entry in history(api, repo_id))
-        except RepositoryNotFoundError:
-            return False
+    def head(self) -> Head | None:
+        """Return the model that main holds; None without a repository, a branch main, or weights on it.
 
-    return until_clear(api, repo_id, look, fix="try again later", deadline_s=deadline_s, pace=pace)
+        Raises:
+            HubRefusedError, TransientError: see `retry_until_clear`.
+        """
 
-
-def until_clear(
-    api: HfApi,
-    repo_id: str,
-    look_and_act: Callable[[], T],
-    *,
-    fix: str,
-    deadline_s: float,
-    pace: Pace,
-    log: Callable[[str], None] = lambda _: None,
-) -> T:
-    """What `look_and_act` returns, which is called again after every unclear answer of the Hub.
-
-    Args:
-        api: the client that `look_and_act` uses.
-        repo_id: for messages.
-        look_and_act: can be called again, whatever it has raised.
-        fix: what to do when no answer came in time.
-        deadline_s: as for `publish_release`.
-        pace: of the attempts.
-        log: takes a line for every unclear answer.
-
-    Raises:
-        HubRefusedError: the Hub would refuse again.
-        TransientError: no clear answer in time.
-        EvergreenError: what `look_and_act` raises of these.
-    """
-    where = f"{api.endpoint}/{repo_id}"
-    refuse_malformed_token(api, repo_id)
-    started, attempt, reason = pace.clock(), 0, "none was made"
-    with bounded_client(deadline_s):
-        for attempt in range(pace.attempts):
+        def look() -> Head | None:
             try:
-                return look_and_act()
-            except CLIENT_ERRORS as error:
-                reason = explain(error, api)
-                if refused := refusal(error, api, repo_id):
-                    raise refused from None
-                wait_s = wait_before_retry(error, attempt)
-            log(f"{where}: attempt {attempt + 1} of {pace.attempts}: {reason}")
-            if pace.clock() - started + wait_s > deadline_s:
-                reason += f"; {deadline_s:.0f} s do not allow another wait of {wait_s:.0f} s"
-                break
-            if attempt + 1 < pace.attempts:
-                pace.sleep(wait_s)
-    what = f"no clear answer after {attempt + 1} attempts in {pace.clock() - started:.0f} s; the last: {reason}"
-    raise TransientError(where, what, fix) from None
+                branches, tags = self.refs()
+            except RepositoryNotFoundError:
+                return None
+            if (commit := branches.get(MAIN)) is None or (weights := tree_weights(self.tree(commit))) is None:
+                return None
+            here = sorted((not name.startswith("release-"), name) for name, target in tags.items() if target == commit)
+            return Head(commit, here[0][1] if here else None, weights)
 
+        return self.retry_until_clear(look)
 
-def refs(api: HfApi, repo_id: str) -> tuple[dict[str, str], dict[str, str]]:
-    """The branches and the tags with their commits; raises what the client raises."""
-    found = api.list_repo_refs(repo_id)
-    return (
-        {branch.name: branch.target_commit for branch in found.branches},
-        {tag.name: tag.target_commit for tag in found.tags},
-    )
+    def holds(self, commit: str) -> bool:
+        """Return whether the history of main has `commit`.
 
+        Raises:
+            HubRefusedError, TransientError: see `retry_until_clear`.
+        """
 
-def history(api: HfApi, repo_id: str) -> Sequence[GitCommitInfo]:
-    """The commits of main, newest first; raises what the client raises."""
-    return list(api.list_repo_commits(repo_id, revision=MAIN))
+        def look() -> bool:
+            try:
+                return any(entry.commit_id == commit for entry in self.history())
+            except RepositoryNotFoundError:
+                return False
 
+        return self.retry_until_clear(look)
 
-def tree(api: HfApi, repo_id: str, commit: str) -> Tree:
-    """The files of a commit; raises what the client raises."""
-    entries = api.list_repo_tree(repo_id, recursive=True, revision=commit)
-    return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+    def weights(self, commit: str) -> str | None:
+        """Return the digest of a commit's weights; None if it has none.
+
+        Raises:
+            HubRefusedError, TransientError: see `retry_until_clear`.
+        """
+        return self.retry_until_clear(lambda: tree_weights(self.tree(commit)))
+
+    def refs(self) -> Refs:
+        """Return the branches and tags."""
+        found = self.api.list_repo_refs(self.id)
+        return Refs(
+            {branch.name: branch.target_commit for branch in found.branches},
+            {tag.name: tag.target_commit for tag in found.tags},
+        )
+
+    def history(self) -> Sequence[GitCommitInfo]:
+        """Return the commits of main, newest first."""
+        return list(self.api.list_repo_commits(self.id, revision=MAIN))
+
+    def tree(self, commit: str) -> Tree:
+        """Return the files of a commit."""
+        entries = self.api.list_repo_tree(self.id, recursive=True, revision=commit)
+        return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+
+    def ensure_exists(self, *, private: bool) -> Refs:
+        """Create the repository unless it exists, and return its branches and tags.
+
+        Args:
+            private: how to create it. If true, it must be private.
+
+        Raises:
+            HubRefusedError: it is public and must be private.
+        """
+        try:
+            found = self.refs()
+        except RepositoryNotFoundError:
+            self.api.create_repo(self.id, private=private, exist_ok=True)
+            try:
+                found = self.refs()
+            except RepositoryNotFoundError:
+                raise LookAgainError("the repository was created and is not visible") from None
+        if private and not self.api.model_info(self.id).private:
+            fix = "make the repository private, or set publish.private to false"
+            raise HubRefusedError(self.where, "publish.private is true, and the repository is public", fix)
+        return found
+
+    def commit(
+        self,
+        operations: Sequence[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete],
+        *,
+        parent: str,
+        title: str,
+        trailers: Mapping[str, str],
+        branch: str = MAIN,
+    ) -> str:
+        """Put one commit on a branch if the branch is still at `parent`, and return its id.
+
+        Check the files of the id that is returned: the client leaves out files that the branch holds by now. If none is
+        left, it sends nothing and returns the head of the branch, which may be a commit of somebody else.
+
+        Args:
+            operations: new ones for each attempt; the client stores in them what it learned of an earlier head.
+            parent: the commit that was looked at.
+            title: first line of the message.
+            trailers: last lines of the message, `<name>: <value>`.
+            branch: where to put it.
+        """
+        made = self.api.create_commit(
+            self.id,
+            operations,
+            commit_message=title,
+            commit_description="\n".join(f"{name}: {value}" for name, value in trailers.items()),
+            revision=branch,
+            parent_commit=parent,
+        )
+        return str(made.oid)
 
 
 def tree_weights(files: Tree) -> str | None:
-    """The digest of a commit's weights; None without any.
+    """Return the digest of a commit's weights; None if it has none.
 
-    Weights that are no large file, which is not how anything of ours lands, count by git's name of their content.
+    Weights that are not a large file, which publishing never makes, count by the git hash of their content.
     """
     return weights_digest({path: file.lfs.sha256 if file.lfs else file.blob_id for path, file in files.items()})
-
-
-def commit_on(
-    api: HfApi,
-    repo_id: str,
-    operations: Sequence[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete],
-    *,
-    parent: str,
-    title: str,
-    trailers: Mapping[str, str],
-) -> str:
-    """Put one commit on main if main is still at `parent`; raises what the client raises.
-
-    Args:
-        api: the client.
-        repo_id: the repository.
-        operations: new ones each time; those of an earlier attempt hold what it learned of the head of then.
-        parent: the commit that was looked at.
-        title: first line of the message.
-        trailers: the last lines of the message, `<name>: <value>`.
-
-    Returns:
-        What the client says the commit is. It leaves out files that are equal at the head of now; when none is left, it
-        sends nothing and returns that head, which may be another's: look at its files.
-    """
-    description = "\n".join(f"{name}: {value}" for name, value in trailers.items())
-    made = api.create_commit(
-        repo_id,
-        operations,
-        commit_message=title,
-        commit_description=description,
-        revision=MAIN,
-        parent_commit=parent,
-    )
-    return str(made.oid)

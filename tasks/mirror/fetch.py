@@ -1,19 +1,22 @@
-"""fetch: take up, on this machine, a run whose checkpoints another machine mirrors to a Hub.
+"""fetch: continue a run on this machine whose checkpoints another machine mirrors to a Hub.
 
-The last checkpoint of the branch comes into the run's folder whole or not at all, and only if it is of the very run that
-the recipe and the tokens of this machine give: the train stage then goes on from it as from one of its own.
+The last checkpoint of the branch is downloaded into the run's folder, whole or not at all, and only if it is of the same run:
+same recipe, tokens and code. The train stage then resumes from it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import CheckpointError, DataError, HubRefusedError, RecipeError, load
 from params.artifacts import Artifacts, storage_errors
+from tasks.mirror.log import log_changes
 from trainer.checkpoints.resume import differences
 from trainer.checkpoints.sealed import (
     BEST_NOTE,
@@ -30,27 +33,27 @@ from trainer.job import Job
 from trainer.runtime.lifetime import exclusive
 
 if TYPE_CHECKING:
-    from tasks.mirror.branch import Branch, Kept
+    from tasks.mirror.branch import Branch, MirroredCheckpoint
 
 logger = logging.getLogger(__name__)
 
 
 def fetch(recipe_path: Path) -> None:
-    """Download the last checkpoint of a recipe's run, unless this machine is as far.
+    """Download the last checkpoint of a recipe's run, unless this machine has reached that step.
 
     Raises:
-        CheckpointError: what is on the branch is damaged, or of another run.
-        HubRefusedError: no access, or nothing there.
+        CheckpointError: the checkpoint on the branch is damaged, or of another run.
+        HubRefusedError: no access, or no checkpoint.
         TransientError: the Hub gives no clear answer, or a training of this recipe is running.
     """
     recipe = load(recipe_path)
     artifacts = Artifacts(recipe_path.stem)
     if recipe.training.resume != "auto":
-        what = f"is `{recipe.training.resume}`, so that a training would not go on from what is fetched"
+        what = f"is `{recipe.training.resume}`, so a training would not resume from what is fetched"
         raise RecipeError("training.resume", what, "set it to `auto`")
     if not artifacts.tokens.exists():
-        fix = f"run `python -m tasks tokenize {recipe_path}`, and what comes before it"
-        raise DataError(str(artifacts.tokens), "the tokens are not there, and a part of what determines the run", fix)
+        fix = f"run `python -m tasks tokenize {recipe_path}` and the stages before it"
+        raise DataError(str(artifacts.tokens), "there are no tokens, which are part of the run's identity", fix)
     job = Job.plan(
         artifacts.checkpoints,
         seed=recipe.seed,
@@ -61,78 +64,81 @@ def fetch(recipe_path: Path) -> None:
         metrics=recipe.evaluation.metrics,
         tokens=artifacts.tokens,
     )
-    from tasks.hub_client.connection import open_hub
-    from tasks.mirror.branch import Branch, retry_until_clear, within
+    from tasks.hub_client.connection import open_repository
+    from tasks.hub_client.repository import RetryPolicy
+    from tasks.mirror.branch import Branch
 
     publish = recipe.publish
     staging = job.folder / ".fetched"
     with (
         exclusive(artifacts.train_lock, f"a training of {artifacts.recipe}"),
         storage_errors(job.folder),
-        open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True) as (api, _),
+        open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True) as opened,
     ):
-        branch = Branch(api, publish.repo_id, publish.private)
+        repository = replace(
+            opened,
+            timeout_s=publish.timeout_s,
+            cuts_requests=False,
+            retries=RetryPolicy(attempts=math.inf),
+            log=log_changes("fetch"),
+        )
+        branch = Branch(repository, publish.private)
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         try:
-            retry_until_clear(
-                branch,
-                lambda: _fetch(branch, job, staging),
-                within(publish.timeout_s),
-                lambda said: logger.warning("fetch: %s", said),
-            )
+            repository.retry_until_clear(lambda: _fetch(branch, job, staging))
         finally:
             shutil.rmtree(staging)
 
 
 def _fetch(branch: Branch, job: Job, staging: Path) -> None:
-    """One attempt; whatever it raises, it can be run again."""
+    """Make one attempt; it can be repeated whatever it raises."""
     from tasks.mirror.branch import BEST
 
-    kept = _of_this_run(branch, job, staging)
+    mirrored = _newest_of_run(branch, job, staging)
     own = newest_sound(job.folder, identity_text(job.identity))
-    if own is not None and step_of(own) >= kept.step:
-        said = "fetch: nothing to do: this machine is at step %d of run %s, the branch at step %d"
-        logger.info(said, step_of(own), job.folder.name, kept.step)
+    if own is not None and step_of(own) >= mirrored.step:
+        message = "fetch: nothing to do: this machine is at step %d of run %s, the branch at step %d"
+        logger.info(message, step_of(own), job.folder.name, mirrored.step)
         return
-    checkpoint = _sound(branch, kept.place, kept.commit, staging)
+    checkpoint = _sound(branch, mirrored.folder, mirrored.commit, staging)
     if found := damage(checkpoint):
-        raise _damaged(branch, kept.place, found)
-    # As in a training, the best weights are there before the checkpoint that knows of them.
-    if f"{BEST}/{MANIFEST}" in branch.files(kept.commit):
-        best = _sound(branch, BEST, kept.commit, staging)
+        raise _damaged(branch, mirrored.folder, found)
+    # As in a training, the best weights come before the checkpoint that refers to them.
+    if f"{BEST}/{MANIFEST}" in branch.repository.tree(mirrored.commit):
+        best = _sound(branch, BEST, mirrored.commit, staging)
         if (best / IDENTITY).read_text(encoding="utf-8") == identity_text(job.identity):
             step = json.loads((best / BEST_NOTE).read_text(encoding="utf-8"))["step"]
             seal(best, job.folder / f"best-{step}", "best")
-    seal(checkpoint, job.folder / f"checkpoint-{kept.step}")
-    said = "fetch: step %d of run %s from %s (%s); `python -m tasks train` goes on from it"
-    logger.info(said, kept.step, job.folder.name, branch.where, kept.place)
+    seal(checkpoint, job.folder / f"checkpoint-{mirrored.step}")
+    message = "fetch: step %d of run %s from %s (%s); `python -m tasks train` resumes from it"
+    logger.info(message, mirrored.step, job.folder.name, branch.where, mirrored.folder)
 
 
-def _of_this_run(branch: Branch, job: Job, staging: Path) -> Kept:
-    """The newest checkpoint of this run on the branch."""
+def _newest_of_run(branch: Branch, job: Job, staging: Path) -> MirroredCheckpoint:
+    """Return the newest checkpoint of this run on the branch."""
     newest = None
-    for kept in branch.kept(staging):
-        if kept.identity == job.identity:
-            return kept
-        newest = newest or kept
+    for mirrored in branch.checkpoints(staging):
+        if mirrored.identity == job.identity:
+            return mirrored
+        newest = newest or mirrored
     if newest is None:
         what = "there is no checkpoint"
         raise HubRefusedError(branch.where, what, "train on the other machine with `launch.mirror: last` or `all`")
     what = f"is of another run: {differences(newest.identity, job.identity)}"
-    fix = "bring recipe, data and code to what they were there; or train here from the start"
-    raise CheckpointError(f"{branch.where}, {newest.place}", what, fix)
+    fix = "use the recipe, data and code of the other machine, or train here from the start"
+    raise CheckpointError(f"{branch.where}, {newest.folder}", what, fix)
 
 
-def _sound(branch: Branch, place: str, commit: str, staging: Path) -> Path:
-    """A sealed folder of the branch, as its manifest says."""
-    folder = branch.load_sealed(place, commit, staging)
+def _sound(branch: Branch, name: str, commit: str, staging: Path) -> Path:
+    """Download a sealed folder of the branch and verify it."""
+    folder = branch.load_sealed(name, commit, staging)
     if found := verify(folder):
-        raise _damaged(branch, place, found)
+        raise _damaged(branch, name, found)
     return folder
 
 
-def _damaged(branch: Branch, place: str, found: str) -> CheckpointError:
-    from tasks.mirror.branch import NEXT
+def _damaged(branch: Branch, name: str, found: str) -> CheckpointError:
+    from tasks.mirror.branch import DAMAGED_FIX
 
-    return CheckpointError(f"{branch.where}, {place}", found, NEXT)
+    return CheckpointError(f"{branch.where}, {name}", found, DAMAGED_FIX)

@@ -1,4 +1,4 @@
-"""What waits for its upload: hard links to checkpoints and best weights, which outlive their deletion by the training."""
+"""The queue of uploads: hard links to checkpoints and best weights, which the training's retention does not delete."""
 
 from __future__ import annotations
 
@@ -15,60 +15,60 @@ from trainer.checkpoints.sealed import MANIFEST, all_checkpoints
 logger = logging.getLogger(__name__)
 
 _ROOM = 3
-"""Checkpoints' worth of free disk below which those that wait give way to the training."""
+"""With less free disk than this many checkpoints, older ones are dropped from the queue: the training needs the space."""
 
 
-class Waiting:
-    """Checkpoints and best weights that wait for their upload, as hard links: retention does not reach them.
+class UploadQueue:
+    """Checkpoints and best weights to upload.
 
     Args:
-        folder: where they wait; one folder for each run.
-        keep_all: whether each checkpoint is to be uploaded, or the newest only.
+        folder: of the hard links; one per run.
+        keep_all: whether to upload every checkpoint, or the newest only.
     """
 
     def __init__(self, folder: Path, *, keep_all: bool) -> None:
         self.keep_all = keep_all
         self._folder = folder
         self._seen: set[tuple[str, int]] = set()
-        self._doubtful: set[tuple[str, int]] = set()
+        self._incomplete: set[tuple[str, int]] = set()
         self._taken: set[Path] = set()
         self._lock = threading.Lock()
 
-    def look(self, run: Path) -> None:
-        """Link what is new in a run's folder.
+    def collect(self, run: Path) -> None:
+        """Add what is new in a run's folder.
 
-        Best weights come after the checkpoints: at least as new as what these know of, they serve all of them.
+        Best weights are linked after the checkpoints, so they are at least as new as those that the checkpoints refer to.
         """
         checkpoints = all_checkpoints(run)
         for sealed in (*(reversed(checkpoints) if self.keep_all else checkpoints[:1]), *_best(run)):
-            with contextlib.suppress(FileNotFoundError):  # retention was faster
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 stamp = (sealed.name, (sealed / MANIFEST).stat().st_mtime_ns)
                 if stamp not in self._seen:
                     damage = self._link(sealed)
-                    if damage is None or stamp in self._doubtful:  # the second time it is not being deleted
+                    if damage is None or stamp in self._incomplete:  # the second time it is damaged, not being deleted
                         self._seen.add(stamp)
-                    if damage and stamp in self._doubtful:
+                    if damage and stamp in self._incomplete:
                         logger.warning("mirror: %s is left out: %s", sealed, damage)
-                    self._doubtful.add(stamp)
+                    self._incomplete.add(stamp)
         with self._lock:
-            self._tidy()
+            self._drop_superseded()
 
     def next(self) -> list[Path]:
-        """What to upload next: a checkpoint, best weights, both or neither; they stay until they are done with."""
+        """Return what to upload next: a checkpoint, best weights, both or neither. They stay until `remove`."""
         with self._lock:
             checkpoints = all_checkpoints(self._folder)
             found = [*(checkpoints[-1:] if self.keep_all else checkpoints[:1]), *_best(self._folder)]
             self._taken = set(found)
             return found
 
-    def done(self, sealed: Path) -> None:
-        """Forget what was uploaded, or cannot be."""
+    def remove(self, sealed: Path) -> None:
+        """Remove what was uploaded, or cannot be."""
         with self._lock:
             self._taken.discard(sealed)
             shutil.rmtree(sealed, ignore_errors=True)
 
     def _link(self, sealed: Path) -> str | None:
-        """Link a folder, whole or not at all; what kept it from that."""
+        """Link a folder, whole or not at all; return the reason if it failed."""
         partial, target = self._folder / ".partial", self._folder / sealed.name
         shutil.rmtree(partial, ignore_errors=True)
         try:
@@ -83,8 +83,8 @@ class Waiting:
             partial.rename(target)
         return None
 
-    def _tidy(self) -> None:
-        """Keep what is to be uploaded, as long as that leaves room on the disk."""
+    def _drop_superseded(self) -> None:
+        """Drop what newer uploads replace, and older checkpoints when the disk is nearly full."""
         checkpoints, best = all_checkpoints(self._folder), _best(self._folder)
         older = [p for p in checkpoints[1:] if p not in self._taken]
         if older and self.keep_all:
@@ -99,7 +99,7 @@ class Waiting:
 
 
 def _best(folder: Path) -> list[Path]:
-    """The newest best weights in a folder, if there are any."""
+    """Return the newest best weights in a folder, if any."""
     return sorted(folder.glob("best-*"), key=lambda path: int(path.name.removeprefix("best-")))[-1:]
 
 

@@ -1,7 +1,7 @@
-"""What is to be published: the files of a folder by content, checked, and under an id of their own.
+"""The plan of a release: the files of a folder, checked and identified by their content.
 
-A published model is loaded on machines of others. So a release holds regular files only, none of which runs code when
-it is loaded, and no text with something like a secret in it.
+Others load a published model on their machines. So a release holds regular files only, none of which runs code when it is
+loaded, and nothing that looks like a secret.
 """
 
 from __future__ import annotations
@@ -21,67 +21,67 @@ from params.errors import ModelError, RecipeError
 from tasks.digests import weights_digest
 from tasks.publishing.secrets import find_secrets
 
-RECEIPT: Final = "evergreen-receipt.json"
-"""Says inside the commit what it is: its id, its files and where they come from."""
+RELEASE_FILE: Final = "evergreen-release.json"
+"""Describes a release inside of its commit: its id, its files and what they were made from."""
 
 _PICKLES = frozenset({".bin", ".ckpt", ".h5", ".joblib", ".keras", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"})
 _PROGRAMS = {".bat", ".cmd", ".class", ".dll", ".dylib", ".egg", ".exe", ".jar", ".js", ".ps1", ".sh", ".so", ".wasm"}
 _CODE = frozenset({".ipynb", ".py", ".pyc", ".pyd", ".pyo", ".pyw", ".pyz", ".whl", *_PROGRAMS})
 _STARTS = {
     "holds a pickle or an archive": re.compile(rb"\x80[\x02-\x05]|PK\x03\x04|PK\x05\x06"),
-    "holds an archive, into which nobody has looked": re.compile(
+    "holds an archive, which is not searched": re.compile(
         rb"\x1f\x8b|BZh[1-9]|\xfd7zXZ\0|7z\xbc\xaf|\x28\xb5\x2f\xfd|Rar!|(?s:.{257})ustar"
     ),
     "is a program": re.compile(rb"\x7fELF|MZ\x90\0|#!\s*/|[\xce\xcf]\xfa\xed\xfe|\xca\xfe\xba\xbe|\0asm"),
 }
-"""Pickle protocols 2 to 5 and the zip that torch.save writes; other archives; what an operating system runs."""
+"""First bytes of pickle protocols 2 to 5 and of the zip that torch.save writes; of other archives; of programs."""
 
 
 @dataclass(frozen=True)
 class ReleaseFile:
-    """A file of a release, by content."""
+    """A file of a release."""
 
     path: str
     size: int
     sha256: str
     git_sha1: str
-    """What git, and so the Hub, calls the content of a file that is not a large one."""
+    """The git hash of its content, which identifies a file on the Hub unless it is a git-lfs one."""
     source: Path | bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
-class Release:
-    """What is to be published: the whole tree of the commit, and its name."""
+class ReleasePlan:
+    """What is to be published: all files of the commit, and its tag."""
 
     repo_id: str
     private: bool
     tag: str
     publish_id: str
-    """SHA-256 over the files, the repository and the provenance; the same release has the same id on any day."""
+    """SHA-256 over the files, the repository and `made_from`: the same release always has the same id."""
     files: tuple[ReleaseFile, ...]
-    """In order of path, the receipt included."""
+    """Sorted by path, RELEASE_FILE included."""
 
     @property
     def weights(self) -> str | None:
-        """The digest of its weights; None for a release without any."""
+        """The digest of its weights; None if it has none."""
         return weights_digest({file.path: file.sha256 for file in self.files})
 
 
 def plan_release(
-    folder: Path, *, repo_id: str, tag: str | None, private: bool, provenance: Mapping[str, object]
-) -> Release:
-    """Collect the files of a folder and give the release its id.
+    folder: Path, *, repo_id: str, tag: str | None, private: bool, made_from: Mapping[str, object]
+) -> ReleasePlan:
+    """Collect the files of a folder and compute the id of the release.
 
     Args:
-        folder: holds regular files only; nothing of it may run code when it is loaded, or give a secret away.
+        folder: regular files only; none may run code when it is loaded, or hold a secret.
         repo_id: `namespace/name`.
-        tag: None stands for `release-` and the first 12 digits of the id.
-        private: whether a repository that does not exist yet is made private; one that exists must then be private.
-        provenance: what the release was made from, as JSON values; becomes part of the receipt and of the id.
+        tag: None: `release-` and the first 12 digits of the id.
+        private: whether the repository must be private; it is created so if it does not exist.
+        made_from: what the model was made from, as JSON values; part of RELEASE_FILE and of the id.
 
     Raises:
-        RecipeError: for a repo_id that cannot be one.
-        ModelError: for a folder that may not be published, with all of its problems.
+        RecipeError: `repo_id` is malformed.
+        ModelError: the folder may not be published; the error lists all problems.
     """
     try:
         validate_repo_id(repo_id)
@@ -94,23 +94,23 @@ def plan_release(
     if not files and not problems:
         problems.append("there is no file in it")
     body = {
-        "schema": 1,
+        "schema": 2,
         "repo": repo_id,
-        "provenance": dict(provenance),
+        "made_from": dict(made_from),
         "files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in files],
     }
     publish_id = hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
-    receipt = json.dumps({"publish_id": publish_id, **body}, sort_keys=True, indent=1).encode() + b"\n"
-    problems += find_secrets(RECEIPT, receipt)
+    description = json.dumps({"publish_id": publish_id, **body}, sort_keys=True, indent=1).encode() + b"\n"
+    problems += find_secrets(RELEASE_FILE, description)
     if problems:
         what = "cannot be published:" + "".join(f"\n    {problem}" for problem in problems)
-        raise ModelError(str(folder), what, "remove or replace these; weights belong into .safetensors")
-    tree = sorted([*files, _release_file(RECEIPT, receipt)], key=lambda file: file.path)
-    return Release(repo_id, private, tag or f"release-{publish_id[:12]}", publish_id, tuple(tree))
+        raise ModelError(str(folder), what, "remove or replace these files; save weights as .safetensors")
+    all_files = sorted([*files, _release_file(RELEASE_FILE, description)], key=lambda file: file.path)
+    return ReleasePlan(repo_id, private, tag or f"release-{publish_id[:12]}", publish_id, tuple(all_files))
 
 
 def _collect(folder: Path, problems: list[str]) -> Iterator[ReleaseFile]:
-    """The files in order of path; what may not be published goes to `problems`."""
+    """Yield the files sorted by path; add what may not be published to `problems`."""
     for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix()):
         name = path.relative_to(folder).as_posix()
         if find_secrets("", name.encode(errors="surrogateescape")):
@@ -123,10 +123,10 @@ def _collect(folder: Path, problems: list[str]) -> Iterator[ReleaseFile]:
             continue
         elif not path.is_file():
             problems.append(f"{name}: is not a regular file")
-        elif name == RECEIPT:
-            problems.append(f"{name}: is written by the publication itself")
+        elif name == RELEASE_FILE:
+            problems.append(f"{name}: is written by the publish stage itself")
         elif path.suffix.lower() in _PICKLES:
-            problems.append(f"{name}: is of a format that can hold pickles, which run code when they are loaded")
+            problems.append(f"{name}: is in a format that can hold pickles, which run code when they are loaded")
         elif path.suffix.lower() in _CODE:
             problems.append(f"{name}: is code")
         else:
@@ -149,9 +149,9 @@ def _find_content_problems(name: str, path: Path) -> list[str]:
             config = json.loads(path.read_bytes())
         except ValueError as error:
             return [*problems, f"{name}: is not JSON: {error}"]
-        is_ours = file_name == "config.json"  # an adapter's config may have the key, with nothing in it
-        if isinstance(config, dict) and ("auto_map" in config if is_ours else config.get("auto_map")):
-            problems.append(f"{name}: has auto_map, which makes its users run code of the repository")
+        is_models = file_name == "config.json"  # an adapter's config may have the key with an empty value
+        if isinstance(config, dict) and ("auto_map" in config if is_models else config.get("auto_map")):
+            problems.append(f"{name}: has auto_map, which makes users run code of the repository")
     return problems
 
 

@@ -1,7 +1,7 @@
-"""publish: the model that the gate has blessed, its tokenizer and a model card, to a Hub, as exactly one commit.
+"""publish: send the model that the gate has blessed, with tokenizer and model card, to a Hub, as exactly one commit.
 
-The receipt says what is where; it is small, lives in git and never in DVC's cache, from which it could come back without
-anything having been published. Where the gate keeps the champion, the receipt says so and why, and nothing is sent.
+The receipt says what was published where. It is kept in git and not in DVC's cache, which could restore it without publishing
+anything. If the gate keeps the champion, nothing is sent, and the receipt says why.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from params.artifacts import Artifacts, whole_folder
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks import digests
 from tasks.evaluation.gate import Blessing
-from tasks.hub_client.connection import open_hub
+from tasks.hub_client.connection import chosen_endpoint, open_repository
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report, save_report
@@ -37,48 +38,48 @@ def publish(
     evaluation: Evaluation,
     publish: Publish,
 ) -> Receipt:
-    """Publish the model of an evaluated run, if the gate has blessed it.
+    """Publish the model of an evaluated run if the gate has blessed it.
 
     Raises:
-        ModelError: the gate refuses the model, the blessing is another's, or the release holds what must not be published.
+        ModelError: the gate refuses the model, the blessing is for something else, or a file must not be published.
         StaleBlessingError: another model was published since the evaluation.
-        HubRefusedError: no token, no access, or the tag is taken by something else.
-        TransientError: the Hub cannot be reached; nothing is lost, the next run publishes.
+        HubRefusedError: no token, no access, or the tag holds something else.
+        TransientError: the Hub gives no clear answer; nothing is lost, the next run publishes.
     """
     blessing = read_report(artifacts, Blessing)
     recipe = digests.recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
-    _refuse_anothers(artifacts, blessing, recipe=recipe, repo_id=publish.repo_id)
+    _check_blessing(artifacts, blessing, recipe=recipe, repo_id=publish.repo_id)
     if blessing.verdict == "refuse":
-        fix = "look at the report; change data or training, or what evaluation.gate asks for"
+        fix = "read the report; change the data, the training or evaluation.gate"
         raise ModelError(str(artifacts.blessing), f"the gate refuses the model: {'; '.join(blessing.reasons)}", fix)
     if blessing.verdict == "keep":
-        receipt = _kept(blessing)
+        receipt = _keep_champion(blessing)
     else:
-        receipt = _release(artifacts, blessing, publish, objectives.build(objective))
+        receipt = _publish_model(artifacts, blessing, publish, objectives.build(objective))
     for reason in receipt.reasons:
         logger.info("publish: %s: %s", receipt.verdict, reason)
     save_report(receipt, artifacts.receipt)
     return receipt
 
 
-def _refuse_anothers(artifacts: Artifacts, blessing: Blessing, *, recipe: str, repo_id: str) -> None:
-    """Take no blessing that was given for something else."""
-    other = [
+def _check_blessing(artifacts: Artifacts, blessing: Blessing, *, recipe: str, repo_id: str) -> None:
+    """Refuse a blessing that was given for something else."""
+    different = [
         what
-        for what, named, there in (
+        for what, blessed, current in (
             ("model", blessing.model, digests.model_digest(artifacts)),
             ("data", blessing.data, digests.data_digest(artifacts)),
             ("recipe", blessing.recipe, recipe),
             ("repository", blessing.champion.repo_id if blessing.champion else repo_id, repo_id),
         )
-        if named != there
+        if blessed != current
     ]
-    if other:
-        what = f"the blessing is for another {' and '.join(other)} than those here"
-        raise ModelError(str(artifacts.blessing), what, "run the evaluate stage again, which gives a new one")
+    if different:
+        what = f"the blessing is for another {' and '.join(different)}"
+        raise ModelError(str(artifacts.blessing), what, "run the evaluate stage again: it writes a new blessing")
 
 
-def _kept(blessing: Blessing) -> Receipt:
+def _keep_champion(blessing: Blessing) -> Receipt:
     champion = blessing.champion
     assert champion is not None, "there is a champion to keep"
     return Receipt(
@@ -92,13 +93,14 @@ def _kept(blessing: Blessing) -> Receipt:
     )
 
 
-def _release(artifacts: Artifacts, blessing: Blessing, publish: Publish, objective: Objective[Any]) -> Receipt:
+def _publish_model(artifacts: Artifacts, blessing: Blessing, publish: Publish, objective: Objective[Any]) -> Receipt:
     folder = artifacts.staged_release
     with whole_folder(folder) as staging:
         _assemble(artifacts, publish, objective, staging)
-    hub = open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=not publish.dry_run)
-    with hub as (api, endpoint):
-        from tasks.publishing.exactly_once import plan_release, publish_release
+    writes = not publish.dry_run
+    with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=writes) as opened:
+        from tasks.publishing.exactly_once import publish_release
+        from tasks.publishing.release import plan_release
 
         training = read_report(artifacts, TrainingReport)
         release = plan_release(
@@ -106,7 +108,7 @@ def _release(artifacts: Artifacts, blessing: Blessing, publish: Publish, objecti
             repo_id=publish.repo_id,
             tag=None,
             private=publish.private,
-            provenance={
+            made_from={
                 "run": training.run,
                 "data_sha256": read_report(artifacts, IngestReport).data_sha256,
                 "git_commit": training.git_commit,
@@ -114,27 +116,23 @@ def _release(artifacts: Artifacts, blessing: Blessing, publish: Publish, objecti
             },
         )
         commit, reasons = None, blessing.reasons
+        where = f"{publish.repo_id} on {chosen_endpoint(publish.endpoint)}"
         if publish.dry_run:
-            where = f"{publish.repo_id} on {endpoint}"
             logger.info("publish: dry run: %d files would go to %s", len(release.files), where)
         else:
-            logger.info("publish: %s to %s on %s", release.tag, publish.repo_id, endpoint)
-            published = publish_release(
-                api,
-                release,
-                replaces=blessing.champion.weights if blessing.champion else None,
-                deadline_s=publish.timeout_s,
-                log=lambda line: logger.info("publish: %s", line),
-            )
+            logger.info("publish: %s to %s", release.tag, where)
+            repository = replace(opened, timeout_s=publish.timeout_s, log=lambda line: logger.info("publish: %s", line))
+            champion = blessing.champion
+            published = publish_release(repository, release, replaces=champion.weights if champion else None)
             commit = published.commit
             if published.superseded:
-                reasons = (*reasons, "it was released before, and main holds another model since")
+                reasons = (*reasons, "it was published before, and main holds another model now")
     shutil.rmtree(folder)
     return Receipt(
         verdict="dry-run" if publish.dry_run else "published",
         reasons=reasons,
         repo_id=publish.repo_id,
-        endpoint=endpoint,
+        endpoint=chosen_endpoint(publish.endpoint),
         commit=commit,
         tag=release.tag,
         publish_id=release.publish_id,
@@ -145,41 +143,40 @@ def is_there(artifacts: Artifacts, publish: Publish) -> bool:
     """Whether the Hub still holds what the receipt says.
 
     Raises:
-        HubRefusedError, TransientError: the Hub gave no answer to that.
+        HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
     """
     receipt = read_report(artifacts, Receipt)
     if receipt.commit is None:  # a dry run
         return publish.dry_run
-    with open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as (api, endpoint):
-        from tasks.hub_client.repository import remote_holds
-
-        return endpoint == receipt.endpoint and remote_holds(api, receipt.repo_id, receipt.commit)
+    if (receipt.endpoint, receipt.repo_id) != (chosen_endpoint(publish.endpoint), publish.repo_id):
+        return False
+    with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
+        return repository.holds(receipt.commit)
 
 
 def is_current(artifacts: Artifacts, publish: Publish) -> bool:
-    """Whether the blessing is about what the Hub holds now: its champion or, once published, the model itself.
+    """Whether the blessing is about what the Hub holds now: the same champion, or the blessed model itself.
 
     Raises:
         ModelError: there is no blessing.
-        HubRefusedError, TransientError: the Hub does not say what is published.
+        HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
     """
     blessing = read_report(artifacts, Blessing)
-    with open_hub(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as (api, endpoint):
-        from tasks.hub_client.repository import head
-
-        found = head(api, publish.repo_id)
-        if found is None:
-            return blessing.champion is None
-        if found.weights == blessing.model:
-            return True
-        champion = blessing.champion
-        return champion is not None and (champion.endpoint, champion.weights) == (endpoint, found.weights)
+    with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
+        head = repository.head()
+    champion = blessing.champion
+    if head is None:
+        return champion is None
+    if head.weights == blessing.model:
+        return True
+    endpoint = chosen_endpoint(publish.endpoint)
+    return champion is not None and (champion.endpoint, champion.weights) == (endpoint, head.weights)
 
 
 def _assemble(artifacts: Artifacts, publish: Publish, objective: Objective[Any], folder: Path) -> None:
-    """Put together what is published: the model's folder, the record of how it was made, the card, its pictures, the report.
+    """Collect the files of a release: the model, the record of how it was made, the card, its pictures, the report.
 
-    Rows of the data are quoted only where the repository is private.
+    Rows of the data are quoted only if the repository is private.
     """
     from tasks.publishing import provenance
     from tasks.publishing.model_card import PICTURES, write_card

@@ -1,1 +1,1 @@
-"""What is published: list, roll back, reproduce."""
+"""Lists, rolls back and reproduces releases."""

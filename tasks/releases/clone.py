@@ -1,7 +1,7 @@
-"""A temporary clone of the project in which a release is made again: its code, its recipe, and what that names.
+"""A temporary clone of the project, in which a release is made again: its code, its recipe, and the files that this names.
 
-Nothing of this project is changed. Files that the recipe names and git does not have (data, a base model) are taken from
-this project. The recipe is one that git or this project has: what only the Hub says is not run unseen.
+This project is not changed. Files that the recipe names and git does not have (data, a base model) are links to this project.
+The recipe must be in git or in this project: a recipe can name code, and one that only the Hub has is not run unseen.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from trainer.runtime.lifetime import stop_group
 
 logger = logging.getLogger(__name__)
 _TOOL_TIMEOUT_S = 3600.0
-"""For git and DVC, which copy and download."""
+"""For a command of git or DVC, which may copy and download."""
 _GRACE_S = 20.0
-"""Between asking a stage to end and killing it."""
+"""Between SIGTERM and SIGKILL to a stage."""
 _GIT_PLACES = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX"})
 
 Sha256 = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
@@ -54,8 +54,8 @@ class RecordedData(pydantic.BaseModel):
     sha256: dict[str, Sha256]
 
 
-class Record(pydantic.BaseModel):
-    """What is read of a release's provenance. It comes from a Hub, so nothing in it is taken for granted."""
+class ProvenanceRecord(pydantic.BaseModel):
+    """The part of `evergreen-provenance.json` that is needed here. It comes from a Hub, so all of it is checked."""
 
     schema_: Annotated[Literal[1], pydantic.Field(alias="schema")]
     recipe: RecordedRecipe
@@ -68,14 +68,14 @@ class Record(pydantic.BaseModel):
 
 
 @dataclass(frozen=True)
-class Release:
-    """A release on a Hub."""
+class ReproducibleRelease:
+    """A release on a Hub with the record of how it was made."""
 
     repo_id: str
     commit: str
-    record: Record
+    record: ProvenanceRecord
     weights: Mapping[str, str]
-    """SHA-256 of the files that the Hub holds now."""
+    """SHA-256 of the files of weights that the Hub holds now, by path."""
 
     @property
     def where(self) -> str:
@@ -87,21 +87,22 @@ class Clone:
     """The project at the commit of a release."""
 
     folder: Path
-    """A temporary one, in which the project's path on this machine is repeated: `../shared` leads to its counterpart."""
+    """Temporary; the project's absolute path is repeated inside, so that `../shared` has a counterpart."""
     project: Path
-    """The project's root inside."""
+    """The project's root inside of it."""
     original: Path
+    """The root of this project."""
 
     def stage(self, name: str, recipe: str, *, timeout_s: float | None) -> None:
-        """Run a stage of the clone's code, its output beside ours.
+        """Run a stage with the clone's code; it logs to our standard output.
 
         Raises:
-            EvergreenError: the error that the stage reported.
+            EvergreenError: the stage's own error.
         """
         logger.info("reproduce: %s", name)
         command = [sys.executable, "-m", "tasks", name, f"params/{recipe}.yaml"]
-        # The stage ends with this process, however this process ends, as it does when DVC runs it.
         result_path = Artifacts(recipe, self.project).command_result
+        # DVC_STAGE: as under DVC, the stage dies with this process.
         environment = {**_environment(), **command_result.reserve(result_path), "DVC_STAGE": name}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self.project), os.environ.get("PYTHONPATH")]))
         process = subprocess.Popen(
@@ -117,7 +118,7 @@ class Clone:
         try:
             _, output = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            fix = "give it more time; what it had done is lost"
+            fix = "give it more time"
             raise TransientError(name, f"did not end within {timeout_s:.0f} s", fix) from None
         finally:
             stop_group(process, _GRACE_S)
@@ -127,46 +128,46 @@ class Clone:
             raise _error(name, process.returncode, command_result.read(result_path), output)
 
     def dvc(self, *arguments: str, at: Path | None = None) -> str:
-        """What DVC writes, in the clone or at another folder.
+        """Run DVC in the clone or in another folder, and return its output.
 
         Raises:
             TransientError: it failed.
         """
-        unwrapped = {"COLUMNS": "10000"}  # DVC breaks lines at the width of the terminal, addresses too
+        unwrapped = {"COLUMNS": "10000"}  # DVC breaks lines at the width of the terminal, even URLs
         quiet = {"DVC_SITE_CACHE_DIR": str(self.folder / "dvc"), "DVC_NO_ANALYTICS": "1"}
         environment = {**_environment(), **quiet, **unwrapped}
         return _output([sys.executable, "-m", "dvc", *arguments], at or self.project, environment, "DVC")
 
 
 @contextlib.contextmanager
-def cloned(root: Path, commit: str, release: Release, *, keep: bool) -> Iterator[Clone]:
-    """A clone of the project at `commit`, removed in the end.
+def cloned(root: Path, commit: str, release: ReproducibleRelease, *, keep: bool) -> Iterator[Clone]:
+    """Clone the project at `commit`, and remove the clone at the end.
 
     Args:
         root: the project.
         commit: 40 hexadecimal digits.
         release: for messages.
-        keep: whether the clone stays.
+        keep: whether to keep the clone.
 
     Raises:
-        ModelError: the project is in no git repository, or its repository does not have the commit.
-        StorageError: no temporary folder can be made.
+        ModelError: the project is not in a git repository, or its repository does not have the commit.
+        StorageError: no temporary folder can be created.
     """
 
-    def git(*arguments: str, said: str) -> str:
+    def git(*arguments: str, problem: str) -> str:
         try:
             return _output(["git", *arguments], root.absolute(), _environment(), "git")
         except TransientError as error:
-            raise ModelError(release.where, f"{said}: {error.what}", "run this in a clone of the project") from None
+            raise ModelError(release.where, f"{problem}: {error.what}", "run this in a clone of the project") from None
 
-    top = Path(git("rev-parse", "--show-toplevel", said="this is no git repository").strip())
-    inside = git("rev-parse", "--show-prefix", said="this is no git repository").strip()
+    top = Path(git("rev-parse", "--show-toplevel", problem="this is not a git repository").strip())
+    inside = git("rev-parse", "--show-prefix", problem="this is not a git repository").strip()
     unknown = f"its commit {commit} is not in this repository; `git fetch --all` may bring it"
-    git("cat-file", "-e", f"{commit}^{{commit}}", said=unknown)
+    git("cat-file", "-e", f"{commit}^{{commit}}", problem=unknown)
     with _folder(keep=keep) as folder:
         target = folder / top.relative_to(top.anchor)
-        git("clone", "--quiet", "--shared", "--no-checkout", str(top), str(target), said="it cannot be cloned")
-        git("-C", str(target), "checkout", "--quiet", "--detach", commit, said="it cannot be checked out")
+        git("clone", "--quiet", "--shared", "--no-checkout", str(top), str(target), problem="it cannot be cloned")
+        git("-C", str(target), "checkout", "--quiet", "--detach", commit, problem="it cannot be checked out")
         yield Clone(folder, target / inside, top / inside)
 
 
@@ -183,34 +184,34 @@ def _folder(*, keep: bool) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_recipe(clone: Clone, path: Path, release: Release) -> None:
-    """Put the release's recipe, and the files that it names, into the clone at `path`.
+def write_recipe(clone: Clone, path: Path, release: ReproducibleRelease) -> None:
+    """Write the release's recipe to `path`, and link the files that it names into the clone.
 
     Raises:
-        RecipeError: neither git nor this project has it as the release says.
+        RecipeError: neither git nor this project has this recipe.
     """
     recipe = release.record.recipe
     own = clone.original / "params" / path.name
     if not any(p.is_file() and p.read_text(encoding="utf-8") == recipe.text for p in (path, own)):
-        what = f"its recipe is neither that of commit {release.record.git_commit} nor that of this project"
-        fix = f"a recipe can name code to run: read the one in {FILE}, and save it as params/{path.name} to run it"
+        what = f"neither commit {release.record.git_commit} nor this project has its recipe"
+        fix = f"a recipe can name code to run: read it in {FILE}, and save it as params/{path.name} if you trust it"
         raise RecipeError(release.where, what, fix)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(recipe.text, encoding="utf-8")
     content = load(path).model_dump(mode="json")
-    # To upload checkpoints, or to go on from one, is not to make the model again; neither is in the weights.
+    # Neither uploads nor an earlier checkpoint belong to this training; the weights do not depend on these keys.
     _change(path, {("launch", "mirror"): "none", ("training", "resume"): "auto"})
     for name in (*_strings(content), (recipe.dvc_item or {}).get("data", "")):
         _link(clone, name, own_run=Path("runs", recipe.name))
 
 
 def _change(path: Path, settings: Mapping[tuple[str, str], str]) -> None:
-    """Set those keys of a recipe that it has; one in which nothing changes stays as it is."""
+    """Set the keys that the recipe has; do not write the file if nothing changes."""
     content: Any = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    other = {key: value for key, value in settings.items() if content[key[0]].get(key[1], value) != value}
-    for (section, key), value in other.items():
+    changed = {key: value for key, value in settings.items() if content[key[0]].get(key[1], value) != value}
+    for (section, key), value in changed.items():
         content[section][key] = value
-    if other:
+    if changed:
         with path.open("w", encoding="utf-8") as file:
             YAML(typ="safe").dump(content, file)
 
@@ -224,21 +225,21 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _link(clone: Clone, name: str, *, own_run: Path) -> None:
-    """Where a text of the recipe names files of this project that the clone lacks, let the clone see them."""
+    """If a text of the recipe names files of this project that the clone lacks, link them into the clone."""
     if not name or len(name) > 1000 or "\n" in name or Path(name).is_absolute():
         return
     is_pattern = glob.has_magic(name) and not (clone.original / name).exists()
     for found in glob.glob(name, root_dir=clone.original, recursive=True) if is_pattern else [name]:  # noqa: PTH207
         source = Path(os.path.normpath(clone.original / found))
         target = Path(os.path.normpath(clone.project / found))
-        is_lacking = not os.path.lexists(target) and target.is_relative_to(clone.folder)
-        if source.exists() and is_lacking and not _is_written(source, clone.original, own_run):
+        is_missing = not os.path.lexists(target) and target.is_relative_to(clone.folder)
+        if source.exists() and is_missing and not _is_written(source, clone.original, own_run):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(source.resolve())
 
 
 def _is_written(source: Path, project: Path, own_run: Path) -> bool:
-    """Whether a stage could write there: the project itself, its hidden folders, the recipe's own run."""
+    """Return whether a stage could write there: to the project itself, its hidden folders, the recipe's own run."""
     if not source.is_relative_to(project):
         return project.is_relative_to(source)
     inside = source.relative_to(project)
@@ -247,7 +248,7 @@ def _is_written(source: Path, project: Path, own_run: Path) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what would lead git or Python elsewhere."""
+    """Return our environment without what would lead git or Python elsewhere."""
     return {k: v for k, v in os.environ.items() if k not in _GIT_PLACES and k != "PYTHONSAFEPATH"}
 
 
@@ -265,12 +266,12 @@ def _output(command: Sequence[str], folder: Path, environment: Mapping[str, str]
             check=False,
         )
     except FileNotFoundError:
-        raise TransientError(name, "is not on this machine", "install it") from None
+        raise TransientError(name, "is not installed", "install it") from None
     except subprocess.TimeoutExpired:
         raise TransientError(name, f"did not end within {_TOOL_TIMEOUT_S:.0f} s", "try again") from None
     if done.returncode:
-        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        raise TransientError(name, f"{name} failed: {said[:1000]}", "look at what it says")
+        reason = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        raise TransientError(name, f"{name} failed: {reason[:1000]}", f"fix what {name} reports")
     return done.stdout
 
 

@@ -1,21 +1,28 @@
-"""What people do with releases: list them, go back to an older one, rebuild one.
+"""The commands on releases: list them, roll back to an older one, make one again.
 
 python -m tasks releases                                     of every recipe in params/
-python -m tasks rollback release-0123456789ab --why "..."     the recipe is the one whose repository has the tag
+python -m tasks rollback release-0123456789ab --why "..."     of the recipe whose repository has the tag
 python -m tasks reproduce owner/name@release-0123456789ab
 """
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import logging
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from params import HubRefusedError, Recipe, RecipeError, load
+from params import HubRefusedError, RecipeError, load
 from params.artifacts import Artifacts
-from tasks.hub_client.connection import LOCAL, open_hub
+from params.schema import Publish
+from tasks.hub_client.connection import LOCAL, open_repository
+
+if TYPE_CHECKING:
+    from tasks.hub_client.repository import Repository
 
 logger = logging.getLogger(__name__)
 
@@ -24,16 +31,16 @@ def show_releases(recipe: Path | None) -> None:
     """Print the releases of one recipe, or of all.
 
     Raises:
-        HubRefusedError, TransientError: the Hub does not say.
+        HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
     """
-    from tasks.hub_client.release_log import lines, releases
+    from tasks.hub_client.release_log import releases, table
 
     for path in [recipe] if recipe else _recipes():
         publish = load(path).publish
         print(f"{path.stem}: {publish.repo_id} on {publish.endpoint}")
-        with open_hub(Artifacts(path.stem), repo_id=publish.repo_id, endpoint=publish.endpoint) as (api, _):
+        with _repository(path, publish) as repository:
             try:
-                print("\n".join(f"  {line}" for line in lines(releases(api, publish.repo_id))))
+                print("\n".join(f"  {line}" for line in table(releases(repository))))
             except HubRefusedError as error:
                 if recipe:
                     raise
@@ -45,40 +52,32 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
 
     Args:
         tag: of the release.
-        recipe: whose repository it is; by default the one that has the tag.
+        recipe: whose repository to roll back; by default the one that has the tag.
         by: who asks; by default the user of git or of this machine.
         why: the reason.
 
     Raises:
         HubRefusedError: there is no such tag, or the Hub refuses.
-        RecipeError: several recipes publish to repositories with this tag.
-        TransientError: no clear answer in time; running it again is safe.
+        RecipeError: the repositories of several recipes have this tag.
+        TransientError: no clear answer in time. Running it again is safe.
     """
     from tasks.releases import rollback
 
     path = recipe or _recipe_with(tag)
     publish = load(path).publish
-    hub = open_hub(Artifacts(path.stem), repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True)
-    with hub as (api, _):
-        done = rollback.roll_back(
-            api,
-            publish.repo_id,
-            tag,
-            by=by or _user(),
-            why=why,
-            deadline_s=publish.timeout_s,
-            log=lambda line: logger.info("rollback: %s", line),
-        )
-    what = "is rolled back to" if done.changed else "holds already the files of"
-    print(f"{publish.repo_id} {what} {tag}, at {done.commit}")
+    with _repository(path, publish, to_write=True) as opened:
+        repository = replace(opened, timeout_s=publish.timeout_s, log=lambda line: logger.info("rollback: %s", line))
+        result = rollback.roll_back(repository, tag, by=by or _user(), why=why)
+    what = "is rolled back to" if result.changed else "holds already the files of"
+    print(f"{publish.repo_id} {what} {tag}, at {result.commit}")
 
 
 def rebuild(target: str, *, keep: bool) -> None:
-    """Rebuild a release in a temporary clone, and compare its weights.
+    """Make a release again in a temporary clone, and compare its weights.
 
     Raises:
         ModelError: the weights differ.
-        EvergreenError: it cannot be rebuilt.
+        EvergreenError: it cannot be made again.
     """
     from tasks.releases.reproduce import reproduce
 
@@ -92,15 +91,24 @@ def _recipes() -> Sequence[Path]:
     return sorted(Path("params").glob("*.yaml"))
 
 
+@contextlib.contextmanager
+def _repository(recipe: Path, publish: Publish, *, to_write: bool = False) -> Iterator[Repository]:
+    artifacts = Artifacts(recipe.stem)
+    with open_repository(
+        artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=to_write
+    ) as repository:
+        yield repository
+
+
 def _recipe_with(tag: str) -> Path:
-    """The recipe whose repository has a tag."""
+    """Return the recipe whose repository has a tag."""
     found: dict[tuple[str, str], Path] = {}
     for path in _recipes():
         publish = load(path).publish
-        if _has_tag(path, load(path), tag):
+        if _has_tag(path, publish, tag):
             found.setdefault((publish.endpoint, publish.repo_id), path)
     if not found:
-        fix = "`python -m tasks releases` lists those there are; --recipe names a recipe outside of params/"
+        fix = "choose a tag that `python -m tasks releases` lists, or name a recipe outside of params/ with --recipe"
         raise HubRefusedError("params/", f"no recipe publishes to a repository with the tag {tag}", fix)
     if len(found) > 1:
         names = " and ".join(repo_id for _, repo_id in found)
@@ -108,18 +116,17 @@ def _recipe_with(tag: str) -> Path:
     return next(iter(found.values()))
 
 
-def _has_tag(path: Path, recipe: Recipe, tag: str) -> bool:
+def _has_tag(recipe: Path, publish: Publish, tag: str) -> bool:
     from tasks.hub_client.release_log import releases
 
-    publish = recipe.publish
-    with open_hub(Artifacts(path.stem), repo_id=publish.repo_id, endpoint=publish.endpoint) as (api, _):
+    with _repository(recipe, publish) as repository:
         try:
-            return any(tag in entry.tags for entry in releases(api, publish.repo_id))
+            return any(tag in entry.tags for entry in releases(repository))
         except HubRefusedError:
             return False
 
 
 def _user() -> str:
-    """Who sits here, as git or else the machine knows them."""
-    told = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, check=False).stdout.strip()
-    return told or getpass.getuser()
+    """Return the name of the user, as git or else this machine knows it."""
+    name = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, check=False).stdout.strip()
+    return name or getpass.getuser()

@@ -1,7 +1,6 @@
-"""The rows of a release, brought into the clone in which it is made again: from DVC, else from their source.
+"""The rows of a release, brought into its clone: from DVC, else from their source.
 
-DVC is run as a command: which rows there were, the release's record of dvc.lock says; where they are, the project's cache
-and remotes.
+The release's record of dvc.lock names the rows; the project's cache and remotes may hold them. DVC runs as a command.
 """
 
 from __future__ import annotations
@@ -19,36 +18,37 @@ from ruamel.yaml import YAML
 from params import DataError, TransientError
 from params.artifacts import SPLITS, Artifacts
 from params.hashing import file_sha256
-from tasks.releases.clone import Clone, RecordedRecipe, Release
+from tasks.releases.clone import Clone, RecordedRecipe, ReproducibleRelease
 
 logger = logging.getLogger(__name__)
 
 
-def bring_rows(clone: Clone, made: Artifacts, release: Release, timeout_s: float | None) -> Literal["cache", "source"]:
-    """The rows of the release: from DVC by the lock of then, else from their source.
+def bring_rows(
+    clone: Clone, made: Artifacts, release: ReproducibleRelease, timeout_s: float | None
+) -> Literal["cache", "source"]:
+    """Bring the rows of the release into the clone: from DVC by the recorded lock, else by running ingest.
 
     Raises:
-        DataError: they cannot be had any more.
-        EvergreenError: what the ingest stage fails of.
+        DataError: the source no longer gives these rows.
+        EvergreenError: the error of the ingest stage.
     """
-    if _fetch_rows(clone, made, release) and not _other_rows(made, release):
+    if _fetch_rows(clone, made, release) and not _changed_splits(made, release):
         logger.info("reproduce: the rows are in DVC's cache")
         return "cache"
-    logger.info("reproduce: DVC does not have the rows: ingest")
+    logger.info("reproduce: DVC does not have the rows: running ingest")
     shutil.rmtree(made.raw, ignore_errors=True)
     clone.stage("ingest", made.recipe, timeout_s=timeout_s)
-    if other := _other_rows(made, release):
+    if changed := _changed_splits(made, release):
         what = "the source no longer gives the rows of the release: "
-        what += "; ".join(f"{split} was {then[:12]} and is {now[:12]}" for split, (then, now) in other.items())
-        fix = (
-            f"bring the source back to revision {release.record.data.revision}, or the rows into DVC's cache or remote"
-        )
+        what += "; ".join(f"{split} was {then[:12]} and is {now[:12]}" for split, (then, now) in changed.items())
+        revision = release.record.data.revision
+        fix = f"restore revision {revision} of the source, or the rows in DVC's cache or remote"
         raise DataError(release.where, what, fix)
     return "source"
 
 
-def _other_rows(made: Artifacts, release: Release) -> dict[str, tuple[str, str]]:
-    """The splits that are not those of the release: SHA-256 of then and of now."""
+def _changed_splits(made: Artifacts, release: ReproducibleRelease) -> dict[str, tuple[str, str]]:
+    """Return the splits whose rows are not those of the release, with the SHA-256 of then and of now."""
     then, found = release.record.data.sha256, {}
     for split in SPLITS:
         path = made.raw / f"{split}.parquet"
@@ -58,28 +58,28 @@ def _other_rows(made: Artifacts, release: Release) -> dict[str, tuple[str, str]]
     return found
 
 
-def _fetch_rows(clone: Clone, made: Artifacts, release: Release) -> bool:
-    """Whether DVC has put what ingest made then into the clone. Its cache is the project's, and so are its remotes."""
+def _fetch_rows(clone: Clone, made: Artifacts, release: ReproducibleRelease) -> bool:
+    """Return whether DVC has restored the output of ingest in the clone, from the project's cache or remotes."""
     stage = f"ingest@{made.recipe}"
     entry = ((release.record.dvc_lock or {}).get("stages") or {}).get(stage) or {}
     rows = f"runs/{made.recipe}/raw"
     md5 = next((str(out.get("md5")) for out in entry.get("outs") or () if out.get("path") == rows), "")
-    settings, at_home = clone.project / ".dvc", clone.original
-    if not re.fullmatch(r"[0-9a-f]{32}(\.dir)?", md5) or not settings.is_dir() or not (at_home / ".dvc").is_dir():
+    settings, original = clone.project / ".dvc", clone.original
+    if not re.fullmatch(r"[0-9a-f]{32}(\.dir)?", md5) or not settings.is_dir() or not (original / ".dvc").is_dir():
         return False
     lock = {"schema": "2.0", "stages": {stage: {"cmd": "", "outs": [{"path": rows, "hash": "md5", "md5": md5}]}}}
     (clone.project / "dvc.lock").write_text(json.dumps(lock), encoding="utf-8")
     _add_item(clone.project / "dvc.yaml", release.record.recipe)
     for name in ("config", "config.local"):
-        if (at_home / ".dvc" / name).is_file():
-            shutil.copy(at_home / ".dvc" / name, settings / name)
+        if (original / ".dvc" / name).is_file():
+            shutil.copy(original / ".dvc" / name, settings / name)
     try:
-        clone.dvc("config", "--local", "cache.dir", clone.dvc("cache", "dir", at=at_home).strip())
+        clone.dvc("config", "--local", "cache.dir", clone.dvc("cache", "dir", at=original).strip())
         with contextlib.suppress(TransientError):
             clone.dvc("checkout", "--quiet", stage)
             return True
-        remotes = [line.split() for line in clone.dvc("remote", "list", at=at_home).splitlines() if line.strip()]
-        for name, url, *_ in remotes:  # one that is relative to .dvc leads elsewhere in the clone
+        remotes = [line.split() for line in clone.dvc("remote", "list", at=original).splitlines() if line.strip()]
+        for name, url, *_ in remotes:  # a URL relative to .dvc would lead elsewhere in the clone
             clone.dvc("remote", "modify", "--local", name, "url", url)
         if remotes:
             clone.dvc("pull", "--quiet", stage)
@@ -90,7 +90,7 @@ def _fetch_rows(clone: Clone, made: Artifacts, release: Release) -> bool:
 
 
 def _add_item(path: Path, recipe: RecordedRecipe) -> None:
-    """Let dvc.yaml know the recipe, if it was not committed with it."""
+    """Add the recipe to dvc.yaml if it was not committed there."""
     content: Any = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     recipes = content["vars"][0]["recipes"]
     if recipe.dvc_item and recipe.name not in recipes:

@@ -1,4 +1,4 @@
-"""A Hub that fails as it is told, and many schedules of failures under which a release must land exactly once.
+"""Many schedules of failures under which a release must land exactly once.
 
 A schedule is made from its seed alone: what is released over what, which requests fail and how, who commits in between,
 how many publishers run at once and when they are killed. Publishers are processes, run again until one has finished.
@@ -6,40 +6,32 @@ how many publishers run at once and when they are killed. Publishers are process
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import multiprocessing
 import os
 import random
-import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import SimpleNamespace
 
-import huggingface_hub.constants
-import huggingface_hub.utils._http
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import disable_progress_bars, logging
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from params.errors import EvergreenError, StaleBlessingError
-from tasks.hub_client import faults as hub_faults
-from tasks.hub_client.repository import tree_weights
-from tasks.hub_server.server import LocalHub
-from tasks.publishing.exactly_once import ANY_WEIGHTS, Pace, Release, plan_release, publish_release
+from tasks.hub_client import time_limits
+from tasks.hub_client.repository import Repository, RetryPolicy, tree_weights
+from tasks.publishing.exactly_once import ANY_WEIGHTS, publish_release
+from tasks.publishing.release import ReleasePlan, plan_release
+from tests.support.faulty_hub import STRANGER, Fault, FaultyHub, make_client_quick
 
 SEED = int(os.environ.get("EVERGREEN_CHAOS_SEED", "1"))
 PUBLISHES = int(os.environ.get("EVERGREEN_CHAOS_PUBLISHES", "30"))
 TOKEN = "token-of-alice"
-STRANGER = {"x-stranger": "1"}
-"""Headers of a client for whom the Hub never fails."""
 PART_BYTES = 1 << 16
 """Larger files are uploaded in parts; some of ours are larger."""
 _ROUNDS = 15
@@ -60,107 +52,6 @@ _REQUESTS = {
 """What can fail, and how often it is chosen."""
 _WAITS = ({}, {}, {"retry-after": "0"}, {"retry-after": "2"}, {"retry-after": "31536000"})
 _STALE = StaleBlessingError.__name__
-
-
-@dataclass
-class Fault:
-    """What happens to the next `times` requests whose "METHOD /path" matches."""
-
-    match: str
-    kind: str
-    """`before`: `status` instead of the work; `after`: the work, then `status`; `lost`: the work, then half an answer;
-    `cut`: a part of the request is read, then the connection is closed; `silent`: no work and no answer; `mute`: the
-    work, and no answer; `none`: the work and its answer."""
-    status: int = 503
-    headers: dict[str, str] = field(default_factory=dict)
-    times: int = 1
-    action: Callable[[], None] = field(default=lambda: None, repr=False)
-    """What happens first."""
-
-
-class Faults:
-    """ASGI middleware that answers as `faults` say, and counts the requests that did their work.
-
-    To a request line belongs the value of the header x-schedule.
-    """
-
-    def __init__(self, app: ASGIApp, faults: list[Fault], done: list[str]) -> None:
-        self.app, self.faults, self.done = app, faults, done
-        self.lock = threading.Lock()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        headers = dict(scope["headers"])
-        line = f"{scope['method']} {scope['path']} {headers.get(b'x-schedule', b'').decode()}".rstrip()
-        fault = None if b"x-stranger" in headers else self.take(line)
-        if fault is not None:
-            await asyncio.to_thread(fault.action)
-        if fault is None or fault.kind == "none":
-            self.done.append(line)
-            return await self.app(scope, receive, send)
-        if fault.kind == "cut":
-            await receive()
-        elif fault.kind in ("before", "silent"):
-            while (await receive()).get("more_body"):
-                pass
-        else:
-            self.done.append(line)
-            await self.app(scope, receive, self.swallow)
-        if fault.kind in ("silent", "mute"):
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            return None
-        if fault.kind in ("lost", "cut"):
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
-            await send({"type": "http.response.body", "body": b"{", "more_body": True})
-            return None  # uvicorn closes the connection in the middle of the answer
-        told = [(name.encode(), value.encode()) for name, value in fault.headers.items()]
-        told.append((b"content-length", b"0"))
-        await send({"type": "http.response.start", "status": fault.status, "headers": told})
-        await send({"type": "http.response.body", "body": b""})
-        return None
-
-    async def swallow(self, message: Message) -> None:
-        """Let the answer of the application go nowhere."""
-
-    def take(self, line: str) -> Fault | None:
-        with self.lock:
-            for fault in self.faults:
-                if fault.times and re.search(fault.match, line):
-                    fault.times -= 1
-                    return fault
-        return None
-
-
-class FaultyHub(LocalHub):
-    """A local Hub whose faults a test can set."""
-
-    faults: list[Fault]
-    done: list[str]
-
-    def application(self) -> ASGIApp:
-        self.faults, self.done = [], []
-        return Faults(super().application(), self.faults, self.done)
-
-
-class Clock:
-    """Time that passes only in sleep."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.slept: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
-
-    def pace(self, attempts: int = 8) -> Pace:
-        """A publisher's, by this clock."""
-        return Pace(attempts, self.sleep, self)
 
 
 @dataclass(frozen=True)
@@ -238,31 +129,24 @@ def write_model(folder: Path, rng: random.Random) -> None:
         (folder / "sub/more.safetensors").write_bytes(rng.randbytes(rng.randrange(1000, PART_BYTES)))
 
 
-def plan(schedule: Schedule, folder: Path) -> Release:
+def plan(schedule: Schedule, folder: Path) -> ReleasePlan:
     """The release of a schedule's folder."""
-    return plan_release(folder, repo_id=schedule.repo_id, tag=None, private=False, provenance={"seed": schedule.seed})
+    return plan_release(folder, repo_id=schedule.repo_id, tag=None, private=False, made_from={"seed": schedule.seed})
 
 
 def run_publisher(schedule: Schedule, folder: Path, endpoint: str, replaces: str | None, told: Path) -> None:
     """A process that publishes; `told` is written when it ends by itself."""
-    make_quick()
-    hub_faults._ANSWER_TIMEOUT_S = _ANSWER_TIMEOUT_S
+    make_client_quick()
+    time_limits._ANSWER_TIMEOUT_S = _ANSWER_TIMEOUT_S
     api = HfApi(endpoint=endpoint, token=TOKEN, headers={"x-schedule": schedule.name})
-    pace = Pace(attempts=6, sleep=lambda wait_s: time.sleep(min(wait_s, 0.01)))
+    retries = RetryPolicy(attempts=6, sleep=lambda wait_s: time.sleep(min(wait_s, 0.01)))
+    repository = Repository(api, schedule.repo_id, timeout_s=10, retries=retries)
     try:
-        done = publish_release(api, plan(schedule, folder), replaces=replaces, deadline_s=10, pace=pace)
+        done = publish_release(repository, plan(schedule, folder), replaces=replaces)
     except EvergreenError as error:
         told.write_text(json.dumps({"error": type(error).__name__, "what": str(error)}))
         os._exit(error.exit_code)
     told.write_text(json.dumps({"commit": done.commit, "tag": done.tag, "how": done.how}))
-
-
-def make_quick() -> None:
-    """Let the client of this process wait for nobody."""
-    huggingface_hub.constants.HF_HUB_DISABLE_XET = True
-    huggingface_hub.utils._http.time = SimpleNamespace(sleep=lambda _: None, time=time.time)
-    disable_progress_bars()
-    logging.set_verbosity_error()
 
 
 class Campaign:
@@ -285,7 +169,7 @@ class Campaign:
         write_model(folder / "model", rng)
         before = None if schedule.is_first else plan(schedule, folder / "before")
         if before is not None:
-            publish_release(self.stranger, before)
+            publish_release(Repository(self.stranger, schedule.repo_id), before)
         elif any(trouble.who for trouble in schedule.troubles):
             self.stranger.create_repo(schedule.repo_id)
         release = plan(schedule, folder / "model")
@@ -365,8 +249,8 @@ class Campaign:
     def _assert_landed_once(
         self,
         schedule: Schedule,
-        before: Release | None,
-        release: Release,
+        before: ReleasePlan | None,
+        release: ReleasePlan,
         replaces: str | None,
         ends: list[dict[str, str]],
     ) -> None:

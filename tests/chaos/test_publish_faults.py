@@ -9,25 +9,21 @@ from __future__ import annotations
 import multiprocessing.forkserver
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-import huggingface_hub.constants
-import huggingface_hub.utils._http
 import pytest
 
-from tests.chaos.publish_faults import PART_BYTES, PUBLISHES, SEED, TOKEN, Campaign, FaultyHub, make_quick, schedule
+from tests.chaos.publish_faults import PART_BYTES, PUBLISHES, SEED, TOKEN, Campaign, schedule
+from tests.support.faulty_hub import FaultyHub, quick_client
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 ALONE = os.environ.get("EVERGREEN_CHAOS_PUBLISH")
 
 
 @pytest.fixture
-def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
-    # They are set back at the end; here they get the values that they have.
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", huggingface_hub.constants.HF_HUB_DISABLE_XET)
-    monkeypatch.setattr(huggingface_hub.utils._http, "time", huggingface_hub.utils._http.time)
-    make_quick()
-    with FaultyHub(tmp_path / "hub", tokens={TOKEN: "alice"}, part_bytes=PART_BYTES) as hub:
+def campaign(tmp_path: Path) -> Iterator[Campaign]:
+    with quick_client(), FaultyHub(tmp_path / "hub", tokens={TOKEN: "alice"}, part_bytes=PART_BYTES) as hub:
         yield Campaign(hub, tmp_path)
     multiprocessing.forkserver._forkserver._stop()
 

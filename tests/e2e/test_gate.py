@@ -19,7 +19,7 @@ RIVAL = '''
 from pathlib import Path
 
 from params.artifacts import Artifacts
-from tasks.hub_client.connection import open_hub
+from tasks.hub_client.connection import open_repository
 
 
 def publish_once(row):
@@ -31,8 +31,8 @@ def publish_once(row):
 def publish():
     from safetensors.torch import load_file, save_file
 
-    from tasks.publishing.exactly_once import plan_release, publish_release
-    from tasks.hub_client.repository import head
+    from tasks.publishing.exactly_once import publish_release
+    from tasks.publishing.release import plan_release
 
     folder = Path("rival")
     folder.mkdir()
@@ -41,9 +41,9 @@ def publish():
     weights = load_file(folder / "model.safetensors")
     halves = {name: weight * 0.5 for name, weight in weights.items()}
     save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})
-    with open_hub(Artifacts("tiny"), repo_id="tests/tiny", endpoint="local", to_write=True) as (api, _):
-        release = plan_release(folder, repo_id="tests/tiny", tag=None, private=True, provenance={"who": "a rival"})
-        return publish_release(api, release, replaces=head(api, "tests/tiny").weights).commit
+    with open_repository(Artifacts("tiny"), repo_id="tests/tiny", endpoint="local", to_write=True) as repository:
+        release = plan_release(folder, repo_id="tests/tiny", tag=None, private=True, made_from={"who": "a rival"})
+        return publish_release(repository, release, replaces=repository.head().weights).commit
 '''
 
 

@@ -136,8 +136,8 @@ def test_a_hub_that_does_not_answer_costs_a_warning(project: Project, api: HfApi
     one = machine(project, endpoint, changes)
     said = one.run(*TRAIN)
     assert "train: the Hub may lack the last checkpoint: the mirror was not done within 6 s; `python -m tasks m" in said
-    assert ("no clear answer, asking again: ConnectError" in said) is is_down
-    assert said.count("no clear answer, asking again") <= 1
+    assert ("no clear answer: ConnectError" in said) is is_down
+    assert said.count("no clear answer: ") <= 1
     assert "Traceback" not in said
     assert one.json("runs/tiny/history/training.json")["steps"] == 40
     assert one.processes() == []

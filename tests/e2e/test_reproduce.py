@@ -122,7 +122,7 @@ def test_weights_that_were_altered_on_the_hub_are_found_out(released, api, tmp_p
     command = ("python", "-m", "tasks", "reproduce", f"{REPO}@altered", "--keep")
     out = released.run(*command, ok=False, timeout_s=400)
     assert re.search(r"model\.safetensors DIFFERS: released [0-9a-f]{64}, rebuilt [0-9a-f]{64}", out)
-    assert "the Hub does not hold the weights that were published (the rebuilt weights are those that were)" in out
+    assert "the Hub does not hold the weights that were published (the rebuilt weights are the published ones)" in out
     assert "ModelError: tests/tiny@" in out
     (kept,) = clones(released)
     model = next(kept.rglob("runs/tiny/model/model.safetensors"))
@@ -132,7 +132,7 @@ def test_weights_that_were_altered_on_the_hub_are_found_out(released, api, tmp_p
 
 def rows_from(project):
     """Where the rows of main come from, in a clone of its commit."""
-    release = reproduce._find(project.root, f"{REPO}@main", "local")
+    release = reproduce._read_release(project.root, f"{REPO}@main", "local")
     with cloned(project.root, release.record.git_commit, release, keep=False) as clone:
         write_recipe(clone, clone.project / "params" / "tiny.yaml", release)
         made = Artifacts("tiny", clone.project)
@@ -169,11 +169,11 @@ def test_what_cannot_be_made_again_is_refused_with_the_reason(here, api):
     commit, recipe = record["git_commit"], record["recipe"]
     foreign = recipe | {"text": recipe["text"].replace("seed: 3", "seed: 4")}
     cases = {
-        "changed-code": ({"git_commit": commit + "+"}, ModelError, "with changes that were not committed"),
-        "no-git": ({"git_commit": None}, ModelError, "in no git repository"),
-        "option": ({"git_commit": "--upload-pack=touch"}, ModelError, "cannot be rebuilt"),
+        "changed-code": ({"git_commit": commit + "+"}, ModelError, "with uncommitted changes"),
+        "no-git": ({"git_commit": None}, ModelError, "not in a git repository"),
+        "option": ({"git_commit": "--upload-pack=touch"}, ModelError, "cannot be made again"),
         "unknown-commit": ({"git_commit": "0" * 40}, ModelError, "git fetch --all"),
-        "foreign-recipe": ({"recipe": foreign}, RecipeError, "neither that of commit"),
+        "foreign-recipe": ({"recipe": foreign}, RecipeError, "nor this project has its recipe"),
         "path": ({"recipe": recipe | {"name": "../../x"}}, ModelError, "cannot be read"),
         "schema": ({"schema": 2}, ModelError, "cannot be read"),
     }
@@ -186,7 +186,7 @@ def test_what_cannot_be_made_again_is_refused_with_the_reason(here, api):
     with pytest.raises(HubRefusedError, match="404"):
         reproduce.reproduce(here.root, f"{REPO}@nowhere", endpoint="local")
     api.create_repo("tests/plain")
-    with pytest.raises(ModelError, match="no release that says how it was made"):
+    with pytest.raises(ModelError, match=r"has no evergreen-provenance\.json"):
         reproduce.reproduce(here.root, "tests/plain@main", endpoint="local")
     assert clones(here) == []
 

@@ -23,7 +23,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from tests.chaos.publish_faults import Fault, FaultyHub
+from tests.support.faulty_hub import Fault, FaultyHub
 from tests.support.project import STAGES, Project, copy_project, free_port, wait_for
 
 RECIPE = "params/tiny.yaml"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from params.artifacts import Artifacts
-from tasks.hub_client.connection import open_hub
+from tasks.hub_client.connection import open_repository
 from tasks.releases.rollback import roll_back
 from tests.support.project import ROOT, STAGES, Project
 
@@ -126,21 +126,21 @@ class Bank:
 
     def log(self) -> list[tuple[str, str]]:
         """What main has seen, oldest first: commit and tag, of a release, or title, of what is none."""
-        with open_hub(self.artifacts, repo_id=REPOSITORY, endpoint="local") as (api, _):
-            if not api.repo_exists(REPOSITORY):
+        with open_repository(self.artifacts, repo_id=REPOSITORY, endpoint="local") as repository:
+            if not repository.api.repo_exists(REPOSITORY):
                 return []
-            found = api.list_repo_refs(REPOSITORY)
+            found = repository.api.list_repo_refs(REPOSITORY)
             assert [branch.name for branch in found.branches] == ["main"]
             tags = {tag.target_commit: tag.name for tag in found.tags}
             assert len(tags) == len(found.tags), "no commit has two tags"
-            commits = api.list_repo_commits(REPOSITORY)
+            commits = repository.api.list_repo_commits(REPOSITORY)
             assert tags.keys() <= {commit.commit_id for commit in commits}, "no tag is outside of main"
             return [(commit.commit_id, tags.get(commit.commit_id, commit.title)) for commit in reversed(commits)]
 
     def roll_back(self, tag: str, *, why: str) -> None:
         """Bring main back to an earlier release."""
-        with open_hub(self.artifacts, repo_id=REPOSITORY, endpoint="local", to_write=True) as (api, _):
-            roll_back(api, REPOSITORY, tag, by="the bank", why=why)
+        with open_repository(self.artifacts, repo_id=REPOSITORY, endpoint="local", to_write=True) as repository:
+            roll_back(repository, tag, by="the bank", why=why)
 
     def accuracy(self, commit: str, intents: int) -> float:
         """Accuracy of a published model on the held-out rows of so many intents, computed as a user would."""
@@ -148,8 +148,8 @@ class Bank:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         folder = self.project.root / "downloads" / commit
-        with open_hub(self.artifacts, repo_id=REPOSITORY, endpoint="local") as (api, _):
-            api.snapshot_download(REPOSITORY, revision=commit, local_dir=folder)
+        with open_repository(self.artifacts, repo_id=REPOSITORY, endpoint="local") as repository:
+            repository.api.snapshot_download(REPOSITORY, revision=commit, local_dir=folder)
         tokenizer, model = (
             AutoTokenizer.from_pretrained(folder),
             AutoModelForSequenceClassification.from_pretrained(folder),

@@ -19,7 +19,7 @@ from params.errors import StaleBlessingError
 from tasks.__main__ import main
 from tasks.evaluation import gate
 from tasks.hub_client.connection import LOCAL_TOKEN
-from tasks.hub_client.repository import head
+from tasks.hub_client.repository import Repository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.stage import is_current, is_there
 from tasks.releases import rollback
@@ -74,7 +74,7 @@ def comparisons_of(artifacts, against="champion"):
 def published(artifacts):
     """What main of the repository holds."""
     with LocalHub(artifacts.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as hub:
-        return head(HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN), REPO)
+        return Repository(HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN), REPO).head()
 
 
 def file_of(artifacts, commit, name, tmp_path):
@@ -156,8 +156,8 @@ def test_a_better_model_takes_the_champions_place(project, tmp_path):
     found = published(artifacts)
     assert (found.commit, found.tag, found.weights) == (receipt.commit, receipt.tag, blessing["model"])
     assert found.commit != first.commit
-    inside = file_of(artifacts, found.commit, "evergreen-receipt.json", tmp_path)
-    assert inside["provenance"]["replaces"] == first.commit
+    inside = file_of(artifacts, found.commit, "evergreen-release.json", tmp_path)
+    assert inside["made_from"]["replaces"] == first.commit
     assert is_current(artifacts, recipe.publish)
 
 
@@ -170,7 +170,7 @@ def test_a_model_that_was_rolled_back_is_kept(project):
     def go_back(tag, why):
         with LocalHub(artifacts.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as hub:
             api = HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN)
-            return rollback.roll_back(api, REPO, tag, by="Ada", why=why).commit
+            return rollback.roll_back(Repository(api, REPO), tag, by="Ada", why=why).commit
 
     back = go_back(first.tag, "wrong tone")
     assert releases.evaluate(artifacts, recipe).verdict == "keep"

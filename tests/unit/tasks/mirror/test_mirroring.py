@@ -18,7 +18,7 @@ from params import load
 from params.artifacts import Artifacts
 from tasks.__main__ import main
 from tasks.hub_server.server import LocalHub
-from tasks.mirror.queue import Waiting
+from tasks.mirror.queue import UploadQueue
 from tasks.mirror.upload import mirrored
 from tests.support import tiny
 from tests.support.project import ROOT
@@ -183,11 +183,11 @@ DAMAGE = {
     ),
     "a file is gone": (
         lambda api: api.delete_file("last-checkpoint/scheduler.pt", REPO, revision="checkpoints"),
-        "last-checkpoint: it lacks last-checkpoint/scheduler.pt",
+        "last-checkpoint: lacks last-checkpoint/scheduler.pt",
     ),
     "no manifest": (
         lambda api: api.delete_file("last-checkpoint/manifest.json", REPO, revision="checkpoints"),
-        "last-checkpoint: it lacks last-checkpoint/manifest.json",
+        "last-checkpoint: lacks last-checkpoint/manifest.json",
     ),
     "a torn manifest": (
         lambda api: put(api, "last-checkpoint/manifest.json", b'{"model.sa'),
@@ -317,14 +317,14 @@ def test_a_release_on_main_is_neither_touched_nor_copied(machine, api):
 
 @pytest.mark.parametrize("keep_all", [False, True])
 def test_what_waits_outlives_its_deletion_and_only_as_much_as_is_needed(machine, keep_all, monkeypatch, caplog):
-    run, waiting = machine.job.folder, Waiting(machine.waiting, keep_all=keep_all)
-    waiting.look(run)
+    run, waiting = machine.job.folder, UploadQueue(machine.waiting, keep_all=keep_all)
+    waiting.collect(run)
     assert waiting.next() == []
     for steps in ((2, 4), (6,)):
         for step in steps:
             machine.checkpoint(run, step)
             machine.best(run, step - 1)
-        waiting.look(run)
+        waiting.collect(run)
         sealed.retain(run, 0)
     expected = {"best-5", "checkpoint-6"} | ({"checkpoint-2", "checkpoint-4"} if keep_all else set())
     assert {p.name for p in machine.waiting.iterdir()} == expected
@@ -333,20 +333,20 @@ def test_what_waits_outlives_its_deletion_and_only_as_much_as_is_needed(machine,
 
     machine.checkpoint(run, 8)
     monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1000, 990, 10))
-    waiting.look(run)
+    waiting.collect(run)
     taken = {"checkpoint-2" if keep_all else "checkpoint-6", "best-5"}
     assert {p.name for p in machine.waiting.iterdir()} == taken | {"checkpoint-8"}, "what is being uploaded stays too"
     assert ("no room on the disk: not uploaded: checkpoint-6, checkpoint-4" in caplog.text) is keep_all
 
 
 def test_a_checkpoint_that_is_being_deleted_is_not_taken_for_a_whole_one(machine, caplog):
-    run, waiting = machine.job.folder, Waiting(machine.waiting, keep_all=True)
+    run, waiting = machine.job.folder, UploadQueue(machine.waiting, keep_all=True)
     (machine.checkpoint(run, 2) / "optimizer.pt").unlink()
-    waiting.look(run)
+    waiting.collect(run)
     assert waiting.next() == []
     assert "left out" not in caplog.text, "a moment later it will be gone"
     for _ in range(3):
-        waiting.look(run)
+        waiting.collect(run)
     assert waiting.next() == []
     assert caplog.text.count("checkpoint-2 is left out: files are missing") == 1
 

@@ -23,7 +23,7 @@ from trainer import objectives
 
 # The client's own upload of a large file; the other tests of the Hub let it pass as well.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
-OWN = {"README.md", "comparison.png", "evergreen-provenance.json", "evergreen-receipt.json", "report.html"}
+OWN = {"README.md", "comparison.png", "evergreen-provenance.json", "evergreen-release.json", "report.html"}
 """Files of a release beside the model's."""
 STEPS = 12
 """Of learning: the model is better than before them."""

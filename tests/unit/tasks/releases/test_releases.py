@@ -4,52 +4,23 @@ from __future__ import annotations
 
 import random
 import re
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
-import huggingface_hub.constants
-import huggingface_hub.utils._http
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.utils import disable_progress_bars
 
 from params.errors import HubRefusedError, TransientError
-from tasks.hub_client.release_log import ReleaseEntry, lines, releases
-from tasks.hub_client.repository import tree
-from tasks.publishing.exactly_once import Published, head, plan_release, publish_release
-from tasks.releases import rollback
-from tasks.releases.rollback import RolledBack, roll_back
-from tests.chaos.publish_faults import STRANGER, Clock, Fault, FaultyHub
+from tasks.hub_client.release_log import LogEntry, releases, table
+from tasks.hub_client.repository import Repository
+from tasks.publishing.exactly_once import PublishedRelease
+from tasks.releases.rollback import RollbackResult, roll_back
+from tests.support.faulty_hub import STRANGER, Fault, FaultyHub
+from tests.support.publications import REPO, TOKEN, patient, plan, publish
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 
-REPO = "alice/model"
-TOKEN = "token-of-alice"
 
-
-@pytest.fixture(autouse=True)
-def client_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-    disable_progress_bars()
-    # The client's own backoff between its own retries.
-    patient = SimpleNamespace(sleep=lambda _: None, time=time.time)
-    monkeypatch.setattr(huggingface_hub.utils._http, "time", patient)
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[FaultyHub]:
-    with FaultyHub(tmp_path / "hub", tokens={TOKEN: "alice", "token-of-bob": "bob"}) as running:
-        yield running
-
-
-@pytest.fixture
-def api(hub: FaultyHub) -> HfApi:
-    return HfApi(endpoint=hub.endpoint, token=TOKEN)
-
-
-def release(api: HfApi, folder: Path, number: int) -> Published:
+def release(api: HfApi, folder: Path, number: int) -> PublishedRelease:
     """Publish the model of that number; each has a file that the others do not have."""
     folder = folder / f"model-{number}"
     (folder / "sub").mkdir(parents=True, exist_ok=True)
@@ -57,18 +28,15 @@ def release(api: HfApi, folder: Path, number: int) -> Published:
     (folder / "README.md").write_text(f"---\nlicense: mit\n---\n# Model {number}\n")
     (folder / "model.safetensors").write_bytes(random.Random(number).randbytes(5000))
     (folder / f"sub/only-in-{number}.txt").write_text("x")
-    plan = plan_release(folder, repo_id=REPO, tag=f"v{number}", private=False, provenance={})
-    return publish_release(api, plan)
+    return publish(api, plan(folder, tag=f"v{number}", made_from={}))
 
 
-def back(api: HfApi, tag: str = "v1", **more: str) -> RolledBack:
-    return roll_back(
-        api, REPO, tag, by=more.get("by", "ann"), why=more.get("why", "wrong answers"), pace=Clock().pace(9)
-    )
+def back(api: HfApi, tag: str = "v1", *, by: str = "ann", why: str = "wrong answers") -> RollbackResult:
+    return roll_back(patient(api, attempts=9), tag, by=by, why=why)
 
 
 def blobs(api: HfApi, revision: str) -> dict[str, str]:
-    return {path: file.blob_id for path, file in tree(api, REPO, revision).items()}
+    return {path: file.blob_id for path, file in Repository(api, REPO).tree(revision).items()}
 
 
 def test_main_is_rolled_back_by_a_new_commit_with_the_very_files_of_the_tag(
@@ -94,11 +62,10 @@ def test_main_is_rolled_back_by_a_new_commit_with_the_very_files_of_the_tag(
         "By: ann",
         "Reason: wrong answers",
     ]
-    champion = head(api, REPO)
+    champion = Repository(api, REPO).head()
     assert champion is not None
     assert champion.commit == done.commit
-    plan = plan_release(tmp_path / "model-1", repo_id=REPO, tag="v1", private=False, provenance={})
-    assert champion.weights == plan.weights
+    assert champion.weights == plan(tmp_path / "model-1").weights
     assert {tag.name: tag.target_commit for tag in api.list_repo_refs(REPO).tags} == {
         "v1": first.commit,
         "v2": second.commit,
@@ -110,8 +77,8 @@ def test_rolling_back_again_does_nothing_and_says_so(api: HfApi, tmp_path: Path)
     release(api, tmp_path, 2)
     done = back(api)
     told: list[str] = []
-    again = roll_back(api, REPO, "v1", by="ann", why="to be sure", log=told.append)
-    assert again == RolledBack(done.commit, "v1", changed=False)
+    again = roll_back(patient(api, log=told.append), "v1", by="ann", why="to be sure")
+    assert again == RollbackResult(done.commit, "v1", changed=False)
     assert "holds the files of v1 already" in told[-1]
     assert back(api, "v2").changed, "a rollback can be undone"
     assert blobs(api, "main") == blobs(api, "v2")
@@ -152,16 +119,17 @@ def test_a_rollback_that_landed_is_not_repeated_over_a_release_that_followed(
 ) -> None:
     release(api, tmp_path, 1)
     release(api, tmp_path, 2)
-    commit_on = rollback.commit_on
+    commit = Repository.commit
 
     def commit_and_lose(*args: object, **more: object) -> str:
-        commit_on(*args, **more)
+        monkeypatch.undo()
+        commit(*args, **more)
         release(api, tmp_path, 3)
         raise TimeoutError("no answer")
 
-    monkeypatch.setattr(rollback, "commit_on", commit_and_lose)
+    monkeypatch.setattr(Repository, "commit", commit_and_lose)
     done = back(api)
-    entries = releases(api, REPO)
+    entries = releases(Repository(api, REPO))
     assert [entry.kind for entry in entries] == ["release", "rollback", "release", "release", "other"]
     assert (entries[1].commit, entries[0].tags) == (done.commit, ("v3",))
 
@@ -180,7 +148,7 @@ def test_a_foreign_commit_in_between_is_rolled_back_as_well(
     hub.faults.append(Fault(request_line, "none", action=commit_another))
     done = back(api)
     assert blobs(api, done.commit) == blobs(api, "main") == blobs(api, "v1")
-    entries = releases(api, REPO)
+    entries = releases(Repository(api, REPO))
     assert [entry.title for entry in entries[:2]] == ["Roll back to v1", "by hand"]
     assert entries[0].came_from == entries[1].commit
 
@@ -198,7 +166,7 @@ def test_what_is_refused(api: HfApi, hub: FaultyHub, tmp_path: Path) -> None:
     assert raised.value.fix == "choose one of v1, v2"
     with pytest.raises(HubRefusedError, match="needs a reason"):
         back(api, why=" \n")
-    with pytest.raises(HubRefusedError, match="needs somebody"):
+    with pytest.raises(HubRefusedError, match="needs the name"):
         back(api, by="")
     with pytest.raises(HubRefusedError, match="403"):
         back(HfApi(endpoint=hub.endpoint, token="token-of-bob"))
@@ -216,12 +184,12 @@ def test_the_log_tells_releases_rollbacks_and_commits_of_others(api: HfApi, tmp_
     by_hand = api.create_commit(REPO, operations, commit_message="by hand\x1b[2J", commit_description="Thanks: to all")
     release(api, tmp_path, 2)
     done = back(api, by="ann\nPublish-Id: 1", why="it said:\nRolled-Back-To: v2\x1b[31m")
-    entries = releases(api, REPO)
+    entries = releases(Repository(api, REPO))
     assert [entry.kind for entry in entries] == ["rollback", "release", "other", "release", "other"]
     assert [entry.is_head for entry in entries] == [True, False, False, False, False]
     back_entry, _, other, oldest, initial = entries
     made = api.list_repo_commits(REPO)[0].created_at.strftime("%Y-%m-%dT%H:%M:%SZ")
-    assert back_entry == ReleaseEntry(
+    assert back_entry == LogEntry(
         commit=done.commit,
         tags=(),
         title="Roll back to v1",
@@ -236,24 +204,24 @@ def test_the_log_tells_releases_rollbacks_and_commits_of_others(api: HfApi, tmp_
     )
     assert (oldest.tags, oldest.publish_id) == (("a-nickname", "v1"), first.publish_id)
     assert (other.commit, other.publish_id, other.by) == (by_hand.oid, None, None)
-    table = lines(entries)
-    assert len(table) == 6
+    rows = table(entries)
+    assert len(rows) == 6
     assert re.fullmatch(
         rf"\*  {done.commit[:12]}  \d{{4}}-\d\d-\d\d \d\d:\d\d  rollback  +to v1, by ann Publish-Id: 1: it said: .*",
-        table[1],
+        rows[1],
     )
-    assert "a-nickname, v1  Publish v1" in table[4]
-    assert table[3].endswith("by hand [2J"), "no control character reaches a terminal"
-    assert table[0].index("kind") == table[1].index("rollback") == table[5].index("other")
-    assert table[5].endswith(initial.title)
+    assert "a-nickname, v1  Publish v1" in rows[4]
+    assert rows[3].endswith("by hand [2J"), "no control character reaches a terminal"
+    assert rows[0].index("kind") == rows[1].index("rollback") == rows[5].index("other")
+    assert rows[5].endswith(initial.title)
 
 
 def test_the_log_of_nothing(api: HfApi, hub: FaultyHub) -> None:
     with pytest.raises(HubRefusedError, match="no such repository"):
-        releases(api, REPO)
+        releases(Repository(api, REPO))
     api.create_repo(REPO)
-    (entry,) = releases(api, REPO)
+    (entry,) = releases(Repository(api, REPO))
     assert (entry.kind, entry.is_head) == ("other", True)
     hub.faults.append(Fault("commits", "before", 503, times=99))
     with pytest.raises(TransientError, match="503"):
-        releases(api, REPO, pace=Clock().pace(2))
+        releases(patient(api, attempts=2))

@@ -1,0 +1,54 @@
+"""What a repository says it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
+
+from params.errors import HubRefusedError, TransientError
+from tasks.digests import folder_weights
+from tasks.hub_client.repository import Head, Repository
+from tests.support.faulty_hub import Fault, FaultyHub
+from tests.support.publications import REPO, patient, plan, publish
+
+# huggingface_hub uploads by `data=`, which httpx2 deprecates:
+# https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+
+
+def test_the_head_is_the_model_that_main_holds(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+    assert Repository(api, REPO).head() is None
+    api.create_repo(REPO)
+    assert Repository(api, REPO).head() is None, "there are no weights"
+    release = plan(folder)
+    published = publish(api, release)
+    api.create_tag(REPO, tag="a-nickname", revision=published.commit)
+    assert Repository(api, REPO).head() == Head(published.commit, release.tag, folder_weights(folder))
+    by_hand = api.create_commit(REPO, [CommitOperationAdd("NOTES", b"x")], commit_message="by hand")
+    assert Repository(api, REPO).head() == Head(by_hand.oid, None, folder_weights(folder))
+    with pytest.raises(HubRefusedError, match="401"):
+        Repository(HfApi(endpoint=hub.endpoint, token="wrong-token-x"), REPO).head()
+    hub.faults.append(Fault("GET .*/tree/", "lost", times=2))
+    lines: list[str] = []
+    assert patient(api, log=lines.append).head() is not None
+    hub.faults.append(Fault("refs", "before", 503, times=99))
+    with pytest.raises(TransientError, match="no clear answer after 3 attempts"):
+        patient(api, attempts=3, log=lines.append).head()
+    assert len(lines) == 3
+
+
+def test_a_repository_holds_what_is_in_mains_history(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+    assert not Repository(api, REPO).holds("0" * 40)
+    first = publish(api, plan(folder))
+    (folder / "config.json").write_text("{}")
+    publish(api, plan(folder))
+    assert Repository(api, REPO).holds(first.commit)
+    assert not Repository(api, REPO).holds("0" * 40)
+    api.create_branch(REPO, branch="side", revision=first.commit)
+    side = api.create_commit(REPO, [CommitOperationAdd("x", b"x")], commit_message="side", revision="side")
+    assert not Repository(api, REPO).holds(side.oid)
+    hub.faults.append(Fault("commits", "before", 500, times=99))
+    with pytest.raises(TransientError, match="500"):
+        patient(api).holds(first.commit)
