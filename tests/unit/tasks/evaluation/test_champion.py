@@ -218,7 +218,7 @@ def test_anothers_blessing_is_refused(project, what):
         recipe = recipe.model_copy(update={"seed": recipe.seed + 1})
     else:
         changes = {"repo_id": "tests/another"}
-    said = f"the blessing is for another {what} than those here"
+    said = f"the blessing is for another {what}\n"
     with pytest.raises(ModelError, match=said) as caught:
         releases.publish(artifacts, recipe, **changes)
     assert caught.value.fix.startswith("run the evaluate stage again")
