@@ -1,96 +1,25 @@
-"""Stopped and started on another number of processes, a training takes the same steps; where it is the same, the same bits."""
+"""A training that resumes with another number of processes takes the same steps; with the same number, the same bits."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from params import DivergedError, PreemptedError, RecipeError
-from tasks.training.supervisor import supervise
-from tests.support import tiny
-from trainer.checkpoints.resume import choose
+from params import DivergedError, RecipeError
+from tests.support.training import ElasticTraining
 from trainer.checkpoints.sealed import all_checkpoints
 from trainer.data.tokens import read_split
-from trainer.identity import run_identity
-from trainer.job import Job
-
-CHANGES = {
-    "objective.packing": False,  # so that a row is one sequence
-    "training.max_steps": 10,
-    "training.save_steps": 3,
-    "launch.micro_batch_size": 2,
-    "launch.dataloader_workers": 1,  # which has read on when the training is stopped
-    "model.config.attention_dropout": 0.0,  # its masks depend on the micro-batch
-}
-
-
-class Training:
-    """One training, started as often and on as many processes as a test likes."""
-
-    def __init__(self, root: Path, changes: dict[str, Any]) -> None:
-        self.artifacts, self.recipe = tiny.tokenized(root, tiny.recipe(CHANGES | changes))
-        self.folder = root / "run"
-
-    def start(self, processes: int = 1, until: int | None = None) -> None:
-        """Train on, to the end or to a step."""
-        made = self.job(processes, until)
-        choice = partial(choose, made.folder, made.identity, made.training.resume)
-        if until is None:
-            supervise(made, choice)
-            return
-        with pytest.raises(PreemptedError, match=f"of step {until}"):
-            supervise(made, choice)
-
-    def job(self, processes: int, until: int | None) -> Job:
-        sections = {name: getattr(self.recipe, name) for name in ("seed", "objective", "model", "training")}
-        launch = self.recipe.launch.model_copy(update={"num_processes": processes})
-        tokens = self.artifacts.tokens
-        determined = run_identity(tokens=tokens, **sections)
-        places = {"tokens": tokens, "folder": self.folder, "identity": determined}
-        return Job(**sections, **places, launch=launch, stop_at_step=until, record=True)
-
-    def steps(self) -> dict[int, dict[str, Any]]:
-        """Rows, summed loss and learning rate of each step, over all processes."""
-        by_step: dict[int, list[tuple[int, dict[str, Any]]]] = {}
-        for rank, line in self.lines():
-            by_step.setdefault(line["step"], []).append((rank, line))
-        return {step: merged([line for _, line in sorted(lines, key=rank_of)]) for step, lines in by_step.items()}
-
-    def lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        for path in self.folder.glob("steps-*.jsonl"):
-            for line in path.read_text().splitlines():
-                yield int(path.stem.removeprefix("steps-")), json.loads(line)
-
-    @property
-    def checkpoint(self) -> Path:
-        return all_checkpoints(self.folder)[0]
-
-
-def rank_of(pair: tuple[int, dict[str, Any]]) -> int:
-    return pair[0]
-
-
-def merged(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    micro_batches = [rows for turn in zip(*(line["rows"] for line in lines), strict=True) for rows in turn]
-    return {
-        "rows": [row for rows in micro_batches for row in rows],
-        "loss": sum(float.fromhex(loss) for line in lines for loss in line["losses"]) / len(lines),
-        "learning_rate": {line["learning_rate"] for line in lines},
-    }
 
 
 def test_two_then_one_then_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
-    whole = Training(tmp_path / "whole", {})
+    whole = ElasticTraining(tmp_path / "whole", {})
     whole.start()
-    elastic = Training(tmp_path / "elastic", {})
+    elastic = ElasticTraining(tmp_path / "elastic", {})
     elastic.start(processes=2, until=4)
     elastic.start(processes=1, until=7)
     elastic.start(processes=2)
@@ -106,27 +35,22 @@ def test_two_then_one_then_two_processes_take_the_steps_of_one(tmp_path: Path) -
 
 
 def test_a_stop_at_an_evaluation_makes_up_for_it_at_the_next_start(tmp_path: Path) -> None:
-    """It would take too long for who waits for the end; nothing of it is lost, and the bits are the same."""
+    """The stop does not wait for the evaluation; the next start runs it, and the bits are the same."""
     dropout = {"model.config.attention_dropout": 0.1}
-    whole, stopped = Training(tmp_path / "whole", dropout), Training(tmp_path / "stopped", dropout)
+    whole, stopped = ElasticTraining(tmp_path / "whole", dropout), ElasticTraining(tmp_path / "stopped", dropout)
     whole.start()
     stopped.start(until=4)
     assert json.loads((stopped.checkpoint / "position.json").read_text())["lacks_evaluation"]
     stopped.start()
     for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
         assert (stopped.checkpoint / name).read_bytes() == (whole.checkpoint / name).read_bytes(), name
-    curves = [[(e["step"], e["eval_loss"]) for e in history(t) if "eval_loss" in e] for t in (whole, stopped)]
+    curves = [[(e["step"], e["eval_loss"]) for e in t.history() if "eval_loss" in e] for t in (whole, stopped)]
     assert curves[0] == curves[1]
     assert [step for step, _ in curves[0]] == [0, 4, 8, 10]
 
 
-def history(training: Training) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((training.folder / "finished.json").read_text())["history"]
-    return found
-
-
 def test_processes_that_cannot_share_the_batch_are_refused_with_those_that_can(tmp_path: Path) -> None:
-    training = Training(tmp_path, {})
+    training = ElasticTraining(tmp_path, {})
     with pytest.raises(RecipeError) as caught:
         training.start(processes=3)
     assert "3 processes cannot share training.global_batch_size 8 evenly" in caught.value.what
@@ -135,14 +59,14 @@ def test_processes_that_cannot_share_the_batch_are_refused_with_those_that_can(t
 
 def test_a_checkpoint_comes_after_so_many_minutes(tmp_path: Path) -> None:
     changes = {"training.save_steps": 1000, "training.save_minutes": 1e-4, "training.keep_checkpoints": 100}
-    training = Training(tmp_path, changes)
+    training = ElasticTraining(tmp_path, changes)
     training.start(processes=2, until=5)
     steps = {int(p.name.removeprefix("checkpoint-")) for p in all_checkpoints(training.folder)}
     assert steps >= {3, 4, 5}, "every step takes longer than 6 ms, the first ones may save at once"
 
 
 def test_a_gradient_that_is_not_finite_ends_the_training_before_the_weights_change(tmp_path: Path) -> None:
-    training = Training(tmp_path, {"training.learning_rate": 1e30, "training.max_grad_norm": 0.0})
+    training = ElasticTraining(tmp_path, {"training.learning_rate": 1e30, "training.max_grad_norm": 0.0})
     with pytest.raises(DivergedError, match=r"is (nan|inf) at step \d+, rows \[\d+, ") as caught:
         training.start(processes=2)
     kept = all_checkpoints(training.folder)
@@ -154,7 +78,7 @@ def test_a_gradient_that_is_not_finite_ends_the_training_before_the_weights_chan
 def test_a_loss_that_is_not_finite_is_told_with_step_and_rows(tmp_path: Path) -> None:
     """The embedding of one token is NaN: the first rows that have it are named, and nothing is learned from them."""
     changes = {"launch.micro_batch_size": 1, "model.config.tie_word_embeddings": False, "training.save_steps": 1}
-    healthy = Training(tmp_path / "healthy", changes)
+    healthy = ElasticTraining(tmp_path / "healthy", changes)
     healthy.start(until=6)
     rows = {row["row_id"]: row["input_ids"] for row in read_split(healthy.artifacts.tokens, "train")}
     seen = {step: {row: set(rows[row]) for row in at["rows"]} for step, at in healthy.steps().items()}
@@ -168,7 +92,7 @@ def test_a_loss_that_is_not_finite_is_told_with_step_and_rows(tmp_path: Path) ->
     shutil.copytree(healthy.checkpoint, base)
     weights["model.embed_tokens.weight"][token] = torch.nan
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    ill = Training(tmp_path / "ill", changes | {"model": {"pretrained": str(base)}})
+    ill = ElasticTraining(tmp_path / "ill", changes | {"model": {"pretrained": str(base)}})
     with pytest.raises(DivergedError) as caught:
         ill.start(processes=2)
     assert caught.value.what.startswith(f"the loss is nan at step {step}, rows {affected}")

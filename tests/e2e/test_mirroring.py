@@ -17,9 +17,9 @@ from huggingface_hub import HfApi
 from params.artifacts import Artifacts
 from tasks.hub_client.connection import LOCAL_TOKEN
 from tasks.hub_server.server import LocalHub
-from tests.e2e.test_exact_resume import assert_same
 from tests.support import tiny
 from tests.support.project import Project, free_port, wait_for
+from tests.support.training import assert_same
 
 TOKEN = "hf_tokenoftests"
 REPO = "tests/tiny"

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from params import KilledError
-from params.artifacts import Artifacts
-from tests.e2e.test_elastic import Training
-from tests.e2e.test_exact_resume import assert_same, run
 from tests.support import tiny
-from trainer.checkpoints.fault_points import KILL_AT
+from tests.support.training import ElasticTraining, assert_same, run_train_with_kills
 
 DIGITS = ["zero", "one", "two", "three", "four"]
 MODEL = """\
@@ -61,18 +55,11 @@ def test_from_pairs_of_texts_to_a_published_model(project) -> None:
     assert "answer  (of the model)\n  two two" in shown
 
 
-def test_killed_and_started_again_it_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: Any) -> None:
+def test_killed_and_started_again_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
     """With dropout, which transformers gives a T5 by default."""
     changes = {"launch.micro_batch_size": 4, "objective.max_new_tokens": 4}
     golden, recipe = tiny.tokenized(tmp_path / "golden", tiny.recipe(changes, **tiny.TARGETS))
-    shutil.copytree(golden.root, tmp_path / "killed")
-    killed = Artifacts("tiny", tmp_path / "killed")
-    run(golden, recipe)
-    monkeypatch.setenv(KILL_AT, "checkpoint.renamed:2")
-    with pytest.raises(KilledError):
-        run(killed, recipe)
-    monkeypatch.delenv(KILL_AT)
-    run(killed, recipe)
+    killed = run_train_with_kills(golden, recipe, "checkpoint.renamed:2")
     assert_same(golden, killed)
 
 
@@ -83,7 +70,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
     }
     trainings = []
     for processes in (1, 2):
-        training = Training(tmp_path / str(processes), changes)
+        training = ElasticTraining(tmp_path / str(processes), changes)
         training.start(processes=processes)
         trainings.append(training.steps())
     assert len(trainings[0]) == 10

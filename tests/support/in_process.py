@@ -10,6 +10,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from tests.support import tiny
+from tests.support.training import plan_job
 from trainer.build import build
 from trainer.job import Job
 from trainer.loop.trainer import EvergreenTrainer
@@ -25,17 +26,7 @@ def job(root: Path, changes: dict[str, Any] | None = None, *, stop_at_step: int 
     """The training of the tiny recipe so changed, its tokens made."""
     usual = {"objective.packing": False} if "objective" not in sections else {}
     artifacts, recipe = tiny.tokenized(root, tiny.recipe(usual | (changes or {}), **sections), FEW)
-    return Job.plan(
-        artifacts.scratch / "checkpoints",
-        seed=recipe.seed,
-        objective=recipe.objective,
-        model=recipe.model,
-        training=recipe.training,
-        launch=recipe.launch,
-        metrics=recipe.evaluation.metrics,
-        tokens=artifacts.tokens,
-        stop_at_step=stop_at_step,
-    )
+    return plan_job(artifacts, recipe, stop_at_step=stop_at_step)
 
 
 def trainer_of(job: Job, *callbacks: TrainerCallback) -> EvergreenTrainer:

@@ -10,6 +10,7 @@ from params import Recipe, load
 from params.artifacts import Artifacts
 from tasks.tokenization.stage import tokenize
 from tests.support import tiny
+from tests.support.training import plan_job
 from trainer.job import Job
 
 OBJECTIVE = {"objective": {"name": "dpo"}}
@@ -40,14 +41,4 @@ def tokenized(root: Path, changes: dict[str, Any] | None = None) -> tuple[Artifa
 def job(root: Path, changes: dict[str, Any] | None = None, *, stop_at_step: int | None = None) -> Job:
     """The training of such a recipe."""
     artifacts, recipe = tokenized(root, changes)
-    return Job.plan(
-        artifacts.scratch / "checkpoints",
-        seed=recipe.seed,
-        objective=recipe.objective,
-        model=recipe.model,
-        training=recipe.training,
-        launch=recipe.launch,
-        metrics=None,
-        tokens=artifacts.tokens,
-        stop_at_step=stop_at_step,
-    )
+    return plan_job(artifacts, recipe, stop_at_step=stop_at_step)

@@ -19,8 +19,8 @@ from params.artifacts import Artifacts
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.evaluation.scoring import Scores, score
 from tasks.tokenization.tokenizers import train_tokenizer
-from tasks.training.stage import train
 from tests.support import preferences, releases, tiny
+from tests.support.training import run_train
 from trainer import objectives
 from trainer.data import tokens
 from trainer.loop.metrics import Figures
@@ -298,14 +298,7 @@ def test_training_on_two_processes_and_the_evaluate_stage_have_the_same_figures(
     content["launch"] = {"num_processes": 2, "micro_batch_size": 2, "eval_batch_size": 4}
     artifacts, recipe = tiny.tokenized(tmp_path, content, {"train": 60, "validation": 37, "test": 12})
     assert recipe.launch.num_processes == changes["launch.num_processes"]
-    train(
-        artifacts,
-        seed=recipe.seed,
-        objective=recipe.objective,
-        model=recipe.model,
-        training=recipe.training,
-        launch=recipe.launch,
-    )
+    run_train(artifacts, recipe)
     objective = objectives.build(recipe.objective)
     best = recipe.training.best_metric
     sign = 1 if objective.metrics[best] == "max" else -1

@@ -22,8 +22,8 @@ from tasks.mirror.queue import UploadQueue
 from tasks.mirror.upload import mirrored
 from tests.support import tiny
 from tests.support.project import ROOT
+from tests.support.training import plan_job
 from trainer.checkpoints import sealed
-from trainer.job import Job
 
 # The client's own upload of a large file; the other tests of the Hub let it pass as well.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
@@ -47,16 +47,7 @@ class Machine:
         given = {"launch.mirror": "last", "publish.timeout_s": 1.0}
         given |= {key.replace("__", "."): value for key, value in changes.items()}
         recipe = load(tiny.write(self.root / RECIPE, tiny.recipe(given)))
-        self.job = Job.plan(
-            self.root / ".scratch" / "tiny" / "checkpoints",
-            seed=recipe.seed,
-            objective=recipe.objective,
-            model=recipe.model,
-            training=recipe.training,
-            launch=recipe.launch,
-            metrics=recipe.evaluation.metrics,
-            tokens=self.artifacts.tokens,
-        )
+        self.job = plan_job(self.artifacts, recipe)
         self.waiting = self.root / ".scratch" / "tiny" / "mirror" / self.job.folder.name
 
     def checkpoint(self, folder, step, parts=PARTS):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from params import KilledError, ModelError, Recipe, RecipeError
-from params.artifacts import Artifacts
+from params import ModelError, Recipe, RecipeError
 from tasks.diagnostics.check import all_problems
-from tasks.training.stage import train
 from tests.support import releases, tiny
 from tests.support.in_process import job, losses, trained, trainer_of
-from trainer.checkpoints.fault_points import KILL_AT
+from tests.support.training import run_train, run_train_with_kills
 from trainer.loop import extensions
 from trainer.loop.metrics import Figures
 from trainer.loop.trainer import EvergreenTrainer
@@ -123,7 +120,7 @@ def test_a_trainer_of_ones_own_decides_on_loss_optimizer_schedule_and_rows(tmp_p
     assert sum(row < 32 for row in drawn) / len(drawn) > 0.75  # of 64 rows; the pipeline's own order gives 0.5
 
 
-def test_with_a_trainer_of_ones_own_a_killed_run_ends_like_one_left_alone(tmp_path, monkeypatch):
+def test_with_a_custom_trainer_a_killed_run_ends_like_one_left_alone(tmp_path):
     changes = {
         "training.trainer": f"{OWN}:Careful",
         "training.callbacks": [{"name": f"{OWN}:Counter", "arguments": {"start": 100}}],
@@ -134,30 +131,11 @@ def test_with_a_trainer_of_ones_own_a_killed_run_ends_like_one_left_alone(tmp_pa
         "training.eval_steps": 20,
     }
     golden, recipe = tiny.tokenized(tmp_path / "golden", tiny.recipe(changes))
-    shutil.copytree(golden.root, tmp_path / "killed")
-    killed = Artifacts("tiny", tmp_path / "killed")
-    run(golden, recipe)
-    monkeypatch.setenv(KILL_AT, "checkpoint.renamed:3")
-    with pytest.raises(KilledError):
-        run(killed, recipe)
-    monkeypatch.delenv(KILL_AT)
-    run(killed, recipe)
+    killed = run_train_with_kills(golden, recipe, "checkpoint.renamed:3")
     for name in ("model/model.safetensors", "checkpoint/optimizer.pt", "checkpoint/model.safetensors"):
         assert (killed.run / name).read_bytes() == (golden.run / name).read_bytes()
     state = json.loads((killed.checkpoint / "trainer_state.json").read_text())
     assert state["stateful_callbacks"]["Counter"]["attributes"] == {"count": 140}  # its state survived the kill
-
-
-def run(artifacts: Artifacts, recipe: Recipe) -> None:
-    train(
-        artifacts,
-        seed=recipe.seed,
-        objective=recipe.objective,
-        model=recipe.model,
-        training=recipe.training,
-        launch=recipe.launch,
-        metrics=recipe.evaluation.metrics,
-    )
 
 
 def test_two_processes_learn_the_same(tmp_path):
@@ -174,7 +152,7 @@ def test_two_processes_learn_the_same(tmp_path):
             "training.arguments": {"include_for_metrics": ["inputs", "loss"]},
         }
         artifacts, recipe = tiny.tokenized(tmp_path / str(processes), tiny.recipe(changes))
-        run(artifacts, recipe)
+        run_train(artifacts, recipe)
         report = releases.evaluate(artifacts, recipe)
         lines = (artifacts.history / "validation.csv").read_text().splitlines()
         found.append([float(x) for line in lines[1:] for x in line.split(",")] + sorted(report.model.values()))
@@ -212,7 +190,7 @@ def test_a_loader_of_the_pipeline_is_not_dealt_out_twice(tmp_path):
 def test_a_callback_may_end_a_training(tmp_path):
     stops = {"name": f"{OWN}:StopsAt", "arguments": {"step": 5}}
     artifacts, recipe = tiny.tokenized(tmp_path, tiny.recipe({"training.callbacks": [stops]}))
-    run(artifacts, recipe)
+    run_train(artifacts, recipe)
     assert json.loads((artifacts.history / "training.json").read_text())["steps"] == 5
     assert json.loads((artifacts.checkpoint / "trainer_state.json").read_text())["global_step"] == 5
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin
 
-from params import CheckpointError, KilledError, ModelError
-from params.artifacts import Artifacts
+from params import CheckpointError, ModelError
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
-from tests.e2e.test_elastic import Training
-from tests.e2e.test_exact_resume import assert_same, run
 from tests.support import in_process, prompts
+from tests.support.training import ElasticTraining, assert_same, plan_job, run_train_with_kills
 from trainer import objectives
-from trainer.checkpoints.fault_points import KILL_AT
 from trainer.job import Job
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.objectives.bases.generation_options import GenerationOptions
@@ -34,8 +30,7 @@ ROUNDS = prompts.ITERATIVE | {"steps_per_round": N, "min_reward": None, "keep_be
 
 def job(root: Path, objective: dict[str, Any], changes: dict[str, Any] | None = None) -> Job:
     artifacts, recipe = prompts.tokenized(root, prompts.recipe(objective, changes))
-    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
-    return Job.plan(artifacts.scratch / "checkpoints", metrics=None, tokens=artifacts.tokens, **sections)
+    return plan_job(artifacts, recipe)
 
 
 @pytest.fixture
@@ -110,7 +105,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     assert shares == pytest.approx(expected, abs=0.02)
 
 
-class Rounds(Training):
+class Rounds(ElasticTraining):
     """A training on prompts, started as often and on as many processes as a test likes."""
 
     def __init__(self, root: Path, objective: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -147,14 +142,9 @@ def test_two_processes_and_one_write_and_learn_the_same(objective: dict[str, Any
         assert taken[step]["loss"] == pytest.approx(at["loss"], rel=1e-5, abs=1e-6), step
     for name, tensor in load_file(whole.checkpoint / "model.safetensors").items():
         assert torch.allclose(load_file(elastic.checkpoint / "model.safetensors")[name], tensor, atol=2e-5), name
-    lines = [[e for e in history(t) if "loss" in e] for t in (whole, elastic)]
+    lines = [[e for e in t.history() if "loss" in e] for t in (whole, elastic)]
     for one, other in zip(*lines, strict=True):
         assert other["reward"] == pytest.approx(one["reward"]), "figures are those of all processes"
-
-
-def history(training: Training) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((training.folder / "finished.json").read_text())["history"]
-    return found
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -179,20 +169,15 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ],
 )
 def test_a_killed_run_ends_like_one_that_was_left_alone(
-    objective: dict[str, Any], changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objective: dict[str, Any], changes: dict[str, Any], tmp_path: Path
 ) -> None:
     usual: dict[str, Any] = {"training.save_steps": 3, "training.group_by_length": True}
     if "training.epochs" in changes:  # of ten steps each: a round goes over the end of the first
         usual["training.max_steps"] = ...
     golden, recipe = prompts.tokenized(tmp_path / "golden", prompts.recipe(objective, usual | changes))
-    shutil.copytree(golden.root, tmp_path / "killed")
-    killed = Artifacts("tiny", tmp_path / "killed")
-    run(golden, recipe)
-    monkeypatch.setenv(KILL_AT, "checkpoint.renamed:2")  # two steps before the next round, or two after
-    with pytest.raises(KilledError):
-        run(killed, recipe)
-    monkeypatch.delenv(KILL_AT)
-    run(killed, recipe)
+    killed = run_train_with_kills(
+        golden, recipe, "checkpoint.renamed:2"
+    )  # two steps before the next round, or two after
     assert_same(golden, killed)
     lines = [json.loads(line) for line in (killed.history / "metrics.jsonl").read_text().splitlines()]
     learned = [line for line in lines if "loss" in line]
@@ -302,7 +287,7 @@ def test_a_step_of_which_nothing_is_kept_leaves_the_weights(processes: int, tmp_
     training.start(processes=processes)
     weights = [load_file(training.folder / f"checkpoint-{step}" / "model.safetensors") for step in (1, 2)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert [line["loss"] for line in history(training) if "loss" in line] == [0.0, 0.0]
+    assert [line["loss"] for line in training.history() if "loss" in line] == [0.0, 0.0]
 
 
 def test_the_loss_is_that_of_next_tokens(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from params import ModelError
 from params.schema import Launch, Model
-from tasks.training.stage import train
 from tests.support import tiny
 from tests.support.in_process import job, losses, trained, trainer_of
+from tests.support.training import run_train
 from trainer import objectives
 from trainer.checkpoints.sealed import best_weights
 from trainer.data import tokens
@@ -112,14 +112,7 @@ def test_two_processes_take_the_steps_of_one_and_leave_a_model_that_stands_alone
     for number in (1, 2):
         sizes = {"launch.num_processes": number, "launch.micro_batch_size": 2}
         artifacts, recipe = tiny.tokenized(tmp_path / str(number), tiny.recipe(changes | sizes, objective=SFT))
-        report = train(
-            artifacts,
-            seed=recipe.seed,
-            objective=recipe.objective,
-            model=recipe.model,
-            training=recipe.training,
-            launch=recipe.launch,
-        )
+        report = run_train(artifacts, recipe)
         curve = (artifacts.history / "train.csv").read_text().splitlines()
         at = curve[0].split(",").index("loss")
         found.append([float(line.split(",")[at]) for line in curve[1:]])

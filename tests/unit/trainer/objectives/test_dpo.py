@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import Trainer
 
-from params import KilledError, RecipeError
+from params import RecipeError
 from params.artifacts import Artifacts
 from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
-from tests.e2e.test_exact_resume import assert_same, run
 from tests.support import in_process, preferences, releases
+from tests.support.training import assert_same, run_train, run_train_with_kills
 from trainer import objectives
-from trainer.checkpoints.fault_points import KILL_AT
 from trainer.checkpoints.sealed import all_checkpoints
 from trainer.data import tokens
 from trainer.loop.preference_trainer import AHEAD
@@ -179,7 +177,7 @@ def test_gradients_do_not_depend_on_how_a_batch_is_split_up(tmp_path: Path) -> N
     for name, changes in SPLITS.items():
         if name == "two processes":
             artifacts, recipe = preferences.tokenized(tmp_path / "two", EXACT | changes)
-            run(artifacts, recipe)
+            run_train(artifacts, recipe)
             log, folder = history(artifacts), artifacts.checkpoint
         else:
             trainer = in_process.trained(preferences.job(tmp_path / name.replace(" ", "-"), EXACT | changes))
@@ -271,24 +269,17 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, changes: dict[str
 
 
 @pytest.mark.slow
-def test_two_processes_that_were_killed_end_with_the_same_bits(tmp_path: Path, monkeypatch: Any) -> None:
+def test_two_processes_that_were_killed_end_with_the_same_bits(tmp_path: Path) -> None:
     two = {"objective.reference": "precomputed", "launch.num_processes": 2, "launch.micro_batch_size": 2}
     golden, recipe = preferences.tokenized(tmp_path / "golden", {"training.max_steps": 6, **two})
-    shutil.copytree(golden.root, tmp_path / "killed")
-    killed = Artifacts("tiny", tmp_path / "killed")
-    run(golden, recipe)
-    monkeypatch.setenv(KILL_AT, "checkpoint.renamed:2")
-    with pytest.raises(KilledError):
-        run(killed, recipe)
-    monkeypatch.delenv(KILL_AT)
-    run(killed, recipe)
+    killed = run_train_with_kills(golden, recipe, "checkpoint.renamed:2")
     assert_same(golden, killed)
 
 
 @pytest.mark.parametrize("kind", ["model", "adapters"])
 def test_training_and_the_evaluate_stage_give_the_same_figures(tmp_path: Path, kind: str) -> None:
     artifacts, recipe = preferences.tokenized(tmp_path, {"evaluation.split": "validation", **KINDS[kind]})
-    run(artifacts, recipe)
+    run_train(artifacts, recipe)
     evaluations = [entry for entry in history(artifacts) if "eval_loss" in entry]
     best = min(evaluations, key=lambda entry: entry["eval_loss"])
     report = releases.evaluate(artifacts, recipe)
