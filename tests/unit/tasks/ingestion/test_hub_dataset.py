@@ -9,7 +9,6 @@ import huggingface_hub.constants
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
-from huggingface_hub.utils import disable_progress_bars
 
 from params import DataError, HubRefusedError, RecipeError, TransientError
 from params.artifacts import Artifacts
@@ -17,15 +16,16 @@ from params.schema import Data, HubDataset
 from tasks.hub_server.server import LocalHub
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest
+from tests.support.faulty_hub import quick_client
 
 
 @pytest.fixture(autouse=True)
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The Hub's client with an empty cache and a token, and without pauses between its retries."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_TOKEN", "token-of-alice")
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # between the client's retries
-    disable_progress_bars()
+    with quick_client():
+        yield
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def train(root, *, fsdp=True, processes=2, kill_at=None):
     artifacts, recipe = tiny.tokenized(root, tiny.recipe(changes))
     wanted = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'fsdp_on_cpu'}")
+        patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support' / 'fsdp_on_cpu'}")
         if kill_at:
             patch.setenv("EVERGREEN_KILL_AT", kill_at)
         stage.train(artifacts, **wanted)
