@@ -1,9 +1,9 @@
-"""Memory of the evaluate stage at 1x and 10x rows, side by side: it must not grow with them.
+"""Peak memory of the evaluate stage with N and with 10 N rows: it must not grow with the rows.
 
     python -m benchmarks.evaluation_memory [rows]
 
-A real model with a vocabulary of 32,000, in which a batch of 16 sequences of 128 tokens gives logits of 250 MiB: a stage
-that kept them would need 15 GiB for a thousand rows. Each evaluation runs in a process of its own.
+The model has a vocabulary of 32,000, so the logits of a batch of 16 sequences of 128 tokens take 250 MiB: a stage that
+kept them would need 15 GiB for a thousand rows. Each evaluation runs in its own process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ publish: {repo_id: benchmarks/memory}
 
 
 def prepare(root: Path, rows: int) -> None:
-    """A run up to its training, with `rows` held-out rows of about 128 tokens."""
+    """Make what a run leaves up to its training, with `rows` test rows of about 128 tokens."""
     from tasks.tokenization.stage import tokenize
     from trainer import objectives
     from trainer.data import tokens
@@ -65,7 +65,7 @@ def prepare(root: Path, rows: int) -> None:
 
 
 def evaluate(root: Path) -> None:
-    """The stage itself, in the process whose memory is watched."""
+    """Run the stage; this is the process whose memory is measured."""
     from tasks.evaluation.stage import evaluate as run
 
     recipe = load(root / "params" / "memory.yaml")
@@ -74,7 +74,7 @@ def evaluate(root: Path) -> None:
 
 
 def peak_mib(root: Path) -> tuple[float, float]:
-    """Largest anonymous memory of an evaluation in MiB (mapped files do not count), and its seconds."""
+    """Return the peak anonymous memory of an evaluation in MiB, without mapped files, and its seconds."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": "65536"}
     start, peak = time.monotonic(), 0
     process = subprocess.Popen([sys.executable, __file__, "--evaluate", str(root)], env=environment)

@@ -1,9 +1,9 @@
-"""What it costs to find that there is nothing to do.
+"""Time that `dvc repro` and the flow need when nothing has changed.
 
     make run && python benchmarks/no_op.py
 
-Times `dvc repro` in this project, in which nothing has changed, and in an empty project of two stages, in turn, and
-prints the median of each and their ratio; then the flow `retrain`, once, with a Prefect server of its own.
+Times `dvc repro` alternately in this project and in a project of two trivial stages, and prints both medians and their
+ratio. Then it times the flow `retrain` once, with its own Prefect server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
         _dvc(empty, "init", "-q", "--no-scm")
         for place in (here, empty):
             if "Running stage" in _dvc(place, "repro") and place == here:
-                sys.exit("something had changed; now nothing has: run this again")
+                sys.exit("stages had changed and were run; run the benchmark again")
         times: dict[Path, list[float]] = {here: [], empty: []}
         for _ in range(ROUNDS):
             for place, measured in times.items():
@@ -48,7 +48,7 @@ def main() -> None:
     print(f"dvc repro, nothing changed: {ours:.2f} s here, {theirs:.2f} s in an empty project: {ours / theirs:.2f}x")
     start = time.perf_counter()
     subprocess.run([sys.executable, "-m", "flows.retrain"], check=True, stdout=subprocess.DEVNULL)
-    print(f"the flow, nothing changed, its own server included: {time.perf_counter() - start:.1f} s")
+    print(f"the flow, nothing changed, with its own server: {time.perf_counter() - start:.1f} s")
 
 
 def _dvc(folder: Path, *arguments: str) -> str:

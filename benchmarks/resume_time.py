@@ -1,4 +1,4 @@
-"""From the start of train() to its first step, when it goes on from a low step and from a high one; in alternating runs.
+"""Time from the start of train() to its first step, resumed at a low and at a high step, in alternating runs.
 
 python -m benchmarks.resume_time [high step]
 """
@@ -17,8 +17,8 @@ from benchmarks.workload import environment, sequences, trainer
 ROUNDS = 5
 
 
-def made(folder: Path, steps: int, data: Any) -> Any:
-    """A trainer for `steps` steps of a very small model, in one epoch."""
+def build_trainer(folder: Path, steps: int, data: Any) -> Any:
+    """Return a trainer of a very small model, for `steps` steps of one epoch."""
     return trainer(
         "ours",
         folder,
@@ -39,11 +39,11 @@ def main() -> None:
         steps = (10, high)
         for step in steps:
             print(f"training to step {step}", flush=True)
-            made(Path(folder) / str(step), step, data).train()
+            build_trainer(Path(folder) / str(step), step, data).train()
         taken: dict[int, list[float]] = {step: [] for step in steps}
         for _ in range(ROUNDS):
             for step in steps:
-                again = made(Path(folder) / f"{step}-again", step + 1, data)
+                again = build_trainer(Path(folder) / f"{step}-again", step + 1, data)
                 start = time.perf_counter()
                 again.train(resume_from_checkpoint=str(Path(folder) / str(step) / f"checkpoint-{step}"))
                 taken[step].append(again.first_step_s - start)

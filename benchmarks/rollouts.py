@@ -1,9 +1,9 @@
-"""Seconds per optimizer step of GRPO when a pass of generation serves one step, four or eight, in alternating runs.
+"""Seconds per optimizer step of GRPO if one generation serves one, four or eight steps, in alternating runs.
 
     python -m benchmarks.rollouts [rounds]
 
-The work: a small language model, four prompts a step with four completions of 64 tokens each, no evaluation, no save but
-the last, which is not counted. The model is random and does not end by itself, so every completion has its full length.
+The work: a small language model, four prompts per step with four completions of 64 tokens each, no evaluation, and only a
+last save, which is not timed. The model has random weights and no end-of-text token, so every completion has full length.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from trainer.loop.rollout_trainer import RolloutTrainer
 from trainer.runtime.heartbeat import Heartbeat
 
 STEPS = 16
-SERVED = (1, 4, 8)
+STEPS_PER_GENERATION = (1, 4, 8)
 PROMPTS, VOCABULARY = 4, 512
 
 
 class Rollouts(RolloutTrainer):
-    """RolloutTrainer, timed."""
+    """A RolloutTrainer that measures its times."""
 
     passes: int
     generation_s: float
@@ -41,7 +41,7 @@ class Rollouts(RolloutTrainer):
     end_s: float
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
-        """As RolloutTrainer's."""
+        """Note when the first batch is read."""
         self.begin_s = self.begin_s or time.perf_counter()
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
@@ -56,8 +56,8 @@ class Rollouts(RolloutTrainer):
         super()._save_checkpoint(*args, **kwargs)
 
 
-def trained(steps_per_generation: int) -> Rollouts:
-    """A trainer that has made its steps."""
+def train(steps_per_generation: int) -> Rollouts:
+    """Train, and return the trainer with its times."""
     options = {"num_generations": 4, "max_new_tokens": 64, "rewards": ["benchmarks.rollouts:length"]}
     choice = {"name": "grpo", "reference_columns": [], "steps_per_generation": steps_per_generation, **options}
     objective = objectives.build(ObjectiveChoice.model_validate(choice))
@@ -115,27 +115,27 @@ def trained(steps_per_generation: int) -> Rollouts:
 
 
 def length(completions: list[str], rows: list[Any]) -> list[float]:
-    """A reward that is different for different completions."""
+    """Reward completions alternately with 0 and 1."""
     return [float(i % 2) for i, _ in enumerate(zip(completions, rows, strict=True))]
 
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     print(environment(), flush=True)
-    per_step: dict[int, list[float]] = {steps: [] for steps in SERVED}
+    per_step: dict[int, list[float]] = {steps: [] for steps in STEPS_PER_GENERATION}
     for number in range(rounds):
-        for steps in SERVED if number % 2 else reversed(SERVED):
-            made = trained(steps)
+        for steps in STEPS_PER_GENERATION if number % 2 else reversed(STEPS_PER_GENERATION):
+            made = train(steps)
             per_step[steps].append((made.end_s - made.begin_s) / STEPS)
             share = made.generation_s / (made.end_s - made.begin_s)
             print(
-                f"round {number + 1}, {steps} steps served: {per_step[steps][-1]:.3f} s per step, "
-                f"{made.passes} passes, {100 * share:.0f} % of the time in them",
+                f"round {number + 1}, {steps} steps per generation: {per_step[steps][-1]:.3f} s per step, "
+                f"{made.passes} generations, {100 * share:.0f}% of the time in them",
                 flush=True,
             )
     medians = {steps: statistics.median(found) for steps, found in per_step.items()}
-    for steps in SERVED[1:]:
-        print(f"a pass for {steps} steps against one for each: {medians[steps] / medians[1]:.2f} of the time per step")
+    for steps in STEPS_PER_GENERATION[1:]:
+        print(f"{steps} steps per generation take {medians[steps] / medians[1]:.2f} of the time per step of 1")
 
 
 if __name__ == "__main__":

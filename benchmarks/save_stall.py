@@ -1,9 +1,9 @@
-"""How long a save stops the training loop, against transformers.Trainer's own save in place; in alternating runs.
+"""Time that a save blocks the training loop, here and in transformers.Trainer, in alternating runs.
 
     python -m benchmarks.save_stall [rounds]
 
-Beside the stall, what a save costs in all: the same steps with saves and without, since the writing thread takes part of
-the processors while the loop goes on. Trainer's own save neither flushes to disk nor hashes.
+It also measures the total cost of a save, as the difference between the same steps with and without saves, because the
+thread that writes uses the processors while the loop runs. Trainer's own save neither flushes to disk nor computes hashes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEPS, EVERY, HIDDEN, LAYERS = 24, 4, 512, 8
 
 
 def run(kind: Kind, *, saves: bool) -> tuple[list[float], float, float]:
-    """Stall of each save, seconds of the whole training, and MiB of a checkpoint's tensors."""
+    """Return the seconds that each save blocked, those of the whole training, and the MiB of a checkpoint's tensors."""
     with tempfile.TemporaryDirectory() as folder:
         every = EVERY if saves else 10 * STEPS
         made = trainer(
@@ -48,19 +48,19 @@ def main() -> None:
     costs: dict[Kind, list[float]] = {"ours": [], "plain": []}
     for number in range(rounds):
         for kind in ("plain", "ours"):
-            found, with_saves, size = run(kind, saves=True)  # the first and the last are left out of the stalls
+            found, with_saves, size = run(kind, saves=True)  # without the first and last save
             _, without, _ = run(kind, saves=False)
             stalls[kind] += found
             costs[kind].append((with_saves - without) / (STEPS // EVERY))
             print(
                 f"round {number + 1}, {kind:>5}: stall {1000 * statistics.median(found):7.1f} ms, "
-                f"whole cost {1000 * costs[kind][-1]:7.1f} ms per save of {size:.0f} MiB",
+                f"total cost {1000 * costs[kind][-1]:7.1f} ms per save of {size:.0f} MiB",
                 flush=True,
             )
     ours, plain = statistics.median(stalls["ours"]), statistics.median(stalls["plain"])
-    print(f"stall per save: {1000 * ours:.1f} ms against {1000 * plain:.1f} ms, ratio {ours / plain:.2f} (goal 0.50)")
+    print(f"stall per save: {1000 * ours:.1f} ms, Trainer {1000 * plain:.1f} ms, ratio {ours / plain:.2f} (goal 0.50)")
     whole = statistics.median(costs["ours"]) / statistics.median(costs["plain"])
-    print(f"whole cost per save: ratio {whole:.2f}")
+    print(f"total cost per save: ratio {whole:.2f}")
 
 
 if __name__ == "__main__":

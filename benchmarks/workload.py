@@ -1,7 +1,6 @@
-"""The same training for EvergreenTrainer and for transformers' own Trainer, for benchmarks that compare the two.
+"""The same training for EvergreenTrainer and for transformers.Trainer, for benchmarks that compare them.
 
-Both train the same model on the same sequences with the same arguments; only the class differs, and what it is for: the
-plain one evaluates and saves by itself, in place.
+Both train the same model on the same sequences with the same arguments.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ transformers_logging.set_verbosity_error()
 
 
 class Timed:
-    """Mixed into a Trainer: the seconds for which each save stops the loop; the instants of first step and last save."""
+    """A mixin for a Trainer that notes how long each save blocks the loop, and when the first step and last save begin."""
 
     stalls_s: list[float]
     first_step_s: float
@@ -50,28 +49,28 @@ class Timed:
         self.stalls_s.append(time.perf_counter() - start)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer's."""
+        """Note when the first step begins."""
         self.first_step_s = self.first_step_s or time.perf_counter()
         return super().training_step(*args, **kwargs)  # type: ignore[misc]
 
 
 class Ours(Timed, EvergreenTrainer):
-    """EvergreenTrainer, timed."""
+    """An EvergreenTrainer that measures its times."""
 
 
 class Plain(Timed, Trainer):
-    """transformers.Trainer, timed."""
+    """A transformers.Trainer that measures its times."""
 
 
 def sequences(count: int, length: int) -> Dataset:
-    """Random tokens: what is learned does not matter here."""
+    """Return sequences of random tokens."""
     chance = random.Random(0)
     rows = [[chance.randrange(VOCABULARY) for _ in range(length)] for _ in range(count)]
     return Dataset.from_dict({"row_id": list(range(count)), "input_ids": rows, "labels": rows})
 
 
 def trainer(kind: Kind, folder: Path, data: Dataset, *, hidden: int, layers: int, **arguments: Any) -> Any:
-    """A trainer in `folder`, ready to train `data`; `arguments` go into TrainingArguments."""
+    """Return a trainer for `data` that writes to `folder`; `arguments` are those of TrainingArguments."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     config = AutoConfig.for_model(
@@ -121,5 +120,5 @@ def trainer(kind: Kind, folder: Path, data: Dataset, *, hidden: int, layers: int
 
 
 def environment() -> str:
-    """Where the figures come from, in one line."""
+    """Describe the machine and the versions in one line."""
     return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}"

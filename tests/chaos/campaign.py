@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.chaos.victims import EX_TEMPFAIL, Left, Victim
+from tests.chaos.victims import EX_TEMPFAIL, Ended, Victim
 from trainer.checkpoints.fault_points import WRITE_POINTS
 
 logger = logging.getLogger(__name__)
@@ -112,13 +112,13 @@ class Campaign:
             self._begin_anew()
         return True
 
-    def _settle(self, kind: str, left: Left) -> bool:
+    def _settle(self, kind: str, left: Ended) -> bool:
         """Look at where a start went on, and if it came to its end, at all that it made; whether it did."""
         killed, step = self._owed
         if killed and left.resumed_at is not None:
             self.tallies[killed].set_aside += len(left.set_aside)
             if step not in (None, left.resumed_at):
-                self._note(killed, [f"the next start went on at step {left.resumed_at}, not {step}\n{left.said}"])
+                self._note(killed, [f"the next start went on at step {left.resumed_at}, not {step}\n{left.output}"])
             self._owed = ("", None)
         if left.status == 0:
             self.finished += 1
@@ -126,7 +126,7 @@ class Campaign:
             self._begin_anew()
             return True
         if kind == "to the end":
-            self._note(kind, [f"left alone, it ended with exit status {left.status}\n{left.said}"])
+            self._note(kind, [f"left alone, it ended with exit status {left.status}\n{left.output}"])
             return True
         return False
 
@@ -230,18 +230,18 @@ def _is_below(victim: Victim, pid: int) -> bool:
     return any(process.pid == pid for process in victim.project.processes("trainer.worker"))
 
 
-def _not_as_killed(victim: Victim, kill: Kill, left: Left, before: int) -> Iterator[str]:
+def _not_as_killed(victim: Victim, kill: Kill, left: Ended, before: int) -> Iterator[str]:
     """What does not fit a kill of this kind: how the stage ended, what it said, and what lies in the run's folder."""
     if victim.newest_step() < before:
         yield f"the newest checkpoint was of step {before}, and is of step {victim.newest_step()}"
     if kill.target == "supervisor":
         if left.status != -signal.SIGKILL:
-            yield f"the supervisor ended with {left.status}\n{left.said}"
+            yield f"the supervisor ended with {left.status}\n{left.output}"
         return
     who = "rank 0" if kill.is_at_point else "its launcher" if kill.target == "launcher" else kill.target
     said = f"KilledError: train: {who} "
-    if left.status != EX_TEMPFAIL or said not in left.said or "was killed by SIGKILL" not in left.said:
-        yield f"ended with {left.status}, without the words {said!r}\n{left.said}"
+    if left.status != EX_TEMPFAIL or said not in left.output or "was killed by SIGKILL" not in left.output:
+        yield f"ended with {left.status}, without the words {said!r}\n{left.output}"
     if kill.is_at_point:
         yield from (f"after a kill at {kill.target}, {odd}" for odd in _not_as_at(victim, kill, before))
 

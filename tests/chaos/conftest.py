@@ -1,4 +1,4 @@
-"""A victim for tests that need no particular one, and what the suite says at its end, whatever pytest was told to show."""
+"""A trained victim that tests share, and lines that pytest prints at the end of the session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINES = pytest.StashKey[list[str]]()
 
 @pytest.fixture(scope="session")
 def _trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    """Its golden run has ended."""
+    """A victim whose golden run is finished."""
     steps = {"training.max_steps": 100, "training.save_steps": 5, "training.eval_steps": 20}
     victim = Victim(tmp_path_factory.mktemp("trained"), steps)
     try:
@@ -25,7 +25,7 @@ def _trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
 
 @pytest.fixture
 def victim(_trained: Victim) -> Iterator[Victim]:
-    """One whose golden run has ended, and of whose other runs nothing is left."""
+    """A victim whose golden run is finished, without traces of its other runs."""
     _trained.forget()
     try:
         yield _trained
@@ -35,11 +35,11 @@ def victim(_trained: Victim) -> Iterator[Victim]:
 
 @pytest.fixture
 def said_at_end(pytestconfig: pytest.Config) -> list[str]:
-    """Lines for the end of the session."""
+    """Lines that are printed at the end of the session."""
     return pytestconfig.stash.setdefault(LINES, [])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Show them."""
+    """Print the lines."""
     for line in config.stash.get(LINES, []):
         terminalreporter.write_line(line)

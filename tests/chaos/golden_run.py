@@ -1,4 +1,4 @@
-"""Run in a project's folder: train the tiny recipe to its end, as the train stage does, and keep the run's folder."""
+"""Run the train stage of the tiny recipe in the working directory, and keep a copy of the run's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _collect = stage._collect
 
 
 def keep_and_collect(artifacts: Any, job: Any) -> Any:
-    """The folder has every checkpoint in it, and is deleted when the stage is done."""
+    """Copy the folder with all checkpoints, which the stage deletes at its end."""
     shutil.copytree(job.folder, Path(sys.argv[1]))
     return _collect(artifacts, job)
 

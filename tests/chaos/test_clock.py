@@ -51,7 +51,7 @@ def test_a_clock_that_is_moved_changes_nothing(victim, tmp_path):
     path = f"{tmp_path / 'clock'}{os.pathsep}{victim.project.root}"
 
     left = victim.wait(victim.start("checkpoint.retained:3", PYTHONPATH=path, MOVED_BY_DAYS="400"))
-    assert left.status == EX_TEMPFAIL, left.said
+    assert left.status == EX_TEMPFAIL, left.output
     assert victim.newest_step() == 15
     assert victim.differences() == []
 
@@ -64,12 +64,12 @@ def test_a_clock_that_is_moved_changes_nothing(victim, tmp_path):
         if file.name.partition("-")[0] != "checkpoint":
             os.utime(file, (now + 4000 * DAY_S,) * 2)
     left = victim.wait(victim.start("checkpoint.optimizer:2", PYTHONPATH=path, MOVED_BY_DAYS="-3"))
-    assert left.status == EX_TEMPFAIL, left.said
+    assert left.status == EX_TEMPFAIL, left.output
     assert (left.resumed_at, left.set_aside) == (15, [])
     assert victim.newest_step() == 20
     assert victim.differences() == []
 
     left = victim.run()
-    assert left.status == 0, left.said
+    assert left.status == 0, left.output
     assert (left.resumed_at, left.set_aside) == (20, [])
     assert victim.final_differences() == []

@@ -104,7 +104,7 @@ def test_damaged_all_at_once_it_ends_like_the_golden_run(killed):
     for checkpoint, damage in zip(newer, DAMAGES, strict=True):
         damage(checkpoint)
     left = killed.run()
-    assert left.status == 0, left.said
+    assert left.status == 0, left.output
     assert left.set_aside == [checkpoint.name for checkpoint in newer]
     assert left.resumed_at == int(oldest.name.removeprefix("checkpoint-"))
     assert killed.final_differences() == []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.victims import Left, Victim
+from tests.chaos.victims import Ended, Victim
 from tests.support.project import wait_for
 
 DISK = "4m"
@@ -52,12 +52,12 @@ def test_a_disk_that_fills_up(victim, left_free):
     fill(ballast, left_free)
     left = victim.run()
     assert_full(left, victim)
-    assert left_free == 0 or "MiB are missing" in left.said
+    assert left_free == 0 or "MiB are missing" in left.output
     assert victim.newest_step() == kept
 
     ballast.unlink()
     left = victim.run()
-    assert left.status == 0, left.said
+    assert left.status == 0, left.output
     assert (left.resumed_at, left.set_aside) == (kept, [])
     assert victim.final_differences() == []
 
@@ -70,9 +70,9 @@ def fill(ballast: Path, left_free: int) -> None:
     os.truncate(ballast, max(0, ballast.stat().st_size - left_free))
 
 
-def assert_full(left: Left, victim: Victim) -> None:
-    assert left.status == EX_IOERR, left.said
-    assert "\nStorageError: " in left.said
-    assert re.search(r"MiB are missing|0 MiB free on that disk", left.said), left.said
-    assert "Traceback" not in left.said
+def assert_full(left: Ended, victim: Victim) -> None:
+    assert left.status == EX_IOERR, left.output
+    assert "\nStorageError: " in left.output
+    assert re.search(r"MiB are missing|0 MiB free on that disk", left.output), left.output
+    assert "Traceback" not in left.output
     assert victim.differences() == []

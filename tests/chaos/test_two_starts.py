@@ -28,10 +28,10 @@ def test_a_start_in_the_moment_in_which_another_is_killed(victim):
     victim.project.started.remove(first)
     left = victim.run()
     while left.status == EX_TEMPFAIL:  # the kernel had not let go of the dead one's lock
-        assert "already running" in left.said
+        assert "already running" in left.output
         left = victim.run()
     first.wait()
-    assert left.status == 0, left.said
+    assert left.status == 0, left.output
     assert left.resumed_at is not None
     assert left.resumed_at >= 10
     assert victim.final_differences() == []

@@ -1,8 +1,8 @@
-"""A training that is killed again and again, and beside it the golden run, which nobody touched and which it must equal.
+"""A training that is killed again and again, and the golden run, which is never killed and which it must equal.
 
-Both run as a user runs them, `python -m tasks train`, in one project of their own, one after the other: so even the paths
-in what they write are the same. The golden run keeps all of its checkpoints, which is nothing that a run is determined
-by. What is compared is read here from the files alone, without the product's own judgement.
+Both run `python -m tasks train` in the same project, one after the other, so that even the paths in their files are equal.
+The golden run keeps all of its checkpoints, which does not change what it learns. The comparison reads the files itself and
+does not rely on the product's code.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from trainer.runtime import heartbeat
 
 EX_TEMPFAIL = 75
 SIZES = {"train": 1600, "validation": 64, "test": 16}
-"""Rows: so many that the validation loss falls for a long time, and best weights are written again and again."""
+"""Rows per split: enough that the validation loss falls for a long time, and best weights are written many times."""
 _CLOCKS = ("runtime", "per_second")
 _MANIFEST, _STATE, _BEST = "manifest.json", "trainer_state.json", "best.json"
 _END_S = 20.0
-"""How long the processes of a training may take to end; a loader's worker looks for its parent every five seconds."""
+"""Seconds that the processes of a training may take to end; a dataloader worker checks for its parent every five."""
 
 
 @dataclass(frozen=True)
-class Left:
-    """What a start left behind when it ended, however it ended."""
+class Ended:
+    """A start that has ended, in whatever way."""
 
     status: int
-    said: str
-    """What it wrote to the screen."""
+    output: str
+    """What it printed."""
 
     @property
     def resumed_at(self) -> int | None:
-        """The step that it went on from; None if it ended before it could say so."""
-        if found := re.search(r"^train: run \w+ goes on at step (\d+) ", self.said, re.MULTILINE):
+        """The step that it resumed from; None if it ended before it printed the step."""
+        if found := re.search(r"^train: run \w+ goes on at step (\d+) ", self.output, re.MULTILINE):
             return int(found[1])
-        return 0 if re.search(r"^train: run \w+ starts at step 0", self.said, re.MULTILINE) else None
+        return 0 if re.search(r"^train: run \w+ starts at step 0", self.output, re.MULTILINE) else None
 
     @property
     def set_aside(self) -> list[str]:
-        """The checkpoints that it did not trust, in the order in which it said so."""
-        return re.findall(r"^train: set aside \S+/broken-(checkpoint-\d+): ", self.said, re.MULTILINE)
+        """The checkpoints that it renamed to `broken-...`, in order."""
+        return re.findall(r"^train: set aside \S+/broken-(checkpoint-\d+): ", self.output, re.MULTILINE)
 
 
 class Victim:
-    """One project with the tiny recipe, its golden run, and the starts of the run that is to become like it.
+    """A project with the tiny recipe: its golden run, and the starts of the run that is killed.
 
     Args:
         root: an empty folder for the project.
@@ -75,11 +75,11 @@ class Victim:
         self.save_steps = recipe.training.save_steps
         self.keep = tiny.recipe(changes)["training"].get("keep_checkpoints", 2)
         self.processes = recipe.launch.num_processes
-        # Two runs beside each other on two cores shall not wait for each other's threads, nor sum in another order.
+        # One thread, so that two runs on two cores do not slow each other down, and sums have a fixed order.
         self.project.environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(self.project.root)}
 
     def train_golden(self) -> None:
-        """Train what all starts are compared with, and keep its checkpoints and artifacts."""
+        """Train the golden run, and keep its checkpoints and artifacts."""
         self.project.run(sys.executable, str(Path(__file__).with_name("golden_run.py")), str(self.golden / "run"))
         for place in (self.artifacts.checkpoint, self.artifacts.model, self.artifacts.history):
             shutil.move(place, self.golden / place.name)
@@ -87,14 +87,14 @@ class Victim:
         self.forget()
 
     def forget(self) -> None:
-        """Begin with a new run: no artifacts, no checkpoints."""
+        """Delete all artifacts and checkpoints, so that the next start begins a new run."""
         for place in (self.artifacts.scratch, self.artifacts.checkpoint, self.artifacts.model, self.artifacts.history):
             shutil.rmtree(place, ignore_errors=True)
 
     # Starts
 
     def start(self, kill_at: str | None = None, log: str = "train.log", **environment: str) -> subprocess.Popen[bytes]:
-        """Start the train stage; it kills its trainer at a write point if `kill_at` says so."""
+        """Start the train stage; with `kill_at`, its trainer kills itself at that write point."""
         before = dict(self.project.environment)
         self.project.environment |= environment | ({KILL_AT: kill_at} if kill_at else {})
         try:
@@ -102,28 +102,28 @@ class Victim:
         finally:
             self.project.environment = before
 
-    def wait(self, process: subprocess.Popen[bytes], timeout_s: float = 240) -> Left:
-        """Wait for the end of a start, and of all that it started."""
+    def wait(self, process: subprocess.Popen[bytes], timeout_s: float = 240) -> Ended:
+        """Wait until a start and all of its processes have ended."""
         status = process.wait(timeout_s)
         self.project.started.remove(process)
         wait_for(lambda: not self.project.processes(), "the end of all processes of a start", _END_S)
-        return Left(status, (self.project.root / "train.log").read_text(encoding="utf-8"))
+        return Ended(status, (self.project.root / "train.log").read_text(encoding="utf-8"))
 
-    def run(self, **environment: str) -> Left:
-        """Start the train stage and leave it alone."""
+    def run(self, **environment: str) -> Ended:
+        """Run the train stage to its end, without a kill."""
         return self.wait(self.start(**environment))
 
-    # What is there
+    # What is on disk
 
     @property
     def folder(self) -> Path:
-        """The run's own folder; there is one, as the recipe does not change."""
+        """The run's folder; there is only one, because the recipe does not change."""
         found = list((self.artifacts.scratch / "checkpoints").glob("*"))
         assert len(found) <= 1, found
         return found[0] if found else self.artifacts.scratch / "checkpoints" / "none"
 
     def checkpoints(self) -> list[Path]:
-        """Folders under a checkpoint's final name, newest first."""
+        """Checkpoints with their final name, newest first."""
         return sorted(self.folder.glob("checkpoint-*"), key=_step, reverse=True)
 
     def newest_step(self) -> int:
@@ -131,32 +131,32 @@ class Victim:
         return next(map(_step, self.checkpoints()), 0)
 
     def pulses(self) -> dict[int, heartbeat.Pulse]:
-        """The last signs of life, by rank; empty while one is being written."""
+        """The last heartbeats by rank; empty while one is being written."""
         try:
             return {pulse.rank: pulse for pulse in heartbeat.pulses(self.folder)}
         except (OSError, ValueError):
             return {}
 
-    # Comparisons with the golden run: what differs, in words; an empty list is what must come out
+    # Comparisons with the golden run: each returns a description of every difference
 
     def differences(self) -> list[str]:
-        """In what an unfinished run has on disk: its newest checkpoint, and the newest of its best weights."""
+        """Differences of an unfinished run: in its newest checkpoint, and in the newest of its best weights."""
         found = []
         for checkpoint in self.checkpoints()[:1]:
             golden = self.golden / "run" / checkpoint.name
-            found += [f"{checkpoint.name}/{odd}" for odd in folder_differences(golden, checkpoint)]
+            found += [f"{checkpoint.name}/{name}" for name in folder_differences(golden, checkpoint)]
             if not any(self.folder.glob("best-*")):
                 found.append(f"{checkpoint.name} is there, and no best weights are")
         for best in sorted(self.folder.glob("best-*"), key=_step, reverse=True)[:1]:
-            found += [f"{best.name}/{odd}" for odd in self._best_differences(best)]
+            found += [f"{best.name}/{name}" for name in self._best_differences(best)]
         return found
 
     def final_differences(self) -> list[str]:
-        """In the artifacts of a finished run: last full state, best weights, curves and report."""
+        """Differences in the artifacts of a finished run: last checkpoint, best weights, curves and report."""
         return [
-            f"{place.name}/{odd}"
+            f"{place.name}/{name}"
             for place in (self.artifacts.checkpoint, self.artifacts.model, self.artifacts.history)
-            for odd in folder_differences(self.golden / place.name, place)
+            for name in folder_differences(self.golden / place.name, place)
         ]
 
     def _best_differences(self, best: Path) -> list[str]:
@@ -173,10 +173,12 @@ class Victim:
 
 
 def folder_differences(golden: Path, other: Path) -> list[str]:
-    """The files of `other` that are not the golden ones, bit for bit; readings of a clock do not count."""
+    """Files of `other` that differ from the golden ones, byte for byte, except in values that depend on the clock."""
     names = {path.relative_to(folder) for folder in (golden, other) for path in folder.rglob("*") if path.is_file()}
-    odd = [str(name) for name in sorted(names) if name.name != _MANIFEST and not _same(golden / name, other / name)]
-    return odd + (_manifest_differences(other) if (golden / _MANIFEST).exists() else [])
+    differing = [
+        str(name) for name in sorted(names) if name.name != _MANIFEST and not _same(golden / name, other / name)
+    ]
+    return differing + (_manifest_differences(other) if (golden / _MANIFEST).exists() else [])
 
 
 def _same(golden: Path, other: Path) -> bool:
@@ -199,13 +201,13 @@ def _without_clock(path: Path) -> Any:
 
 
 def _manifest_differences(folder: Path) -> list[str]:
-    """Files that are not as the manifest beside them says."""
+    """Files that differ from their folder's manifest."""
     if not (folder / _MANIFEST).exists():
         return [f"{_MANIFEST} is missing"]
     promised = json.loads(_bytes(folder / _MANIFEST))
     found = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file() and p.name != _MANIFEST}
     wrong = [n for n in promised if n not in found or promised[n][1] != hashlib.sha256(_bytes(found[n])).hexdigest()]
-    return [f"{name} is not as its manifest says" for name in sorted({*wrong, *(found.keys() - promised.keys())})]
+    return [f"{name} differs from its manifest" for name in sorted({*wrong, *(found.keys() - promised.keys())})]
 
 
 def _step(folder: Path) -> int:

@@ -63,11 +63,11 @@ def test_from_labelled_rows_to_a_published_classifier(project) -> None:
 
 @pytest.mark.parametrize("processes", [2])
 @pytest.mark.slow
-def test_two_processes_give_the_same_figures_as_one(project, processes: int) -> None:
-    figures = []
+def test_two_processes_give_the_same_metrics_as_one(project, processes: int) -> None:
+    metrics = []
     for number in (1, processes):
         project.edit("params/tiny.yaml", "num_processes: 1", f"num_processes: {number}")
         project.stages("params/tiny.yaml", STAGES[:5] if number == 1 else STAGES[3:5])
-        figures.append(json.loads((project.root / "runs/tiny/evaluation/metrics.json").read_text())["model"])
-    for name, value in figures[0].items():
-        assert figures[1][name] == pytest.approx(value, rel=1e-3), name
+        metrics.append(json.loads((project.root / "runs/tiny/evaluation/metrics.json").read_text())["model"])
+    for name, value in metrics[0].items():
+        assert metrics[1][name] == pytest.approx(value, rel=1e-3), name

@@ -47,7 +47,7 @@ def prepare(project, name: str, rows, changes: dict[str, str]) -> None:
 
 
 def run(project, name: str):
-    """Run the stages; the figures, the learned model and its tokenizer as others load them."""
+    """Run the stages; return the metrics, the published model and its tokenizer, as transformers loads them."""
     project.stages(f"params/{name}.yaml")
     folder = project.root / f"runs/{name}"
     assert json.loads((folder / "release/receipt.json").read_text())["verdict"] == "published"
@@ -74,10 +74,10 @@ def test_from_conversations_to_a_published_assistant(project) -> None:
             )
         },
     )
-    figures, model, tokenizer = run(project, "capitals")
+    metrics, model, tokenizer = run(project, "capitals")
     assert project.json("runs/capitals/validated/validation.json")["quarantined"] == 1
-    assert figures["model"]["loss"] < figures["untrained"]["loss"] / 5
-    assert figures["model"]["token_accuracy"] > 0.9
+    assert metrics["model"]["loss"] < metrics["untrained"]["loss"] / 5
+    assert metrics["model"]["token_accuracy"] > 0.9
     assert tokenizer.chat_template == TEMPLATE, "whoever loads the model renders as it was taught"
     asked = [{"role": "user", "content": "Capital of Japan? (7)"}]
     ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt")["input_ids"]
@@ -99,10 +99,10 @@ def test_from_pairs_to_a_published_model_by_packing_and_adapters(project) -> Non
             "hidden_size: 32": "hidden_size: 32\n    initializer_range: 0.2",  # or its frozen head could say nothing clearly
         },
     )
-    figures, model, _ = run(project, "pairs")
+    metrics, model, _ = run(project, "pairs")
     statistics = project.json("runs/pairs/tokens/statistics.json")["splits"]
     assert statistics["train"]["sequences"] < statistics["train"]["rows"] / 3
     assert statistics["test"]["sequences"] == statistics["test"]["rows"], "evaluation is never packed"
-    assert figures["model"]["loss"] < figures["untrained"]["loss"] / 2
-    assert figures["model"]["token_accuracy"] > 0.5 > figures["untrained"]["token_accuracy"]
+    assert metrics["model"]["loss"] < metrics["untrained"]["loss"] / 2
+    assert metrics["model"]["token_accuracy"] > 0.5 > metrics["untrained"]["token_accuracy"]
     assert not [name for name in model.state_dict() if "lora" in name], "adapters are merged"

@@ -1,4 +1,4 @@
-"""The benchmarks run: a short form of what `python -m benchmarks.<name>` measures."""
+"""Short runs of the benchmarks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_simulation_of_the_gate_has_every_cell(capsys, monkeypatch, tmp_path
     """tests/unit/tasks/evaluation/test_simulation.py looks at the rates."""
     families = (gate_simulation.Accuracy(200, 0.9, 0.05), gate_simulation.BitsPerByte(50, 0.5, rare=True))
     monkeypatch.setattr(gate_simulation, "FAMILIES", families)
-    monkeypatch.setattr("sys.argv", ["gate_simulation", "--pairs", "2", "--json", str(tmp_path / "figures.json")])
+    monkeypatch.setattr("sys.argv", ["gate_simulation", "--pairs", "2", "--json", str(tmp_path / "rates.json")])
     gate_simulation.main()
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
@@ -50,6 +50,6 @@ def test_the_simulation_of_the_gate_has_every_cell(capsys, monkeypatch, tmp_path
         cells = [row[2:] for row in rows if row[0] == family.describe()]
         assert len(cells) == len(gate_simulation.GATES)
         assert all(0 <= float(value) <= 100 for row in cells for value in row)
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    assert {figure["pairs"] for figure in figures} == {2}
-    assert sum("alarm" in figure for figure in figures) == 24
+    rates = json.loads((tmp_path / "rates.json").read_text())
+    assert {rate["pairs"] for rate in rates} == {2}
+    assert sum("alarm" in rate for rate in rates) == 24
