@@ -50,7 +50,7 @@ def test_killed_anywhere_it_ends_as_if_nobody_had(tmp_path: Path, said_at_end: l
     started = time.monotonic()
     try:
         with ThreadPoolExecutor(min(len(victims), os.cpu_count() or 1, 2)) as lanes:
-            list(lanes.map(Campaign.carry_out, campaigns, kills))
+            list(lanes.map(Campaign.run, campaigns, kills))
     finally:
         for victim in victims:
             victim.project.end()
