@@ -217,9 +217,9 @@ def reproduce(
 
     Works in a temporary clone of this project. Succeeds if the weights have the same hash.
     """
-    from tasks.releases.commands import rebuild
+    from tasks.releases.commands import reproduce_release
 
-    rebuild(target, keep=keep)
+    reproduce_release(target, keep=keep)
 
 
 @app.command()

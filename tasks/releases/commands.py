@@ -72,7 +72,7 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
     print(f"{publish.repo_id} {what} {tag}, at {result.commit}")
 
 
-def rebuild(target: str, *, keep: bool) -> None:
+def reproduce_release(target: str, *, keep: bool) -> None:
     """Make a release again in a temporary clone, and compare its weights.
 
     Raises:

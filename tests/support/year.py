@@ -1,7 +1,7 @@
-"""A bank's year: intents of Banking77 that come in month by month, and a project that retrains on what there is.
+"""A bank's year: intents of Banking77 that arrive month by month, and a project that retrains on them.
 
-The rows are read in place, from the folder beside the checkout. What a month's rows are made of is said by counts and a
-change, so that a year reads as a list of months.
+The rows are read from the folder beside the checkout. Counts and a change describe a month's rows, so that a year reads as a
+list of months.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INTENTS = (
     *("lost_or_stolen_phone", "order_physical_card", "receiving_money", "visa_or_mastercard"),
     *("contactless_not_working", "request_refund", "compromised_card", "transaction_charged_twice"),
 )
-"""In the order in which the bank comes to know them."""
+"""In the order of their first month."""
 REPOSITORY = "tests/bank"
 RECIPE = """\
 seed: 11
@@ -67,7 +67,7 @@ publish: {repo_id: tests/bank, endpoint: local}
 """
 
 HELD_OUT = 40
-"""Rows of an intent."""
+"""Rows per intent."""
 
 Labelled: TypeAlias = list[tuple[str, str]]
 """Texts with their intents."""
@@ -75,8 +75,8 @@ Change: TypeAlias = Callable[[Labelled], Labelled]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a month came to."""
+class MonthResult:
+    """What the gate and the publish stage decided in a month."""
 
     verdict: str
     """Of the gate."""
@@ -103,17 +103,17 @@ class Bank:
         self.artifacts.recipe_path.write_text(recipe, encoding="utf-8")
 
     def write_rows(self, intents: int, each: int, change: Change) -> None:
-        """Write a month's rows: of how many intents, how many at most of each to train on, and what happened to these.
+        """Write a month's rows: of so many intents, at most `each` per intent to train on, changed by `change`.
 
-        The held-out rows are always good, and of all intents that the bank knows.
+        The held-out rows are never changed and cover all of these intents.
         """
         for split, count in (("train", each), ("test", HELD_OUT)):
             rows = known_rows(split, intents, count)
             with (self.project.root / f"data/{split}.csv").open("w", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows([("text", "category"), *(change(rows) if split == "train" else rows)])
 
-    def retrain(self, *, is_refused: bool = False) -> Outcome:
-        """Run the six stages, the last of which fails when the gate refuses the model."""
+    def retrain(self, *, is_refused: bool = False) -> MonthResult:
+        """Run the six stages; the last one fails if the gate refuses the model."""
         self.artifacts.receipt.unlink(missing_ok=True)
         recipe = f"params/{self.artifacts.recipe_path.name}"
         output = self.project.stages(recipe, STAGES[:5] if is_refused else STAGES)
@@ -122,10 +122,10 @@ class Bank:
         blessing = json.loads(self.artifacts.blessing.read_text())
         there = self.artifacts.receipt.exists()
         receipt = json.loads(self.artifacts.receipt.read_text()) if there else None
-        return Outcome(blessing["verdict"], "; ".join(blessing["reasons"]), receipt, output)
+        return MonthResult(blessing["verdict"], "; ".join(blessing["reasons"]), receipt, output)
 
     def log(self) -> list[tuple[str, str]]:
-        """What main has seen, oldest first: commit and tag, of a release, or title, of what is none."""
+        """The commits of main, oldest first: each with its tag or, if it is no release, its title."""
         with open_repository(self.artifacts, repo_id=REPOSITORY, endpoint="local") as repository:
             if not repository.api.repo_exists(REPOSITORY):
                 return []
@@ -159,8 +159,8 @@ class Bank:
             logits = model(
                 **tokenizer([text for text, _ in rows], padding=True, truncation=True, return_tensors="pt")
             ).logits
-        told = [model.config.id2label[i] for i in logits.argmax(-1).tolist()]
-        return sum(a == b for a, (_, b) in zip(told, rows, strict=True)) / len(rows)
+        predicted = [model.config.id2label[i] for i in logits.argmax(-1).tolist()]
+        return sum(a == b for a, (_, b) in zip(predicted, rows, strict=True)) / len(rows)
 
 
 def known_rows(split: str, intents: int, each: int) -> Labelled:
@@ -172,7 +172,7 @@ def known_rows(split: str, intents: int, each: int) -> Labelled:
 
 
 def shuffled(share: float) -> Change:
-    """A share of the rows change their labels among each other."""
+    """Shuffle the labels of a share of the rows."""
 
     def change(rows: Labelled) -> Labelled:
         chance = random.Random(5)
@@ -186,16 +186,16 @@ def shuffled(share: float) -> Change:
 
 
 def rotated(rows: Labelled) -> Labelled:
-    """Each intent has the label of the next one: a column that was joined one line off."""
+    """Give each intent the label of the next one, like a column that was joined one line off."""
     labels = list(dict.fromkeys(label for _, label in rows))
     return [(text, labels[(labels.index(label) + 1) % len(labels)]) for text, label in rows]
 
 
 def doubled(rows: Labelled) -> Labelled:
-    """Each row is there twice."""
+    """Repeat each row."""
     return [*rows, *rows]
 
 
 def as_they_are(rows: Labelled) -> Labelled:
-    """Nothing happened to them."""
+    """Change nothing."""
     return rows
