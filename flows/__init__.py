@@ -1,16 +1,16 @@
-"""When it happens: Prefect starts, retries and schedules the stages; DVC decides which of them are stale."""
+"""The Prefect flow: Prefect starts, retries and schedules the stages; DVC decides which of them are stale."""
 
 import os
 
-# Nothing is reported to anybody unless the user asks for it by setting the variable. This runs before any library that
-# reads these is imported; prefect.toml says the same to commands that do not pass through here.
-_QUIET = {
+# No telemetry, unless the user sets the variable. This must run before the libraries that read these are imported;
+# prefect.toml has the same for commands that do not import this package.
+_NO_TELEMETRY = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",
 }
-# A slow machine needs longer than Prefect's own 20 s to start its temporary server.
-_PATIENT = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90"}
+# On a slow machine, Prefect's temporary server needs more than the default of 20 s to start.
+_SLOW_START = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90"}
 
-for _name, _value in {**_QUIET, **_PATIENT}.items():
+for _name, _value in {**_NO_TELEMETRY, **_SLOW_START}.items():
     os.environ.setdefault(_name, _value)

@@ -1,8 +1,8 @@
-"""Have the server notice runs whose process and worker are both gone: `python -m flows.watch [seconds of silence]`.
+"""Make a self-hosted Prefect server mark silent runs as crashed: `python -m flows.watch [seconds of silence]`.
 
-A worker reports a flow that was killed; nobody reports both dying at once, with their machine for example, and the run
-would be RUNNING for ever. Flows send heartbeats (prefect.toml says how often); this makes, or replaces, the automation
-on a self-hosted server that marks a run as crashed when they stop. Prefect Cloud has one of its own.
+A worker reports a flow that was killed. If both die at once, with their machine for example, nothing reports it, and the
+run would stay RUNNING for ever. Flows send heartbeats (prefect.toml says how often); this creates or replaces the
+automation that marks a run as crashed when they stop. Prefect Cloud does this by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
 
 
 def automation(silence_s: int) -> Automation:
-    """Marks a run as crashed when it has been silent for `silence_s` after a heartbeat, and has not ended."""
+    """Return the automation that marks a run as crashed `silence_s` after its last heartbeat, if it has not ended."""
     return Automation(
         name=NAME,
         trigger=EventTrigger(

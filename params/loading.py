@@ -182,7 +182,7 @@ def _no_such_recipe(path: Path) -> RecipeError:
     if folder == Path():  # in the project's root are YAML files of other kinds
         folder = _FOLDER
     known = {p.stem: p for p in sorted(folder.glob("*.yaml"))}
-    close = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.5)
     if close:
         fix = f"did you mean `{known[close[0]]}`?"
     elif known:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGABRT)
 """How the launcher ends the other ranks, and how a collective that lost its peer may end its own process."""
 _RESUMES = "start again: it resumes from its last checkpoint"
-_OUT_OF_MEMORY = "if nobody sent the signal, the system is out of memory: lower launch.micro_batch_size"
+_OUT_OF_MEMORY = "if you did not send the signal, the system is probably out of memory: lower launch.micro_batch_size"
 
 
 def why_ended(

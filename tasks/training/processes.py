@@ -112,7 +112,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.first: signal.Signals | None = None
-        """The first of them; None while nobody has asked."""
+        """The first of them; None until a signal comes."""
         self._interrupts = 0
 
     def __call__(self, number: int, _: FrameType | None) -> None:

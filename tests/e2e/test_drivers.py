@@ -60,8 +60,8 @@ def test_a_second_flow_of_the_recipe_is_refused(finished: Project) -> None:
 
 def test_metrics_and_plots_show(finished: Project) -> None:
     shown = json.loads(finished.run("dvc", "metrics", "show", "--json"))
-    figures = shown[""]["data"]["runs/tiny/evaluation/metrics.json"]["data"]
-    assert figures["model"] == finished.json("runs/tiny/evaluation/metrics.json")["model"]
+    metrics = shown[""]["data"]["runs/tiny/evaluation/metrics.json"]["data"]
+    assert metrics["model"] == finished.json("runs/tiny/evaluation/metrics.json")["model"]
     plots = json.loads(finished.run("dvc", "plots", "show", "--json"))
     assert "errors" not in plots
     assert {"runs/tiny/history/train.csv", "runs/tiny/history/validation.csv"} <= set(plots["data"])
@@ -113,7 +113,7 @@ def test_without_publish_the_flow_stops_before_it(finished: Project) -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "words"),
-    [("tyni", "did you mean `tiny.yaml`?"), ("other", "add the recipe to `recipes` at the top of dvc.yaml")],
+    [("tyni", "did you mean `params/tiny.yaml`?"), ("other", "add the recipe to `recipes` at the top of dvc.yaml")],
 )
 def test_a_recipe_that_is_not_there_is_named(finished: Project, recipe: str, words: str) -> None:
     shutil.copy(finished.root / "params/tiny.yaml", finished.root / "params/other.yaml")

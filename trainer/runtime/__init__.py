@@ -1,1 +1,1 @@
-"""The processes of a training: how they start, show that they are alive, and end."""
+"""Processes: how they start, report that they are alive, hold locks, and end."""

@@ -1,7 +1,7 @@
-"""What a process of ours need not import.
+"""Keep processes from importing packages that they do not need.
 
-transformers imports peft and torchao wherever they are installed, and peft the packages of quantization: seconds at the start
-of each process, and lines in its log, for adapters and optimizers that most recipes do not have.
+transformers imports peft and torchao wherever they are installed, and peft imports the packages of quantization. That costs
+each process seconds at its start, and lines in its log, for adapters and optimizers that most recipes do not use.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _OURS = Path(__file__).parents[1]
 
 
 def leave_out(*packages: str) -> None:
-    """Let transformers believe that packages are not installed; to be called before it is imported."""
+    """Make transformers believe that packages are not installed; call this before importing it."""
     for package in packages:
         sys.modules.setdefault(package, None)  # type: ignore[arg-type]
 
 
 def leave_out_unused(run: Any) -> None:
-    """Leave out what a recipe or job has no use for; code of others that it names may ask for anything."""
+    """Leave out what a recipe or job does not use; the user's own code that it names may need anything."""
     named = source_files(run.model_dump(mode="json", exclude={"data"}))
     if run.model.lora is None and all(path.is_relative_to(_OURS) for _, path in named):
         leave_out("peft")
-        if not run.training.optimizer.startswith("adamw_torch_"):  # with so many bits: of torchao
+        if not run.training.optimizer.startswith("adamw_torch_"):  # adamw_torch_4bit and _8bit are torchao's
             leave_out("torchao")

@@ -167,11 +167,11 @@ def test_a_killed_worker_is_transient_and_the_next_start_ends_with_the_same_bits
         assert (artifacts.history / name).read_text() == (whole.history / name).read_text()
 
 
-def figures(artifacts, recipe):
+def losses(artifacts, recipe):
     return releases.evaluate(artifacts, recipe).model
 
 
-def test_a_killed_supervisor_leaves_no_trainer_and_two_processes_give_the_same_figures(uninterrupted, tmp_path):
+def test_a_killed_supervisor_leaves_no_trainer_and_two_processes_give_the_same_losses(uninterrupted, tmp_path):
     artifacts = project(tmp_path, {"launch.num_processes": 2})
     supervisor = start(artifacts)
     wait_for(lambda: len(workers(artifacts)) == 2)
@@ -182,7 +182,7 @@ def test_a_killed_supervisor_leaves_no_trainer_and_two_processes_give_the_same_f
     code, said = finish(start(artifacts), artifacts)
     assert code == 0, said
     whole, recipe, _ = uninterrupted
-    assert figures(artifacts, recipe) == pytest.approx(figures(whole, recipe), rel=1e-3)
+    assert losses(artifacts, recipe) == pytest.approx(losses(whole, recipe), rel=1e-3)
 
 
 def test_a_killed_rank_is_transient_too(tmp_path):
