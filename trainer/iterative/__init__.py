@@ -1,4 +1,4 @@
-"""A trainer for scripts: their own loop makes the rows, and every call of `step` learns from those it is given.
+"""A trainer for scripts with a loop of their own: each call of `step` trains on the rows that the script passes.
 
 No stage uses it, so a change here changes no run's key (`trainer.identity`).
 """

@@ -1,59 +1,58 @@
-"""The model card of an iterative training: what the trainer itself knows, and nothing else."""
+"""The model card of an iterative training."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
 from ruamel.yaml import YAML
-
-if TYPE_CHECKING:
-    from trainer.iterative.trainer import IterativeSFTTrainer
+from transformers import TrainerState, TrainingArguments
 
 
-def card(trainer: IterativeSFTTrainer, *, name: str, dataset: str | None, tags: Sequence[str]) -> str:
-    """The text of README.md.
+def model_card(
+    model: Any, args: TrainingArguments, state: TrainerState, *, name: str, dataset: str | None, tags: Sequence[str]
+) -> str:
+    """Return the text of README.md.
 
     Args:
-        trainer: the training.
-        name: what the model is called.
+        model: a transformers or peft model.
+        args: the training's arguments.
+        state: its state, with the logged losses.
+        name: the model's name.
         dataset: the Hub's name of the data, if it has one.
-        tags: tags beside `iterative-sft`.
+        tags: tags in addition to `iterative-sft`.
     """
-    model = trainer.accelerator.unwrap_model(trainer.model)
     base = str(getattr(model.config, "_name_or_path", "") or "")
-    if Path(base).exists():  # a folder of this machine means nothing to who reads the card
+    if Path(base).exists():  # a local folder means nothing to readers
         base = ""
-    seq2seq = trainer.rows.encoder_decoder
-    head: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "library_name": "peft" if hasattr(model, "peft_config") else "transformers",
-        "pipeline_tag": "text2text-generation" if seq2seq else "text-generation",
+        "pipeline_tag": "text2text-generation" if model.config.is_encoder_decoder else "text-generation",
         "tags": sorted({"iterative-sft", *tags}),
     }
     if base:
-        head["base_model"] = base
+        metadata["base_model"] = base
     if dataset:
-        head["datasets"] = [dataset]
-    written = io.StringIO()
-    YAML(typ="safe").dump(head, written)
-    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    args = trainer.args
+        metadata["datasets"] = [dataset]
+    front_matter = io.StringIO()
+    YAML(typ="safe").dump(metadata, front_matter)
+    losses = [line["loss"] for line in state.log_history if "loss" in line]
     facts = {
         "base model": f"`{base}`" if base else None,
         "data": f"`{dataset}`" if dataset else None,
-        "optimizer steps": trainer.state.global_step,
-        "rows a step": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        "optimizer steps": state.global_step,
+        "rows per step": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
         "optimizer": f"{args.optim.value}, learning rate {args.learning_rate:g}",
         "last logged loss, nats per token": f"{losses[-1]:.4f}" if losses else None,
         "libraries": f"transformers {transformers.__version__}, torch {torch.__version__}",
     }
     rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items() if value is not None)
     return (
-        f"---\n{written.getvalue()}---\n\n# {name}\n\n"
-        "Trained by supervised steps between which its script chose the rows of the next one.\n\n"
+        f"---\n{front_matter.getvalue()}---\n\n# {name}\n\n"
+        "Fine-tuned with IterativeSFTTrainer: a script chose the rows of each step.\n\n"
         f"| | |\n| --- | --- |\n{rows}\n"
     )

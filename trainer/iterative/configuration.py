@@ -1,56 +1,57 @@
-"""What an iterative trainer is told beside transformers' own arguments."""
+"""The arguments of an iterative trainer, in addition to transformers' own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from transformers import SchedulerType, TrainingArguments
 
 _WITHOUT_END = {"linear", "constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"}
-"""Schedules for which `max_steps` need not be known; linear, the default, is then constant after its warm-up."""
+"""Schedules that work without `max_steps`; linear, the default, is then constant after its warm-up."""
 _REFUSED = {
-    "auto_find_batch_size": "it starts the loop anew, and the loop is yours; lower per_device_train_batch_size",
-    "load_best_model_at_end": "there is no end at which to load; set save_total_limit and take the best checkpoint",
-    "neftune_noise_alpha": "only Trainer's own loop sets it up; leave it out",
-    "use_liger_kernel": "only Trainer's own loop sets it up; apply the kernels to the model before you pass it",
+    "auto_find_batch_size": "it would restart the loop, which is your script's; lower per_device_train_batch_size",
+    "load_best_model_at_end": "training has no defined end; load the best checkpoint yourself",
+    "neftune_noise_alpha": "only Trainer's own loop supports it; leave it out",
+    "use_liger_kernel": "only Trainer's own loop supports it; apply the kernels to the model before you pass it",
 }
 
 
 @dataclass
 class IterativeSFTConfig(TrainingArguments):
-    """TrainingArguments with four fields more; transformers.HfArgumentParser makes command line flags of all of them.
+    """TrainingArguments with four more fields; transformers.HfArgumentParser turns all of them into command-line flags.
 
     Raises:
-        ValueError: `truncation_mode`, `max_length` or `model_init_kwargs` is not what it may be.
+        ValueError: `truncation_mode`, `max_length` or `model_init_kwargs` is invalid.
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]  # noqa: SLF001
 
     logging_steps: float = field(
         default=10,
-        metadata={"help": "Log after so many optimizer steps; below 1, after that share of `max_steps`."},
+        metadata={"help": "Optimizer steps between log lines; below 1, a share of `max_steps`."},
     )
     model_init_kwargs: dict[str, Any] | str | None = field(
         default=None,
         metadata={
-            "help": "What `from_pretrained` is given when the model is named by text, as JSON on a command line. "
-            "`dtype` (or its old name `torch_dtype`) may be text, for example bfloat16."
+            "help": "Arguments of `from_pretrained` for a model given by name, as JSON on a command line. "
+            "`dtype` (or its old name `torch_dtype`) may be a string, for example bfloat16."
         },
     )
     max_length: int | None = field(
         default=None,
-        metadata={"help": "Longest sequence in tokens; what is longer is cut. Unset: nothing is cut."},
+        metadata={
+            "help": "Maximum length of a sequence in tokens; longer ones are truncated. Unset: nothing is truncated."
+        },
     )
     truncation_mode: Literal["keep_end", "keep_start"] = field(
         default="keep_end",
-        metadata={"help": "Which end of a sequence that is too long stays: its last tokens, or its first."},
+        metadata={"help": "Which tokens of a truncated sequence stay: the last ones, or the first."},
     )
     optimize_device_cache: bool = field(
         default=False,
-        metadata={
-            "help": "Give unused memory of the device back after every call of `step`: slower, but less is held."
-        },
+        metadata={"help": "Free the device's unused memory after every call of `step`: slower, but uses less memory."},
     )
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ class IterativeSFTConfig(TrainingArguments):
         if self.max_length is not None and self.max_length < 2:
             raise ValueError(
                 f"IterativeSFTConfig.max_length is {self.max_length}, which leaves nothing to predict; "
-                "use 2 or more, or None to cut nothing"
+                "use 2 or more, or None to truncate nothing"
             )
         if self.model_init_kwargs is not None and not isinstance(self.model_init_kwargs, dict):
             raise ValueError(
@@ -71,24 +72,35 @@ class IterativeSFTConfig(TrainingArguments):
             )
 
 
-def check_arguments(args: TrainingArguments, schedule: object) -> None:
-    """See that a trainer without a loop of its own can do what it is told.
+def check_arguments(args: object, *, model_name: str, schedule: object) -> TrainingArguments:
+    """Return valid arguments, by default an IterativeSFTConfig.
 
     Args:
-        args: what it is told.
-        schedule: the schedule that was passed, if one was.
+        args: the caller's arguments, or None.
+        model_name: for the name of the default output folder.
+        schedule: the caller's schedule, or None.
 
     Raises:
-        ValueError: it cannot.
+        TypeError: `args` are no TrainingArguments.
+        ValueError: an argument needs Trainer's loop.
     """
+    if args is None:
+        args = IterativeSFTConfig(output_dir=f"{Path(model_name).name or 'model'}-IterativeSFT")
+    if not isinstance(args, TrainingArguments):
+        raise TypeError(
+            f"IterativeSFTTrainer: args is of type {type(args).__name__}; give an IterativeSFTConfig, "
+            "TrainingArguments, or None"
+        )
     for name, reason in _REFUSED.items():
         if getattr(args, name):
             raise ValueError(f"IterativeSFTTrainer: args.{name} is set, but {reason}")
     for name in ("logging_strategy", "eval_strategy", "save_strategy"):
         if getattr(args, name) == "epoch":
-            raise ValueError(f"IterativeSFTTrainer: args.{name} is 'epoch', and there are none; use 'steps' or 'no'")
+            raise ValueError(
+                f"IterativeSFTTrainer: args.{name} is 'epoch', and there are no epochs; use 'steps' or 'no'"
+            )
     if args.max_steps > 0:
-        return
+        return args
     for name in ("logging_steps", "eval_steps", "save_steps", "warmup_steps"):
         if 0 < (getattr(args, name) or 0) < 1:
             raise ValueError(
@@ -98,6 +110,7 @@ def check_arguments(args: TrainingArguments, schedule: object) -> None:
     kind = SchedulerType(args.lr_scheduler_type).value
     if schedule is None and kind not in _WITHOUT_END:
         raise ValueError(
-            f"IterativeSFTTrainer: args.lr_scheduler_type {kind!r} has to know its end; set max_steps, or use "
+            f"IterativeSFTTrainer: args.lr_scheduler_type {kind!r} needs an end; set max_steps, or use "
             "'constant_with_warmup'"
         )
+    return args

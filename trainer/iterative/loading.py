@@ -1,4 +1,4 @@
-"""The model and the tokenizer that a script names."""
+"""Load a model and its tokenizer by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HUB_ARGUMENTS = (
 
 
 def name_of(model: object) -> str:
-    """The name or folder of a model, which is empty for one that was never loaded.
+    """Return the name or folder of a model; empty for one that was not loaded from anywhere.
 
     Raises:
         TypeError: it is neither a model nor a name.
@@ -33,20 +33,27 @@ def name_of(model: object) -> str:
     return str(getattr(model.config, "_name_or_path", "") or "")
 
 
-def load_model(name: str, given: Any) -> PreTrainedModel:
-    """The model of a name; an encoder-decoder if its configuration says so.
+def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedModel:
+    """Load a model by name, with the head that its configuration needs; return a model object as it is.
 
     Args:
-        name: as in `from_pretrained`.
-        given: `model_init_kwargs`.
+        model: a model, or its name as in `from_pretrained`.
+        init_kwargs: `model_init_kwargs`.
 
     Raises:
-        ValueError: `given` names no dtype, or two.
+        ValueError: `init_kwargs` has an unknown dtype, or two of them, or the model is an object already.
     """
-    arguments = dict(given or {})
+    if not isinstance(model, str):
+        if init_kwargs:
+            raise ValueError(
+                "IterativeSFTTrainer: args.model_init_kwargs is for a model given by name, and model is a model object; "
+                "leave model_init_kwargs out, or give the model's name"
+            )
+        return model
+    arguments = dict(init_kwargs or {})
     if "torch_dtype" in arguments:
         if "dtype" in arguments:
-            raise ValueError("model_init_kwargs: dtype and torch_dtype are two names of one thing; give dtype")
+            raise ValueError("model_init_kwargs: dtype and torch_dtype are two names for the same thing; give dtype")
         arguments["dtype"] = arguments.pop("torch_dtype")
     dtype = arguments.get("dtype")
     if isinstance(dtype, str) and dtype != "auto":
@@ -54,19 +61,19 @@ def load_model(name: str, given: Any) -> PreTrainedModel:
         if not isinstance(found, torch.dtype):
             raise ValueError(f"model_init_kwargs: there is no dtype {dtype!r}; give for example 'bfloat16' or 'auto'")
         arguments["dtype"] = found
-    config = AutoConfig.from_pretrained(name, **{k: v for k, v in arguments.items() if k in _HUB_ARGUMENTS})
+    config = AutoConfig.from_pretrained(model, **{k: v for k, v in arguments.items() if k in _HUB_ARGUMENTS})
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return auto.from_pretrained(name, **arguments)
+    return auto.from_pretrained(model, **arguments)
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer of a model's name.
+    """Load the tokenizer of a model by the model's name.
 
     Raises:
         ValueError: the model has no name.
     """
     if not name:
         raise ValueError(
-            "IterativeSFTTrainer: the model was not loaded by a name; give its tokenizer as processing_class"
+            "IterativeSFTTrainer: the model was not loaded by name; give its tokenizer as processing_class"
         )
     return AutoTokenizer.from_pretrained(name)

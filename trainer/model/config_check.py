@@ -1,8 +1,8 @@
-"""Check a transformers configuration in a process of its own, without torch: a third of the time, and beside other work.
+"""Check a transformers configuration in a separate process without torch, which takes a third of the time.
 
     echo '{"model_type": "llama", "hidden_size": 64}' | python -m trainer.model.config_check
 
-The answer is a JSON list of `[key, what, known names]`, empty if the configuration can be built.
+It prints a JSON list of `[key, what, known names]`, empty if the configuration is valid.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def start_check(config: dict[str, Any]) -> Callable[[], list[tuple[str, str, list[str]]]]:
-    """Begin to check `config`, with its `model_type`; call the result to wait for what is wrong with it."""
+    """Start checking `config`, which has a `model_type`; the returned function waits for the list of errors."""
     process = subprocess.Popen(
         [sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,
@@ -42,7 +42,7 @@ def start_check(config: dict[str, Any]) -> Callable[[], list[tuple[str, str, lis
 
 
 def config_errors(config: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
-    """What is wrong with `config`: the key (empty for the whole), why, and the names that would be right."""
+    """Return the errors of `config`: the key (empty for all of it), what is wrong, and the valid names."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config = dict(config)
@@ -54,14 +54,14 @@ def config_errors(config: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
     known = sorted(annotated | set(cls.attribute_map))
     unknown = [name for name in config if name not in known]
     if unknown:
-        return [(name, f"a {model_type} has no such setting", known) for name in unknown]
+        return [(name, f"{model_type} has no such setting", known) for name in unknown]
     try:
         cls(**config)
-    except Exception as error:  # noqa: BLE001 (whatever transformers says to a setting, the recipe must mend it)
-        return [("", f"refused by transformers: {str(error.__cause__ or error).strip().splitlines()[-1]}", [])]
+    except Exception as error:  # noqa: BLE001 (whatever transformers raises, the recipe has to change)
+        return [("", f"transformers rejects it: {str(error.__cause__ or error).strip().splitlines()[-1]}", [])]
     return []
 
 
 if __name__ == "__main__":
-    sys.modules["torch"] = None  # type: ignore[assignment]  # so that transformers does not import it
+    sys.modules["torch"] = None  # type: ignore[assignment]  # so that transformers does not import torch
     print(json.dumps(config_errors(json.load(sys.stdin))))

@@ -1,7 +1,7 @@
-"""The network: built from a configuration, or loaded from safetensors; never from pickle, never with code of others.
+"""The model: built from a configuration, or loaded from safetensors; never from pickle, never with remote code.
 
-With adapters (`model.lora`) the base model stays as it is, in 4 or 8 bits if `model.quantization` says so. Checkpoints hold
-what learns; for publishing, `merge_adapters` adds it to the base model in full precision.
+With adapters (`model.lora`) the base model is frozen, and in 4 or 8 bits with `model.quantization`. Checkpoints hold only the
+trained parameters; for publishing, `merge_adapters` adds them to the base model in full precision.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 def initial_model(
     model: Model, *, objective: Objective[Any], state: State, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> PreTrainedModel:
-    """The model as it is before training: the same weights for the same arguments.
+    """Return the model as it is before training; the same arguments give the same weights.
 
     Raises:
-        ModelError: the configuration or the folder cannot be used.
+        ModelError: the configuration or the folder is invalid.
         TransientError: the Hub cannot be reached.
     """
     network = untrained_model(
@@ -46,19 +46,19 @@ def initial_model(
 
 
 def conflicts(model: Model, launch: Launch) -> Iterator[Problem]:
-    """What of the model section cannot be trained, or not as the launch section says."""
+    """Yield what in the model section cannot be trained, alone or with the launch section."""
     if model.lora and launch.accelerate_config:
-        what = "adapters with FSDP or DeepSpeed are untried, and their checkpoints might not be whole"
+        what = "adapters are not supported with FSDP or DeepSpeed, where their checkpoints may be incomplete"
         yield Problem(("model", "lora"), what, "remove launch.accelerate_config, or model.lora")
     if not model.quantization:
         return
     key = ("model", "quantization")
     if not model.lora:
-        what = "weights of few bits have no gradients: nothing but biases and norms would learn"
+        what = "quantized weights have no gradients, so only biases and norms would be trained"
         yield Problem(key, what, "add `lora: {}` to the model, or remove quantization")
     if not model.pretrained:
-        what = "there is no pretrained model that it could be said of, and random weights teach adapters nothing"
-        yield Problem(key, what, "name model.pretrained, or remove quantization")
+        what = "quantization needs a pretrained model: adapters learn nothing on random weights"
+        yield Problem(key, what, "set model.pretrained, or remove quantization")
     if importlib.util.find_spec("bitsandbytes") is None:
         yield Problem(key, "bitsandbytes is not installed", "pip install 'evergreen[quantization]'")
 
@@ -73,11 +73,11 @@ def merge_adapters(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> int:
-    """Write to `target` the base model with the adapters in the folder `adapters` merged into it; its parameters."""
+    """Merge the adapters in the folder `adapters` into the base model, write it to `target`, and count its parameters."""
     from peft import PeftModel
 
     network = untrained_model(model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
-    with _old_name():
+    with _ignore_peft_warning():
         merged = PeftModel.from_pretrained(network, str(adapters)).merge_and_unload()
     merged.save_pretrained(str(target))
     return sum(weight.numel() for weight in merged.parameters())
@@ -92,7 +92,7 @@ def untrained_model(
     seed: int,
     quantization: Quantization | None = None,
 ) -> PreTrainedModel:
-    """As `initial_model`, but without adapters, which begin as nothing, and in full precision."""
+    """As `initial_model`, without adapters, which start as zero, and by default in full precision."""
     from transformers import set_seed
 
     set_seed(seed)
@@ -102,14 +102,14 @@ def untrained_model(
             model.pretrained, objective, revision=model.revision, **objective.model_config(state), **quantized
         )
         for layer in network.modules():
-            # bitsandbytes 0.50.2 would round the scales of weights at the first evaluation on some CPUs, and keep them so
+            # bitsandbytes 0.50.2 would round the scales of weights at the first evaluation on some CPUs, for good
             if hasattr(layer, "support_avx512bf16_for_cpu"):
                 layer.support_avx512bf16_for_cpu = False
         vocabulary = network.get_input_embeddings().num_embeddings
         if len(tokenizer) > vocabulary:
             raise ModelError(
                 "tokenization.tokenizer",
-                f"knows {len(tokenizer)} tokens, but {model.pretrained} has embeddings for {vocabulary}",
+                f"has {len(tokenizer)} tokens, but {model.pretrained} has embeddings for {vocabulary}",
                 "use the tokenizer that belongs to the model",
             )
     else:
@@ -134,32 +134,32 @@ def _bitsandbytes(quantization: Quantization) -> Any:
 
 
 def trained_model(folder: Path, objective: Objective[Any]) -> PreTrainedModel:
-    """The model that a train stage left in `folder`.
+    """Load the model that a train stage wrote to `folder`.
 
     Raises:
-        ModelError: it cannot be loaded, or is a model for another task, whose head would be a random one here.
+        ModelError: it cannot be loaded, or is for another task, so that its head would be random.
     """
     return _load(str(folder), objective, revision=None, is_whole=True)
 
 
 def has_only_pickle(folder: Path) -> bool:
-    """Whether a local model folder holds weights, but none that are safe to load."""
+    """Return whether a local model folder has weights, but none that are safe to load."""
     suffixes = {path.suffix for path in folder.iterdir()}
     return ".safetensors" not in suffixes and bool(suffixes & {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
 
 
-_ADAPTED = {
+_PEFT_TASKS = {
     "text-generation": "CAUSAL_LM",
     "text-classification": "SEQ_CLS",
     "token-classification": "TOKEN_CLS",
     "text2text-generation": "SEQ_2_SEQ_LM",
 }
-"""peft's names of the tasks; by them it knows which head is new, and learns it whole."""
+"""peft's names of the tasks, from which it knows which head is new and trained in full."""
 
 
 @contextlib.contextmanager
-def _old_name() -> Iterator[None]:
-    """No word of the name by which peft 0.21.2 asks whether activations are recomputed."""
+def _ignore_peft_warning() -> Iterator[None]:
+    """Ignore the warning that peft 0.21.2 causes by an old name of transformers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         yield
@@ -173,17 +173,17 @@ def _with_adapters(network: PreTrainedModel, lora: Lora, objective: Objective[An
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=lora.target_modules,
-        task_type=_ADAPTED.get(objective.pipeline_tag),
-        # peft tells itself so, but for a head of tags only after it has looked for layers to adapt
+        task_type=_PEFT_TASKS.get(objective.pipeline_tag),
+        # peft finds this by itself, but for token classification only after it has chosen the layers to adapt
         modules_to_save=["classifier", "score"] if objective.pipeline_tag == "token-classification" else None,
     )
     try:
-        with _old_name():
+        with _ignore_peft_warning():
             adapted: PreTrainedModel = get_peft_model(network, config)
     except ValueError as error:
         names = sorted({name.rpartition(".")[2] for name, _ in network.named_modules() if name})
         raise ModelError(
-            "model.lora", f"refused by peft: {error}", f"the model's layers: {', '.join(names)}"
+            "model.lora", f"peft rejects it: {error}", f"choose from the model's layers: {', '.join(names)}"
         ) from error
     return adapted
 
@@ -210,7 +210,7 @@ def _build(
         )
         network: PreTrainedModel = objective.model_class().from_config(full)
     except Exception as error:
-        raise ModelError("model.config", f"refused by transformers: {error}", "mend the configuration") from error
+        raise ModelError("model.config", f"transformers rejects it: {error}", "fix the configuration") from error
     return network
 
 
@@ -222,8 +222,8 @@ def _load(
     if Path(path).is_dir() and has_only_pickle(Path(path)):
         raise ModelError(
             path,
-            "holds weights as pickle only, which can run code when it is loaded",
-            "convert them to safetensors (`save_pretrained` writes them) and point to that folder",
+            "has weights as pickle only, which can run code when loaded",
+            "convert them to safetensors with `save_pretrained`, and use that folder",
         )
     try:
         network, info = objective.model_class().from_pretrained(
@@ -236,13 +236,13 @@ def _load(
             **overrides,
         )
     except (ConnectionError, TimeoutError) as error:
-        raise TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub can be reached") from error
+        raise TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub is reachable") from error
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
             path, f"cannot be loaded: {error}", "check the path, the revision and the model's type"
         ) from error
     if is_whole and (missing := sorted(info["missing_keys"])):
         what = f"lacks {', '.join(missing[:5])}, which {type(network).__name__} has"
-        raise ModelError(path, what, "use the objective that it was trained with")
+        raise ModelError(path, what, "use the objective that the model was trained with")
     loaded: PreTrainedModel = network
     return loaded

@@ -38,7 +38,7 @@ from tests.support import tiny
 from tests.support.project import ROOT
 from trainer import IterativeSFTConfig, IterativeSFTTrainer
 from trainer.identity import run_identity
-from trainer.iterative.rows import Rows
+from trainer.iterative.collator import RowCollator
 
 WORDS = ["</s>", "<unk>", *string.ascii_lowercase]
 QUIET = {"disable_tqdm": True, "report_to": "none", "use_cpu": True, "save_strategy": "no"}
@@ -190,13 +190,13 @@ def test_no_run_of_a_recipe_depends_on_it(tmp_path):
 # Rows
 
 
-def rows(**changes):
+def collator(**changes):
     given = {"encoder_decoder": False, "tokenizer": tokenizer(), "max_length": None, "keep_end": True}
-    return Rows(**(given | changes))
+    return RowCollator(**(given | changes))
 
 
 def test_padding_is_known_by_its_place_and_never_learned():
-    batch = rows()(
+    batch = collator()(
         [
             {"input_ids": [5, 6, 0], "attention_mask": [1, 1, 1]},  # ends with the end-of-text token, learned
             {"input_ids": [0, 0, 7, 8, 0], "attention_mask": [0, 0, 1, 1, 0]},  # padded by the caller, on both sides
@@ -206,21 +206,23 @@ def test_padding_is_known_by_its_place_and_never_learned():
     assert batch["input_ids"].tolist() == [[5, 6, 0, 0], [7, 8, 0, 0], [2, 0, 3, 4]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]]
     assert batch["labels"].tolist() == [[5, 6, 0, -100], [7, 8, -100, -100], [-100, -100, 3, 4]]
-    assert rows().learned(batch["labels"]) == 5
+    assert collator().count_predicted(batch["labels"]) == 5
 
 
 @pytest.mark.parametrize(("keep_end", "kept"), [(True, slice(2, 5)), (False, slice(0, 3))])
 def test_what_is_too_long_loses_one_end_everywhere(keep_end, kept):
     ids, mask, labels = torch.tensor([3, 4, 5, 6, 7]), torch.tensor([1, 1, 0, 1, 1]), torch.tensor([-100, 4, 5, 6, 9])
-    (row,) = rows(max_length=3, keep_end=keep_end).of_tensors([ids], [mask], [labels])
+    (row,) = collator(max_length=3, keep_end=keep_end).rows_of_tensors([ids], [mask], [labels])
     assert row["input_ids"].tolist() == ids[kept].tolist()
     assert row["attention_mask"].tolist() == mask[kept].tolist()
     assert row["labels"].tolist() == [x if m else -100 for x, m in zip(labels[kept].tolist(), mask[kept], strict=True)]
     words = tokenizer()
-    (row,) = rows(max_length=3, keep_end=keep_end, tokenizer=words).of_texts(["b c d e f"], None)
+    (row,) = collator(max_length=3, keep_end=keep_end, tokenizer=words).rows_of_texts(["b c d e f"], None)
     assert row["input_ids"].tolist() == row["labels"].tolist() == ids[kept].tolist()
     assert words.truncation_side == "right"
-    (row,) = rows(max_length=3, keep_end=keep_end, encoder_decoder=True).of_tensors([ids], None, [torch.arange(2, 9)])
+    (row,) = collator(max_length=3, keep_end=keep_end, encoder_decoder=True).rows_of_tensors(
+        [ids], None, [torch.arange(2, 9)]
+    )
     assert row["labels"].tolist() == ([6, 7, 8] if keep_end else [2, 3, 4])
 
 
@@ -230,7 +232,7 @@ def test_labels_of_a_decoder_lose_their_padding(pad, wanted):
     words = tokenizer()
     words.pad_token = pad
     labels = torch.tensor([4, 5, 0, 0, *[words.pad_token_id] * 3])
-    (row,) = rows(encoder_decoder=True, tokenizer=words).of_tensors([ROWS[0]], None, [labels])
+    (row,) = collator(encoder_decoder=True, tokenizer=words).rows_of_tensors([ROWS[0]], None, [labels])
     assert row["labels"].tolist() == wanted
 
 
@@ -263,9 +265,9 @@ ONE, TWO = [torch.tensor([2, 3])], [torch.tensor([2, 3]), torch.tensor([4, 5])]
         ({"input_ids": [torch.ones(3)]}, r"input_ids\[0\] holds torch.float32, not integers"),
         ({"input_ids": TWO, "attention_mask": ONE}, "attention_mask has 1 rows, input_ids has 2"),
         ({"input_ids": ONE, "labels": [torch.tensor([2])]}, r"labels\[0\] has 1 tokens, input_ids\[0\] has 2"),
-        ({"input_ids": [*ONE, torch.tensor([4])]}, "row 1 has no token to learn"),
-        ({"input_ids": ONE, "attention_mask": [torch.tensor([0, 0])]}, "row 0 has no token to learn"),
-        ({"input_ids": ONE, "labels": [torch.tensor([2, -100])]}, "row 0 has no token to learn"),
+        ({"input_ids": [*ONE, torch.tensor([4])]}, "row 1 has no token to predict"),
+        ({"input_ids": ONE, "attention_mask": [torch.tensor([0, 0])]}, "row 0 has no token to predict"),
+        ({"input_ids": ONE, "labels": [torch.tensor([2, -100])]}, "row 0 has no token to predict"),
     ],
 )
 def test_what_step_does_not_take(given, message, trained):
@@ -282,11 +284,11 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"lr_scheduler_type": "cosine"}, "'cosine' has to know its end; set max_steps"),
+        ({"lr_scheduler_type": "cosine"}, "'cosine' needs an end; set max_steps"),
         ({"warmup_steps": 0.1}, "args.warmup_steps is a share of max_steps"),
         ({"save_strategy": "epoch"}, "args.save_strategy is 'epoch'"),
         ({"neftune_noise_alpha": 5.0}, "args.neftune_noise_alpha is set, but"),
-        ({"model_init_kwargs": {"dtype": "bfloat16"}}, "says how to load a model, and model is one already"),
+        ({"model_init_kwargs": {"dtype": "bfloat16"}}, "is for a model given by name, and model is a model object"),
     ],
 )
 def test_arguments_that_cannot_be_served(fields, message, tmp_path):
@@ -315,7 +317,7 @@ def test_models_and_arguments_of_the_wrong_kind(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             IterativeSFTTrainer(str(tmp_path / "llama"), config(tmp_path, model_init_kwargs=kwargs))
-    with pytest.raises(ValueError, match="was not loaded by a name; give its tokenizer"):
+    with pytest.raises(ValueError, match="was not loaded by name; give its tokenizer"):
         IterativeSFTTrainer(llama(), config(tmp_path))
     with pytest.raises(TypeError, match="model is of type int"):
         IterativeSFTTrainer(3)
@@ -334,16 +336,16 @@ def test_the_loss_is_the_mean_over_predicted_tokens(form, tmp_path):
     texts = ["a b c d e", "f g", "h i j"]
     total, count = nll(first.model, [torch.tensor(tokenizer()(text)["input_ids"]) for text in texts])
     if form == "texts":
-        figures = first.step(texts=texts)
+        metrics = first.step(texts=texts)
     else:
         encoded = tokenizer()(texts, padding=True, return_tensors="pt")
         ids = [torch.tensor(tokenizer()(text)["input_ids"]) for text in texts]
         masks = None
         if form == "masked":
             ids, masks = list(encoded["input_ids"]), list(encoded["attention_mask"])
-        figures = first.step(input_ids=ids, attention_mask=masks)
-    assert figures["loss"] == pytest.approx(total / count, rel=1e-6)
-    assert {name: figures[name] for name in ("tokens", "rows", "updates", "pending", "step")} == {
+        metrics = first.step(input_ids=ids, attention_mask=masks)
+    assert metrics["loss"] == pytest.approx(total / count, rel=1e-6)
+    assert {name: metrics[name] for name in ("tokens", "rows", "updates", "pending", "step")} == {
         "tokens": count,
         "rows": 3,
         "updates": 2,
@@ -357,9 +359,9 @@ def test_only_what_is_labelled_is_learned(tmp_path):
     labels = torch.tensor([-100, -100, -100, 5, 6])
     with torch.no_grad():
         log_p = model(input_ids=ROWS[0][None]).logits[0].log_softmax(-1)
-    figures = made(tmp_path, model).step(input_ids=ROWS[:1], labels=[labels])
-    assert figures["tokens"] == 2
-    assert figures["loss"] == pytest.approx(-(log_p[2, 5] + log_p[3, 6]).item() / 2, rel=1e-6)
+    metrics = made(tmp_path, model).step(input_ids=ROWS[:1], labels=[labels])
+    assert metrics["tokens"] == 2
+    assert metrics["loss"] == pytest.approx(-(log_p[2, 5] + log_p[3, 6]).item() / 2, rel=1e-6)
 
 
 def test_steps_make_the_model_better_at_what_they_are_given(tmp_path):
@@ -397,8 +399,8 @@ def test_accumulation_is_one_large_batch(most, tmp_path):
     at_once, one_by_one, unfinished = (made(tmp_path, gradient_accumulation_steps=n, **parts) for n in (5, 5, 7))
     assert at_once.step(input_ids=ROWS)["grad_norm"] == pytest.approx(norm, rel=1e-5)
     seen = [one_by_one.step(input_ids=[row]) for row in ROWS]
-    assert [figures["pending"] for figures in seen] == [1, 2, 3, 4, 0]
-    assert [figures["updates"] for figures in seen] == [0, 0, 0, 0, 1]
+    assert [metrics["pending"] for metrics in seen] == [1, 2, 3, 4, 0]
+    assert [metrics["updates"] for metrics in seen] == [0, 0, 0, 0, 1]
     assert "grad_norm" not in seen[3]
     assert seen[4]["grad_norm"] == pytest.approx(norm, rel=1e-5)
     unfinished.step(input_ids=ROWS[:2])
@@ -477,18 +479,18 @@ def test_an_encoder_decoder_has_to_be_told_what_to_learn(tmp_path):
     named = IterativeSFTTrainer(str(tmp_path / "t5"), config(tmp_path, learning_rate=3e-2))
     assert isinstance(named.model, T5ForConditionalGeneration)
     for given, missing in (({"texts": ["a b"]}, "texts_labels"), ({"input_ids": ONE}, "labels")):
-        with pytest.raises(ValueError, match=f"encoder-decoder model has to be told what to learn; give {missing}"):
+        with pytest.raises(ValueError, match=f"encoder-decoder model needs labels; give {missing}"):
             named.step(**given)
     labels = [torch.tensor([5, 6, 0]), torch.tensor([7, 0])]
     with torch.no_grad():
         losses = [model(input_ids=row[None], labels=own[None]).loss for row, own in zip(TWO, labels, strict=True)]
-    figures = named.step(input_ids=TWO, labels=labels)
-    assert figures["tokens"] == 5
-    assert figures["loss"] == pytest.approx((3 * losses[0] + 2 * losses[1]).item() / 5, rel=1e-5)
+    metrics = named.step(input_ids=TWO, labels=labels)
+    assert metrics["tokens"] == 5
+    assert metrics["loss"] == pytest.approx((3 * losses[0] + 2 * losses[1]).item() / 5, rel=1e-5)
     for _ in range(30):
-        figures = named.step(texts=["a b", "c"], texts_labels=["d e f", "g"])
-    assert figures["tokens"] == 4
-    assert figures["loss"] < 0.5
+        metrics = named.step(texts=["a b", "c"], texts_labels=["d e f", "g"])
+    assert metrics["tokens"] == 4
+    assert metrics["loss"] < 0.5
 
 
 # peft 0.21.2 asks transformers 5.23 by the old name: https://github.com/huggingface/peft
@@ -538,9 +540,9 @@ def test_a_collator_and_an_optimizer_of_ones_own(tmp_path):
     args = TrainingArguments(output_dir=str(tmp_path), **QUIET)
     own = IterativeSFTTrainer(model, args, collator, processing_class=tokenizer(), optimizers=(optimizer, None))
     with_end = torch.tensor([2, 3, 0])
-    figures = own.step(input_ids=[with_end, ROWS[0]])
-    assert figures["tokens"] == 1 + 4, "this collator takes the end of the text for padding"
-    assert figures["learning_rate"] == 0.25
+    metrics = own.step(input_ids=[with_end, ROWS[0]])
+    assert metrics["tokens"] == 1 + 4, "this collator takes the end of the text for padding"
+    assert metrics["learning_rate"] == 0.25
     assert made(tmp_path).step(input_ids=[with_end])["tokens"] == 2
 
 

@@ -132,7 +132,7 @@ def test_a_long_completion_is_cut_and_a_prompt_that_fills_the_sequence_is_told(t
     assert report.splits["train"].sequences == 2
     assert report.splits["train"].unused_rows == 1
     assert report.splits["train"].truncated_rows == 2, "of the last row, the end"
-    assert "1 of 3 train rows give no sequence" in caplog.text
+    assert "1 of 3 train rows are not used" in caplog.text
 
 
 @pytest.mark.parametrize(
