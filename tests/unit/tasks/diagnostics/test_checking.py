@@ -108,10 +108,10 @@ WRONG = {
     "model setting": (
         {"model.config.hiden_size": 3},
         "model.config.hiden_size",
-        "a llama has no such setting; did you mean `hidden_size`?",
+        "llama has no such setting; did you mean `hidden_size`?",
     ),
-    "model value": ({"model.config.num_attention_heads": 3}, "model.config", "refused by transformers"),
-    "model value's type": ({"model.config.hidden_size": "big"}, "model.config", "refused by transformers"),
+    "model value": ({"model.config.num_attention_heads": 3}, "model.config", "transformers rejects it"),
+    "model value's type": ({"model.config.hidden_size": "big"}, "model.config", "transformers rejects it"),
     "positions": (
         {"model.config.max_position_embeddings": 16},
         "tokenization.max_length",

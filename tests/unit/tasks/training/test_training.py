@@ -214,7 +214,7 @@ def test_a_model_of_pickles_is_refused(tmp_path):
     artifacts = project(tmp_path, {"model": {"pretrained": "pickles"}})
     code, said = finish(start(artifacts), artifacts)
     assert code == os.EX_NOINPUT, said
-    assert "ModelError: pickles: holds weights as pickle only" in said
+    assert "ModelError: pickles: has weights as pickle only" in said
 
 
 def test_a_full_disk_ends_with_its_name_and_the_earlier_model_stays(uninterrupted, tmp_path):

@@ -131,7 +131,7 @@ def test_activations_that_are_recomputed_change_nothing_for_adapters(tmp_path):
 
 
 def test_layers_that_are_not_there_are_an_error_that_names_those_that_are(tmp_path):
-    with pytest.raises(ModelError, match=r"(?s)refused by peft.*query.*the model's layers: .*q_proj"):
+    with pytest.raises(ModelError, match=r"(?s)peft rejects it.*query.*the model's layers: .*q_proj"):
         trainer_of(adapted(tmp_path, {"model.lora": {"target_modules": ["query"]}}))
 
 
@@ -199,12 +199,12 @@ def test_what_adapters_and_few_bits_cannot_is_refused(monkeypatch):
     assert found(pretrained="a/b", lora={}, quantization=few) == []
     assert found(config=config, lora={}) == []
     (said,) = found(pretrained="a/b", quantization=few)
-    assert said.startswith("model.quantization: weights of few bits have no gradients: nothing but biases")
+    assert said.startswith("model.quantization: quantized weights have no gradients, so only biases")
     assert "add `lora: {}`" in said
     (said,) = found(config=config, lora={}, quantization=few)
-    assert "name model.pretrained" in said
+    assert "set model.pretrained" in said
     (said,) = found({"accelerate_config": "params/accelerate/fsdp2.yaml"}, config=config, lora={})
-    assert "adapters with FSDP or DeepSpeed are untried" in said
+    assert "adapters are not supported with FSDP or DeepSpeed" in said
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (said,) = found(pretrained="a/b", lora={}, quantization=few)
     assert "pip install 'evergreen[quantization]'" in said
