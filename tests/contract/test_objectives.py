@@ -1,4 +1,4 @@
-"""What every objective promises, tried on each module of trainer/objectives; a new one is picked up unasked."""
+"""What every objective guarantees, tested on each module of trainer/objectives; new ones are found by themselves."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_losses_of_labels_sum_to_the_score(tried):
 
 
 def test_the_models_own_loss_is_the_metric_loss(tried):
-    """So that what is trained and what is reported are the same figure."""
+    """So that what is trained and what is reported are the same value."""
     if not isinstance(tried.objective, Likelihood):
         pytest.skip("its loss is not the model's own")
     model = tried.model()
@@ -139,18 +139,18 @@ def test_the_models_own_loss_is_the_metric_loss(tried):
     assert accumulator.compute()["loss"] == pytest.approx(float(out.loss), rel=1e-5)
 
 
-def test_figures_do_not_depend_on_the_batch_size(tried):
+def test_metrics_do_not_depend_on_the_batch_size(tried):
     rows = torch.cat([found for _, found in scores(tried, len(tried.examples))])
     rows = rows.repeat(7, 1)[torch.randperm(7 * len(rows), generator=torch.Generator().manual_seed(1))]
-    figures = {}
+    found = {}
     for size in (1, 2, 7, len(rows)):
         accumulator = MetricAccumulator(tried.objective, tried.state)
         for part in rows.split(size):
             accumulator.update(part)
-        figures[size] = accumulator.compute()
-        assert figures[size].keys() == tried.objective.metrics.keys()
-        for name, value in figures[size].items():
-            assert value == pytest.approx(figures[1][name], rel=1e-9), (size, name)
+        found[size] = accumulator.compute()
+        assert found[size].keys() == tried.objective.metrics.keys()
+        for name, value in found[size].items():
+            assert value == pytest.approx(found[1][name], rel=1e-9), (size, name)
 
 
 def test_a_loss_that_is_not_finite_is_seen(tried):

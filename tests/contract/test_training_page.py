@@ -1,7 +1,7 @@
 """docs/training.md cannot drift: its recipe lines are valid, its tests exist, and no field of TrainingArguments is left out.
 
 A row is `| feature | recipe lines | shown by |`. Recipe lines are `dotted.key: value` in backticks, the value in YAML's
-flow style, several with `<br>` between them; `always` stands for what no key turns off, `-` for what is no recipe key.
+flow style, several with `<br>` between them; `always` means that no key turns it off, `-` that it is not a recipe key.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 HEAD = ["feature", "recipe lines", "shown by"]
 NO_KEY = ("always", "-")
-REFUSED, UNTRIED = "Refused", "Passed through, not tried here"
+NAMES, REFUSED, UNTESTED = "Names of transformers and TRL", "Refused", "Passed through, not tested"
 
 
 def cells(section: str) -> list[list[str]]:
     """The rows of a section's tables, heads and rules left out."""
     lines = [line for line in SECTIONS[section].splitlines() if line.startswith("|")]
     split = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    return [row for row in split if row[0] not in (HEAD[0], "field") and not set(row[0]) <= set("- ")]
+    return [row for row in split if row[0] not in (HEAD[0], "field", "name") and not set(row[0]) <= set("- ")]
 
 
 ROWS = {
@@ -62,7 +62,7 @@ def lines(cell: str) -> dict[str, Any]:
 def test_every_table_is_read() -> None:
     in_tables = sum(line.startswith("|") for line in PAGE.splitlines())
     tables = sum(line.startswith("| --- |") for line in PAGE.splitlines())
-    assert in_tables == len(ROWS) + len(cells(REFUSED)) + len(cells(UNTRIED)) + 2 * tables
+    assert in_tables == len(ROWS) + sum(len(cells(s)) for s in (NAMES, REFUSED, UNTESTED)) + 2 * tables
     assert len(ROWS) > 10
 
 
@@ -136,8 +136,19 @@ def schema_has(key: str) -> bool:
     return True
 
 
+def test_names_of_transformers_and_trl_lead_to_keys_that_exist() -> None:
+    """Every field that has a key of its own is listed with that key, and so are arguments and methods of Trainer."""
+    keys = {name: row[1].strip("`") for row in cells(NAMES) for name in re.findall(r"`([^`]+)`", row[0])}
+    assert keys.items() >= (arguments._FIRST_CLASS | arguments._OF_SEQ2SEQ).items()
+    options = {o for name in objectives.names() for o in objectives.find(name).options_class.model_fields}
+    for key in set(keys.values()):
+        section, _, option = key.partition(".")
+        in_schema = key.startswith("training.arguments.") or schema_has(key)
+        assert option in options | {"name"} if section == "objective" else in_schema, key
+
+
 def test_every_field_of_training_arguments_is_accounted_for() -> None:
-    """It is a key of the recipe, refused, in a row with its test, or told to be untried; and only one of them."""
+    """It is a key of the recipe, refused, in a row with its test, or listed as untested; and only one of these."""
     known = set(arguments.fields())
     first_class = set(arguments._FIRST_CLASS)
     assert first_class | set(arguments._OWNED) <= known, "names that transformers no longer has"
@@ -154,9 +165,9 @@ def test_every_field_of_training_arguments_is_accounted_for() -> None:
     }
     passed = {f for f in known if f not in first_class and not is_owned(f)}
     assert rows <= passed, "rows of fields that a recipe cannot set"
-    untried = {row[0].strip("`"): row[1] for row in cells(UNTRIED)}
-    assert set(untried) == passed - rows, f"the list under {UNTRIED!r} differs from what has no row"
-    assert all(untried.values()), "each with a word why"
+    untested = {row[0].strip("`"): row[1] for row in cells(UNTESTED)}
+    assert set(untested) == passed - rows, f"the list under {UNTESTED!r} differs from what has no row"
+    assert all(untested.values()), "each with a reason"
 
 
 def test_every_field_that_is_refused_is_listed_with_the_codes_own_reason() -> None:

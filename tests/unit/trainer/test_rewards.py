@@ -94,13 +94,13 @@ def only_together(completions: list[str], rows: list[Any]) -> list[float]:
         (only_together, DataError, r"raised AssertionError at rows \[7, 8\]"),
     ],
 )
-def test_a_reward_that_goes_wrong_is_named_with_its_row(function: Any, error: type[EvergreenError], said: str) -> None:
+def test_a_failing_reward_is_named_with_its_row(function: Any, error: type[EvergreenError], said: str) -> None:
     with pytest.raises(error, match=said) as caught:
         judged(Call(name=f"tests.unit.trainer.test_rewards:{function.__name__}"))
     assert function.__name__ in caught.value.where
 
 
-def test_a_reference_without_a_number_is_told() -> None:
+def test_a_reference_without_a_number_is_an_error() -> None:
     with pytest.raises(DataError, match="row 3: there is no number in its answer, 'many'"):
         Rewards([Call(name="trainer.rewards:numeric_answer")], [])(["1"], [{"row_id": 3, "answer": "many"}])
 

@@ -86,7 +86,7 @@ def test_figures_are_those_of_a_plain_loop_over_the_rows(prepared):
     assert found == pytest.approx({row_id: sum(values) for row_id, values in rows.items()}, rel=1e-4)
 
 
-def test_figures_do_not_depend_on_the_batch_size(prepared):
+def test_metrics_do_not_depend_on_the_batch_size(prepared):
     artifacts, recipe = prepared
     reports = [run(artifacts, recipe, batch_size=size).model for size in (1, 2, 7, 1000)]
     for report in reports[1:]:

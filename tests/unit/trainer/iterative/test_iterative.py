@@ -106,7 +106,7 @@ def nll(model, rows):
 # The page of the trainer that TRL had
 
 
-def test_the_snippets_of_the_old_page_work(tmp_path, monkeypatch):
+def test_the_snippets_of_trls_page_work(tmp_path, monkeypatch):
     """As they stand in docs/iterative.md, where only the import differs."""
     folder = tmp_path / "facebook" / "opt-350m"
     sizes = {
@@ -195,7 +195,7 @@ def collator(**changes):
     return RowCollator(**(given | changes))
 
 
-def test_padding_is_known_by_its_place_and_never_learned():
+def test_padding_is_recognized_by_position_and_never_learned():
     batch = collator()(
         [
             {"input_ids": [5, 6, 0], "attention_mask": [1, 1, 1]},  # ends with the end-of-text token, learned
@@ -210,7 +210,7 @@ def test_padding_is_known_by_its_place_and_never_learned():
 
 
 @pytest.mark.parametrize(("keep_end", "kept"), [(True, slice(2, 5)), (False, slice(0, 3))])
-def test_what_is_too_long_loses_one_end_everywhere(keep_end, kept):
+def test_long_sequences_lose_one_end_in_all_tensors(keep_end, kept):
     ids, mask, labels = torch.tensor([3, 4, 5, 6, 7]), torch.tensor([1, 1, 0, 1, 1]), torch.tensor([-100, 4, 5, 6, 9])
     (row,) = collator(max_length=3, keep_end=keep_end).rows_of_tensors([ids], [mask], [labels])
     assert row["input_ids"].tolist() == ids[kept].tolist()
@@ -270,7 +270,7 @@ ONE, TWO = [torch.tensor([2, 3])], [torch.tensor([2, 3]), torch.tensor([4, 5])]
         ({"input_ids": ONE, "labels": [torch.tensor([2, -100])]}, "row 0 has no token to predict"),
     ],
 )
-def test_what_step_does_not_take(given, message, trained):
+def test_invalid_arguments_of_step(given, message, trained):
     with pytest.raises(ValueError, match=message):
         trained.step(**given)
     assert trained.state.global_step == 0
@@ -291,7 +291,7 @@ def trained(tmp_path_factory):
         ({"model_init_kwargs": {"dtype": "bfloat16"}}, "is for a model given by name, and model is a model object"),
     ],
 )
-def test_arguments_that_cannot_be_served(fields, message, tmp_path):
+def test_arguments_that_need_trainers_loop(fields, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         made(tmp_path, **fields)
 
@@ -304,7 +304,7 @@ def test_arguments_that_cannot_be_served(fields, message, tmp_path):
         ({"model_init_kwargs": "bfloat16"}, "use a dictionary"),
     ],
 )
-def test_configs_that_cannot_be_meant(fields, message, tmp_path):
+def test_invalid_configs(fields, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         config(tmp_path, **fields)
 
@@ -354,7 +354,7 @@ def test_the_loss_is_the_mean_over_predicted_tokens(form, tmp_path):
     }
 
 
-def test_only_what_is_labelled_is_learned(tmp_path):
+def test_only_labels_have_a_loss(tmp_path):
     model = llama()
     labels = torch.tensor([-100, -100, -100, 5, 6])
     with torch.no_grad():
@@ -364,7 +364,7 @@ def test_only_what_is_labelled_is_learned(tmp_path):
     assert metrics["loss"] == pytest.approx(-(log_p[2, 5] + log_p[3, 6]).item() / 2, rel=1e-6)
 
 
-def test_steps_make_the_model_better_at_what_they_are_given(tmp_path):
+def test_steps_lower_the_loss_of_their_rows(tmp_path):
     better = made(tmp_path, learning_rate=3e-2, logging_steps=5, max_steps=20)
     losses = [better.step(texts=["a b c d e f", "z y x w"])["loss"] for _ in range(20)]
     assert losses[-1] < 0.3 * losses[0]
@@ -472,7 +472,7 @@ def test_two_processes_learn_what_one_does(tmp_path):
 # Other models, other parts of Trainer
 
 
-def test_an_encoder_decoder_has_to_be_told_what_to_learn(tmp_path):
+def test_an_encoder_decoder_model_needs_labels(tmp_path):
     model = t5()
     model.save_pretrained(tmp_path / "t5")
     tokenizer().save_pretrained(tmp_path / "t5")
@@ -533,7 +533,7 @@ def test_evaluation_checkpoints_and_saving_are_trainers(tmp_path):
     assert full.model.is_activation_checkpointing
 
 
-def test_a_collator_and_an_optimizer_of_ones_own(tmp_path):
+def test_a_custom_collator_and_optimizer(tmp_path):
     model = llama()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
     collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
@@ -556,7 +556,7 @@ def test_weights_of_a_schedule_free_optimizer_are_those_to_use(tmp_path):
     assert furthest(averaged, weights(free)) > 1e-4, "others are trained with"
 
 
-def test_the_devices_cache_is_emptied_when_asked(tmp_path, monkeypatch):
+def test_the_device_cache_is_emptied_with_optimize_device_cache(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("trainer.iterative.trainer.clear_device_cache", lambda **options: calls.append(options))
     made(tmp_path).step(texts=["a b"])

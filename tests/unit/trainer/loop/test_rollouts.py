@@ -48,7 +48,9 @@ def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("objective", "steps"), [("grpo", 1), ("grpo", N), ("iterative_sft", N)])
-def test_one_pass_serves_so_many_steps(objective: str, steps: int, tmp_path: Path, generated: list[int]) -> None:
+def test_one_round_of_completions_serves_several_steps(
+    objective: str, steps: int, tmp_path: Path, generated: list[int]
+) -> None:
     options = {
         "grpo": prompts.GRPO | {"steps_per_generation": steps},
         "iterative_sft": prompts.ITERATIVE | {"steps_per_round": steps},
@@ -61,7 +63,7 @@ def test_one_pass_serves_so_many_steps(objective: str, steps: int, tmp_path: Pat
     assert training == ([every] * (2 * N + 1) if steps == 1 else [N * every, N * every, every])
 
 
-def test_completions_do_not_depend_on_what_else_is_in_the_batch() -> None:
+def test_completions_do_not_depend_on_the_rest_of_the_batch() -> None:
     tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
     torch.manual_seed(0)
     config = AutoConfig.for_model(
@@ -121,7 +123,7 @@ class Rounds(ElasticTraining):
 
 
 @pytest.mark.parametrize("objective", [BUFFERED, ROUNDS], ids=["grpo", "iterative_sft"])
-def test_two_processes_and_one_write_and_learn_the_same(objective: dict[str, Any], tmp_path: Path) -> None:
+def test_two_processes_generate_and_learn_the_same_as_one(objective: dict[str, Any], tmp_path: Path) -> None:
     """Changed in the midst of a round, and with another micro-batch: the same completions, the same losses."""
     whole = Rounds(tmp_path / "whole", objective, {"launch.micro_batch_size": 4, "training.keep_checkpoints": 9})
     whole.start()
@@ -144,7 +146,7 @@ def test_two_processes_and_one_write_and_learn_the_same(objective: dict[str, Any
         assert torch.allclose(load_file(elastic.checkpoint / "model.safetensors")[name], tensor, atol=2e-5), name
     lines = [[e for e in t.history() if "loss" in e] for t in (whole, elastic)]
     for one, other in zip(*lines, strict=True):
-        assert other["reward"] == pytest.approx(one["reward"]), "figures are those of all processes"
+        assert other["reward"] == pytest.approx(one["reward"]), "metrics are over all processes"
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -191,7 +193,7 @@ def test_a_killed_run_ends_like_one_that_was_left_alone(
         assert [line["round"] for line in lines if "round" in line] == list(range(5))
 
 
-def test_a_checkpoint_without_its_completions_is_not_gone_on_from(tmp_path: Path) -> None:
+def test_a_checkpoint_without_its_completions_is_refused(tmp_path: Path) -> None:
     training = Rounds(tmp_path, BUFFERED, {})
     training.start(until=6)
     checkpoint = training.checkpoint
@@ -241,7 +243,7 @@ def test_the_reference_is_the_model_that_training_began_with(lora: Any, tmp_path
     assert [line["kl"] for line in trainer.state.log_history if "kl" in line][-1] > 1e-6
 
 
-def test_no_room_in_the_model_is_told_before_training(tmp_path: Path) -> None:
+def test_too_few_positions_are_an_error_before_training(tmp_path: Path) -> None:
     changes = {"model.config": {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 24}}
     made = job(tmp_path, prompts.GRPO | {"max_new_tokens": 20}, changes)
     with pytest.raises(ModelError, match="the model has 24 positions") as caught:
@@ -256,7 +258,7 @@ def rounds(**options: Any) -> Any:
     return objectives.build(ObjectiveChoice(name="iterative_sft", **options))
 
 
-def test_what_is_kept() -> None:
+def test_selected_completions() -> None:
     rewards = [0.2, 1.0, 0.7, 1.0]
     assert rounds().select_completions(rewards) == [1, 2, 3]
     assert rounds(min_reward=1.0).select_completions(rewards) == [1, 3]
@@ -266,7 +268,7 @@ def test_what_is_kept() -> None:
     assert rounds(min_reward=None, keep_best=3).select_completions(rewards) == [1, 2, 3]
 
 
-def test_where_nothing_is_kept_the_reference_is_learned_if_there_is_one() -> None:
+def test_without_a_selected_completion_the_reference_is_learned_if_there_is_one() -> None:
     tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
     tried = rounds(reference_completion_column="solution", max_new_tokens=5)
     (example,) = tried.encode({"row_id": 0, "prompt": "p", "answer": "7", "solution": "is 7"}, tokenizer, 8, {})
@@ -281,7 +283,7 @@ def test_where_nothing_is_kept_the_reference_is_learned_if_there_is_one() -> Non
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_step_of_which_nothing_is_kept_leaves_the_weights(processes: int, tmp_path: Path) -> None:
+def test_a_step_without_a_selected_completion_leaves_the_weights(processes: int, tmp_path: Path) -> None:
     changes = {"training.optimizer": "sgd", "training.max_steps": 2, "training.save_steps": 1}
     training = Rounds(tmp_path, prompts.ITERATIVE | {"min_reward": 99.0}, changes)
     training.start(processes=processes)

@@ -154,7 +154,7 @@ def quantized(root, bits, changes=None, **more):
 
 @needs_bitsandbytes
 @pytest.mark.parametrize(("bits", "more"), [(4, {"compute": "fp32"}), (4, {"double": False}), (8, {})])
-def test_adapters_learn_on_a_model_in_few_bits_and_are_merged_into_the_whole_one(tmp_path, bits, more):
+def test_adapters_learn_on_a_quantized_model_and_are_merged_into_the_full_one(tmp_path, bits, more):
     planned = quantized(tmp_path, bits, **more)
     trainer = trained(planned)
     said = losses(trainer)
@@ -177,7 +177,7 @@ def test_adapters_learn_on_a_model_in_few_bits_and_are_merged_into_the_whole_one
 
 
 @needs_bitsandbytes
-def test_a_resumed_run_on_a_model_in_few_bits_ends_with_the_same_bits(tmp_path):
+def test_a_resumed_run_on_a_quantized_model_ends_with_the_same_bits(tmp_path):
     planned = quantized(tmp_path, 4, {"model.lora": LORA | {"dropout": 0.1}})
     trained(planned)
     golden = shutil.move(planned.folder, tmp_path / "golden")
@@ -190,7 +190,7 @@ def test_a_resumed_run_on_a_model_in_few_bits_ends_with_the_same_bits(tmp_path):
 # What `check` says
 
 
-def test_what_adapters_and_few_bits_cannot_is_refused(monkeypatch):
+def test_conflicts_of_adapters_and_quantization(monkeypatch):
     def found(launch=None, **model):
         sections = Model.model_validate(model), Launch.model_validate({"micro_batch_size": 1} | (launch or {}))
         return [f"{'.'.join(p.key)}: {p.what}; {p.fix}" for p in network.conflicts(*sections)]

@@ -140,7 +140,7 @@ def test_losses_and_scores_of_logits_that_can_be_worked_out_by_hand(objective):
     ]
 
 
-def test_figures_weigh_every_token_alike(objective):
+def test_metrics_weigh_every_token_equally(objective):
     accumulator = MetricAccumulator(objective, {})
     accumulator.update(torch.tensor([[6.0, 3.0, 1.0]], dtype=torch.float64))  # nll, tokens, correct
     accumulator.update(torch.tensor([[2.0, 1.0, 1.0], [0.0, 4.0, 4.0]], dtype=torch.float64))
@@ -152,9 +152,9 @@ def test_where_bytes_are_known_there_are_bits_per_byte(objective):
     columns = {"nll": [8, 4], "tokens": [3, 1], "correct": [1, 1], "bytes": [4, 2]}
     columns = {name: np.array(values, float) for name, values in columns.items()}
     columns["nll"] *= math.log(2)
-    figures = objective.compute_metrics(objective.additive_statistics(columns, {}).sum(0), {})
-    assert figures["bits_per_byte"] == pytest.approx(2.0)
-    assert figures.keys() == {**objective.metrics, **objective.evaluate_only_metrics}.keys()
+    metrics = objective.compute_metrics(objective.additive_statistics(columns, {}).sum(0), {})
+    assert metrics["bits_per_byte"] == pytest.approx(2.0)
+    assert metrics.keys() == {**objective.metrics, **objective.evaluate_only_metrics}.keys()
 
 
 def test_a_hopeless_loss_is_no_overflow(objective):

@@ -217,7 +217,7 @@ def test_the_reference_is_the_start_model_without_dropout_and_stays_it(changes: 
     assert (trainer.objective.completion_logprobs(learned.eval(), batch) - start).abs().max() > 0.1
 
 
-def test_all_references_give_the_same_figures(tmp_path: Path) -> None:
+def test_all_references_give_the_same_metrics(tmp_path: Path) -> None:
     """They differ by rounding only; adapters learn other weights, so they are compared among themselves."""
     for kinds in (({}, {"objective.reference": "precomputed"}), (LORA, LORA | {"objective.reference": "precomputed"})):
         logs = []
@@ -230,7 +230,7 @@ def test_all_references_give_the_same_figures(tmp_path: Path) -> None:
             assert found[0] == pytest.approx(found[1], rel=1e-3, abs=1e-4)
 
 
-def test_what_is_computed_ahead_is_used_by_every_later_start(tmp_path: Path) -> None:
+def test_precomputed_logprobs_are_used_by_every_later_start(tmp_path: Path) -> None:
     job = preferences.job(tmp_path, {"objective.reference": "precomputed"}, stop_at_step=2)
     in_process.trained(job)
     path = job.folder / AHEAD
@@ -277,7 +277,7 @@ def test_two_processes_that_were_killed_end_with_the_same_bits(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["model", "adapters"])
-def test_training_and_the_evaluate_stage_give_the_same_figures(tmp_path: Path, kind: str) -> None:
+def test_training_and_the_evaluate_stage_give_the_same_metrics(tmp_path: Path, kind: str) -> None:
     artifacts, recipe = preferences.tokenized(tmp_path, {"evaluation.split": "validation", **KINDS[kind]})
     run_train(artifacts, recipe)
     evaluations = [entry for entry in history(artifacts) if "eval_loss" in entry]
@@ -299,7 +299,7 @@ class Twice(Trainer):
         return 2 * super().compute_loss(*args, **kwargs)
 
 
-def test_a_trainer_of_ones_own_may_change_the_loss(tmp_path: Path) -> None:
+def test_a_custom_trainer_may_change_the_loss(tmp_path: Path) -> None:
     first = {}
     for name, changes in {
         "own": {"training.trainer": "tests.unit.trainer.objectives.test_dpo:Twice"},

@@ -189,7 +189,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], st
 
 
 @pytest.mark.parametrize(("name", "options", "training", "launch", "key", "what"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_go_together_is_refused_with_what_would_come_of_it(
+def test_conflicts_say_what_would_happen(
     name: str, options: Any, training: Any, launch: Any, key: str, what: str
 ) -> None:
     model = Model(config={"model_type": "llama"})
@@ -202,7 +202,7 @@ def test_what_does_not_go_together_is_refused_with_what_would_come_of_it(
     assert list(sound.conflicts(model=model, **plain)) == []
 
 
-def test_a_prompt_is_made_of_columns() -> None:
+def test_a_prompt_is_filled_from_columns() -> None:
     asked = objective(prompt="Q: {question} {{short}}\nA:", reference_columns=["goal"])
     assert asked.columns() == {"question": "string", "goal": "label"}
     assert asked.text({"question": "3 + 4?", "goal": 7}) == "Q: 3 + 4? {short}\nA:"

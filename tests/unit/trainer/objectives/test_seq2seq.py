@@ -1,4 +1,4 @@
-"""What an encoder reads, what a decoder learns, and the figures of what it writes."""
+"""What an encoder reads, what a decoder learns, and the metrics of what it generates."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_decoder_reads_the_target_one_place_behind(config):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_what_is_written_depends_neither_on_chance_nor_on_the_rows_beside_it(beams):
+def test_generated_text_depends_neither_on_chance_nor_on_other_rows(beams):
     made = objective(max_new_tokens=12, num_beams=beams)
     network = model(T5, made)
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_what_is_written_depends_neither_on_chance_nor_on_the_rows_beside_it(bea
         assert row[: len(alone)] == alone
 
 
-def test_figures_of_a_text():
+def test_metrics_of_a_text():
     exact, *rouge = score_text("The cat sat on the mat.", "the cat was on the mat")
     assert exact == 0.0
     # 5 of 6 words; "the cat", "on the", "the mat" of 5 pairs; "the cat on the mat" in this order
@@ -129,10 +129,10 @@ def test_figures_of_a_text():
     assert score_text("Добрый день", "добрый вечер")[1] == 0.5  # the usual one knows Latin letters only
 
 
-def test_figures_are_means_over_rows_and_over_tokens():
+def test_metrics_are_means_over_rows_and_over_tokens():
     made = objective()
     accumulator = MetricAccumulator(made, {})
-    # nll, tokens, correct, written, and the figures of what was written
+    # nll, tokens, correct, generated, and the metrics of the generated text
     scores = torch.tensor([[2.0, 4, 1, 1, 1, 1, 1, 1], [1.0, 2, 2, 1, 0, 0.5, 0.25, 0]], dtype=torch.float64)
     accumulator.update(scores[:1])
     accumulator.update(scores[1:])
@@ -147,7 +147,7 @@ def test_figures_are_means_over_rows_and_over_tokens():
     }
 
 
-def test_without_writing_there_are_the_figures_of_the_target_alone():
+def test_without_generation_there_are_metrics_of_the_target_only():
     made = objective(generate=False)
     network = model(T5, made)
     batch = made.prepare_inputs(network, made.collate([encode(made, row) for row in ROWS], TOKENIZER))
@@ -161,24 +161,24 @@ def test_without_writing_there_are_the_figures_of_the_target_alone():
 
 
 def first_token(prediction: Any) -> dict[str, float]:
-    """A figure of one's own: what each prediction begins with."""
+    """A custom metric: how each prediction begins."""
     return {"first": float(prediction.predictions[:, 0].mean()), "width": float(prediction.predictions.ndim)}
 
 
 @pytest.mark.parametrize("generate", [True, False])
-def test_figures_of_ones_own_see_what_is_written(generate):
+def test_custom_metrics_get_the_generated_tokens(generate):
     from params.schema import Metrics
 
     made = objective(generate=generate)
     network = model(T5, made)
     metrics = Metrics(function=f"{__name__}:first_token", directions={"first": "max", "width": "max"})
-    figures = Figures(made, state={}, tokenizer=TOKENIZER, metrics=metrics)
+    evaluation = Figures(made, state={}, tokenizer=TOKENIZER, metrics=metrics)
     batch = made.collate([encode(made, row) for row in ROWS], TOKENIZER)
     with torch.inference_mode():
-        figures.update(figures.measure(network, batch))
+        evaluation.update(evaluation.measure(network, batch))
         given = made.prepare_inputs(network, batch)
         predicted = network(**given).logits.argmax(-1)[:, 0].double().mean()
-    found = figures.compute()
+    found = evaluation.compute()
     assert found["width"] == 2
     assert found["first"] == (EOS if generate else float(predicted))  # what is written begins with the start token
 
@@ -215,7 +215,7 @@ def complaints(path: Path, changes: dict[str, Any]) -> list[tuple[str, str, str]
 
 
 @pytest.mark.parametrize(("changes", "key", "what", "fix"), PROBLEMS.values(), ids=PROBLEMS)
-def test_check_says_what_does_not_go_together(tmp_path, monkeypatch, changes, key, what, fix):
+def test_check_reports_conflicts(tmp_path, monkeypatch, changes, key, what, fix):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
     ((found_key, found_what, found_fix),) = complaints(tmp_path, changes)
@@ -225,7 +225,7 @@ def test_check_says_what_does_not_go_together(tmp_path, monkeypatch, changes, ke
     assert complaints(tmp_path, {}) == []
 
 
-def test_a_pretrained_model_without_an_encoder_is_told_by_its_folder(tmp_path):
+def test_a_pretrained_model_without_an_encoder_is_recognized_by_its_folder(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     asked = {"model": Model(pretrained=str(folder)), "training": None, "launch": None}
@@ -236,7 +236,7 @@ def test_a_pretrained_model_without_an_encoder_is_told_by_its_folder(tmp_path):
         assert found == ([] if sound else [("model", "pretrained")])
 
 
-def test_a_decoder_that_cannot_write_is_refused():
+def test_a_decoder_that_cannot_generate_is_refused():
     uneven = model(T5 | {"num_decoder_layers": 2}, objective())
     with pytest.raises(RecipeError, match="its decoder has 2 layers and its encoder 1"):
         objective().check_model(uneven)

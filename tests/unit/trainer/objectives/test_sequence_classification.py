@@ -1,4 +1,4 @@
-"""Sequence classification on literal tensors: labels, batches, figures."""
+"""Sequence classification on literal tensors: labels, batches, metrics."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_losses_and_scores_that_can_be_worked_out_by_hand(objective):
     ]
 
 
-def test_figures_in_any_sub_batches(objective):
+def test_metrics_are_the_same_in_any_sub_batches(objective):
     # nll, label, prediction, its probability: 3 of 5 right
     scores = [[1, 0, 0, 0.9], [2, 0, 1, 0.5], [3, 1, 1, 1.0], [4, 2, 1, 0.52], [5, 2, 2, 0.7]]
     scores = torch.tensor(scores, dtype=torch.float64)

@@ -61,7 +61,7 @@ def learned(tokenizer, example):
     return "".join(pieces).replace(tokenizer.eos_token, "|")
 
 
-def test_of_a_pair_the_completion_and_its_end_are_learned(letters):
+def test_the_completion_of_a_pair_and_its_end_are_learned(letters):
     (example,) = encode(build(), letters, {"prompt": "ab", "completion": " c"})
     assert letters.decode(example["input_ids"]) == "ab c<|endoftext|>"
     assert learned(letters, example) == "__ c|"
@@ -78,7 +78,7 @@ def test_of_a_pair_the_completion_and_its_end_are_learned(letters):
     ],
     ids=["prefixes", "markers", "an end that is not within the markers"],
 )
-def test_of_a_conversation_the_assistants_turns_are_learned(letters, template, expected):
+def test_the_assistants_turns_of_a_conversation_are_learned(letters, template, expected):
     (example,) = encode(build(messages_column="talk", chat_template=template), letters, {"talk": TALK})
     assert learned(letters, example) == expected
     assert letters.chat_template == template, "it is published with the tokenizer"
@@ -115,7 +115,7 @@ def test_messages_without_a_template_and_a_tokenizer_without_an_end_are_refused(
         encode(build(), letters, {"prompt": "a", "completion": "b"})
 
 
-def test_a_long_completion_is_cut_and_a_prompt_that_fills_the_sequence_is_told(tmp_path, letters, caplog):
+def test_a_long_completion_is_truncated_and_a_prompt_that_fills_the_sequence_is_counted(tmp_path, letters, caplog):
     rows = {"prompt": ["ab", "abcdefgh", "abcdefg"], "completion": ["cdefghijk", "x", "y"]}
     examples = encode(build(), letters, *({k: v[i] for k, v in rows.items()} for i in range(3)), max_length=8)
     assert [(e["row_id"], learned(letters, e)) for e in examples] == [(0, "__cdefgh"), (2, "_______y")]
@@ -263,7 +263,7 @@ def test_packed_and_unpacked_have_the_same_loss_and_gradients(name):
         ("mamba", {"state_size": 4}, "lets a token attend"),
     ],
 )
-def test_a_model_that_lets_packed_examples_see_each_other_is_refused(name, more, why):
+def test_a_model_whose_packed_examples_attend_to_each_other_is_refused(name, more, why):
     model = model_of(name, **more).train()
     with pytest.raises(
         RecipeError, match=rf"(?s)this {name} model cannot be trained on packed.*{why}.*objective.packing to false"
@@ -273,7 +273,7 @@ def test_a_model_that_lets_packed_examples_see_each_other_is_refused(name, more,
     build().check_model(model)
 
 
-def test_a_model_that_counts_positions_through_is_refused():
+def test_a_model_whose_positions_do_not_start_again_is_refused():
     model = model_of("gpt2")
     table = model.transformer.wpe
     table.forward = lambda places: functools.partial(type(table).forward, table)(torch.arange(places.shape[1])[None])

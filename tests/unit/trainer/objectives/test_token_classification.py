@@ -1,4 +1,4 @@
-"""Characters to tags and back, windows, and figures that are seqeval's to the last bit."""
+"""Characters to tags and back, windows, and metrics that are seqeval's to the last bit."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def entities(examples):
 
 
 @pytest.mark.parametrize("max_length", range(6, 40))
-def test_windows_hold_every_sub_word_once_and_never_part_a_span(max_length):
+def test_windows_hold_every_sub_word_once_and_never_split_a_span(max_length):
     tokenizer, chance = words(), random.Random(max_length)
     text, spans = "", []
     for _ in range(60):
@@ -157,7 +157,7 @@ def test_windows_hold_every_sub_word_once_and_never_part_a_span(max_length):
     assert not OBJECTIVE.is_truncated(row, examples, tokenizer, max_length)
 
 
-def test_what_tags_cannot_hold_is_left_out_and_told():
+def test_spans_without_tags_are_left_out_and_counted():
     tokenizer, text = words(), "table for 4 people on friday"
     long = {"row_id": 0, "text": text, "spans": [{"label": "date", "start": 0, "end": 28}]}
     examples = OBJECTIVE.encode(long, tokenizer, 6, STATE)
@@ -172,7 +172,7 @@ def test_what_tags_cannot_hold_is_left_out_and_told():
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_figures_are_those_of_seqeval(seed):
+def test_metrics_are_those_of_seqeval(seed):
     """On random tags, malformed ones (an I without its B) among them, in batches of any size."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 12, (9,), generator=draw).tolist()
@@ -195,20 +195,20 @@ def test_figures_are_those_of_seqeval(seed):
     accumulator = MetricAccumulator(OBJECTIVE, STATE)
     for part in range(0, 9, 2):
         accumulator.update(OBJECTIVE.score_logits(logits[part : part + 2], labels[part : part + 2]))
-    figures = accumulator.compute()
+    metrics = accumulator.compute()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a share of nothing
-        assert figures["precision"] == float(precision_score(true, told))
-        assert figures["recall"] == float(recall_score(true, told))
-        assert figures["f1"] == pytest.approx(float(f1_score(true, told)), rel=1e-15)
+        assert metrics["precision"] == float(precision_score(true, told))
+        assert metrics["recall"] == float(recall_score(true, told))
+        assert metrics["f1"] == pytest.approx(float(f1_score(true, told)), rel=1e-15)
     seen = labels != -100
-    assert figures["token_accuracy"] == float((guess == labels)[seen].double().mean())
+    assert metrics["token_accuracy"] == float((guess == labels)[seen].double().mean())
     loss = torch.nn.functional.cross_entropy(logits[seen], labels[seen])
-    assert figures["loss"] == pytest.approx(float(loss), rel=1e-6)
+    assert metrics["loss"] == pytest.approx(float(loss), rel=1e-6)
 
 
-def test_without_spans_there_are_figures_all_the_same():
+def test_metrics_without_any_span_are_zero():
     accumulator = MetricAccumulator(OBJECTIVE, STATE)
     accumulator.update(OBJECTIVE.score_logits(torch.eye(5)[None], torch.tensor([[-100, 0, 0, 0, -100]])))
-    figures = accumulator.compute()
-    assert (figures["precision"], figures["recall"]) == (0.0, 0.0)
+    metrics = accumulator.compute()
+    assert (metrics["precision"], metrics["recall"]) == (0.0, 0.0)
