@@ -124,14 +124,14 @@ def test_scores_do_not_depend_on_the_order_of_sequences(bench: Bench) -> None:
 def test_a_score_that_is_not_finite_names_the_rows(bench: Bench) -> None:
     bench.score(8)
     spoiled = bench.sequences[0]["row_id"]
-    measure = bench.objective.measure
+    measure = bench.objective.score_batch
 
     def spoil(model: Any, batch: Any, tokenizer: Any) -> torch.Tensor:
         measured = measure(model, batch, tokenizer)
         measured[0, 0] = math.nan
         return measured
 
-    bench.objective.measure = spoil  # as a model does whose weights are not finite
+    bench.objective.score_batch = spoil  # as a model does whose weights are not finite
     try:
         with pytest.raises(ModelError) as caught:
             bench.score(1000)
@@ -141,7 +141,7 @@ def test_a_score_that_is_not_finite_names_the_rows(bench: Bench) -> None:
         with pytest.raises(ModelError, match=r"\(row_id \d+, \d+, \d+, \d+, \d+, \.\.\.\)"):
             bench.score(1)
     finally:
-        del bench.objective.measure
+        del bench.objective.score_batch
 
 
 def test_scores_are_kept_by_row(bench: Bench, tmp_path: Path) -> None:
