@@ -13,7 +13,7 @@ from tasks.hub_client.receipt import Receipt
 from tasks.stages import read_report
 
 if TYPE_CHECKING:
-    from tasks.evaluation.stage import EvaluationReport
+    from tasks.evaluation.report import EvaluationReport
 
 
 def show_report(stage: str, artifacts: Artifacts, outcome: str) -> None:
@@ -25,7 +25,7 @@ def show_report(stage: str, artifacts: Artifacts, outcome: str) -> None:
     key = _artifact_key(stage, artifacts)
     description = f"{stage}@{artifacts.recipe}: {outcome} ({path})"
     if stage == "evaluate":
-        from tasks.evaluation.stage import EvaluationReport
+        from tasks.evaluation.report import EvaluationReport
 
         create_markdown_artifact(
             metrics_table(read_report(artifacts, EvaluationReport)), key=key, description=description
@@ -84,7 +84,7 @@ def metrics_table(evaluation: EvaluationReport) -> str:
 
 def summary(artifacts: Artifacts, outcomes: dict[str, str]) -> str:
     """Return what the command line shows at the end of a run: metrics, release, and where to read more."""
-    from tasks.evaluation.stage import EvaluationReport
+    from tasks.evaluation.report import EvaluationReport
 
     lines = ["", "  ".join(f"{stage}: {outcome}" for stage, outcome in outcomes.items()), ""]
     lines += [metrics_table(read_report(artifacts, EvaluationReport)), ""]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from params import ModelError
 from params.artifacts import Artifacts, whole_folder
-from tasks.evaluation.gate import Champion
+from tasks.evaluation.report import Champion
 from tasks.hub_client.connection import chosen_endpoint, open_repository
 
 if TYPE_CHECKING:

@@ -1,12 +1,13 @@
-"""What a model makes of every row of a split: one line of scores a row, whatever batches and windows it was read in.
+"""Scores of every row of a split, and the record of the models that were scored.
 
-Logits are reduced on each batch before anything is kept. What stays in memory are the scores: 8 bytes for each figure of a
-row, 32 for a classifier.
+Logits are reduced to scores batch by batch. Memory holds only the scores: for each row 8 bytes per score name (float64)
+and 8 for the row_id.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import ModelError
+from params.schema import Direction
 from tasks.progress import progress
 
 if TYPE_CHECKING:
@@ -26,8 +28,7 @@ if TYPE_CHECKING:
     from trainer.loop.metrics import Figures
     from trainer.objectives.bases.objective import Objective
 
-_NAMED = 5
-"""Rows that an error names."""
+_MAX_IDS_IN_ERROR = 5
 
 
 @dataclass(frozen=True)
@@ -37,22 +38,52 @@ class Scores:
     row_ids: NDArray[np.int64]
     """(N,), ascending."""
     columns: dict[str, NDArray[np.float64]]
-    """Each (N,): those of `Objective.score_names` and `example_counts`."""
+    """Each (N,), by `Objective.score_names` and `example_counts`."""
 
     def __len__(self) -> int:
         return len(self.row_ids)
 
-    def take(self, places: NDArray[Any]) -> Scores:
-        """Those of some rows, by place or mask."""
-        return Scores(self.row_ids[places], {name: column[places] for name, column in self.columns.items()})
+    def take(self, positions: NDArray[Any]) -> Scores:
+        """The scores of some rows, by position or mask."""
+        return Scores(self.row_ids[positions], {name: column[positions] for name, column in self.columns.items()})
 
-    def row(self, place: int) -> dict[str, float]:
+    def row(self, position: int) -> dict[str, float]:
         """The scores of one row."""
-        return {name: float(column[place]) for name, column in self.columns.items()}
+        return {name: float(column[position]) for name, column in self.columns.items()}
 
     def write(self, path: Path) -> None:
-        """Write one line a row, as Parquet."""
+        """Write one line per row, as Parquet."""
         pq.write_table(pa.table({"row_id": self.row_ids, **self.columns}), path)
+
+
+@dataclass(frozen=True)
+class ScoredModel:
+    """The scores of a model, and the metrics that follow from them."""
+
+    scores: Scores
+    metrics: Mapping[str, float]
+    """Includes those of the recipe's own function."""
+
+
+@dataclass(frozen=True)
+class ScoredModels:
+    """The candidate, and the models that were scored on the same split to compare with it."""
+
+    metric: str
+    """The metric that decides."""
+    directions: Mapping[str, Direction]
+    """Of every metric, whether the smallest or the largest value is best."""
+    model: ScoredModel
+    """The candidate: the best weights of the training."""
+    untrained: ScoredModel | None
+    champion: ScoredModel | None
+    same_tokens: bool
+    """Whether the champion's tokenizer gives the same tokens as the candidate's."""
+
+    def __iter__(self) -> Iterator[tuple[str, ScoredModel]]:
+        """The models that were scored, by name, the candidate first."""
+        named = {"model": self.model, "untrained": self.untrained, "champion": self.champion}
+        return ((name, one) for name, one in named.items() if one is not None)
 
 
 def score(
@@ -62,7 +93,7 @@ def score(
     objective: Objective[Any],
     figures: Figures,
     batch_size: int,
-    what: str,
+    name: str,
 ) -> Scores:
     """Score every row of a split.
 
@@ -70,9 +101,9 @@ def score(
         model: is put into evaluation mode.
         sequences: of the split, in any order.
         objective: measures batches.
-        figures: takes in what is measured.
-        batch_size: sequences in one forward pass.
-        what: is scored, for the log and for errors.
+        figures: accumulates the metrics.
+        batch_size: sequences per forward pass.
+        name: of the model, for the log and for errors.
 
     Raises:
         ModelError: a score is not finite.
@@ -81,29 +112,29 @@ def score(
     row_ids: list[NDArray[np.int64]] = []
     measured: list[NDArray[np.float64]] = []  # (B, K) each
     batches = figures.batches(model, sequences, batch_size=batch_size)
-    for examples, parts in progress(
-        batches, what=f"evaluate: {what} batches", total=math.ceil(len(sequences) / batch_size)
-    ):
+    total = math.ceil(len(sequences) / batch_size)
+    for examples, parts in progress(batches, what=f"evaluate: {name} batches", total=total):
         figures.update(parts)
-        known = [[example.get(name, 0) for name in objective.example_counts] for example in examples]
+        known = [[example.get(key, 0) for key in objective.example_counts] for example in examples]
         row_ids.append(np.array([example["row_id"] for example in examples]))
         measured.append(np.concatenate([parts[0].double().numpy(), np.array(known, float)], axis=1))
     ids, table = np.concatenate(row_ids), np.concatenate(measured)
-    order = np.lexsort((*table.T, ids))  # a row's windows in one order, whatever the batches, so that sums are the same
+    order = np.lexsort((*table.T, ids))  # the windows of a row in the same order for every batch size: equal sums
     rows, starts = np.unique(ids[order], return_index=True)
     scores = Scores(rows, dict(zip(names, np.add.reduceat(table[order], starts).T, strict=True)))
-    _refuse_non_finite(scores, what)
+    _refuse_non_finite(scores, name)
     return scores
 
 
-def _refuse_non_finite(scores: Scores, what: str) -> None:
+def _refuse_non_finite(scores: Scores, name: str) -> None:
     bad = np.zeros(len(scores), bool)
     for column in scores.columns.values():
         bad |= ~np.isfinite(column)
     if bad.any():
-        ids = ", ".join(map(str, scores.row_ids[bad][:_NAMED])) + (", ..." if bad.sum() > _NAMED else "")
+        ids = ", ".join(map(str, scores.row_ids[bad][:_MAX_IDS_IN_ERROR]))
+        ids += ", ..." if bad.sum() > _MAX_IDS_IN_ERROR else ""
         raise ModelError(
-            what,
+            name,
             f"scores of {bad.sum()} of {len(scores)} rows are not finite (row_id {ids})",
-            "look at one of them with `python -m tasks trace`; lower training.learning_rate",
+            "inspect one of them with `python -m tasks trace`; lower training.learning_rate",
         )

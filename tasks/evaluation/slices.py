@@ -1,4 +1,4 @@
-"""Parts of a split: the rows that share a value of a column, or what a function of the recipe says of them."""
+"""Slices of a split: the rows with the same value of a column, or with the same name from a function of the recipe."""
 
 from __future__ import annotations
 
@@ -16,72 +16,75 @@ from params.schema import Slice
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_BATCH = 8192
-_MOST_PARTS = 1000
-"""Parts that a division may have: more say nothing to anybody, and are mostly a column of free text or numbers."""
+_BATCH_ROWS = 8192
+_MAX_SLICES = 1000
+"""Most slices of one column or function. Columns with more mostly hold free text or numbers."""
 
 
-def divisions(
+def slice_positions(
     rows: Path, slices: Sequence[Slice], row_ids: NDArray[np.int64]
 ) -> Iterator[tuple[str, dict[str, NDArray[np.int64]]]]:
-    """Yield each division's name, and the places in `row_ids` of each of its parts, the largest part first.
+    """Yield the name of each column or function to slice by, with the positions in `row_ids` of each slice's rows.
 
     Args:
         rows: validated rows of the split, as Parquet.
         slices: from the recipe.
-        row_ids: (N,), ascending; other rows are passed over.
+        row_ids: (N,), ascending; other rows are ignored.
+
+    Yields:
+        The slices of one column or function, the largest first.
 
     Raises:
         RecipeError: there is no such column, it has too many values, or the function fails.
     """
-    for i, division in enumerate(slices):
+    for i, slice_by in enumerate(slices):
         where = f"evaluation.slices.{i}"
-        name = _name_of(division, where)
-        parts: dict[str, list[int]] = {}
+        name_slice = _slice_name_function(slice_by, where)
+        positions: dict[str, list[int]] = {}
         with pq.ParquetFile(rows) as file:
-            if division.column is not None and division.column not in file.schema_arrow.names:
-                what = f"the rows have no column `{division.column}`"
+            if slice_by.column is not None and slice_by.column not in file.schema_arrow.names:
+                what = f"the rows have no column `{slice_by.column}`"
                 raise RecipeError(where, what, f"use one of {', '.join(file.schema_arrow.names)}")
-            for batch in file.iter_batches(_BATCH):
+            for batch in file.iter_batches(_BATCH_ROWS):
                 for row in batch.to_pylist():
-                    place = int(np.searchsorted(row_ids, row["row_id"]))
-                    if place < len(row_ids) and row_ids[place] == row["row_id"]:
-                        parts.setdefault(name(row), []).append(place)
-        if len(parts) > _MOST_PARTS:
-            what = f"{division.title} divides the rows into {len(parts)} parts, at most {_MOST_PARTS} are of use"
-            raise RecipeError(where, what, "divide by a function that gives fewer names")
-        largest = sorted(parts.items(), key=lambda item: (-len(item[1]), item[0]))
-        yield division.title, {part: np.array(places) for part, places in largest}
+                    position = int(np.searchsorted(row_ids, row["row_id"]))
+                    if position < len(row_ids) and row_ids[position] == row["row_id"]:
+                        positions.setdefault(name_slice(row), []).append(position)
+        if len(positions) > _MAX_SLICES:
+            what = f"{slice_by.title} gives {len(positions)} slices, more than the limit of {_MAX_SLICES}"
+            raise RecipeError(where, what, "slice by a function that returns fewer names")
+        largest_first = sorted(positions.items(), key=lambda item: (-len(item[1]), item[0]))
+        yield slice_by.title, {name: np.array(found) for name, found in largest_first}
 
 
-def _name_of(division: Slice, where: str) -> Callable[[Mapping[str, Any]], str]:
-    if division.function is None:
-        column = str(division.column)
+def _slice_name_function(slice_by: Slice, where: str) -> Callable[[Mapping[str, Any]], str]:
+    if slice_by.function is None:
+        column = str(slice_by.column)
         return lambda row: str(row[column])
-    function = bind(division.function, f"{where}.function", 1)
+    function = bind(slice_by.function, f"{where}.function", 1)
 
-    def named(row: Mapping[str, Any]) -> str:
+    def name_slice(row: Mapping[str, Any]) -> str:
         try:
             return str(function(row))
         except Exception as error:
             what = f"raised {type(error).__name__} for row_id {row['row_id']}: {error}"
-            raise RecipeError(f"{where}.function", what, "mend the function") from error
+            raise RecipeError(f"{where}.function", what, "fix the function") from error
 
-    return named
+    return name_slice
 
 
-def texts(rows: Path, row_ids: Sequence[int], text: Callable[[Mapping[str, Any]], str]) -> dict[int, str]:
-    """The texts of some rows, by row_id.
+def read_texts(rows: Path, row_ids: Sequence[int], text: Callable[[Mapping[str, Any]], str]) -> dict[int, str]:
+    """Return the texts of some rows by row_id.
 
     Raises:
-        DataError: a row is not there.
+        DataError: a row is missing.
     """
-    wanted, found = set(row_ids), dict[int, str]()
+    missing, found = set(row_ids), dict[int, str]()
     with pq.ParquetFile(rows) as file:
-        for batch in file.iter_batches(_BATCH):
-            if wanted.isdisjoint(batch.column("row_id").to_pylist()):
+        for batch in file.iter_batches(_BATCH_ROWS):
+            if missing.isdisjoint(batch.column("row_id").to_pylist()):
                 continue
-            found |= {row["row_id"]: text(row) for row in batch.to_pylist() if row["row_id"] in wanted}
-    if missing := wanted - found.keys():
-        raise DataError(str(rows), f"holds no row {min(missing)}", "run the stages from validate on again")
+            found |= {row["row_id"]: text(row) for row in batch.to_pylist() if row["row_id"] in missing}
+    if missing := missing - found.keys():
+        raise DataError(str(rows), f"has no row with row_id {min(missing)}", "run the stages from validate on again")
     return found

@@ -216,11 +216,11 @@ def _divisions(details: Json) -> list[tuple[str, list[Json], int]]:
     """For each way to divide the rows: its name, the parts that are shown, the worst first, and how many are not."""
     found: dict[str, list[Json]] = {}
     for part in details["slices"]:
-        found.setdefault(part["division"], []).append(part)
+        found.setdefault(part["slice_by"], []).append(part)
     divisions = []
     for name, parts in found.items():
         sign = 1 if details["directions"][parts[0]["metric"]] == "max" else -1
-        ordered = sorted(parts, key=lambda part: (sign * part["value"], str(part["part"])))
+        ordered = sorted(parts, key=lambda part: (sign * part["value"], str(part["slice"])))
         divisions.append((name, ordered[:_MOST_SLICES], max(0, len(ordered) - _MOST_SLICES)))
     return divisions
 

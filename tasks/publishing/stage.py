@@ -17,7 +17,7 @@ from params import ModelError
 from params.artifacts import Artifacts, whole_folder
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks import digests
-from tasks.evaluation.gate import Blessing
+from tasks.evaluation.report import Blessing
 from tasks.hub_client.connection import chosen_endpoint, open_repository
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport

@@ -58,13 +58,13 @@ def panels(evidence: Evidence) -> list[Panel]:
 def parts(evidence: Evidence) -> list[Part]:
     """The slices that can be drawn, the worst first."""
     ordered = worst_slices(evidence)
-    several = len({part.get("division") for part in ordered}) > 1
+    several = len({part.get("slice_by") for part in ordered}) > 1
     found = []
     for part in ordered:
         value = amount(part.get("value"))
         if value is not None:
-            name = line(part.get("part"), 200)
-            name = f"{line(part.get('division'), 40)}: {name}" if several else name
+            name = line(part.get("slice"), 200)
+            name = f"{line(part.get('slice_by'), 40)}: {name}" if several else name
             ends = [amount(part.get(key)) for key in ("low", "high", "champion")]
             found.append(Part(name, int(part.get("rows") or 0), value, *ends))
     return found

@@ -114,8 +114,8 @@ def sliced(evidence: Evidence) -> Section | None:
         lead += f" zero; by chance alone it would be in about {chance:.1f}."
     rows = [
         {
-            "name": line(part.get("part"), 80) or "(empty)",
-            "division": line(part.get("division"), 40),
+            "name": line(part.get("slice"), 80) or "(empty)",
+            "division": line(part.get("slice_by"), 40),
             "rows": number(part.get("rows")),
             "figure": (number(part.get("value")), span(part.get("low"), part.get("high")) or "too few rows to judge"),
             "champion": number(part.get("champion")),

@@ -119,7 +119,7 @@ def test_a_model_is_compared_anew_when_another_was_published_meanwhile(finished:
     assert receipt["commit"] != rival
     assert last_state(finished) == ("Completed", "COMPLETED")
     details = finished.json("runs/tiny/evaluation/details.json")
-    assert [(part["division"], part["part"]) for part in details["slices"]] == [("all", "all")]
+    assert [(part["slice_by"], part["slice"]) for part in details["slices"]] == [("all", "all")]
 
 
 def test_after_a_release_a_flow_does_nothing(finished: Project) -> None:

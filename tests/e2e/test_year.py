@@ -137,7 +137,7 @@ def test_a_whole_year(bank) -> None:
     *earlier, (_, title) = bank.log()
     assert earlier == log
     assert title == f"Roll back to {october}"
-    taken_back = replace(NOVEMBER, name="November again", verdict="keep", why="taken back")
+    taken_back = replace(NOVEMBER, name="November again", verdict="keep", why="rolled back")
     live_through(bank, taken_back)
 
     live_through(bank, DECEMBER)

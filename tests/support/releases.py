@@ -10,7 +10,7 @@ import torch
 
 from params import Recipe
 from params.artifacts import Artifacts
-from tasks.evaluation.stage import EvaluationReport
+from tasks.evaluation.report import EvaluationReport
 from tasks.evaluation.stage import evaluate as evaluate_stage
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport

@@ -34,7 +34,7 @@ def test_both_trainers_take_the_same_steps_on_the_same_work(tmp_path, kind):
 def test_every_benchmark_can_be_imported(path):
     module = importlib.import_module(f"benchmarks.{path.stem}")
     assert module.__doc__
-    if path.stem != "workload":
+    if path.stem not in {"workload", "gate_families"}:
         assert path.stem in module.__doc__  # the command that runs it
 
 

@@ -31,7 +31,7 @@ from params import (
 )
 from params.artifacts import Artifacts, write_whole
 from params.command_result import CommandResult
-from tasks.evaluation.stage import EvaluationReport
+from tasks.evaluation.report import EvaluationReport
 from tests.support import tiny
 from tests.support.project import ROOT, wait_for
 from trainer.runtime.lifetime import stop_group

@@ -10,7 +10,7 @@ import pytest
 from params import ModelError
 from params.artifacts import STAGES, Artifacts
 from tasks import stages
-from tasks.evaluation.gate import Blessing
+from tasks.evaluation.report import Blessing
 from tasks.stages import flatten, read_report, save_report
 
 BLESSING = Blessing(

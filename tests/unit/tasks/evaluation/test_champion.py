@@ -17,7 +17,7 @@ from params import ModelError, load
 from params.artifacts import Artifacts
 from params.errors import StaleBlessingError
 from tasks.__main__ import main
-from tasks.evaluation import gate
+from tasks.evaluation.report import Blessing
 from tasks.hub_client.connection import LOCAL_TOKEN
 from tasks.hub_client.repository import Repository
 from tasks.hub_server.server import LocalHub
@@ -176,7 +176,7 @@ def test_a_model_that_was_rolled_back_is_kept(project):
     assert releases.evaluate(artifacts, recipe).verdict == "keep"
     receipt = releases.publish(artifacts, recipe)
     assert (receipt.verdict, receipt.commit) == ("kept", back)
-    assert receipt.reasons == ("this very model was released before, and taken back: by Ada: wrong tone",)
+    assert receipt.reasons == ("a release of the same weights was rolled back: by Ada: wrong tone",)
     assert published(artifacts).commit == back
     again = go_back(second.tag, "it was the right one")
     assert releases.evaluate(artifacts, recipe).verdict == "keep"
@@ -275,7 +275,7 @@ def test_a_champion_with_another_tokenizer_compares_in_bits_per_byte_alone(relea
     shutil.rmtree(artifacts.tokens)
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
     releases.learn(artifacts, recipe, STEPS)
-    with pytest.raises(ModelError, match="another tokenizer, and loss does not compare between tokenizers"):
+    with pytest.raises(ModelError, match="another tokenizer, and loss cannot be compared between tokenizers"):
         releases.evaluate(artifacts, recipe)
 
 
@@ -337,4 +337,4 @@ def test_only_a_run_with_a_blessing_is_published(project):
     with pytest.raises(
         ModelError, match=r"blessing\.json: was written by another version of Evergreen: reasons: Field required"
     ):
-        read_report(artifacts, gate.Blessing)
+        read_report(artifacts, Blessing)

@@ -161,7 +161,7 @@ def test_details_tell_intervals_differences_and_the_worst_rows(prepared):
 
 
 def number_is_even(row):
-    """A division of one's own: whether the row's number is even."""
+    """Slices by a function: whether the row's number is even."""
     return "even" if int(row["text"].rstrip(".").rpartition(" ")[2]) % 2 == 0 else "odd"
 
 
@@ -177,11 +177,11 @@ def test_slices_are_those_of_a_column_and_of_a_function(tmp_path):
         for place in (("label", row["label"]), ("number", number_is_even(row))):
             expected.setdefault(place, []).append(right[row_id])
     found = details_of(artifacts)["slices"]
-    assert {(part["division"], part["part"]): part["rows"] for part in found} == {
+    assert {(part["slice_by"], part["slice"]): part["rows"] for part in found} == {
         k: len(v) for k, v in expected.items()
     }
     for part in found:
-        shares = expected[part["division"], part["part"]]
+        shares = expected[part["slice_by"], part["slice"]]
         assert (part["metric"], part["value"]) == ("accuracy", pytest.approx(sum(shares) / len(shares)))
         assert (part["low"] is not None) is (len(shares) >= 12), "too few rows are shown and not judged"
         assert part["champion"] is part["gain"] is None
@@ -203,7 +203,7 @@ def test_a_slice_that_cannot_be_is_named(tmp_path, slices, said):
 
 
 def fails(row):
-    """A division that asks for what is not there."""
+    """A slice function that raises."""
     return row["nothing"]
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from params.artifacts import Artifacts
 from params.schema import Evaluation, Gate, Model, ObjectiveChoice
 from tasks import digests
 from tasks.evaluation import gate
-from tasks.evaluation.gate import Comparison, Part, Verdict
+from tasks.evaluation.report import Comparison, SliceResult, Verdict
+from tasks.evaluation.scoring import ScoredModel, ScoredModels, Scores
 
 DIRECTIONS: dict[str, Any] = {"accuracy": "max", "loss": "min"}
 
@@ -20,10 +23,10 @@ def gain(value: float, low: float, high: float, **changes: Any) -> Comparison:
     return Comparison(gain=value, low=low, high=high, **fields)
 
 
-def part(name: str = "a", **changes: Any) -> Part:
+def slice_result(name: str = "a", **changes: Any) -> SliceResult:
     fields: dict[str, Any] = {
-        "division": "language",
-        "part": name,
+        "slice_by": "language",
+        "slice": name,
         "rows": 50,
         "metric": "accuracy",
         "value": 0.7,
@@ -33,10 +36,10 @@ def part(name: str = "a", **changes: Any) -> Part:
         "gain": -0.2,
         "gain_low": -0.3,
         "gain_high": -0.1,
-        "below_floor": None,
-        "below_margin": None,
+        "floor_p_value": None,
+        "margin_p_value": None,
     }
-    return Part(**fields | changes)
+    return SliceResult(**fields | changes)
 
 
 BETTER = gain(0.03, 0.01, 0.05, p_value=0.001)
@@ -44,17 +47,26 @@ WORSE = gain(-0.031, -0.041, -0.022, p_value=0.001)
 START = gain(0.5, 0.4, 0.6, against="untrained", p_value=0.0001)
 
 
-def judge(settings: Gate | None = None, *comparisons: Comparison, **changes: Any) -> Verdict:
-    wanted: dict[str, Any] = {
-        "metric": "accuracy",
-        "directions": DIRECTIONS,
-        "figures": {"accuracy": 0.9, "loss": 0.4},
-        "parts": [],
-        "has_champion": True,
-        "is_champion": False,
-        "rolled_back_reason": None,
-    }
-    return gate.judge(settings or Gate(), comparisons=list(comparisons or (BETTER,)), **wanted | changes)
+SCORED = ScoredModel(Scores(np.arange(0), {}), {"accuracy": 0.9, "loss": 0.4})
+
+
+def judge(
+    settings: Gate | None = None,
+    *comparisons: Comparison,
+    slices: Sequence[SliceResult] = (),
+    has_champion: bool = True,
+    is_champion: bool = False,
+    rolled_back_reason: str | None = None,
+) -> Verdict:
+    champion = SCORED if has_champion and not is_champion else None
+    return gate.judge(
+        settings or Gate(),
+        ScoredModels("accuracy", DIRECTIONS, SCORED, None, champion, same_tokens=True),
+        comparisons=comparisons or (BETTER,),
+        slices=slices,
+        is_champion=is_champion,
+        rolled_back_reason=rolled_back_reason,
+    )
 
 
 def test_a_better_model_is_published_and_it_says_by_how_much() -> None:
@@ -127,9 +139,9 @@ def test_floors_hold_in_the_metrics_direction(floors: dict[str, float], missed: 
     assert missed is None or verdict.reasons == (missed,)
 
 
-def test_all_that_is_missed_is_told() -> None:
+def test_every_failure_is_reported() -> None:
     settings = Gate(floors={"accuracy": 0.95, "loss": 0.3}, slice_floors={"accuracy": 0.8})
-    verdict = judge(settings, START, has_champion=False, parts=[part(below_floor=0.001)])
+    verdict = judge(settings, START, has_champion=False, slices=[slice_result(floor_p_value=0.001)])
     assert verdict.verdict == "refuse"
     assert len(verdict.reasons) == 3
     assert verdict.reasons[2] == ("accuracy 0.7 of language 'a' (50 rows) misses 0.8, the recipe's floor of slices")
@@ -139,7 +151,7 @@ def test_a_model_that_was_taken_back_stays_so_and_a_missed_floor_is_worse() -> N
     verdict = judge(rolled_back_reason="it swore")
     assert (verdict.verdict, verdict.reasons) == (
         "keep",
-        ("this very model was released before, and taken back: it swore",),
+        ("a release of the same weights was rolled back: it swore",),
     )
     assert judge(has_champion=False, rolled_back_reason="it swore").verdict == "keep", "after a roll-back to nothing"
     assert judge(Gate(floors={"accuracy": 0.95}), rolled_back_reason="it swore").verdict == "refuse"
@@ -187,14 +199,14 @@ def test_later_ones_need_not_be_better_than_their_start() -> None:
 @pytest.mark.parametrize("kind", ["floor", "margin"])
 def test_slices_are_tested_together(kind: str, p_values: list[float | None], misses: list[int]) -> None:
     settings = Gate(slice_floors={"accuracy": 0.8}, slice_margin=0.05)
-    parts = [part(str(i), **{f"below_{kind}": p}) for i, p in enumerate(p_values)]
-    verdict = judge(settings, parts=parts)
+    slices = [slice_result(str(i), **{f"{kind}_p_value": p}) for i, p in enumerate(p_values)]
+    verdict = judge(settings, slices=slices)
     assert verdict.verdict == ("publish" if not misses else {"floor": "refuse", "margin": "keep"}[kind])
     assert [reason.split("'")[1] for reason in verdict.reasons if "language" in reason] == [str(i) for i in misses]
 
 
 def test_a_slice_that_fell_keeps_the_champion_though_the_whole_is_better() -> None:
-    verdict = judge(Gate(slice_margin=0.05), parts=[part(below_margin=0.001)])
+    verdict = judge(Gate(slice_margin=0.05), slices=[slice_result(margin_p_value=0.001)])
     assert verdict.verdict == "keep"
     assert verdict.reasons[1] == "accuracy of language 'a' (50 rows) is 0.2 worse than the champion's, more than 0.05"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import bdtr
 from scipy.stats import binomtest, norm, ttest_1samp
 
 from params.schema import ObjectiveChoice
@@ -48,10 +49,19 @@ def rows_of(one: int, other: int, both: int, neither: int) -> tuple[np.ndarray, 
 
 def test_mcnemar_is_the_published_example() -> None:
     """Agresti, Categorical Data Analysis, table 10.1: approval of a prime minister; 150 and 86 changed their minds."""
-    assert mcnemar(*rows_of(150, 86, 794, 570)) == pytest.approx(3.7e-5, rel=0.03)
-    assert mcnemar(*rows_of(1, 6, 10, 10)) == pytest.approx(2 * (1 + 7) / 2**7)
-    assert mcnemar(*rows_of(0, 0, 5, 5)) == 1.0
-    assert mcnemar(*rows_of(3, 8, 0, 0)) == mcnemar(*rows_of(8, 3, 0, 0))
+    assert mcnemar(150, 86) == pytest.approx(3.7e-5, rel=0.03)
+    assert mcnemar(1, 6) == pytest.approx(2 * (1 + 7) / 2**7)
+    assert mcnemar(0, 0) == 1.0
+    assert mcnemar(3, 8) == mcnemar(8, 3)
+    assert share_gain(*rows_of(1, 6, 10, 10), 0.95).p_value == mcnemar(1, 6)
+
+
+@pytest.mark.parametrize("only_one", [0, 1, 5, 12, 100])
+def test_mcnemar_is_twice_the_smaller_tail(only_one: int) -> None:
+    """As it was computed before scipy.stats.binomtest did it."""
+    for only_other in (1, 4, 5, 13, 400):
+        tail = bdtr(float(min(only_one, only_other)), only_one + only_other, 0.5)
+        assert mcnemar(only_one, only_other) == pytest.approx(min(1.0, 2 * float(tail)), rel=1e-9)
 
 
 def test_holm_by_hand() -> None:
@@ -88,7 +98,7 @@ def test_the_interval_holds_what_the_score_test_does_not_rule_out(one: int, othe
 def test_two_models_that_agree_on_few_rows_are_not_shown_to_be_equal() -> None:
     """The percentile interval of differences that are all 0 is 0 to 0, and passes any margin."""
     own = other = labelled(200)
-    same = resampler(CLASSES).resampled([own, other])
+    same = resampler(CLASSES).resample([own, other])
     assert np.ptp(same[0]["accuracy"] - same[1]["accuracy"]) == 0
     (found,) = resampler(CLASSES).gains([(own, other)], DIRECTIONS)
     assert found["accuracy"].low < -0.02
@@ -132,14 +142,14 @@ def test_a_gain_is_the_difference_of_the_figures_in_the_metrics_direction(object
     own, other, source = scores(300, 1), scores(300, 2), resampler(objective)
     (found,) = source.gains([(own, other)], DIRECTIONS)
     (back,) = source.gains([(other, own)], DIRECTIONS)
-    mine, theirs = source.figures(own), source.figures(other)
+    mine, theirs = source.metrics(own), source.metrics(other)
     for metric, gain in found.items():
         sign = 1 if DIRECTIONS[metric] == "max" else -1
         assert gain.value == pytest.approx(sign * (mine[metric] - theirs[metric]), abs=1e-12)
         assert gain.low <= gain.value <= gain.high
         assert (back[metric].low, back[metric].high) == pytest.approx((-gain.high, -gain.low), abs=1e-9)
         assert (gain.p_value is None) == (metric != "accuracy")
-        resampled = [one[metric] for one in source.resampled([own, other])]
+        resampled = [one[metric] for one in source.resample([own, other])]
         if metric != "accuracy":  # never shorter than the percentile interval
             low, high = source.interval(sign * (resampled[0] - resampled[1]))
             assert gain.low <= low <= high <= gain.high
@@ -149,11 +159,20 @@ def test_all_models_get_the_same_draws() -> None:
     """However many are compared, and in which order; another seed gives others."""
     one, two, three = texts(500, 1), texts(500, 2), texts(500, 3)
     source = resampler()
-    alone = source.resampled([two])[0]["loss"]
-    assert np.allclose(source.resampled([one, two, three])[1]["loss"], alone, rtol=1e-12)
-    assert np.allclose(source.resampled([two, one])[0]["loss"], alone, rtol=1e-12)
-    assert np.ptp(source.resampled([one, one])[0]["loss"] - source.resampled([one, one])[1]["loss"]) == 0
-    assert not np.allclose(resampler(seed=4).resampled([two])[0]["loss"], alone)
+    alone = source.resample([two])[0]["loss"]
+    assert np.allclose(source.resample([one, two, three])[1]["loss"], alone, rtol=1e-12)
+    assert np.allclose(source.resample([two, one])[0]["loss"], alone, rtol=1e-12)
+    assert np.ptp(source.resample([one, one])[0]["loss"] - source.resample([one, one])[1]["loss"]) == 0
+    assert not np.allclose(resampler(seed=4).resample([two])[0]["loss"], alone)
+
+
+def test_the_weights_of_rows_are_drawn_once_for_all_models_and_comparisons() -> None:
+    statistics._weights.cache_clear()
+    own, other, source = texts(3000, 1), texts(3000, 2), resampler(resamples=200)
+    source.resample([own])
+    source.resample([other])
+    source.gains([(own, other)], DIRECTIONS)
+    assert statistics._weights.cache_info().misses == 2, "one draw for each of two chunks"
 
 
 def test_resamples_are_weighted_rows_whatever_the_chunks(monkeypatch: Any) -> None:
@@ -164,10 +183,10 @@ def test_resamples_are_weighted_rows_whatever_the_chunks(monkeypatch: Any) -> No
         [np.random.default_rng([3, at]).poisson(1.0, (400, min(64, 150 - at))) for at in (0, 64, 128)], axis=1
     )
     nll, size = weights @ scores.columns["nll"], weights @ scores.columns["tokens"]
-    assert np.allclose(resampler().resampled([scores])[0]["loss"], nll / size, rtol=1e-12)
-    by_chunks = resampler().figures(scores), resampler().shortfalls(scores, {"loss": 4.0}, DIRECTIONS)
+    assert np.allclose(resampler().resample([scores])[0]["loss"], nll / size, rtol=1e-12)
+    by_chunks = resampler().metrics(scores), resampler().floor_p_values(scores, {"loss": 4.0}, DIRECTIONS)
     monkeypatch.setattr(statistics, "_CHUNK", 2048)
-    at_once = resampler().figures(scores), resampler().shortfalls(scores, {"loss": 4.0}, DIRECTIONS)
+    at_once = resampler().metrics(scores), resampler().floor_p_values(scores, {"loss": 4.0}, DIRECTIONS)
     for some, all_ in zip(by_chunks, at_once, strict=True):
         assert some == pytest.approx(all_, rel=1e-9)
 
@@ -177,10 +196,10 @@ def test_intervals_cover_the_truth(rows: int) -> None:
     """The loss per token of texts whose lengths differ; 600 samples: 95% is 93% to 97%, give or take."""
     source = resampler(resamples=300)
     samples = [texts(rows, seed) for seed in range(600)]
-    truth = source.figures(texts(400_000, 7))["bits_per_byte"]
+    truth = source.metrics(texts(400_000, 7))["bits_per_byte"]
     covered = sum(
         low < truth < high
-        for found in source.resampled(samples)
+        for found in source.resample(samples)
         for low, high in [source.interval(found["bits_per_byte"])]
     )
     assert 0.92 < covered / 600 < 0.975
@@ -189,14 +208,14 @@ def test_intervals_cover_the_truth(rows: int) -> None:
 def test_a_shortfall_of_a_share_is_the_binomial_test() -> None:
     scores = labelled(60, right=0.6)
     right = int((scores.columns["label"] == scores.columns["prediction"]).sum())
-    found = resampler(CLASSES).shortfalls(scores, {"accuracy": 0.8, "loss": 0.4, "macro_f1": 0.8}, DIRECTIONS)
+    found = resampler(CLASSES).floor_p_values(scores, {"accuracy": 0.8, "loss": 0.4, "macro_f1": 0.8}, DIRECTIONS)
     assert found["accuracy"] == pytest.approx(binomtest(right, 60, 0.8, alternative="less").pvalue)
     assert found["loss"] < 0.05, "a mean of 0.5 is above a floor of 0.4, and the smallest is best"
     assert found["macro_f1"] < 0.01
-    better = resampler(CLASSES).shortfalls(scores, {"accuracy": 0.4, "loss": 0.6, "macro_f1": 0.4}, DIRECTIONS)
+    better = resampler(CLASSES).floor_p_values(scores, {"accuracy": 0.4, "loss": 0.6, "macro_f1": 0.4}, DIRECTIONS)
     assert min(better.values()) > 0.7
-    assert resampler(CLASSES).shortfalls(scores, {"accuracy": 0.0}, DIRECTIONS) == {"accuracy": 1.0}
-    assert resampler(CLASSES).shortfalls(scores, {"accuracy": 1.0}, DIRECTIONS) == {"accuracy": 0.0}
+    assert resampler(CLASSES).floor_p_values(scores, {"accuracy": 0.0}, DIRECTIONS) == {"accuracy": 1.0}
+    assert resampler(CLASSES).floor_p_values(scores, {"accuracy": 1.0}, DIRECTIONS) == {"accuracy": 0.0}
 
 
 def test_a_figure_that_some_resamples_or_rows_do_not_have_is_no_failure() -> None:

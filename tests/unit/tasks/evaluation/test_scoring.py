@@ -66,7 +66,7 @@ class Bench:
             objective=self.objective,
             figures=self.figures(),
             batch_size=batch_size,
-            what="model",
+            name="model",
         )
 
 
@@ -124,10 +124,10 @@ def test_scores_do_not_depend_on_the_order_of_sequences(bench: Bench) -> None:
 def test_a_score_that_is_not_finite_names_the_rows(bench: Bench) -> None:
     bench.score(8)
     spoiled = bench.sequences[0]["row_id"]
-    measure = bench.objective.score_batch
+    score_batch = bench.objective.score_batch
 
     def spoil(model: Any, batch: Any, tokenizer: Any) -> torch.Tensor:
-        measured = measure(model, batch, tokenizer)
+        measured = score_batch(model, batch, tokenizer)
         measured[0, 0] = math.nan
         return measured
 
@@ -189,7 +189,7 @@ def flat_scores(objective: Any, tokenizer: Any, rows: list[dict[str, Any]], max_
     ]
     figures = Figures(objective, state={}, tokenizer=tokenizer, metrics=None)
     flat: Any = Flat(tokenizer)
-    return score(flat, Dataset.from_list(sequences), objective=objective, figures=figures, batch_size=2, what="model")
+    return score(flat, Dataset.from_list(sequences), objective=objective, figures=figures, batch_size=2, name="model")
 
 
 def test_bits_per_byte_do_not_depend_on_the_tokenizer() -> None:

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gate_simulation import (
-    FAMILIES,
-    GATES,
-    Accuracy,
-    BitsPerByte,
-    Family,
-    MacroF1,
-    Spans,
-    cells,
-    slice_cells,
-)
+from benchmarks.gate_families import FAMILIES, Accuracy, BitsPerByte, Family, MacroF1, Spans
+from benchmarks.gate_simulation import GATES, cells, slice_cells
 
 SHORT: list[tuple[Family, int]] = [
     (Accuracy(200, 0.9, 0.02), 800),

@@ -1,4 +1,4 @@
-"""Parts of a split: by a column, by a function, and what cannot be divided."""
+"""Slices of a split: by a column, by a function, and what cannot be sliced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from params import DataError, RecipeError
 from params.schema import Slice
-from tasks.evaluation.slices import divisions, texts
+from tasks.evaluation.slices import read_texts, slice_positions
 
 OWN_CODE = """
 def length(row):
@@ -38,18 +38,18 @@ def rows(tmp_path: Path, monkeypatch: Any) -> Iterator[Path]:
     pq.write_table(table, tmp_path / "test.parquet")
     (tmp_path / "own_slices.py").write_text(OWN_CODE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("tasks.evaluation.slices._BATCH", 2)  # so that there are several
+    monkeypatch.setattr("tasks.evaluation.slices._BATCH_ROWS", 2)  # so that there are several
     yield tmp_path / "test.parquet"
     sys.modules.pop("own_slices", None)
 
 
-def divided(rows: Path, *slices: Slice, row_ids: tuple[int, ...] = (2, 3, 5, 7, 11)) -> dict[str, dict[str, list[int]]]:
-    found = divisions(rows, slices, np.array(row_ids))
-    return {name: {part: places.tolist() for part, places in parts.items()} for name, parts in found}
+def sliced(rows: Path, *slices: Slice, row_ids: tuple[int, ...] = (2, 3, 5, 7, 11)) -> dict[str, dict[str, list[int]]]:
+    found = slice_positions(rows, slices, np.array(row_ids))
+    return {name: {one: positions.tolist() for one, positions in slices.items()} for name, slices in found}
 
 
-def test_a_column_divides_rows_by_its_values_the_largest_part_first(rows: Path) -> None:
-    found = divided(rows, Slice(column="language"), Slice(column="stars", name="rating"))
+def test_a_columns_values_are_its_slices_the_largest_first(rows: Path) -> None:
+    found = sliced(rows, Slice(column="language"), Slice(column="stars", name="rating"))
     assert found == {
         "language": {"en": [0, 2, 4], "None": [3], "de": [1]},
         "rating": {"1": [1, 2], "5": [0, 3], "3": [4]},
@@ -58,39 +58,39 @@ def test_a_column_divides_rows_by_its_values_the_largest_part_first(rows: Path) 
     assert list(found["rating"]) == ["1", "5", "3"]
 
 
-def test_a_function_names_the_part_of_a_row(rows: Path) -> None:
+def test_a_function_names_the_slice_of_a_row(rows: Path) -> None:
     by_length = Slice(name="length", function="own_slices:length")
-    assert divided(rows, by_length) == {"length": {"short": [0, 2, 4], "long": [1, 3]}}
+    assert sliced(rows, by_length) == {"length": {"short": [0, 2, 4], "long": [1, 3]}}
 
 
-def test_rows_that_were_not_scored_are_in_no_part_and_places_are_those_of_the_others(rows: Path) -> None:
-    assert divided(rows, Slice(column="language"), row_ids=(3, 5, 11)) == {"language": {"en": [1, 2], "de": [0]}}
-    assert divided(rows, Slice(column="language"), row_ids=(3, 12)) == {"language": {"de": [0]}}
+def test_rows_that_were_not_scored_are_in_no_slice_and_positions_count_the_others(rows: Path) -> None:
+    assert sliced(rows, Slice(column="language"), row_ids=(3, 5, 11)) == {"language": {"en": [1, 2], "de": [0]}}
+    assert sliced(rows, Slice(column="language"), row_ids=(3, 12)) == {"language": {"de": [0]}}
 
 
 def test_a_missing_column_is_told_with_those_there_are(rows: Path) -> None:
     with pytest.raises(RecipeError) as caught:
-        divided(rows, Slice(column="stars"), Slice(column="country"))
+        sliced(rows, Slice(column="stars"), Slice(column="country"))
     assert caught.value.where == "evaluation.slices.1"
     assert caught.value.what == "the rows have no column `country`"
     assert caught.value.fix == "use one of row_id, text, language, stars"
 
 
 def test_a_column_of_too_many_values_is_refused(rows: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tasks.evaluation.slices._MOST_PARTS", 4)
-    assert len(divided(rows, Slice(column="language"))["language"]) == 3
-    with pytest.raises(RecipeError, match="text divides the rows into 5 parts, at most 4 are of use"):
-        divided(rows, Slice(column="text"))
+    monkeypatch.setattr("tasks.evaluation.slices._MAX_SLICES", 4)
+    assert len(sliced(rows, Slice(column="language"))["language"]) == 3
+    with pytest.raises(RecipeError, match="text gives 5 slices, more than the limit of 4"):
+        sliced(rows, Slice(column="text"))
 
 
 def test_a_function_that_raises_is_named_with_the_row(rows: Path) -> None:
     with pytest.raises(RecipeError) as caught:
-        divided(rows, Slice(name="odd", function="own_slices:fails"))
+        sliced(rows, Slice(name="odd", function="own_slices:fails"))
     assert caught.value.where == "evaluation.slices.0.function"
     assert "raised ZeroDivisionError for row_id 7" in caught.value.what
 
 
 def test_the_texts_of_some_rows(rows: Path) -> None:
-    assert texts(rows, [11, 3], lambda row: row["text"].upper()) == {3: "A LONG TEXT", 11: "C"}
-    with pytest.raises(DataError, match="holds no row 4"):
-        texts(rows, [3, 4, 6], lambda row: row["text"])
+    assert read_texts(rows, [11, 3], lambda row: row["text"].upper()) == {3: "A LONG TEXT", 11: "C"}
+    with pytest.raises(DataError, match="has no row with row_id 4"):
+        read_texts(rows, [3, 4, 6], lambda row: row["text"])

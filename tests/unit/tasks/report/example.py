@@ -196,7 +196,7 @@ def part(i: int, text: str) -> dict[str, Any]:
         if judged
         else {"gain_low": None, "gain_high": None}
     )
-    names = {"division": "label" if i % 2 else "length", "part": f"{text if i == 1 else ODD} {i}"}
+    names = {"slice_by": "label" if i % 2 else "length", "slice": f"{text if i == 1 else ODD} {i}"}
     figures = {
         "metric": "accuracy",
         "value": 0.5 + i / 1000,
@@ -205,4 +205,4 @@ def part(i: int, text: str) -> dict[str, Any]:
         "gain": -0.02 + i / 1000,
         **gains,
     }
-    return {**names, "rows": 40 if judged else 7, **figures, "below_floor": None, "below_margin": None}
+    return {**names, "rows": 40 if judged else 7, **figures, "floor_p_value": None, "margin_p_value": None}

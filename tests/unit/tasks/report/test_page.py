@@ -279,9 +279,7 @@ def test_figures_that_are_not_finite_are_dashes(run):
 
 
 def test_the_shapes_are_those_that_the_stages_write():
-    from tasks.evaluation.analysis import Details
-    from tasks.evaluation.gate import Blessing
-    from tasks.evaluation.stage import EvaluationReport
+    from tasks.evaluation.report import Blessing, Details, EvaluationReport
     from tasks.hub_client.receipt import Receipt
     from tasks.ingestion.report import IngestReport
     from tasks.tokenization.report import TokenizationReport

@@ -1,0 +1,143 @@
+"""What the evaluate stage reports: metrics.json, details.json and blessing.json, as types."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator
+
+from params.schema import Direction
+from tasks.stages import Report
+
+Number = Annotated[float, BeforeValidator(lambda value: nan if value is None else value)]
+"""A number that may be NaN, for which JSON has only null."""
+Opponent = Literal["champion", "untrained"]
+"""A model that the candidate is compared with."""
+
+
+class EvaluationReport(Report):
+    """Metrics of the held-out split."""
+
+    saved_as: ClassVar[str] = "evaluate"
+    split: str
+    rows: int
+    sequences: int
+    metric: str
+    """The metric that decides."""
+    verdict: str
+    model: dict[str, Number]
+    """Of the best weights of the training."""
+    untrained: dict[str, Number] | None
+    """Of the model before training, on the same rows."""
+    champion: dict[str, Number] | None
+    """Of the published model, on the same rows."""
+
+
+class Interval(Report):
+    """Ends of the confidence interval of a metric."""
+
+    low: Number
+    high: Number
+
+
+class Comparison(Report):
+    """The difference of a metric between the candidate and another model on the same rows."""
+
+    against: Opponent
+    metric: str
+    gain: Number
+    """How much better the candidate is, whatever the metric's direction; negative if it is worse."""
+    low: Number
+    """Lower end of the gain's interval."""
+    high: Number
+    p_value: Number | None
+    """Of McNemar's test, where the metric is a share of rows."""
+    rows: int
+
+
+class SliceResult(Report):
+    """A metric of one slice of the rows."""
+
+    slice_by: str
+    """The column or function that names each row's slice."""
+    slice: str
+    rows: int
+    metric: str
+    value: Number
+    low: Number | None
+    """Lower end of the interval; None if the slice has too few rows to be judged."""
+    high: Number | None
+    champion: Number | None
+    """The champion's value."""
+    gain: Number | None
+    """How much better the candidate is than the champion."""
+    gain_low: Number | None
+    gain_high: Number | None
+    floor_p_value: Number | None
+    """Probability of a value at least this bad, if the candidate were just at the floor."""
+    margin_p_value: Number | None
+    """Probability of a fall at least this large, if the true one were just the margin."""
+
+
+class WorstRow(Report):
+    """A row with one of the largest errors."""
+
+    row_id: int
+    text: str
+    row_error: Number
+    """The error, in the unit of the objective's first score."""
+    notes: dict[str, str]
+
+
+class Details(Report):
+    """What an evaluation reports beside the metrics."""
+
+    saved_as: ClassVar[str] = "details"
+    confidence: float
+    resamples: int
+    directions: dict[str, Direction]
+    intervals: dict[str, dict[str, Interval]]
+    """By model and metric."""
+    comparisons: list[Comparison]
+    slices: list[SliceResult]
+    worst: list[WorstRow]
+    calibration: list[dict[str, Number]] | None
+    """Of each bin of confidence the mean `confidence`, the `accuracy` and the number of `rows`."""
+
+
+class Champion(Report):
+    """The published model."""
+
+    endpoint: str
+    """Address of its Hub, or `local`."""
+    repo_id: str
+    commit: str
+    tag: str | None
+    """Tag of the commit, if it has one."""
+    weights: str
+    """Digest of its weights."""
+
+
+class Verdict(Report):
+    """Whether the candidate may be published, and why."""
+
+    verdict: Literal["publish", "keep", "refuse"]
+    reasons: tuple[str, ...]
+    metric: str
+    """The metric that decides."""
+    first_release: bool
+    """Whether no model has been published before."""
+
+
+class Blessing(Verdict):
+    """A verdict, with the hashes of what it is about."""
+
+    saved_as: ClassVar[str] = "blessing"
+    model: str
+    """Digest of the candidate's weights."""
+    data: str
+    """Digest of the validated rows."""
+    recipe: str
+    """Digest of the recipe's sections that the evaluation depends on."""
+    champion: Champion | None
