@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from params import PreemptedError
 from tests.support import tiny
 from tests.support.project import Project, wait_for
 from trainer.runtime import heartbeat
@@ -128,9 +129,9 @@ def test_a_training_that_is_asked_to_stop_goes_on_from_the_step_that_it_names(
     )
     assert "Traceback" not in run.log()
     assert "death signal" not in run.log(), "it reached the launcher too"
-    notes = [pulse.note for pulse in run.pulses()]
-    assert len(notes) == run.recipe["launch"]["num_processes"]
-    assert {(n.type, n.what) for n in notes if n} == {("PreemptedError", f"stopped at step {step} of 120, as asked")}
+    errors = [pulse.error for pulse in run.pulses()]
+    assert len(errors) == run.recipe["launch"]["num_processes"]
+    assert {(type(e), e.what) for e in errors if e} == {(PreemptedError, f"stopped at step {step} of 120, as asked")}
     said = run.finish()
     assert f" goes on at step {step} from " in said
     assert f"step {int(step) // 10 * 10 + 10} of 120" in said
