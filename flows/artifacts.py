@@ -47,12 +47,13 @@ def link_report(artifacts: Artifacts, *, renew: bool) -> None:
         renew: whether to write the page now; the publish stage writes it too.
     """
     if renew and artifacts.evaluation.exists():
-        from tasks.report.page import read_timings, write_report
+        from tasks.report.page import write_report
+        from tasks.report.timings import read_timings
 
         write_report(artifacts, timings=read_timings(artifacts))
     if artifacts.page.exists():
         link, key = artifacts.page.resolve().as_uri(), _artifact_key("report", artifacts)
-        create_link_artifact(link, link_text=str(artifacts.page), key=key, description="verdict, metrics, provenance")
+        create_link_artifact(link, link_text=str(artifacts.page), key=key, description="verdict, metrics, lineage")
 
 
 def _artifact_key(what: str, artifacts: Artifacts) -> str:

@@ -123,7 +123,8 @@ def report(recipe: RecipePath) -> None:
 
     The page shows the stages that have run so far.
     """
-    from tasks.report.page import read_timings, write_report
+    from tasks.report.page import write_report
+    from tasks.report.timings import read_timings
 
     artifacts = Artifacts(recipe.stem)
     print(f"report: {write_report(artifacts, timings=read_timings(artifacts))}")
@@ -305,7 +306,8 @@ def _run_stage(stage: str, recipe: Path) -> None:
 def _write_page(artifacts: Artifacts) -> None:
     """Write the run's page; that it cannot be written is no failure of the run."""
     try:
-        from tasks.report.page import read_timings, write_report
+        from tasks.report.page import write_report
+        from tasks.report.timings import read_timings
 
         print(f"report: {write_report(artifacts, timings=read_timings(artifacts))}", flush=True)
     except EvergreenError as error:

@@ -1,4 +1,4 @@
-"""All that is needed to make a released model once more, as data: recipe, code, versions, rows, weights."""
+"""The provenance of a release: everything needed to reproduce its model, as JSON."""
 
 from __future__ import annotations
 
@@ -15,29 +15,33 @@ from ruamel.yaml.error import YAMLError
 from params import RecipeError, load
 from params.artifacts import Artifacts
 from tasks.digests import weights_in
+from tasks.ingestion.report import IngestReport
+from tasks.stages import read_report
+from tasks.training.report import TrainingReport
 
 FILE: Final = "evergreen-provenance.json"
-"""The provenance inside a release, beside the model card that tells it to people."""
+"""Name of the file in a release."""
 SCHEMA: Final = 1
 REBUILT: Final = ("ingest", "validate", "tokenize", "train")
-"""The stages whose work is in the weights."""
+"""The stages that decide the weights."""
 
 _PASSWORD = re.compile(r"[A-Za-z][\w+.-]*://[^\s/:@\"']*:(?!\$\{\w+\}@)[^\s/@\"']+@")
-"""A password in a URL; the placeholder of an environment variable is none."""
+"""A password in a URL, unless it is the placeholder of an environment variable."""
 
 
 def provenance(artifacts: Artifacts) -> dict[str, Any]:
-    """All that decided on the weights of a trained run, as JSON values: the content of `FILE`.
+    """Return everything that decided the weights of a trained run, as JSON values: the content of `FILE`.
 
-    It has no clock, no path of this machine that the recipe does not name, and nothing of the environment.
+    It has no times, no environment variables, and no paths of this machine except those in the recipe.
 
     Raises:
         RecipeError: the recipe cannot be read, or holds a password.
+        ModelError: a report of the run cannot be read.
     """
     recipe = load(artifacts.recipe_path)
     text = artifacts.recipe_path.read_text(encoding="utf-8")
     _refuse_password(artifacts, text)
-    source, training = (_read(artifacts.report(stage)) for stage in ("ingest", "train"))
+    ingested, trained = read_report(artifacts, IngestReport), read_report(artifacts, TrainingReport)
     return {
         "schema": SCHEMA,
         "recipe": {
@@ -48,11 +52,16 @@ def provenance(artifacts: Artifacts) -> dict[str, Any]:
         },
         "seed": recipe.seed,
         "objective": recipe.objective.model_dump(mode="json"),
-        "run": training["run"],
-        "git_commit": training["git_commit"],
-        "versions": training["versions"],
-        "data": {name: source[name] for name in ("source", "revision", "rows", "columns")}
-        | {"sha256": source["data_sha256"]},
+        "run": trained.run,
+        "git_commit": trained.git_commit,
+        "versions": trained.versions,
+        "data": {
+            "source": ingested.source,
+            "revision": ingested.revision,
+            "rows": ingested.rows,
+            "columns": ingested.columns,
+            "sha256": ingested.data_sha256,
+        },
         "dvc_lock": _dvc_lock(artifacts),
         "commands": [f"python -m tasks {stage} params/{artifacts.recipe}.yaml" for stage in REBUILT],
         "weights": weights_in(artifacts.model),
@@ -63,12 +72,12 @@ def _refuse_password(artifacts: Artifacts, text: str) -> None:
     for number, line in enumerate(text.splitlines(), start=1):
         if _PASSWORD.search(line):
             where = f"params/{artifacts.recipe}.yaml:{number}"
-            fix = "write ${NAME} in its place, and give the password in that environment variable"
-            raise RecipeError(where, "there is a password in a URL, and the recipe is published with the model", fix)
+            fix = "write ${NAME} instead, and set the environment variable NAME to the password"
+            raise RecipeError(where, "there is a password in a URL, but the recipe is published with the model", fix)
 
 
 def _dvc_item(artifacts: Artifacts) -> dict[str, Any] | None:
-    """What dvc.yaml says of this recipe, at its top."""
+    """The recipe's item in the list at the top of dvc.yaml."""
     for variables in _yaml(artifacts.root / "dvc.yaml").get("vars") or ():
         recipes = variables.get("recipes") if isinstance(variables, Mapping) else None
         if isinstance(recipes, Mapping) and isinstance(item := recipes.get(artifacts.recipe), Mapping):
@@ -77,14 +86,14 @@ def _dvc_item(artifacts: Artifacts) -> dict[str, Any] | None:
 
 
 def _dvc_lock(artifacts: Artifacts) -> dict[str, Any] | None:
-    """The stages of dvc.lock that made the weights; None where DVC did not run them, and the lock is about other work."""
+    """The entries of dvc.lock for the stages that decide the weights; None if DVC did not run these very stages."""
     stages = _yaml(artifacts.root / "dvc.lock").get("stages") or {}
     found = {name: stages.get(f"{name}@{artifacts.recipe}") for name in REBUILT}
     if any(entry is None for entry in found.values()):
         return None
     run = f"runs/{artifacts.recipe}"
     report = artifacts.report("train")
-    is_of_this_run = _md5(found["train"], "outs", f"{run}/history/{report.name}") == _md5_of(report)
+    is_of_this_run = _md5(found["train"], "outs", f"{run}/history/{report.name}") == _file_md5(report)
     links = (("ingest", "validate", f"{run}/raw"), ("tokenize", "train", f"{run}/tokens"))
     if not is_of_this_run or any(_md5(found[a], "outs", path) != _md5(found[b], "deps", path) for a, b, path in links):
         return None
@@ -97,7 +106,7 @@ def _md5(entry: Any, kind: str, path: str) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """The same as JSON gives it back."""
+    """The value as plain JSON types."""
     return json.loads(json.dumps(value, default=str))
 
 
@@ -109,11 +118,6 @@ def _yaml(path: Path) -> Mapping[str, Any]:
     return content if isinstance(content, Mapping) else {}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return report
-
-
-def _md5_of(path: Path) -> str:
+def _file_md5(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "md5").hexdigest()

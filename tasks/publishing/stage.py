@@ -180,7 +180,7 @@ def _assemble(artifacts: Artifacts, publish: Publish, objective: Objective[Any],
     """
     from tasks.publishing import provenance
     from tasks.publishing.model_card import PICTURES, write_card
-    from tasks.report.charts import card_pictures
+    from tasks.report.chart_data import card_pictures
     from tasks.report.page import render
 
     shutil.copytree(artifacts.model, folder, dirs_exist_ok=True)

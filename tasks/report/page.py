@@ -1,9 +1,9 @@
-"""The page of a run: one HTML file that says how the run ended and why, and shows all that the verdict rests on.
+"""The report page of a run: one HTML file that says how the run ended and why, and shows the results behind it.
 
     runs/<recipe>/report.html
 
-It is made from the artifacts that there are, so that a run which ended early has one, too. It loads nothing and runs
-nothing: style and charts stand in the file, all text of the data is escaped.
+It is made from the artifacts that exist, so a run that failed early has a page, too. The page loads and executes nothing:
+styles and charts are inside the file, and all text from the data is escaped.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from params.artifacts import STAGES, Artifacts, write_whole
-from tasks.report.evidence import Evidence, gather
-from tasks.report.timings import Timing, read_timings, record_timing
-
-__all__ = ["Timing", "read_timings", "record_timing", "render", "write_report"]
+from tasks.report.run_results import RunResults, read_results
+from tasks.report.timings import Timing
 
 
 def write_report(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None) -> Path:
-    """Write the page of a run, and return where it is.
+    """Write the page of a run, and return its path.
 
     Args:
         artifacts: of the run; any of them may be missing.
-        timings: what the stages took, by name.
+        timings: time and memory of the stages, by name.
 
     Raises:
         StorageError: the disk is full or read-only.
@@ -36,13 +34,13 @@ def write_report(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None) 
 
 
 def render(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None, quote_rows: bool = True) -> str:
-    """The text of the page.
+    """Return the page as HTML.
 
     Args:
         artifacts: of the run; any of them may be missing.
-        timings: what the stages took, by name. None makes the page that goes into the release: it has no clock and
-            nothing of the receipt, so that it is the same whenever the same run is published.
-        quote_rows: whether rows of the data stand on it; a page for others may have to go without.
+        timings: time and memory of the stages, by name. None gives the page for the release, which has no times and
+            nothing of the receipt: publishing the same run again gives the same page.
+        quote_rows: whether to show rows of the data.
     """
     import jinja2
 
@@ -51,79 +49,77 @@ def render(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None, quote_
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     template = environment.from_string(files(__package__).joinpath("page.html.jinja").read_text("utf-8"))
-    evidence = gather(artifacts, local=timings is not None)
-    return template.render(_content(artifacts, evidence, timings, quote_rows=quote_rows)) + "\n"
+    results = read_results(artifacts, local=timings is not None)
+    return template.render(_content(artifacts, results, timings, quote_rows=quote_rows)) + "\n"
 
 
 def _content(
-    artifacts: Artifacts, evidence: Evidence, timings: Mapping[str, Timing] | None, *, quote_rows: bool
+    artifacts: Artifacts, results: RunResults, timings: Mapping[str, Timing] | None, *, quote_rows: bool
 ) -> dict[str, Any]:
-    """What the template fills in."""
+    """Return the variables of the template."""
     from tasks.report import sections
-    from tasks.report.charts import svg
-    from tasks.report.plots import strip
-    from tasks.report.provenance import destination, provenance
-    from tasks.report.verdict import deciding_figure, decisive, judge, release
-    from tasks.report.wording import better, gain, number, percent, span
+    from tasks.report.canvas import svg
+    from tasks.report.formatting import gain_class, interval, number, percent, signed_gain
+    from tasks.report.headline import current_receipt, deciding_gain, deciding_metric, headline
+    from tasks.report.lineage import lineage_section, release_link
+    from tasks.report.metric_plots import draw_gain
 
-    verdict = judge(evidence, timings)
-    difference = decisive(evidence)
+    top = headline(results, timings)
+    difference = deciding_gain(results)
     decided = None
     if difference is not None:
         against, one = difference
         decided = {
             "against": against,
-            "gain": gain(one.value, one.low, one.high),
-            "span": span(one.low, one.high, signed=True),
+            "gain": signed_gain(one.value, one.low, one.high),
+            "interval": interval(one.low, one.high, signed=True),
             "bar": None if one.bar is None else number(one.bar),
-            "said": better({"low": one.low, "high": one.high}),
-            "chart": svg(strip(one, against=against)),
+            "class": gain_class(one.low, one.high),
+            "chart": svg(draw_gain(one, against=against)),
         }
-    receipt = {} if verdict.failed else release(evidence)
-    before = evidence.receipt if verdict.failed else evidence.blessing.get("champion") or {}
+    receipt = None if top.failed else current_receipt(results)
+    earlier = results.receipt if top.failed else results.blessing.champion if results.blessing else None
+    local = timings is not None
     return {
-        "recipe": evidence.recipe,
-        "run": None if verdict.failed else evidence.training.get("run"),
-        "confidence": percent(evidence.details.get("confidence") or 0.95),
-        "verdict": verdict,
-        "figure": deciding_figure(evidence),
+        "recipe": results.recipe_name,
+        "run": results.trained.run if results.trained and not top.failed else None,
+        "confidence": percent(results.confidence),
+        "headline": top,
+        "deciding_metric": deciding_metric(results),
         "decided": decided,
         "receipt": receipt,
-        "release": destination(receipt) if receipt.get("commit") else None,
-        "before": before,
-        "before_at": destination(before) if before.get("commit") else None,
-        "repo_id": evidence.plan.publish.repo_id if evidence.plan else None,
-        "stages": _stages(evidence, verdict.failed, is_published=bool(receipt), local=timings is not None),
-        "unreadable": evidence.unreadable,
-        "page_of_checks": _page_of_checks(artifacts, failed=verdict.failed == "validate")
-        if timings is not None
-        else "",
-        "compared": sections.compared(evidence),
-        "sliced": sections.sliced(evidence),
-        "worst": sections.worst(evidence) if quote_rows else None,
-        "calibrated": sections.calibrated(evidence),
-        "learned": sections.learned(evidence),
-        "checked": sections.checked(evidence, quote_rows=quote_rows),
-        "tokenized": sections.tokenized(evidence),
-        "timed": sections.timed(timings) if timings else None,
-        "provenance": provenance(evidence, receipt),
+        "release": release_link(receipt) if receipt and receipt.commit else None,
+        "earlier": earlier,
+        "earlier_link": release_link(earlier) if earlier and earlier.commit else None,
+        "repo_id": results.recipe.publish.repo_id if results.recipe else None,
+        "stages": _stages(results, top.failed, is_published=receipt is not None, local=local),
+        "unreadable": results.unreadable,
+        "validation_page": _validation_page(artifacts, failed=top.failed == "validate") if local else "",
+        "comparison": sections.comparison_section(results),
+        "slices": sections.slices_section(results),
+        "worst_rows": sections.worst_rows_section(results) if quote_rows else None,
+        "calibration": sections.calibration_section(results),
+        "curves": sections.curves_section(results),
+        "data": sections.data_section(results, quote_rows=quote_rows),
+        "tokens": sections.tokens_section(results),
+        "time": sections.time_section(timings) if timings else None,
+        "lineage": lineage_section(results, receipt),
     }
 
 
-def _stages(evidence: Evidence, failed: str | None, *, is_published: bool, local: bool) -> list[tuple[str, str]]:
-    """How far the run came: each stage, and `done`, `failed` or `open`."""
-    found = []
+def _stages(results: RunResults, failed: str | None, *, is_published: bool, local: bool) -> list[tuple[str, str]]:
+    """Return each stage with its state: `done`, `failed` or `open`."""
+    states = []
     for stage in STAGES if local else STAGES[:-1]:
-        after = failed is not None and STAGES.index(stage) > STAGES.index(failed)
-        missing = stage not in evidence.reached or (stage == "publish" and not is_published)
-        state = "failed" if stage == failed else "open" if after or missing else "done"
-        found.append((stage, state))
-    return found
+        is_after = failed is not None and STAGES.index(stage) > STAGES.index(failed)
+        is_missing = stage not in results.finished or (stage == "publish" and not is_published)
+        states.append((stage, "failed" if stage == failed else "open" if is_after or is_missing else "done"))
+    return states
 
 
-def _page_of_checks(artifacts: Artifacts, *, failed: bool) -> str:
-    """Address of validation's own page, from the report's; empty where there is none."""
-    page = artifacts.failed_validation if failed else artifacts.validated
-    if not (page / "report.html").is_file():
+def _validation_page(artifacts: Artifacts, *, failed: bool) -> str:
+    """Return the address of validation's own page, relative to this one; empty if there is none."""
+    folder = artifacts.failed_validation if failed else artifacts.validated
+    if not (folder / "report.html").is_file():
         return ""
-    return Path(os.path.relpath(page / "report.html", artifacts.run)).as_posix()
+    return Path(os.path.relpath(folder / "report.html", artifacts.run)).as_posix()

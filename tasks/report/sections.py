@@ -1,6 +1,6 @@
-"""The sections of the page: of each its first sentence, its charts, and what its tables hold, as text.
+"""The sections of the report page: the first sentence of each, its charts, and the texts of its tables.
 
-A section is None where the run has left nothing for it.
+A section is None where the run has no results for it.
 """
 
 from __future__ import annotations
@@ -9,276 +9,290 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from params.artifacts import SPLITS
-from tasks.report import charts, graphs, plots
-from tasks.report.evidence import Evidence, Json, amount, compare, interval, metric_names, worst_slices
-from tasks.report.plots import NAMES
+from tasks.evaluation.report import Comparison, Opponent
+from tasks.report import chart_data
+from tasks.report.calibration_plot import draw_calibration
+from tasks.report.canvas import svg
+from tasks.report.duration_bars import draw_durations
+from tasks.report.formatting import (
+    MISSING,
+    duration,
+    finite,
+    gain_class,
+    interval,
+    number,
+    one_line,
+    percent,
+    plural,
+    signed_gain,
+    truncate,
+)
+from tasks.report.metric_plots import NAMES, draw_comparison, draw_gains, draw_slices, value_range
+from tasks.report.run_results import RunResults
 from tasks.report.timings import Timing
-from tasks.report.wording import MISSING, better, cut, gain, line, number, percent, plural, seconds, span
+from tasks.report.training_curves import draw_curves
+from tasks.validation.report import CheckReport
 
 Section = dict[str, Any]
 MAX_METRICS = 12
 MAX_ROWS = 400
 _MAX_CHECKS = 100
 _MAX_TEXT = 400
-_OPPONENTS = ("champion", "untrained")
+_OPPONENTS: tuple[Opponent, ...] = ("champion", "untrained")
 
 
-def compared(evidence: Evidence) -> Section | None:
-    """Candidate, champion and the model before training, in every metric."""
-    metrics = evidence.metrics
-    if not metrics.get("model"):
+def comparison_section(results: RunResults) -> Section | None:
+    """Return every metric of the candidate, the champion and the model before training."""
+    metrics = {model: results.model_metrics(model) for model in ("model", *_OPPONENTS)}
+    if not metrics["model"]:
         return None
-    models = [model for model in ("model", *_OPPONENTS) if metrics.get(model)]
-    against = [model for model in _OPPONENTS if any(compare(evidence, model, m) for m in metrics["model"])]
-    directions = evidence.details.get("directions") or {}
-    rows = []
-    for metric in metric_names(evidence)[:MAX_ROWS]:
-        found = {model: compare(evidence, model, metric) for model in against}
-        rows.append(
-            {
-                "metric": line(metric, 60),
-                "note": "smaller is better" if directions.get(metric) == "min" else "",
-                "figures": [
-                    (number(metrics[model].get(metric)), span(*interval(evidence, model, metric))) for model in models
-                ],
-                "gains": [_difference(one) for one in found.values()],
-            }
-        )
-    drawn = charts.values(evidence)
-    side_by_side = plots.comparison(dict(list(drawn.items())[:MAX_METRICS]))
-    pictures = [("Side by side", charts.svg(side_by_side))] if drawn else []
+    models = [model for model, known in metrics.items() if known]
+    against = [model for model in _OPPONENTS if any(results.comparison(model, name) for name in metrics["model"])]
+    directions = results.details.directions if results.details else {}
+    rows = [
+        {
+            "metric": one_line(name, 60),
+            "note": "smaller is better" if directions.get(name) == "min" else "",
+            "values": [
+                (number(metrics[model].get(name)), interval(*results.interval(model, name))) for model in models
+            ],
+            "gains": [_comparison_cell(results.comparison(model, name)) for model in against],
+        }
+        for name in results.metric_names[:MAX_ROWS]
+    ]
+    values = chart_data.model_values(results)
+    charts = []
+    if values:
+        charts.append(("Side by side", svg(draw_comparison(dict(list(values.items())[:MAX_METRICS])))))
     for model in against:
-        found_gains = charts.differences(evidence, model)[:MAX_METRICS]
-        picture = charts.svg(plots.gains(found_gains, against=_opponent(model))) if found_gains else ""
-        pictures += [(f"Gain over the {_opponent(model)}", picture)] if picture else []
+        if gains := chart_data.gains_over(results, model)[:MAX_METRICS]:
+            drawn = svg(draw_gains(gains, against=_opponent_name(model)))
+            charts.append((f"Gain over the {_opponent_name(model)}", drawn))
     return {
-        "lead": _compared_lead(evidence, against),
+        "lead": _comparison_lead(results, against),
         "models": [NAMES[model] for model in models],
-        "against": [_opponent(model) for model in against],
+        "against": [_opponent_name(model) for model in against],
         "rows": rows,
-        "charts": pictures,
+        "charts": charts,
     }
 
 
-def _compared_lead(evidence: Evidence, against: Sequence[str]) -> str:
-    count = amount(evidence.metrics.get("rows") or evidence.metrics.get("sequences")) or 0
-    where = f"on {plural(int(count), 'row')} of the {evidence.metrics.get('split')} split"
+def _comparison_lead(results: RunResults, against: Sequence[Opponent]) -> str:
+    where = ""
+    if results.evaluated:
+        where = f"on {plural(results.evaluated.rows, 'row')} of the {results.evaluated.split} split"
     if not against:
-        return f"The candidate's figures, {where}, which training has not seen."
+        return f"Metrics of the candidate {where}, which it was not trained on."
     model = against[0]
-    found = [better(one) for metric in metric_names(evidence) if (one := compare(evidence, model, metric))]
+    compared = [one for name in results.metric_names if (one := results.comparison(model, name))]
+    found = [gain_class(one.low, one.high) for one in compared]
     counts = {word: found.count(word) for word in ("better", "worse", "undecided") if word in found}
-    said = ", ".join(f"{word} in {count}" for word, count in counts.items()) + f" of {plural(len(found), 'metric')}"
+    result = ", ".join(f"{word} in {count}" for word, count in counts.items()) + f" of {plural(len(found), 'metric')}"
     if len(counts) == 1:
-        said = f"{found[0]} in {'all metrics' if len(found) > 1 else 'the one metric'}"
-    return f"Against the {_opponent(model)}, {where}, the candidate is {said}."
+        result = f"{found[0]} in {'all metrics' if len(found) > 1 else 'the only metric'}"
+    return f"Compared with the {_opponent_name(model)} {where}, the candidate is {result}."
 
 
-def _difference(one: Json) -> tuple[str, str, str]:
-    """A gain, its interval with the p-value, and what they say."""
-    if not one:
-        return MISSING, "", ""
-    low, high, p_value = one.get("low"), one.get("high"), amount(one.get("p_value"))
-    note = span(low, high, signed=True)
+def _comparison_cell(one: Comparison | None) -> tuple[str, str, str]:
+    return _gain_cell(one.gain, one.low, one.high, one.p_value) if one else (MISSING, "", "")
+
+
+def _gain_cell(
+    gain: float | None, low: float | None, high: float | None, p_value: float | None = None
+) -> tuple[str, str, str]:
+    """A gain, its interval with the p-value, and whether it is better, worse or undecided."""
+    note, p_value = interval(low, high, signed=True), finite(p_value)
     if p_value is not None:
         note += f"; p {'< 0.001' if p_value < 0.001 else f'{p_value:.3f}'}"
-    return gain(one.get("gain"), low, high), note, better(one)
+    return signed_gain(gain, low, high), note, gain_class(low, high)
 
 
-def _opponent(model: str) -> str:
+def _opponent_name(model: Opponent) -> str:
     return "champion" if model == "champion" else "model before training"
 
 
-def sliced(evidence: Evidence) -> Section | None:
-    """Every part of the rows, the worst first."""
-    ordered = worst_slices(evidence)
-    drawn = charts.parts(evidence)
-    if not ordered or not drawn:
+def slices_section(results: RunResults) -> Section | None:
+    """Return every slice, the worst first."""
+    ordered, bars = results.slices_worst_first(), chart_data.slice_bars(results)
+    if not ordered or not bars:
         return None
-    metric = charts.sliced_metric(evidence)
-    overall = charts.overall(evidence, metric)
-    shown = drawn[: charts.MAX_SLICES]
+    metric = chart_data.sliced_metric(results)
+    overall = chart_data.value_on_all_rows(results, metric)
+    shown = bars[: chart_data.MAX_SLICES]
     half = max(5, (len(shown) + 1) // 2)
-    scale = plots.reach(shown, overall)
-    judged = [part for part in drawn if part.low is not None]
-    worst = (judged or drawn)[0]
-    lead = f"The worst is {worst.name}: {metric} {number(worst.value)} on {plural(worst.rows, 'row')}"
+    scale = value_range(shown, overall)
+    judged = [bar for bar in bars if bar.low is not None]
+    worst = (judged or bars)[0]
+    lead = f"The worst slice is {worst.name}: {metric} {number(worst.value)} on {plural(worst.rows, 'row')}"
     lead += f", {number(overall)} on all rows." if overall is not None else "."
-    tested = [part for part in ordered if amount(part.get("gain_high")) is not None]
-    if tested:
-        fell = sum(part["gain_high"] < 0 for part in tested)
-        chance = len(tested) * (1 - (amount(evidence.details.get("confidence")) or 0.95)) / 2
-        lead += (
-            f" In {fell} of {plural(len(tested), 'slice')} the whole interval of the gain over the champion is below"
-        )
-        lead += f" zero; by chance alone it would be in about {chance:.1f}."
+    gain_highs = [high for one in ordered if (high := finite(one.gain_high)) is not None]
+    if gain_highs:
+        fell = sum(high < 0 for high in gain_highs)
+        by_chance = len(gain_highs) * (1 - results.confidence) / 2
+        lead += f" In {fell} of {plural(len(gain_highs), 'slice')} the whole interval of the gain over the champion is"
+        lead += f" below zero; about {by_chance:.1f} would be by chance alone."
     rows = [
         {
-            "name": line(part.get("slice"), 80) or "(empty)",
-            "division": line(part.get("slice_by"), 40),
-            "rows": number(part.get("rows")),
-            "figure": (number(part.get("value")), span(part.get("low"), part.get("high")) or "too few rows to judge"),
-            "champion": number(part.get("champion")),
-            "gain": _difference({"gain": part.get("gain"), "low": part.get("gain_low"), "high": part.get("gain_high")}),
+            "name": one_line(one.slice, 80) or "(empty)",
+            "slice_by": one_line(one.slice_by, 40),
+            "rows": number(one.rows),
+            "value": (number(one.value), interval(one.low, one.high) or "too few rows to judge"),
+            "champion": number(one.champion),
+            "gain": _gain_cell(one.gain, one.gain_low, one.gain_high),
         }
-        for part in ordered[:MAX_ROWS]
+        for one in ordered[:MAX_ROWS]
     ]
     return {
         "lead": lead,
         "metric": metric,
-        "has_champion": any(part.get("champion") is not None for part in ordered),
+        "has_champion": any(one.champion is not None for one in ordered),
         "rows": rows,
         "total": len(ordered),
         "charts": [
-            ("", charts.svg(plots.slices(shown[i : i + half], overall=overall, scale=scale)))
+            ("", svg(draw_slices(shown[i : i + half], overall=overall, scale=scale)))
             for i in range(0, len(shown), half)
         ],
     }
 
 
-def worst(evidence: Evidence) -> Section | None:
-    """The rows that the model does worst on."""
-    found = evidence.details.get("worst") or ()
+def worst_rows_section(results: RunResults) -> Section | None:
+    """Return the rows with the largest errors."""
+    worst = results.details.worst if results.details else []
     rows = [
         {
-            "row": cut(one.get("row_id"), 40),
-            "row_error": number(one.get("row_error")),
-            "notes": [(line(k, 40), line(v, 160)) for k, v in list((one.get("notes") or {}).items())[:8]],
-            "text": cut(one.get("text"), _MAX_TEXT),
+            "row": truncate(one.row_id, 40),
+            "row_error": number(one.row_error),
+            "notes": [(one_line(name, 40), one_line(note, 160)) for name, note in list(one.notes.items())[:8]],
+            "text": truncate(one.text, _MAX_TEXT),
         }
-        for one in found[:100]
+        for one in worst[:100]
     ]
     if not rows:
         return None
     lead = (
-        f"The {plural(len(rows), 'row')} that the candidate does worst on, the worst first: wrong labels show up here."
+        f"The {plural(len(rows), 'row')} with the largest error, the largest first. Wrong labels are often among them."
     )
     return {"lead": lead, "rows": rows}
 
 
-def calibrated(evidence: Evidence) -> Section | None:
-    """Whether the model is as often right as it is sure."""
-    found = charts.bins(evidence)
-    if not found:
+def calibration_section(results: RunResults) -> Section | None:
+    """Return how often the model is right, by its confidence."""
+    bins = chart_data.calibration_bins(results)
+    if not bins:
         return None
-    total = sum(one.rows for one in found)
-    off = 100 * sum(one.rows * abs(one.confidence - one.accuracy) for one in found) / total
-    over = 100 * sum(one.rows * (one.confidence - one.accuracy) for one in found) / total
-    leaning = "it is surer than it is right" if over > 0 else "it is right more often than it is sure"
-    lead = f"Its confidence is off by {off:.1f} percentage points on average (expected calibration error): "
+    total = sum(one.rows for one in bins)
+    error = 100 * sum(one.rows * abs(one.confidence - one.accuracy) for one in bins) / total
+    excess = 100 * sum(one.rows * (one.confidence - one.accuracy) for one in bins) / total
+    side = "overconfident" if excess > 0 else "underconfident"
+    lead = f"Confidence and accuracy differ by {error:.1f} percentage points on average (expected calibration error);"
     return {
-        "lead": f"{lead}{leaning}.",
-        "charts": [("", charts.svg(graphs.calibration(found)))],
-        "rows": [(percent(one.confidence), percent(one.accuracy), number(one.rows)) for one in found],
+        "lead": f"{lead} overall, the model is {side}.",
+        "charts": [("", svg(draw_calibration(bins)))],
+        "rows": [(percent(one.confidence), percent(one.accuracy), number(one.rows)) for one in bins],
     }
 
 
-def learned(evidence: Evidence) -> Section | None:
-    """The curves of training and of its evaluations."""
-    panels = charts.panels(evidence)
-    training = evidence.training
+def curves_section(results: RunResults) -> Section | None:
+    """Return the curves of training and of its evaluations."""
+    panels = chart_data.curve_panels(results)
+    trained = results.trained
     if not panels:
         return None
-    lead = "How the figures moved while the model trained."
-    if training:
+    lead = "Loss and metrics over the training."
+    if trained:
         lead = (
-            f"The weights of step {number(training.get('best_step'))} of {number(training.get('steps'))} were kept: there"
-            f" {training.get('best_metric')} on the validation split was best, {number(training.get('best_value'))}."
+            f"The weights of step {number(trained.best_step)} of {number(trained.steps)} were kept: {trained.best_metric} on"
+            f" the validation split was best there, {number(trained.best_value)}."
         )
-    return {"lead": lead, "charts": [("", charts.svg(graphs.curves([panel]))) for panel in panels]}
+    return {"lead": lead, "charts": [("", svg(draw_curves([panel]))) for panel in panels]}
 
 
-def checked(evidence: Evidence, *, quote_rows: bool) -> Section | None:
-    """What validation found, and what it set aside."""
-    found = evidence.validation
-    if not found:
+def data_section(results: RunResults, *, quote_rows: bool) -> Section | None:
+    """Return what validation checked, and what it set aside."""
+    validated = results.validated
+    if validated is None:
         return None
-    rows_in, rows_out = found.get("rows_in") or {}, found.get("rows_out") or {}
-    checks = found.get("checks") or ()
-    failing = [check for check in checks if not check.get("success")]
-    aside = int(found.get("quarantined") or 0)
-    lead = f"All {plural(sum(rows_in.values()), 'row')} went on."
-    if aside:
-        lead = f"{sum(rows_out.values()):,} of {plural(sum(rows_in.values()), 'row')} went on; {aside:,} were set aside"
-        lead += f" ({percent(found.get('share'))}, at most {percent(found.get('max_quarantined'))} may be)."
-    passed = (
-        "every check passed" if not failing else f"{len(failing)} of {plural(len(checks), 'check')} found something"
+    rows_in, rows_out = sum(validated.rows_in.values()), sum(validated.rows_out.values())
+    failing = [check for check in validated.checks if not check.success]
+    lead = f"All {plural(rows_in, 'row')} passed."
+    if validated.quarantined:
+        lead = f"{rows_out:,} of {plural(rows_in, 'row')} passed; {validated.quarantined:,} were set aside"
+        lead += f" ({percent(validated.share)}; the limit is {percent(validated.max_quarantined)})."
+    lead += (
+        f" {len(failing)} of {plural(len(validated.checks), 'check')} failed." if failing else " Every check passed."
     )
-    lead += f" {passed.capitalize()}."
-    ordered = sorted(checks, key=lambda check: bool(check.get("success")))
-    quarantine = evidence.quarantine
+    ordered = sorted(validated.checks, key=lambda check: check.success)
+    quarantine = results.quarantine
     return {
         "lead": lead,
         "checks": [_check(check, quote_rows=quote_rows) for check in ordered[:_MAX_CHECKS]],
-        "left_out": max(0, len(checks) - _MAX_CHECKS),
-        "reasons": [(line(reason, 240), number(count)) for reason, count in quarantine.reasons[:20]]
+        "left_out": max(0, len(validated.checks) - _MAX_CHECKS),
+        "reasons": [(one_line(reason, 240), number(count)) for reason, count in quarantine.reasons[:20]]
         if quarantine
         else [],
-        "examples": [_set_aside(row) for row in quarantine.examples] if quarantine and quote_rows else [],
+        "examples": [_quarantined_row(row) for row in quarantine.examples] if quarantine and quote_rows else [],
     }
 
 
-def _check(check: Json, *, quote_rows: bool) -> dict[str, Any]:
-    count = check.get("unexpected_count")
-    examples = [line(one.get("value"), 120) for one in (check.get("examples") or ())[:2]] if quote_rows else []
-    outcome = {"quarantine": "set aside", "fail": "ends the stage", "report": "reported"}
+def _check(check: CheckReport, *, quote_rows: bool) -> dict[str, Any]:
+    results = {"quarantine": "set aside", "fail": "ended the stage", "report": "reported"}
     return {
-        "type": line(check.get("type"), 120),
-        "arguments": [(line(k, 40), line(v, 160)) for k, v in (check.get("arguments") or {}).items()],
-        "success": bool(check.get("success")),
-        "outcome": "passed" if check.get("success") else outcome.get(str(check.get("on_failure")), "failed"),
-        "count": "whole table" if count is None else number(count),
-        "examples": examples,
+        "type": one_line(check.type, 120),
+        "arguments": [(one_line(name, 40), one_line(value, 160)) for name, value in check.arguments.items()],
+        "success": check.success,
+        "result": "passed" if check.success else results[check.on_failure],
+        "count": "whole table" if check.unexpected_count is None else number(check.unexpected_count),
+        "examples": [one_line(one.value, 120) for one in check.examples[:2]] if quote_rows else [],
     }
 
 
-def _set_aside(row: Json) -> dict[str, Any]:
+def _quarantined_row(row: Mapping[str, Any]) -> dict[str, Any]:
     values = [(name, value) for name, value in row.items() if name not in ("row_id", "split", "reasons")]
     return {
         "row": f"{row.get('row_id')} of {row.get('split')}",
-        "reasons": [line(reason, 240) for reason in row.get("reasons") or ()],
-        "values": [(line(name, 40), line(value, 240)) for name, value in values[:8]],
+        "reasons": [one_line(reason, 240) for reason in row.get("reasons") or ()],
+        "values": [(one_line(name, 40), one_line(value, 240)) for name, value in values[:8]],
     }
 
 
-def tokenized(evidence: Evidence) -> Section | None:
-    """What the model was trained and measured on, in tokens."""
-    found = evidence.statistics
-    splits = found.get("splits") or {}
-    if not splits:
+def tokens_section(results: RunResults) -> Section | None:
+    """Return the counts of tokens of each split."""
+    tokenized = results.tokenized
+    if tokenized is None or "train" not in tokenized.splits:
         return None
-    train = splits.get("train") or {}
-    lost = sum(int(split.get("truncated_rows") or 0) + int(split.get("unused_rows") or 0) for split in splits.values())
+    splits = tokenized.splits
+    lost = sum(split.truncated_rows + split.unused_rows for split in splits.values())
     lead = (
-        f"{plural(int(train.get('tokens') or 0), 'token')} to train on, {number(found.get('characters_per_token'))}"
-        f" characters each; {plural(lost, 'row') if lost else 'no row'} lost something to the limit of"
-        f" {number(found.get('max_length'))} tokens."
+        f"{plural(splits['train'].tokens, 'token')} to train on, {number(tokenized.characters_per_token)} characters each;"
+        f" {plural(lost, 'row') if lost else 'no row'} did not fit into the limit of {number(tokenized.max_length)} tokens."
     )
     names = ("rows", "sequences", "tokens", "mean_length", "longest", "learned_tokens", "truncated_rows", "unused_rows")
-    rows = [(name.replace("_", " "), [number(splits.get(split, {}).get(name)) for split in SPLITS]) for name in names]
-    return {"lead": lead, "splits": SPLITS, "rows": rows, "vocabulary": number(found.get("vocab_size"))}
+    rows = [
+        (name.replace("_", " "), [number(getattr(splits.get(split), name, None)) for split in SPLITS]) for name in names
+    ]
+    return {"lead": lead, "splits": SPLITS, "rows": rows, "vocabulary": number(tokenized.vocab_size)}
 
 
-def timed(timings: Mapping[str, Timing]) -> Section | None:
-    """Time and memory by stage."""
+def time_section(timings: Mapping[str, Timing]) -> Section | None:
+    """Return time and memory by stage."""
     if not timings:
         return None
     total = sum(timing.seconds for timing in timings.values())
     longest = max(timings.values(), key=lambda timing: timing.seconds)
     peaks = [timing.peak_memory_mib for timing in timings.values() if timing.peak_memory_mib is not None]
-    lead = f"{seconds(total)} in all, {seconds(longest.seconds)} of it in {longest.stage}"
+    lead = f"{duration(total)} in total, of which {duration(longest.seconds)} in {longest.stage}"
     lead += f"; at most {_memory(max(peaks))} of memory." if peaks else "."
     rows = [
         {
             "stage": timing.stage,
             "outcome": timing.outcome,
-            "seconds": seconds(timing.seconds),
+            "duration": duration(timing.seconds),
             "memory": _memory(timing.peak_memory_mib),
         }
         for timing in timings.values()
     ]
-    drawn = graphs.durations({stage: timing.seconds for stage, timing in timings.items()})
-    return {"lead": lead, "rows": rows, "charts": [("", charts.svg(drawn))]}
+    drawn = draw_durations({stage: timing.seconds for stage, timing in timings.items()})
+    return {"lead": lead, "rows": rows, "charts": [("", svg(drawn))]}
 
 
 def _memory(mib: float | None) -> str:

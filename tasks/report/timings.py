@@ -1,4 +1,4 @@
-"""How long each stage took, and how much memory: kept apart from the artifacts, which hold no clock."""
+"""Time and memory of each stage, kept outside the artifacts, which hold no times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Timing(Report):
     seconds: float
     """From its start to its end."""
     peak_memory_mib: float | None = None
-    """Most memory that its processes held together, in MiB."""
+    """Peak memory of all its processes together, in MiB."""
     outcome: Literal["ran", "failed"]
     """How it ended."""
     error: str = ""
@@ -26,12 +26,12 @@ class Timing(Report):
 
     @property
     def failed(self) -> bool:
-        """Whether the run ended in it."""
+        """Whether the stage failed."""
         return self.outcome == "failed"
 
 
 def record_timing(artifacts: Artifacts, timing: Timing) -> None:
-    """Save what a stage took, and delete failures of later stages, which belong to an earlier run.
+    """Save time and memory of a stage, and delete failures of later stages, which belong to an earlier run.
 
     Raises:
         StorageError: the disk is full or read-only.
@@ -43,7 +43,7 @@ def record_timing(artifacts: Artifacts, timing: Timing) -> None:
 
 
 def read_timings(artifacts: Artifacts) -> dict[str, Timing]:
-    """What the stages took, by name and in their order; one that left nothing is not in it."""
+    """Return time and memory by stage, in the order of the stages; a stage without a record is left out."""
     found = {}
     for stage in STAGES:
         try:

@@ -62,7 +62,7 @@ def card_of(artifacts, **options):
     return write_card(artifacts, publish, **{**tags, **options})
 
 
-def test_the_client_reads_the_figures_with_intervals_and_those_of_champion_and_base(run):
+def test_the_client_reads_the_metrics_with_intervals_and_those_of_champion_and_base(run):
     card = ModelCard(card_of(run))
     found = {(r.metric_type, r.metric_name): r for r in card.data.eval_results}
     assert list(found) == [("accuracy", "accuracy"), ("loss", "loss"), ("f1", "macro F1")]
@@ -151,7 +151,7 @@ def test_text_of_data_and_recipe_stays_text(run):
         PICTURES[p] for p in ("comparison.png", "slices.png", "curves.png")
     ]
     titles = [blocks[i + 1].content for i, t in enumerate(blocks) if t.type == "heading_open"]
-    assert titles == ["tests/tiny", "Use", "Figures", "Slices", "Training", "Data", "Lineage", "How it was made"]
+    assert titles == ["tests/tiny", "Use", "Metrics", "Slices", "Training", "Data", "Lineage", "How it was made"]
     recipe = blocks[[t.type for t in blocks].index("fence", len(blocks) - 3)]
     assert (recipe.info, recipe.content) == ("yaml", run.recipe_path.read_text())
     rows = [t for i, t in enumerate(blocks) if t.type == "inline" and blocks[i - 1].type == "td_open"]
@@ -159,7 +159,7 @@ def test_text_of_data_and_recipe_stays_text(run):
     assert any(cell.startswith("a|b `c` <script>alert(1)</script> [x](https://evil.example)") for cell in shown)
 
 
-def test_slices_stand_by_division_the_worst_first(run):
+def test_slices_are_grouped_by_column_the_worst_first(run):
     edit(run.evaluation / "details.json", slices=[example.part(i, "x") for i in reversed(range(12))])
     text = card_of(run)
     shown = re.findall(r"^\| a b gnp .* (\d+) \| (\d+) \| (0\.5\d+) \| (.*) ?\| 0\.5200 \|$", text, re.MULTILINE)
@@ -167,17 +167,17 @@ def test_slices_stand_by_division_the_worst_first(run):
     assert {ends.strip() for _, rows, _, ends in shown if rows == "40"} == {"0.4000 to 0.9500"}
     assert {ends.strip() for _, rows, _, ends in shown if rows == "7"} == {""}
     edit(run.evaluation / "details.json", slices=[example.part(2 * i, "x") for i in range(20)])
-    assert "8 more slices are not worse than these." in card_of(run)
+    assert "8 better slices are not listed." in card_of(run)
     edit(run.evaluation / "details.json", slices=[])
     assert "## Slices" not in card_of(run)
 
 
 def test_the_card_tells_where_the_model_comes_from(run):
     text = card_of(run)
-    assert f"It takes the place of `release-cafe`, at commit `{'c' * 40}`" in text
+    assert f"It replaces `release-cafe`, at commit `{'c' * 40}`" in text
     assert "accuracy` is 0.0300 better than the previous release's on the same rows" in text
     assert "McNemar's test, p = 0.004" in text
-    assert "cannot be made again exactly" in text, "the code had changes"
+    assert "cannot be reproduced exactly" in text, "the code had changes"
     edit(run.report("train"), git_commit="e" * 40)
     edit(run.blessing, champion=None)
     edit(run.report("evaluate"), champion=None)

@@ -11,36 +11,40 @@ import matplotlib as mpl
 import pytest
 from PIL import Image
 
-from tasks.report import graphs, plots
-from tasks.report.charts import card_pictures, png, svg
+from tasks.report.calibration_plot import Bin, draw_calibration
+from tasks.report.canvas import png, svg
+from tasks.report.chart_data import card_pictures
+from tasks.report.duration_bars import draw_durations
+from tasks.report.metric_plots import GainBar, ModelValue, SliceBar, draw_comparison, draw_gain, draw_gains, draw_slices
+from tasks.report.training_curves import Panel, draw_curves
 from tests.unit.tasks.report import example
 
 GAINS = [
-    plots.Gain("accuracy", 0.02, 0.005, 0.035, bar=0.01),
-    plots.Gain("loss", -0.1, -0.2, 0.01),
-    plots.Gain("f1", 0, 0, 0),
+    GainBar("accuracy", 0.02, 0.005, 0.035, bar=0.01),
+    GainBar("loss", -0.1, -0.2, 0.01),
+    GainBar("f1", 0, 0, 0),
 ]
-PARTS = [plots.Part(f"$part_{i}$ <你好>", 40, 0.1 * i, 0.1 * i - 0.05, 0.1 * i + 0.05, 0.3) for i in range(1, 9)]
-BINS = [graphs.Bin(0.55, 0.5, 40), graphs.Bin(0.95, 0.9, 4)]
+SLICES = [SliceBar(f"$slice_{i}$ <你好>", 40, 0.1 * i, 0.1 * i - 0.05, 0.1 * i + 0.05, 0.3) for i in range(1, 9)]
+BINS = [Bin(0.55, 0.5, 40), Bin(0.95, 0.9, 4)]
 CURVE = [(float(step), 4 / (step + 1)) for step in range(0, 1000, 2)]
 CHARTS = {
-    "gains": lambda: plots.gains(GAINS, against="champion"),
-    "strip": lambda: plots.strip(GAINS[0], against="champion"),
-    "comparison": lambda: plots.comparison(
+    "gains": lambda: draw_gains(GAINS, against="champion"),
+    "strip": lambda: draw_gain(GAINS[0], against="champion"),
+    "comparison": lambda: draw_comparison(
         {
-            "accuracy": [plots.Value("model", 0.9, 0.88, 0.92), plots.Value("champion", 0.9)],
-            "one": [plots.Value("model", 3)],
+            "accuracy": [ModelValue("model", 0.9, 0.88, 0.92), ModelValue("champion", 0.9)],
+            "one": [ModelValue("model", 3)],
         }
     ),
-    "slices": lambda: plots.slices(PARTS, overall=0.4),
-    "one slice": lambda: plots.slices([plots.Part("only", 3, 0.0)]),
-    "columns": lambda: plots.slices(PARTS, columns=2),
-    "calibration": lambda: graphs.calibration(BINS),
-    "curves": lambda: graphs.curves([graphs.Panel("loss", CURVE, CURVE[::50], 900.0)]),
-    "log curve": lambda: graphs.curves([graphs.Panel("perplexity", (), [(0.0, 5000.0), (10.0, 10.0)], 10.0)] * 2),
-    "one point": lambda: graphs.curves([graphs.Panel("loss", CURVE[:1])]),
-    "durations": lambda: graphs.durations({"ingest": 0.4, "train": 7300.0}),
-    "no time": lambda: graphs.durations({"ingest": 0.0}),
+    "slices": lambda: draw_slices(SLICES, overall=0.4),
+    "one slice": lambda: draw_slices([SliceBar("only", 3, 0.0)]),
+    "columns": lambda: draw_slices(SLICES, columns=2),
+    "calibration": lambda: draw_calibration(BINS),
+    "curves": lambda: draw_curves([Panel("loss", CURVE, CURVE[::50], 900.0)]),
+    "log curve": lambda: draw_curves([Panel("perplexity", (), [(0.0, 5000.0), (10.0, 10.0)], 10.0)] * 2),
+    "one point": lambda: draw_curves([Panel("loss", CURVE[:1])]),
+    "durations": lambda: draw_durations({"ingest": 0.4, "train": 7300.0}),
+    "no time": lambda: draw_durations({"ingest": 0.0}),
 }
 
 
@@ -68,7 +72,7 @@ def test_an_svg_fits_into_a_page(name):
 
 def test_names_in_a_chart_are_text_and_not_formulas():
     drawn = svg(CHARTS["slices"]())
-    assert re.search(r"<text[^>]*>\$part_1\$ &lt;你好&gt;</text>", drawn)
+    assert re.search(r"<text[^>]*>\$slice_1\$ &lt;你好&gt;</text>", drawn)
 
 
 def test_what_is_said_aloud():
@@ -89,7 +93,7 @@ def test_the_style_leaves_the_users_own_alone():
 
 def test_long_curves_are_thinned():
     long = [(float(step), step * 7919 % 13.0) for step in range(100_000)]
-    assert len(svg(graphs.curves([graphs.Panel("loss", long)]))) < 30_000
+    assert len(svg(draw_curves([Panel("loss", long)]))) < 30_000
 
 
 def test_pictures_of_the_card(published, tmp_path):
@@ -108,7 +112,9 @@ def test_pictures_of_what_there_is(run):
 
 
 def test_matplotlib_is_imported_only_to_draw():
-    code = "import sys, tasks.report.charts; assert 'matplotlib' not in sys.modules and 'pyarrow' not in sys.modules"
+    code = (
+        "import sys, tasks.report.chart_data; assert 'matplotlib' not in sys.modules and 'pyarrow' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     code = "from tests.unit.tasks.report.test_charts import CHARTS, svg; svg(CHARTS['gains']()); import sys; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from params.artifacts import STAGES, Artifacts
-from tasks.report.page import Timing, read_timings, record_timing, render, write_report
-from tasks.report.wording import MINUS, MISSING
+from tasks.report.formatting import MINUS, MISSING
+from tasks.report.page import render, write_report
+from tasks.report.timings import Timing, read_timings, record_timing
 from tests.support import tiny
 from tests.unit.tasks.report import example
 
 VOID = {"meta", "br"}
-SECTIONS = ["comparison", "slices", "worst", "calibration", "curves", "data", "tokens", "time", "provenance"]
+SECTIONS = ["comparison", "slices", "worst", "calibration", "curves", "data", "tokens", "time", "lineage"]
 TIMINGS = {
     stage: Timing(stage=stage, seconds=41.5 * (i + 1), peak_memory_mib=700.0 * (i + 1), outcome="ran")
     for i, stage in enumerate(STAGES)
@@ -103,9 +104,13 @@ def test_every_section_stands_in_its_order(published):
     assert all(page.count(f'href="#{name}"') == 1 for name in SECTIONS)
 
 
-def test_it_begins_with_the_verdict_and_why(published):
+def test_the_page_begins_with_the_verdict_and_its_reasons(published):
     page = words(render(published, timings=TIMINGS))
-    assert page.index("Published") < page.index("accuracy is 0.03 better") < page.index("Candidate against champion")
+    assert (
+        page.index("Published")
+        < page.index("accuracy is 0.03 better")
+        < page.index("Candidate, champion and model before training")
+    )
     for part in (
         "0.9000 95% interval 0.880 to 0.920",
         "+0.030 95% interval +0.011 to +0.049",
@@ -119,7 +124,7 @@ def test_what_the_gate_asks_for(run):
     change(run.evaluation / "details.json", confidence=0.9)
     tiny.write(run.recipe_path, tiny.recipe({"evaluation.gate": {"margin": 0.02}}, **tiny.CLASSES))
     page = words(render(run, timings=TIMINGS))
-    assert f"90% interval +0.011 to +0.049 the gate asks for all of it above {MINUS}0.020" in page
+    assert f"90% interval +0.011 to +0.049 the gate demands a lower end above {MINUS}0.020" in page
 
 
 def test_data_stay_text(published):
@@ -157,13 +162,13 @@ def test_a_page_for_others_can_do_without_rows(published):
                                      "validated/report.html", "history/train.csv", "history/validation.csv", "recipe"])  # fmt: skip
 def test_every_input_may_be_missing(run, missing):
     (run.recipe_path if missing == "recipe" else run.run / missing).unlink(missing_ok=True)
-    assert "Could not be read" not in words(render(run, timings=TIMINGS))
+    assert "could not be read" not in words(render(run, timings=TIMINGS))
 
 
 def test_a_file_that_cannot_be_read_is_named(plain):
     plain.blessing.write_text('{"verdict": "pub')
     plain.recipe_path.write_text("seed: [")
-    assert "Could not be read, and is not shown: blessing.json" in words(render(plain, timings={}))
+    assert "These files could not be read and are not shown: blessing.json" in words(render(plain, timings={}))
 
 
 @pytest.mark.parametrize("stage", STAGES[:-1])
@@ -181,13 +186,13 @@ def test_a_run_that_ended_early_says_how_far_it_came(plain, stage):
     shutil.rmtree(plain.receipt.parent)
     done = {name: TIMINGS[name] for name in STAGES[: STAGES.index(stage)]}
     failed = Timing(
-        stage=stage, seconds=3.0, outcome="failed", error=f"DataError: it is bad {example.EVIL}\n  fix: mend it"
+        stage=stage, seconds=3.0, outcome="failed", error=f"DataError: it is bad {example.EVIL}\n  fix: change it"
     )
     page = render(plain, timings={**done, stage: failed})
     assert headline(page) == f"Failed in {stage}"
     text = words(page)
     assert "DataError: it is bad <script" in text
-    assert "fix: mend it" in text
+    assert "fix: change it" in text
     assert f"✗ {stage} failed" in text
     assert text.count(" not run") == 5 - STAGES.index(stage)
     assert "from an earlier run" not in text
@@ -197,7 +202,7 @@ def test_nothing_at_all(tmp_path):
     artifacts = Artifacts("tiny", tmp_path)
     path = write_report(artifacts, timings={})
     assert path == artifacts.run / "report.html"
-    assert headline(path.read_text()) == "Not begun"
+    assert headline(path.read_text()) == "Not started"
     assert_self_contained(path.read_text())
 
 
@@ -207,8 +212,8 @@ def test_results_of_an_earlier_run_are_called_so(published):
     assert "published before release-beef" in text
     assert text.index("Failed in train") < text.index("published before") < text.index("Curves")
     assert "published as" not in text
-    assert "0123456789abcdef" not in text[: text.index("Candidate against")]
-    assert "What stands below of train, evaluate is from an earlier run" in text
+    assert "0123456789abcdef" not in text[: text.index("Candidate, champion")]
+    assert "The results of train, evaluate below are from an earlier run" in text
 
 
 def test_a_failed_validation_links_to_its_own_page(plain):
@@ -245,7 +250,7 @@ def test_verdicts(plain, blessing, receipt, shown, tone):
         example.save(plain.receipt, {**example.RECEIPT, **receipt})
     page = render(plain, timings=TIMINGS)
     assert headline(page) == shown
-    assert f'class="verdict card {tone}"' in page
+    assert f'class="headline card {tone}"' in page
     if shown != "Published":
         assert "published as" not in words(page)
 
@@ -270,7 +275,7 @@ def test_hundreds_of_slices_and_long_texts_stay_small(tmp_path):
     assert "The worst 400 of 1500 slices" in words(page)
 
 
-def test_figures_that_are_not_finite_are_dashes(run):
+def test_values_that_are_not_finite_are_dashes(run):
     for name in ("metrics.json", "details.json"):
         path = run.evaluation / name
         path.write_text(re.sub(r"\b0\.9\b|0\.03\b|\b0\.5\d*", "NaN", path.read_text()))

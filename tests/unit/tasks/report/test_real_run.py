@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from params.artifacts import Artifacts
-from tasks.report.charts import card_pictures
+from tasks.report.chart_data import card_pictures
 from tasks.report.page import render, write_report
 from tests.support.project import Project
 from tests.unit.tasks.report.test_page import assert_self_contained, headline, words
@@ -18,7 +18,7 @@ def test_the_stages_leave_what_the_page_shows(project: Project) -> None:
     page = write_report(artifacts, timings={}).read_text(encoding="utf-8")
     assert headline(page) == "Published"
     assert_self_contained(page)
-    for section in ("comparison", "worst", "curves", "data", "tokens", "provenance"):
+    for section in ("comparison", "worst", "curves", "data", "tokens", "lineage"):
         assert f'<section id="{section}"' in page, section
     receipt = project.json("runs/tiny/release/receipt.json")
     assert receipt["tag"] in words(page)

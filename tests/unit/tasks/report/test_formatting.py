@@ -2,7 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.report.wording import MINUS, MISSING, better, cut, gain, number, percent, plural, seconds, span
+from tasks.report.formatting import (
+    MINUS,
+    MISSING,
+    duration,
+    gain_class,
+    interval,
+    number,
+    percent,
+    plural,
+    signed_gain,
+    truncate,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,17 +53,17 @@ def test_number(value, shown):
         ((float("nan"), 0.5), ""),
     ],
 )
-def test_span(ends, shown):
-    assert span(*ends) == shown
+def test_interval(ends, shown):
+    assert interval(*ends) == shown
 
 
 def test_gain_has_the_digits_that_its_interval_leaves_it():
-    assert gain(0.01234, 0.003, 0.021) == "+0.012"
-    assert gain(-0.01234, -0.2, 0.1) == f"{MINUS}0.01"
-    assert gain(-0.001, -0.2, 0.1) == "0.00"
-    assert gain(0.01234) == "+0.012"
-    assert gain(0.0) == "0.000"
-    assert gain(None) == MISSING
+    assert signed_gain(0.01234, 0.003, 0.021) == "+0.012"
+    assert signed_gain(-0.01234, -0.2, 0.1) == f"{MINUS}0.01"
+    assert signed_gain(-0.001, -0.2, 0.1) == "0.00"
+    assert signed_gain(0.01234) == "+0.012"
+    assert signed_gain(0.0) == "0.000"
+    assert signed_gain(None) == MISSING
 
 
 @pytest.mark.parametrize(
@@ -67,8 +78,8 @@ def test_gain_has_the_digits_that_its_interval_leaves_it():
         (59.99, "60 s"),
     ],
 )
-def test_seconds(value, shown):
-    assert seconds(value) == shown
+def test_duration(value, shown):
+    assert duration(value) == shown
 
 
 def test_the_rest():
@@ -77,15 +88,15 @@ def test_the_rest():
     assert percent(None) == MISSING
     assert plural(1, "row") == "1 row"
     assert plural(3080, "row") == "3,080 rows"
-    assert cut("ab\x00\ncd", 4) == "ab\\x00\n…"
-    assert cut("\ud800", 4) == "\\ud800"
-    assert cut(None, 4) == MISSING
-    assert cut([1, 2], 40) == "[1, 2]"
+    assert truncate("ab\x00\ncd", 4) == "ab\\x00\n…"
+    assert truncate("\ud800", 4) == "\\ud800"
+    assert truncate(None, 4) == MISSING
+    assert truncate([1, 2], 40) == "[1, 2]"
 
 
 @pytest.mark.parametrize(
     ("low", "high", "said"),
     [(0.1, 0.2, "better"), (-0.2, -0.1, "worse"), (-0.1, 0.1, "undecided"), (None, None, "undecided")],
 )
-def test_better(low, high, said):
-    assert better({"low": low, "high": high}) == said
+def test_gain_class(low, high, said):
+    assert gain_class(low, high) == said

@@ -1,7 +1,7 @@
-"""How charts are drawn: one style for all of them, as SVG that takes its colours from the page, and as PNG.
+"""The style of all charts, and a matplotlib Figure as SVG or PNG.
 
-An SVG keeps its text as text and names its colours as CSS variables, so that one drawing fits a light and a dark page.
-Both formats hold no clock: the same figure gives the same bytes.
+An SVG keeps text as text and refers to its colours by CSS variables, so that one drawing fits a light and a dark page.
+Both formats hold no date: equal figures give equal bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 320.0
-"""Of a chart in pixels: so narrow that a phone shows its text at its own size."""
+"""Width of a chart in pixels: a phone can show it without scaling the text down."""
 INK = "#1c241f"
 SOFT = "#5b665e"
 LINE = "#d5dcd7"
@@ -41,7 +41,7 @@ _VARIABLES = {
     GOOD: "--good",
     BAD: "--bad",
 }
-"""The colours of the light page, each of which stands for a CSS variable of report.html; no two are the same."""
+"""The colours of the light page and the CSS variables of report.html that they stand for; no two are equal."""
 
 _STYLE = {
     "axes.axisbelow": True,
@@ -87,17 +87,17 @@ _XLINK = "{http://www.w3.org/1999/xlink}"
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Draw in the report's style, whatever the user's own settings of matplotlib are; nothing of it is left behind."""
+    """Use the report's style inside the block, whatever the user's matplotlib settings are."""
     from matplotlib.style import context
 
     with context(_STYLE, after_reset=True), warnings.catch_warnings():
-        # a page has other fonts than this one: what it cannot show, a browser can
+        # the browser has fonts for the glyphs that matplotlib's font lacks
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         yield
 
 
 def sheet(width: float, height: float, description: str) -> Figure:
-    """An empty figure of `width` by `height` pixels; `description` tells who cannot see it what it shows."""
+    """Return an empty figure of `width` by `height` pixels; screen readers read `description`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / _POINTS_PER_INCH, height / _POINTS_PER_INCH))
@@ -106,7 +106,7 @@ def sheet(width: float, height: float, description: str) -> Figure:
 
 
 def canvas(width: float, height: float, description: str) -> tuple[Figure, Axes]:
-    """A figure to draw on in pixels, from its upper left corner."""
+    """Return a figure and axes in pixels, with the origin in the upper left corner."""
     figure = sheet(width, height, description)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
@@ -116,12 +116,12 @@ def canvas(width: float, height: float, description: str) -> tuple[Figure, Axes]
 
 
 def short(text: str, limit: int) -> str:
-    """A label that fits."""
+    """Return a label of at most `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def svg(figure: Figure) -> str:
-    """A figure as an `<svg>` element for an HTML page that defines the colours as CSS variables."""
+    """Return a figure as an `<svg>` element for an HTML page that defines the colours as CSS variables."""
     text = io.StringIO()
     with style():
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -138,7 +138,7 @@ def svg(figure: Figure) -> str:
 
 
 def png(figure: Figure) -> bytes:
-    """A figure as a PNG on white, at twice its size."""
+    """Return a figure as PNG on white, at twice its size."""
     content = io.BytesIO()
     with style():
         figure.savefig(
@@ -152,7 +152,7 @@ def png(figure: Figure) -> bytes:
 
 
 def _clean(root: ET.Element, prefix: str) -> None:
-    """Make a drawing fit for a page with others: names that are its own, no fonts, no style sheet, variable colours."""
+    """Make an SVG fit for a page with others: unique ids, no fonts, no style sheet, colours as variables."""
     used = set(re.findall(r"#([\w-]+)", " ".join(value for e in root.iter() for value in e.attrib.values())))
     for element in list(root.iter()):
         element.tag = element.tag.rpartition("}")[2]
@@ -160,8 +160,8 @@ def _clean(root: ET.Element, prefix: str) -> None:
             element.remove(child)
         for name, value in list(element.attrib.items()):
             del element.attrib[name]
-            if kept := _attribute(name, value, prefix, used):
-                element.attrib[name.removeprefix(_XLINK)] = kept
+            if cleaned := _attribute(name, value, prefix, used):
+                element.attrib[name.removeprefix(_XLINK)] = cleaned
         element.tail = None
         if element.tag != "text":
             element.text = None

@@ -1,0 +1,111 @@
+"""Numbers and texts as the report page shows them."""
+
+from __future__ import annotations
+
+import math
+
+MISSING = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
+
+
+def finite(value: object) -> float | None:
+    """Return a finite number as a float, and None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def number(value: object) -> str:
+    """Return a number with about four digits; a dash for what is missing or not finite."""
+    known = finite(value)
+    if known is None:
+        return MISSING
+    size = abs(known)
+    if isinstance(value, int) or (known.is_integer() and 1000 <= size < 1e7):
+        text = f"{size:,.0f}"
+    elif not size:
+        text = "0"
+    elif size < 1e-3 or size >= 1e7:
+        text = f"{size:.2e}"
+    else:
+        text = f"{size:,.{3 - min(3, max(0, math.floor(math.log10(size))))}f}"
+    return f"{MINUS}{text}" if known < 0 else text
+
+
+def interval(low: object, high: object, *, signed: bool = False) -> str:
+    """Return an interval with two digits of its width, such as `0.911 to 0.930`; empty if an end is missing."""
+    ends = finite(low), finite(high)
+    if ends[0] is None or ends[1] is None:
+        return ""
+    return " to ".join(_fixed(end, decimals(ends[0], ends[1]), signed=signed) for end in ends if end is not None)
+
+
+def signed_gain(value: object, low: object = None, high: object = None) -> str:
+    """Return a gain with its sign, and as many digits as its interval justifies."""
+    known, ends = finite(value), (finite(low), finite(high))
+    if known is None:
+        return MISSING
+    places = decimals(0.0, known) if ends[0] is None or ends[1] is None else decimals(ends[0], ends[1])
+    return _fixed(known, places, signed=True)
+
+
+def decimals(low: float, high: float) -> int:
+    """Return the decimal places that show two digits of the distance from `low` to `high`."""
+    width = abs(high - low)
+    return min(8, max(0, 1 - math.floor(math.log10(width)))) if width > 0 else 3
+
+
+def _fixed(value: float, places: int, *, signed: bool) -> str:
+    text = f"{abs(value):,.{places}f}"
+    is_zero = not text.strip("0.,")
+    sign = "" if is_zero else MINUS if value < 0 else "+" if signed else ""
+    return sign + text
+
+
+def percent(share: object) -> str:
+    """Return a share as a percentage."""
+    known = finite(share)
+    return MISSING if known is None else f"{100 * known:.3g}%"
+
+
+def duration(seconds: object) -> str:
+    """Return a duration such as `0.4 s`, `3 min 20 s` or `2 h 5 min`."""
+    known = finite(seconds)
+    if known is None:
+        return MISSING
+    if known < 60:
+        return f"{known:.1f} s" if known < 10 else f"{known:.0f} s"
+    minutes, rest = divmod(round(known), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, left = divmod(minutes, 60)
+    return f"{hours} h {left} min" if left else f"{hours} h"
+
+
+def truncate(value: object, limit: int) -> str:
+    """Return at most `limit` characters of a text, with invisible characters escaped, except line ends."""
+    text = value if isinstance(value, str) else MISSING if value is None else str(value)
+    shown = "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text[:limit])
+    return shown if len(text) <= limit else f"{shown}…"
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+def one_line(value: object, limit: int) -> str:
+    """Return a text on one line, for a label."""
+    return " ".join(truncate(value, limit).split())
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 row`, `2 rows` or `3,080 rows`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def gain_class(low: object, high: object) -> str:
+    """Return whether a gain's interval is `better` or `worse` than zero, or `undecided`."""
+    ends = finite(low), finite(high)
+    if ends[0] is not None and ends[0] > 0:
+        return "better"
+    return "worse" if ends[1] is not None and ends[1] < 0 else "undecided"

@@ -1,0 +1,115 @@
+"""The top of the report page: how the run ended, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from params.artifacts import STAGES
+from tasks.evaluation.report import Blessing, Opponent
+from tasks.hub_client.receipt import Receipt
+from tasks.report.chart_data import gains_over
+from tasks.report.formatting import finite, interval, number, truncate
+from tasks.report.metric_plots import NAMES, GainBar
+from tasks.report.run_results import RunResults
+from tasks.report.timings import Timing
+
+Tone = Literal["good", "note", "bad", "plain"]
+_MAX_REASON = 1200
+_MAX_ERROR = 4000
+
+
+@dataclass(frozen=True)
+class Headline:
+    """How a run ended."""
+
+    tone: Tone
+    title: str
+    """Two or three words."""
+    sentence: str
+    reasons: Sequence[str] = ()
+    failed: str | None = None
+    """The stage that failed."""
+    stale: Sequence[str] = field(default=())
+    """The stages that the run did not reach, but whose results of an earlier run are on the page."""
+
+
+def headline(results: RunResults, timings: Mapping[str, Timing] | None) -> Headline:
+    """Return how the run ended, from its results and from what its stages recorded."""
+    failed = next((timing for timing in (timings or {}).values() if timing.failed), None)
+    blessing = results.blessing
+    # the publish stage fails for a refused model; the gate's reasons say more than that error
+    if failed is not None and not (failed.stage == "publish" and blessing and blessing.verdict == "refuse"):
+        return _failed(results, failed)
+    return _judged(results, blessing) if blessing else _unfinished(results)
+
+
+def _judged(results: RunResults, blessing: Blessing) -> Headline:
+    reasons = [truncate(reason, _MAX_REASON) for reason in blessing.reasons]
+    if blessing.verdict == "refuse":
+        return Headline("bad", "Refused", "The candidate misses a demand of the gate and is not published.", reasons)
+    if blessing.verdict == "keep":
+        if blessing.champion and blessing.champion.weights == blessing.model:
+            return Headline("good", "Published already", "The published model has the same weights.", reasons)
+        sentence = "The candidate did not pass the gate; the published model stays."
+        return Headline("note", "Kept the champion", sentence, reasons)
+    passed, receipt = "The candidate passed the gate.", current_receipt(results)
+    if receipt and receipt.verdict == "published":
+        return Headline("good", "Published", passed, reasons)
+    dry_run = " This was a dry run: nothing was sent." if receipt and receipt.verdict == "dry-run" else ""
+    return Headline("good", "To be published", passed + dry_run, reasons)
+
+
+def _unfinished(results: RunResults) -> Headline:
+    if results.evaluated:
+        return Headline("plain", "Evaluated", "The gate has not judged this model.")
+    if not results.finished:
+        return Headline("plain", "Not started", "No stage of this recipe has finished.")
+    last = results.finished[-1]
+    after = STAGES[STAGES.index(last) + 1] if last != STAGES[-1] else None
+    sentence = f"The stages up to {last} have finished" + (f"; {after} has not run." if after else ".")
+    return Headline("plain", "Not finished", sentence)
+
+
+def _failed(results: RunResults, failed: Timing) -> Headline:
+    stale = [later for later in STAGES[STAGES.index(failed.stage) : -1] if later in results.finished]
+    sentence = f"The run failed in {failed.stage}; the published model has not changed."
+    if failed.stage == "publish":
+        sentence = "The model is ready, but publishing it failed; the next run tries again."
+    reasons = [truncate(failed.error, _MAX_ERROR)] if failed.error else []
+    return Headline("bad", f"Failed in {failed.stage}", sentence, reasons, failed.stage, stale)
+
+
+def deciding_gain(results: RunResults) -> tuple[str, GainBar] | None:
+    """Return the gain that decides, with the name of the other model: the champion or, if there is none, the start."""
+    opponents: tuple[Opponent, ...] = ("champion", "untrained")
+    for against in opponents:
+        gain = next((one for one in gains_over(results, against) if one.metric == results.metric), None)
+        if gain is not None:
+            return NAMES[against] if against == "champion" else "model before training", gain
+    return None
+
+
+def deciding_metric(results: RunResults) -> tuple[str, str, str] | None:
+    """Return the metric that decides, with the candidate's value and interval."""
+    metric = results.metric
+    value = finite(results.model_metrics("model").get(metric)) if metric else None
+    if metric is None or value is None:
+        return None
+    return metric, number(value), interval(*results.interval("model", metric))
+
+
+def current_receipt(results: RunResults) -> Receipt | None:
+    """Return the receipt if it belongs to this verdict; the receipt of an earlier run may still exist."""
+    receipt, blessing = results.receipt, results.blessing
+    if receipt is None or blessing is None:
+        return receipt
+    expected = {"publish": ("published", "dry-run"), "keep": ("kept",), "refuse": ("kept",)}
+    # a commit that was compared with is the champion's, not the candidate's
+    is_champion = (
+        receipt.verdict == "published"
+        and blessing.champion is not None
+        and (receipt.commit == blessing.champion.commit)
+    )
+    return receipt if receipt.verdict in expected[blessing.verdict] and not is_champion else None
