@@ -79,7 +79,7 @@ def run(stage: str, recipe_path: Path) -> Report:
     for name, maker in _NEEDED.get(stage, {}).items():
         folder: Path = getattr(artifacts, name)
         if not folder.exists():
-            fix = f"run `python -m tasks {maker} {recipe_path}` first"
+            fix = f"run `evergreen {maker} {recipe_path}` first"
             raise DataError(str(folder), f"{stage} needs what {maker} makes, and it is missing", fix)
     with storage_errors(artifacts.run):
         return function(stage)(artifacts, **arguments)
@@ -111,7 +111,7 @@ def read_report(artifacts: Artifacts, kind: type[ReportT]) -> ReportT:
     try:
         return kind.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        what, fix = "is missing", f"run `python -m tasks {stage} {artifacts.recipe_path}` first"
+        what, fix = "is missing", f"run `evergreen {stage} {artifacts.recipe_path}` first"
     except OSError as error:
         what, fix = f"cannot be read: {error.strerror}", "check the disk and the file's permissions"
     except pydantic.ValidationError as error:
@@ -119,5 +119,5 @@ def read_report(artifacts: Artifacts, kind: type[ReportT]) -> ReportT:
         key = ".".join(map(str, first["loc"]))
         is_damaged = first["type"] == "json_invalid"
         what = "is damaged: " if is_damaged else f"was written by another version of Evergreen: {key}: "
-        what, fix = what + first["msg"], f"run `python -m tasks {stage} {artifacts.recipe_path}` again"
+        what, fix = what + first["msg"], f"run `evergreen {stage} {artifacts.recipe_path}` again"
     raise ModelError(str(path), what, fix)

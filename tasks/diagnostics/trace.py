@@ -104,7 +104,7 @@ def _raw_row(artifacts: Artifacts, row_id: int) -> tuple[str, dict[str, Any]]:
     for split in SPLITS:
         path = artifacts.raw / f"{split}.parquet"
         if not path.exists():
-            raise DataError(str(path), "there is no raw data", "run `python -m tasks ingest` for this recipe first")
+            raise DataError(str(path), "there is no raw data", "run `evergreen ingest` for this recipe first")
         data = ds.dataset(path)
         found = data.to_table(filter=ds.field("row_id") == row_id).to_pylist()
         if found:

@@ -136,5 +136,5 @@ def _refuse_non_finite(scores: Scores, name: str) -> None:
         raise ModelError(
             name,
             f"scores of {bad.sum()} of {len(scores)} rows are not finite (row_id {ids})",
-            "inspect one of them with `python -m tasks trace`; lower training.learning_rate",
+            "inspect one of them with `evergreen trace`; lower training.learning_rate",
         )

@@ -52,7 +52,7 @@ def fetch(recipe_path: Path) -> None:
         what = f"is `{recipe.training.resume}`, so a training would not resume from what is fetched"
         raise RecipeError("training.resume", what, "set it to `auto`")
     if not artifacts.tokens.exists():
-        fix = f"run `python -m tasks tokenize {recipe_path}` and the stages before it"
+        fix = f"run `evergreen tokenize {recipe_path}` and the stages before it"
         raise DataError(str(artifacts.tokens), "there are no tokens, which are part of the run's identity", fix)
     job = Job.plan(
         artifacts.checkpoints,
@@ -111,7 +111,7 @@ def _fetch(branch: Branch, job: Job, staging: Path) -> None:
             step = json.loads((best / BEST_NOTE).read_text(encoding="utf-8"))["step"]
             seal(best, job.folder / f"best-{step}", "best")
     seal(checkpoint, job.folder / f"checkpoint-{mirrored.step}")
-    message = "fetch: step %d of run %s from %s (%s); `python -m tasks train` resumes from it"
+    message = "fetch: step %d of run %s from %s (%s); `evergreen train` resumes from it"
     logger.info(message, mirrored.step, job.folder.name, branch.where, mirrored.folder)
 
 

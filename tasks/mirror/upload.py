@@ -1,6 +1,6 @@
 """mirror: copy a training's checkpoints to a Hub while it runs, so that another machine can continue it.
 
-The train stage starts `python -m tasks mirror` in a separate process, whose failure is only a warning in the log. Sealed
+The train stage starts `evergreen mirror` in a separate process, whose failure is only a warning in the log. Sealed
 checkpoints are hard-linked into a queue (tasks.mirror.queue), where retention does not delete them, and uploaded from there
 (tasks.mirror.branch). The next mirror uploads what is left in the queue.
 """
@@ -79,7 +79,7 @@ def _end(process: subprocess.Popen[bytes], wait_s: float, artifacts: Artifacts) 
         process.kill()
         process.wait()
     if status != os.EX_OK:
-        fix = f"`python -m tasks mirror {artifacts.recipe_path}` uploads what is left"
+        fix = f"`evergreen mirror {artifacts.recipe_path}` uploads what is left"
         logger.warning("train: the Hub may lack the last checkpoint: the mirror %s; %s", outcome, fix)
 
 
@@ -196,7 +196,7 @@ class _Uploader:
             self._step_at_start[identity] = self._branch.step_of_last(json.loads(identity), scratch)
         step, there = step_of(checkpoint), self._step_at_start[identity]
         if step < there:
-            message = "mirror: %s stays here: the branch has step %d of this run; `python -m tasks fetch` gets it"
+            message = "mirror: %s stays here: the branch has step %d of this run; `evergreen fetch` gets it"
             logger.warning(message, checkpoint.name, there)
         return step <= there
 

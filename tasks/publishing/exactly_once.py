@@ -98,7 +98,7 @@ def _look_and_act(repository: Repository, release: ReleasePlan, replaces: str | 
     elif changes := _difference(release, current):
         if replaces not in (ANY_WEIGHTS, tree_weights(current)):
             what = f"another model was published since this one was compared with the champion: commit {parent}"
-            fix = "evaluate again: `python -m tasks evaluate ...`, or start the flow, which does both"
+            fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
             raise StaleBlessingError(where, what, fix)
         commit, how, superseded = _commit(repository, release, changes, parent), "committed", False
         if _difference(release, repository.tree(commit)):

@@ -1,8 +1,8 @@
 """The commands on releases: list them, roll back to an older one, make one again.
 
-python -m tasks releases                                     of every recipe in params/
-python -m tasks rollback release-0123456789ab --why "..."     of the recipe whose repository has the tag
-python -m tasks reproduce owner/name@release-0123456789ab
+evergreen releases                                     of every recipe in params/
+evergreen rollback release-0123456789ab --why "..."     of the recipe whose repository has the tag
+evergreen reproduce owner/name@release-0123456789ab
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _recipe_with(tag: str) -> Path:
         if _has_tag(path, publish, tag):
             found.setdefault((publish.endpoint, publish.repo_id), path)
     if not found:
-        fix = "choose a tag that `python -m tasks releases` lists, or name a recipe outside of params/ with --recipe"
+        fix = "choose a tag that `evergreen releases` lists, or name a recipe outside of params/ with --recipe"
         raise HubRefusedError("params/", f"no recipe publishes to a repository with the tag {tag}", fix)
     if len(found) > 1:
         names = " and ".join(repo_id for _, repo_id in found)

@@ -117,7 +117,7 @@ def _lost_machines(job: Job, pulses: dict[int, Pulse]) -> Iterator[KilledError]:
             lost.append(f"rank {rank} (process {pulse.pid} on {pulse.host}, at step {pulse.step})")
     if lost:
         what = f"lost with {'its' if len(lost) == 1 else 'their'} machine: {', '.join(lost)}"
-        yield KilledError("train", what, f"bring the machine back, with `python -m tasks join`; {_RESUMES}")
+        yield KilledError("train", what, f"bring the machine back, with `evergreen join`; {_RESUMES}")
 
 
 def _killed(failure: Failure, pulse: Pulse | None) -> KilledError:

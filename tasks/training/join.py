@@ -51,7 +51,7 @@ def join(recipe_path: Path, *, machine: int) -> None:
         last = read_announcement(folder)
         seen = last.start if last and last.state != "waiting" else None
         while True:
-            logger.info("join: machine %d waits for machine 0, `python -m tasks train %s`", machine, recipe_path)
+            logger.info("join: machine %d waits for machine 0, `evergreen train %s`", machine, recipe_path)
             start = _next_start(folder, seen, signals)
             report_ready(folder, machine, start)
             if _take_part(folder, machine, start, signals) == "finished":

@@ -114,7 +114,7 @@ def environment(launch: Launch) -> dict[str, str]:
 
 
 def _wait_for_all(folder: Path, start: Announcement, launch: Launch, stop_requested: Callable[[], bool]) -> None:
-    command = f"python -m tasks join params/{folder.parent.name}.yaml --machine"
+    command = f"evergreen join params/{folder.parent.name}.yaml --machine"
     give_up = time.monotonic() + launch.stall_timeout_s
     logged: list[int] = []
     while missing := [n for n in range(1, launch.num_machines) if not _is_ready(folder, n, start)]:

@@ -139,7 +139,7 @@ def on_one_machine(tmp_path_factory):
 def test_two_machines_train_as_one_does_and_the_first_waits_for_the_second(addresses, tmp_path, on_one_machine):
     artifacts = project(tmp_path, addresses)
     train = addresses[0].start(tmp_path, "train", "params/tiny.yaml", log="train.log")
-    waits = "train: waiting for machine 1: run `python -m tasks join params/tiny.yaml --machine <n>` there"
+    waits = "train: waiting for machine 1: run `evergreen join params/tiny.yaml --machine <n>` there"
     wait_for(lambda: waits in said(artifacts, "train.log"), lambda: said(artifacts, "train.log"))
     joined = addresses[1].start(tmp_path, "join", "params/tiny.yaml", "--machine", "1", log="join.log")
     assert train.wait(120) == 0, said(artifacts, "train.log") + said(artifacts, "join.log")

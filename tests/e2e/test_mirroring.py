@@ -135,7 +135,7 @@ def test_a_hub_that_does_not_answer_costs_a_warning(project: Project, api: HfApi
     changes = {"launch.mirror": "last", "launch.stall_timeout_s": 6.0, "training.max_steps": 40}
     one = machine(project, endpoint, changes)
     said = one.run(*TRAIN)
-    assert "train: the Hub may lack the last checkpoint: the mirror was not done within 6 s; `python -m tasks m" in said
+    assert "train: the Hub may lack the last checkpoint: the mirror was not done within 6 s; `evergreen m" in said
     assert ("no clear answer: ConnectError" in said) is is_down
     assert said.count("no clear answer: ") <= 1
     assert "Traceback" not in said

@@ -103,6 +103,6 @@ class Guard(TrainerCallback):
             rows = {row for everyones in agreement.gather(rows_here) for of in everyones for row in of}
         newest = self._trainer.saver.newest() if self._trainer.args.process_index == 0 else None
         kept = agreement.gather(newest)[0]
-        fix = "lower training.learning_rate, or look at these rows with `python -m tasks trace`; "
+        fix = "lower training.learning_rate, or look at these rows with `evergreen trace`; "
         fix += f"the last checkpoint is {kept.name}" if kept else "there is no checkpoint before it"
         return DivergedError("training", f"{said} at step {step}, rows {sorted(rows)}", fix)

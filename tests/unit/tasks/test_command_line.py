@@ -91,7 +91,7 @@ def test_wrong_usage_ends_with_2(argv, said, capsys):
 @pytest.mark.parametrize("recipe", ["tiny", "params/tiny.yaml", "./params/tiny.yaml"])
 def test_a_recipe_is_given_by_name_or_by_path(recipe, capsys):
     assert main(["tokenize", recipe]) == os.EX_DATAERR
-    assert "fix: run `python -m tasks validate params/tiny.yaml` first" in capsys.readouterr().err
+    assert "fix: run `evergreen validate params/tiny.yaml` first" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_missing_report_names_the_stage_to_run(tmp_path: Path) -> None:
         read_report(Artifacts("tiny", tmp_path), Blessing)
     assert caught.value.where.endswith("runs/tiny/evaluation/blessing.json")
     assert caught.value.what == "is missing"
-    assert caught.value.fix.startswith("run `python -m tasks evaluate ")
+    assert caught.value.fix.startswith("run `evergreen evaluate ")
 
 
 def test_a_damaged_report_is_an_error(artifacts: Artifacts) -> None:

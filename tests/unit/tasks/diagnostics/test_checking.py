@@ -358,7 +358,7 @@ def test_the_command_line_ends_with_0_or_78_and_never_with_a_traceback(project):
 def test_a_stage_before_its_turn_says_what_to_run_first(project, capsys, stage):
     path = tiny.write(project / "params" / "tiny.yaml", tiny.recipe())
     assert main([stage, str(path), *(["--row", "0"] if stage == "trace" else [])]) == os.EX_DATAERR
-    assert "fix: run `python -m tasks " in capsys.readouterr().err
+    assert "fix: run `evergreen " in capsys.readouterr().err
 
 
 def test_a_stage_is_refused_what_it_needs_not_what_came_before(project):

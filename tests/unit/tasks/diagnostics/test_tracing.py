@@ -73,7 +73,7 @@ def row_of(number):
 
 def test_stages_that_have_not_run_are_named(project, inside, capsys):
     assert main(["trace", "params/tiny.yaml", "--row", "0"]) == os.EX_DATAERR
-    assert "run `python -m tasks ingest" in capsys.readouterr().err
+    assert "run `evergreen ingest" in capsys.readouterr().err
     for stage, title, missing in [
         ("ingest", "checks", "validate has not run"),
         ("validate", "tokens", "tokenize has not run"),

@@ -221,7 +221,7 @@ def test_where_there_is_nothing_fetch_says_so(machine, api, capsys):
     assert "there is no checkpoint\n  fix: train on the other machine with `launch.mirror" in capsys.readouterr().err
     shutil.rmtree(machine.artifacts.tokens)
     assert main(["fetch", RECIPE]) == os.EX_DATAERR
-    assert "fix: run `python -m tasks tokenize params/tiny.yaml`" in capsys.readouterr().err
+    assert "fix: run `evergreen tokenize params/tiny.yaml`" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_is_behind_the_branch_stays_here(machine, api, caplog, tmp_path):

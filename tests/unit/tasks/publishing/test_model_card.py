@@ -183,7 +183,7 @@ def test_the_card_tells_where_the_model_comes_from(run):
     edit(run.report("evaluate"), champion=None)
     text = card_of(run)
     assert "This is the first release of the repository." in text
-    assert "python -m tasks reproduce tests/tiny@main" in text
+    assert "evergreen reproduce tests/tiny@main" in text
     assert "previous release |" not in text
     edit(run.report("train"), git_commit=None)
     assert "code that is not in git" in card_of(run)
