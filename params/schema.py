@@ -325,7 +325,7 @@ class Launch(Section):
     accelerate_config: str | None = None
     """Accelerate configuration file, for example of params/accelerate: FSDP, DeepSpeed."""
     num_machines: PositiveInt = 1
-    """Machines that train together, on one shared folder: this one, and those on which `python -m tasks join` runs."""
+    """Machines that train together, on one shared folder: this one, and those on which `evergreen join` runs."""
     main_process_ip: str | None = None
     """Address of the machine that runs the train stage, as the others see it."""
     main_process_port: PositiveInt | None = None
@@ -336,7 +336,7 @@ class Launch(Section):
     """Seconds without any progress of a process, be it one micro-batch, after which the training is ended."""
     mirror: Literal["none", "last", "all"] = "none"
     """Copy each checkpoint, and the best weights, to the branch `checkpoints` of publish.repo_id while the model trains, so
-    that another machine can go on (`python -m tasks fetch`). `last` replaces the one before, `all` keeps each."""
+    that another machine can go on (`evergreen fetch`). `last` replaces the one before, `all` keeps each."""
     grace_s: PositiveFloat = 15.0
     """Seconds between the request to stop (SIGTERM, Ctrl-C) and the end, in which a checkpoint is written. A Prefect worker
     gives a flow 30 s in all."""

@@ -366,7 +366,7 @@ def test_a_stage_is_refused_what_it_needs_not_what_came_before(project):
     path = tiny.write(project / "params" / "tiny.yaml", tiny.recipe())
     for name in ("tokens", "validated/rows"):
         Path("runs/tiny", name).mkdir(parents=True)
-    with pytest.raises(DataError, match="evaluate needs what train makes, which is not there"):
+    with pytest.raises(DataError, match="evaluate needs what train makes, and it is missing"):
         run("evaluate", path)
 
 
