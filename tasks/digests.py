@@ -1,4 +1,4 @@
-"""What artifacts are, by hash: the weights of a model, the rows it was judged on, the sections of a recipe."""
+"""Digests of a model's weights, of the validated rows, and of the recipe's sections that an evaluation depends on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from params.schema import Evaluation, Model, ObjectiveChoice
 
 
 def model_digest(artifacts: Artifacts) -> str:
-    """What names the trained weights."""
+    """Return the digest of the trained weights."""
     return folder_weights(artifacts.model)
 
 
 def data_digest(artifacts: Artifacts) -> str:
-    """What names the validated rows of all splits."""
+    """Return the digest of the validated rows of all splits."""
     digest = hashlib.sha256()
     for split in SPLITS:
         digest.update(f"{split} {file_sha256(artifacts.rows / f'{split}.parquet')}\n".encode())
@@ -28,7 +28,7 @@ def data_digest(artifacts: Artifacts) -> str:
 
 
 def recipe_digest(*, seed: int, objective: ObjectiveChoice, model: Model, evaluation: Evaluation) -> str:
-    """What names the sections of a recipe that an evaluation depends on."""
+    """Return the digest of the recipe's sections that an evaluation depends on."""
     sections = {"objective": objective, "model": model, "evaluation": evaluation}
     body = {"seed": seed, **{name: section.model_dump(mode="json") for name, section in sections.items()}}
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

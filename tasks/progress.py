@@ -1,4 +1,4 @@
-"""Progress that a person can follow in a terminal and in a flow run's log: a line every few seconds, no control codes."""
+"""Progress as log lines every few seconds, for a terminal and for the log of a flow run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 
 def progress(items: Iterable[T], *, what: str, total: int | None = None, every_s: float = 5.0) -> Iterator[T]:
-    """Yield `items`, and log how many have gone by every `every_s` seconds.
+    """Yield `items`, and log their count every `every_s` seconds.
 
     Args:
         items: anything to iterate over.
-        what: the noun of the log line, in the plural: `rows`, `batches`.
-        total: how many there will be, when known.
-        every_s: seconds between lines; work that ends sooner logs nothing.
+        what: plural noun of the log line, such as `rows`.
+        total: number of items, if known.
+        every_s: seconds between lines; shorter work logs nothing.
     """
     start = last = time.monotonic()
     for count, item in enumerate(items):
         now = time.monotonic()
-        if count and now - last >= every_s:  # of the first alone nothing is known but that it takes long
+        if count and now - last >= every_s:  # no rate is known before the first item is done
             last = now
             if total:
                 left_s = (now - start) / count * (total - count)

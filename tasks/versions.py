@@ -1,4 +1,4 @@
-"""Which code and which libraries made a model."""
+"""The versions of the code and the libraries that train a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CODE = ("params", "trainer", "tasks")
 
 
 def git_commit(root: Path) -> str | None:
-    """The commit that is checked out at `root`, with `+` after it when code there differs from it; None outside git."""
+    """The commit that is checked out at `root`, with `+` appended if the code has uncommitted changes; None outside git."""
     commit = _git(root, "rev-parse", "HEAD")
     if not commit:
         return None
@@ -20,7 +20,7 @@ def git_commit(root: Path) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that decide on the weights."""
+    """Versions of Python and of the libraries that decide the weights."""
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _LIBRARIES}}
 
 

@@ -1,7 +1,7 @@
 """The style of all charts, and a matplotlib Figure as SVG or PNG.
 
 An SVG keeps text as text and refers to its colours by CSS variables, so that one drawing fits a light and a dark page.
-Both formats hold no date: equal figures give equal bytes.
+Both formats hold no date: equal drawings give equal bytes.
 """
 
 from __future__ import annotations
