@@ -11,7 +11,7 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -128,11 +128,16 @@ def is_owned(field: str) -> bool:
 
 
 def schema_has(key: str) -> bool:
-    model: Any = Recipe
+    types: tuple[Any, ...] = (Recipe,)
     for part in key.split("."):
-        if not (isinstance(model, type) and issubclass(model, BaseModel)) or part not in model.model_fields:
+        fields = [
+            t.model_fields[part]
+            for t in types
+            if isinstance(t, type) and issubclass(t, BaseModel) and part in t.model_fields
+        ]
+        if not fields:
             return False
-        model = model.model_fields[part].annotation
+        types = get_args(fields[0].annotation) or (fields[0].annotation,)  # a section that may be null is a union
     return True
 
 
