@@ -131,14 +131,14 @@ def test_a_whole_year(bank) -> None:
     for month in year:
         live_through(bank, month)
 
-    # What November released answers well and is taken back nevertheless, for a reason that no row shows.
+    # What November released answers well and is rolled back nevertheless, for a reason that no row shows.
     *_, (_, october), _ = log = bank.log()
     bank.roll_back(october, why="the devices of the branches cannot load it")
     *earlier, (_, title) = bank.log()
     assert earlier == log
     assert title == f"Roll back to {october}"
-    taken_back = replace(NOVEMBER, name="November again", verdict="keep", why="rolled back")
-    live_through(bank, taken_back)
+    rolled_back = replace(NOVEMBER, name="November again", verdict="keep", why="rolled back")
+    live_through(bank, rolled_back)
 
     live_through(bank, DECEMBER)
     releases = [commit for commit, title in bank.log() if title.startswith("release-")]
