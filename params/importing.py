@@ -1,4 +1,4 @@
-"""Python objects that a recipe names as `package.module:name`."""
+"""Import the Python objects that a recipe names as `package.module:name`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _NAME = re.compile(IMPORTABLE)
 
 
 def resolve(name: str, key: str) -> Callable[..., Any]:
-    """The function or class that a recipe names under `key`.
+    """Return the function or class that a recipe names under `key`.
 
     Raises:
-        RecipeError: there is no such object, its module cannot be imported, or it cannot be called.
+        RecipeError: there is no such object, its module cannot be imported, or the object cannot be called.
     """
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            fix = "write package.module:name, importable from the project's root"
+            fix = "write package.module:name, as Python imports it in the project's root"
             raise RecipeError.at(key, f"{name}: there is no module `{error.name}`", fix) from error
         what = f"{name}: `{module_name}` imports {error.name}, which is not installed"
-        raise RecipeError.at(key, what, f"install {error.name}") from error
+        raise RecipeError.at(key, what, f"pip install {error.name}") from error
     except Exception as error:
         what = f"{name}: `{module_name}` cannot be imported: {type(error).__name__}: {error}"
         raise RecipeError.at(key, what, f"try `python -c 'import {module_name}'`") from error
@@ -47,25 +47,30 @@ def resolve(name: str, key: str) -> Callable[..., Any]:
     return resolved
 
 
-def bind(call: Call, key: str, given: int) -> Callable[..., Any]:
-    """The function that a recipe names under `key`, its arguments fixed; it is to be called with `given` others.
+def bind(call: Call, key: str, arity: int) -> Callable[..., Any]:
+    """Return the function that a recipe names under `key`, with the recipe's arguments bound.
+
+    Args:
+        call: the function and its arguments in the recipe.
+        key: the recipe's key.
+        arity: number of further positional arguments that the pipeline passes.
 
     Raises:
-        RecipeError: as `resolve`, or it cannot be called so.
+        RecipeError: as `resolve`, or the function does not take these arguments.
     """
     function = resolve(call.name, key)
     try:
         signature = inspect.signature(function)
-        signature.bind(*range(given), **call.arguments)
+        signature.bind(*range(arity), **call.arguments)
     except TypeError as error:
-        what = f"{call.name}: cannot be called with {given} values"
+        what = f"{call.name}: cannot be called with {arity} values"
         what += f" and {sorted(call.arguments)}" if call.arguments else ""
         raise RecipeError.at(key, f"{what}: {error}", f"its signature is {signature}") from error
     return lambda *values: function(*values, **call.arguments)
 
 
 def source_files(value: Any) -> Iterator[tuple[str, Path]]:
-    """What a part of a recipe names as `package.module:name`, and the files that it is written in, not imported."""
+    """Yield every `package.module:name` in a part of a recipe with the file that defines it, without importing it."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):

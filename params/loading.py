@@ -1,7 +1,7 @@
-"""Read a recipe: YAML in, a `Recipe` or every problem at once out.
+"""Find and read a recipe. An invalid recipe is one error with all of its problems.
 
-A problem knows its line, its key, what is wrong and what to write instead. What only the upper layers can judge
-(an objective's options, a transformers argument) they report as `Problem`s too, through the same `Document`.
+A problem has a line, a key, what is wrong and what to write instead. The layers above check what this one cannot, for
+example the options of an objective, and report it as `Problem`s too.
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ class Problem:
     fix: str
     """What to write instead."""
 
+    def __str__(self) -> str:
+        return f"{'.'.join(map(str, self.key)) or 'recipe'}: {self.what}; {self.fix}"
+
     @classmethod
     def of(cls, error: EvergreenError, default: Key) -> Problem:
-        """`error` as a problem of the key that it names, or of the key `default` if it names none."""
+        """Return `error` as a problem of the key that it names, or of `default` if it names none."""
         if error.key:
             return cls(_parse_key(error.key), error.what, error.fix)
         return cls(default, f"{error.where}: {error.what}", error.fix)
@@ -46,14 +49,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Document:
-    """A recipe file as it was written, with the line of every key."""
+    """The content of a recipe file, with the line of every key."""
 
     path: Path
     content: dict[str, Any]
     tree: CommentedMap
 
     def line(self, key: Key) -> int:
-        """Line of `key`, or of its nearest parent that is there; the first line is 1."""
+        """Return the line of `key`, or of its closest parent in the file. The first line is 1."""
         node: object = self.tree
         line = 0
         for part in key:
@@ -67,14 +70,19 @@ class Document:
         return line + 1
 
     def error(self, problems: Iterable[Problem]) -> RecipeError:
-        """All of `problems` as one error, in the order of the file."""
-        ordered = sorted(problems, key=lambda p: self.line(p.key))
-        lines = [
-            f"{self.path}:{self.line(p.key)}: {'.'.join(map(str, p.key)) or 'recipe'}: {p.what}; {p.fix}"
-            for p in ordered
-        ]
-        count = f"{len(ordered)} problem{'s' if len(ordered) != 1 else ''}"
-        return RecipeError(str(self.path), f"{count} in the recipe\n" + "\n".join(lines), "mend the lines above")
+        """Return all `problems` as one error, in the order of the file."""
+        ordered = sorted(problems, key=lambda problem: self.line(problem.key))
+        lines = [f"{self.path}:{self.line(problem.key)}: {problem}" for problem in ordered]
+        return RecipeError(str(self.path), _list(lines), "fix these lines")
+
+
+def problems_error(problems: Iterable[Problem]) -> RecipeError:
+    """Return `problems` as one error, without the lines of the recipe's file."""
+    return RecipeError("recipe", _list([str(problem) for problem in problems]), "fix these keys")
+
+
+def _list(problems: Sequence[str]) -> str:
+    return "\n".join([f"{len(problems)} problem{'s' if len(problems) != 1 else ''} in the recipe", *problems])
 
 
 def find_recipe(recipe: str) -> Path:
@@ -116,22 +124,24 @@ def read(path: Path) -> Document:
     except (FileNotFoundError, IsADirectoryError):
         raise _no_such_recipe(path) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(str(path), f"cannot be read as text: {error}", "give a YAML file in UTF-8") from None
+        raise RecipeError(str(path), f"cannot be read as text: {error}", "save it as a YAML file in UTF-8") from None
     except YAMLError as error:
         mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         what = (error.problem if isinstance(error, MarkedYAMLError) else None) or str(error)
-        raise RecipeError(where, f"not valid YAML: {what}", "mend the syntax; each key may stand once") from None
+        raise RecipeError(
+            where, f"not valid YAML: {what}", "fix the syntax; a key may occur once in a mapping"
+        ) from None
     except (RecursionError, TypeError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else f"a key is no text: {error}"
-        raise RecipeError(str(path), f"not valid YAML: {what}", "mend the syntax") from None
+        what = "nested too deeply" if isinstance(error, RecursionError) else f"a key is not text: {error}"
+        raise RecipeError(str(path), f"not valid YAML: {what}", "fix the syntax") from None
     if not isinstance(tree, CommentedMap):
-        raise RecipeError(str(path), "holds no recipe", "a recipe is a YAML mapping; start from params/default.yaml")
+        raise RecipeError(str(path), "holds no recipe", "write a YAML mapping; params/default.yaml is an example")
     return Document(path, content, tree)
 
 
 def parse(document: Document) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe in `document`, or None and what is wrong with it."""
+    """Return the recipe in `document`, or None and its problems."""
     try:
         return Recipe.model_validate(document.content), []
     except pydantic.ValidationError as error:
@@ -139,13 +149,16 @@ def parse(document: Document) -> tuple[Recipe | None, list[Problem]]:
 
 
 def valid_sections(document: Document) -> dict[str, Any]:
-    """The sections of `document` that are sound by themselves, so that they can be looked into although others are not."""
+    """Return the valid sections of `document`, so that they can be checked even if others are invalid.
+
+    Unknown keys do not make a section invalid here.
+    """
     found = {}
     for name, field in Recipe.model_fields.items():
         section: Any = field.annotation
         adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(section)
         content = copy.deepcopy(document.content.get(name))
-        for _ in range(2):  # the second time without the keys that do not belong there
+        for _ in range(2):  # the second time without the unknown keys
             try:
                 found[name] = adapter.validate_python(content, strict=True)
                 break
@@ -157,10 +170,10 @@ def valid_sections(document: Document) -> dict[str, Any]:
 
 
 def load(path: Path) -> Recipe:
-    """The recipe at `path`.
+    """Return the recipe at `path`.
 
     Raises:
-        RecipeError: with every problem that the schema finds, each with file:line, key, what and fix.
+        RecipeError: it is invalid; the error lists every problem with its file:line, key and fix.
     """
     document = read(path)
     recipe, problems = parse(document)
@@ -170,8 +183,9 @@ def load(path: Path) -> Recipe:
 
 
 def suggestion(name: str, known: Sequence[str], what: str = "keys") -> str:
-    """A fix for a name that does not exist: the closest one that does, or all of them."""
-    return _did_you_mean(name, known) or f"{what} here: {', '.join(known)}"
+    """Return a fix for a name that does not exist: the most similar one in `known`, or all of them."""
+    close = _most_similar(name, known)
+    return f"did you mean `{close}`?" if close else f"{what} here: {', '.join(known)}"
 
 
 def _no_such_recipe(path: Path) -> RecipeError:
@@ -179,12 +193,11 @@ def _no_such_recipe(path: Path) -> RecipeError:
         folder, what = path, "is a folder, not a recipe"
     else:
         folder, what = path.parent, "there is no such recipe"
-    if folder == Path():  # in the project's root are YAML files of other kinds
+    if folder == Path():  # the YAML files in the project's root are no recipes
         folder = _FOLDER
     known = {p.stem: p for p in sorted(folder.glob("*.yaml"))}
-    close = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.5)
-    if close:
-        fix = f"did you mean `{known[close[0]]}`?"
+    if close := _most_similar(path.stem, known, cutoff=0.5):
+        fix = f"did you mean `{known[close]}`?"
     elif known:
         fix = f"recipes in {folder}: {', '.join(known)}"
     elif folder == _FOLDER and not folder.is_dir():
@@ -198,13 +211,12 @@ def _parse_key(text: str) -> Key:
     return tuple(int(name) if name.isdigit() else name for name in text.split("."))
 
 
-def _did_you_mean(name: str, known: Sequence[str]) -> str | None:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean `{close[0]}`?" if close else None
+def _most_similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
 
 
 def _problem(error: Any) -> Problem:
-    """A pydantic error in our words. The tags of discriminated unions, which pydantic puts into `loc`, are left out."""
+    """Return a pydantic error as a problem."""
     key, model = _locate(error["loc"])
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
@@ -212,13 +224,13 @@ def _problem(error: Any) -> Problem:
         return Problem(key, "no such key", suggestion(str(key[-1]), known))
     if kind == "missing":
         return Problem(key, "is missing", f"add `{key[-1]}:`{_meaning(model, key)}")
-    if kind == "value_error":
-        return Problem(key, str(context["error"]), "choose one" if "either" in str(context["error"]) else "mend it")
+    if kind == "conflict":
+        return Problem(key, context["what"], context["fix"])
     if kind == "union_tag_invalid":
         tags = context["expected_tags"]
         return Problem((*key, "kind"), f"there is no kind {context['tag']!r}", f"use one of {tags}")
     if kind == "union_tag_not_found":
-        return Problem(key, "does not say its `kind`", "add `kind:`")
+        return Problem(key, "has no `kind`", "add `kind:`")
     message = error["msg"][0].lower() + error["msg"][1:]
     if kind == "model_type":
         message = "input should be a mapping of keys"
@@ -231,7 +243,10 @@ def _meaning(model: type[pydantic.BaseModel] | None, key: Key) -> str:
 
 
 def _locate(loc: Sequence[str | int]) -> tuple[Key, type[pydantic.BaseModel] | None]:
-    """The key in the file that pydantic's `loc` means, and the section that holds the last part of it."""
+    """Return the key in the file for pydantic's `loc`, and the class of the section that holds the key.
+
+    `loc` also holds the tags of discriminated unions, which are no keys.
+    """
     key: list[str | int] = []
     section: type[pydantic.BaseModel] | None = Recipe
     holder = section
@@ -259,7 +274,7 @@ def _remove(content: Any, key: Key) -> None:
 
 
 def _sections(annotation: object) -> list[type[pydantic.BaseModel]]:
-    """The section classes in a field's type."""
+    """Return the section classes in a field's type."""
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return [annotation]
     return [section for argument in get_args(annotation) for section in _sections(argument)]

@@ -1,7 +1,7 @@
-"""What a recipe may say: one frozen pydantic model per section, one docstring per field.
+"""The keys of a recipe: one frozen pydantic model per section, one docstring per key.
 
-A recipe names all ten sections, because each DVC stage declares the sections that it reads. `launch` is the one that
-no stage declares: it says where a run happens (processes, micro-batch, workers), never what is learned.
+A recipe has all ten sections, because each DVC stage declares the sections that it reads. No stage declares `launch`: it
+says where a run happens (processes, micro-batch, workers), not what is learned.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydantic import (
     PositiveInt,
 )
 from pydantic import model_validator as validate_model
+from pydantic_core import PydanticCustomError
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 IMPORTABLE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -31,40 +32,53 @@ Direction = Literal["min", "max"]
 
 
 class Section(BaseModel):
-    """A part of a recipe: frozen, and strict about unknown keys and types."""
+    """A section of a recipe: frozen, without unknown keys, and strict about types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
+def conflict(what: str, fix: str) -> PydanticCustomError:
+    """Return the error that a section raises when its keys do not fit together."""
+    return PydanticCustomError("conflict", "{what}", {"what": what, "fix": fix})
+
+
+def _require_one(section: Section, first: str, second: str) -> None:
+    """Refuse a section that sets both of two keys, or neither."""
+    set_keys = [key for key in (first, second) if getattr(section, key) is not None]
+    if len(set_keys) != 1:
+        fix = "remove one of them" if set_keys else "add one of them"
+        raise conflict(f"needs exactly one of `{first}` and `{second}`", fix)
+
+
 class Call(Section):
-    """A Python function or class, and what it is called with."""
+    """A Python function or class, and the arguments to call it with."""
 
     name: Importable
     """`package.module:name`."""
     arguments: dict[str, Any] = {}
-    """Keyword arguments that the recipe gives it, beside those that the pipeline gives."""
+    """Keyword arguments, besides those that the pipeline passes."""
 
 
-def _called(value: Any) -> Any:
+def _to_call(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-Named = Annotated[Call, BeforeValidator(_called)]
+CallOrName = Annotated[Call, BeforeValidator(_to_call)]
 """`package.module:name`, or `{name: package.module:name, arguments: {...}}`."""
 
 
 class Files(Section):
-    """Rows from files on this machine. The format follows from the suffix: .csv, .jsonl, .json (lines), .parquet, .txt."""
+    """Rows from local files. The suffix says the format: .csv, .jsonl, .json (one object per line), .parquet or .txt."""
 
     kind: Literal["files"]
     train: str
-    """Path or glob, relative to the project's root. With neither `validation` nor `test`, `data.split` makes them."""
+    """Path or glob of the training rows, relative to the project's root. `data.split` takes the missing splits from them."""
     validation: str | None = None
     """Path or glob of the rows that choose the best checkpoint."""
     test: str | None = None
-    """Path or glob of the held-out rows that the published figures are computed on."""
+    """Path or glob of the held-out rows that the model is evaluated on."""
     text_unit: Literal["line", "paragraph", "file"] = "paragraph"
-    """What one row of a .txt file is; paragraphs are separated by blank lines."""
+    """What one row of a .txt file is. Blank lines separate paragraphs."""
 
 
 class HubDataset(Section):
@@ -74,25 +88,25 @@ class HubDataset(Section):
     repo_id: str
     """Repository, as `owner/name`."""
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-    """Full commit hash: a branch or tag can move, and the run could not be repeated."""
+    """Full commit hash. A branch or tag could move, and then the run could not be repeated."""
     train: str
-    """Path or glob inside the repository, for example `data/train-*.parquet`."""
+    """Path or glob of the training rows in the repository, for example `data/train-*.parquet`."""
     validation: str | None = None
-    """Path or glob inside the repository."""
+    """Path or glob of the rows that choose the best checkpoint."""
     test: str | None = None
-    """Path or glob inside the repository."""
+    """Path or glob of the held-out rows that the model is evaluated on."""
     endpoint: str | None = None
-    """Hub address; by default the one that huggingface_hub uses."""
+    """URL of the Hub. Default: the one that huggingface_hub uses."""
 
 
 class Sql(Section):
-    """Rows from a query. The flow asks again at every run, since DVC cannot watch a database."""
+    """Rows from a query. The flow repeats it in every run, because DVC cannot watch a database."""
 
     kind: Literal["sql"]
     url: str
-    """SQLAlchemy URL; `${NAME}` is replaced by that environment variable, so that no password stands in a recipe."""
+    """SQLAlchemy URL. `${NAME}` stands for an environment variable, which keeps passwords out of the recipe."""
     query: str
-    """The statement whose result is the rows. Order it by a key: the order of the rows is the order of training."""
+    """SELECT statement that returns the rows. Give it an ORDER BY: training depends on the order of the rows."""
 
 
 class Function(Section):
@@ -104,49 +118,49 @@ class Function(Section):
     arguments: dict[str, Any] = {}
     """Keyword arguments of the function."""
     refresh: bool = False
-    """Call the function at every flow run, even when no file that DVC watches has changed."""
+    """Call the function in every run of the flow, even if no file that DVC watches has changed."""
 
 
 class Split(Section):
-    """How rows without a split of their own are divided, by a hash of their content: a row keeps its split for ever."""
+    """How to split rows that come without a split. A hash of its content decides, so a row stays in its split."""
 
     validation: Fraction = 0.05
-    """Share of the rows (of the training rows, when there is a test file) that choose the best checkpoint."""
+    """Share of the rows for the validation split, which chooses the best checkpoint. Unused with a validation file."""
     test: Fraction = 0.05
-    """Share of the rows held out for evaluation; unused when the source has a test file."""
+    """Share of the rows for the test split, which the model is evaluated on. Unused with a test file."""
     by: list[str] = []
-    """Columns whose values decide the split; rows equal in them stay together. By default the whole row."""
+    """Columns whose values decide the split; rows with equal values share a split. Default: all columns."""
 
 
 class Data(Section):
-    """Where the rows come from, and how they are divided."""
+    """Where the rows come from, and how they are split."""
 
     source: Annotated[Files | HubDataset | Sql | Function, Field(discriminator="kind")]
     split: Split = Split()
 
 
 class Expectation(BaseModel):
-    """One Great Expectations check. Keys beside these are the expectation's own arguments."""
+    """One Great Expectations check. All other keys are arguments of the expectation."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, use_attribute_docstrings=True)
 
     type: str
     """Snake-case name, for example `expect_column_value_lengths_to_be_between`."""
     on_failure: Literal["quarantine", "fail", "report"] = "quarantine"
-    """`quarantine` sets the failing rows aside, `fail` ends the stage at the first one, `report` only shows them."""
+    """`quarantine` sets failing rows aside, `fail` ends the stage if any row fails, `report` only counts them."""
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The expectation's own arguments."""
+        """Arguments of the expectation."""
         return dict(self.__pydantic_extra__ or {})
 
 
 class Validation(Section):
-    """Checks beside those that the objective demands."""
+    """Checks of the rows, besides those that the objective makes."""
 
     expectations: list[Expectation] = []
     max_quarantined: Fraction = 0.01
-    """Largest share of rows that may be set aside; beyond it the stage fails."""
+    """Largest share of rows that may be set aside. The stage fails above it."""
 
 
 class TrainTokenizer(Section):
@@ -154,13 +168,13 @@ class TrainTokenizer(Section):
 
     kind: Literal["train"]
     vocab_size: Annotated[int, Field(ge=260)]
-    """Number of tokens, the 256 bytes and the special tokens included."""
+    """Number of tokens, including the 256 bytes and the special tokens."""
     min_frequency: PositiveInt = 2
-    """How often a pair must occur to be merged."""
+    """Smallest number of times that a pair of tokens must occur to be merged."""
 
 
 class PretrainedTokenizer(Section):
-    """The tokenizer that belongs to a pretrained model."""
+    """The tokenizer of a pretrained model."""
 
     kind: Literal["pretrained"]
     path: str
@@ -174,61 +188,62 @@ class Tokenization(Section):
 
     tokenizer: Annotated[TrainTokenizer | PretrainedTokenizer, Field(discriminator="kind")]
     max_length: Annotated[int, Field(ge=2)]
-    """Longest sequence, in tokens."""
+    """Length of the longest sequence, in tokens."""
 
 
 class ObjectiveChoice(BaseModel):
-    """What is learned. Keys beside `name` are the objective's own options, typed in its file."""
+    """What the model learns. All other keys are options of the objective; its file documents them."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, use_attribute_docstrings=True)
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    """A module of trainer/objectives."""
+    """Name of a module in trainer/objectives."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """The objective's own options, not yet checked."""
+        """Options of the objective, not validated yet."""
         return dict(self.__pydantic_extra__ or {})
 
 
 class Lora(Section):
     """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685).
 
-    The base model stays as it is, small matrices beside its linear layers learn. What is published is the model with the
-    adapters merged into it.
+    The weights of the base model stay fixed; small matrices beside its linear layers learn. The published model has the
+    adapters merged into its weights.
     """
 
     r: PositiveInt = 16
-    """Rank of the matrices."""
+    """Rank of the adapters."""
     alpha: PositiveInt = 32
-    """The update is scaled by alpha / r."""
+    """Scale of the adapters: their output is multiplied by alpha / r."""
     dropout: Fraction = 0.0
-    """Share of the adapters' inputs that is dropped in training."""
+    """Dropout probability of the adapters' inputs."""
     target_modules: list[str] | str = "all-linear"
-    """Names of the layers that get one; `all-linear` is every linear layer but the head."""
+    """Names of the layers that get an adapter. `all-linear`: all linear layers except the head."""
 
 
 class Quantization(Section):
-    """The base model in few bits, while adapters learn (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314).
+    """The base model in 4 or 8 bits while adapters learn (QLoRA, Dettmers et al. 2023, https://arxiv.org/abs/2305.14314).
 
-    Needs `lora` and the extra `quantization`. What is published are the adapters, merged into the base model in full.
+    Needs `model.lora`, and the extra `quantization`. The published model has the adapters merged into the base model's
+    unquantized weights.
     """
 
     bits: Literal[4, 8]
-    """Of a weight: 4 (NF4), a seventh of the memory, or 8 (LLM.int8), a quarter."""
-    double: bool = True
-    """With 4 bits, quantize the scales of the weights, too."""
-    compute: Literal["fp32", "bf16"] = "bf16"
-    """With 4 bits, the number format that weights are multiplied in."""
+    """Bits per weight: 4 (NF4, a seventh of the memory) or 8 (LLM.int8, a quarter)."""
+    double_quant: bool = True
+    """With 4 bits: also quantize the quantization constants."""
+    compute_dtype: Literal["fp32", "bf16"] = "bf16"
+    """With 4 bits: number format of matrix products."""
 
 
 class Model(Section):
-    """The network: built from a configuration, or loaded."""
+    """The network: a pretrained one, or a new one with random weights. Give either `config` or `pretrained`."""
 
     config: dict[str, Any] | None = None
-    """Arguments of a transformers configuration, `model_type` among them: the model starts from random weights."""
+    """Arguments of a transformers configuration, including `model_type`. The model starts from random weights."""
     pretrained: str | None = None
-    """Local folder or Hub repository to start from. Safetensors only; code in the repository is never run."""
+    """Local folder or Hub repository to start from. It must hold safetensors; code in it is never run."""
     revision: str | None = None
     """Commit, tag or branch of the repository."""
     lora: Lora | None = None
@@ -237,233 +252,242 @@ class Model(Section):
     """Keep the pretrained model in 4 or 8 bits while adapters learn."""
 
     @validate_model(mode="after")
-    def _exactly_one_origin(self) -> Model:
-        if (self.config is None) == (self.pretrained is None):
-            raise ValueError("give either `config` (random weights) or `pretrained` (a folder or repository)")
+    def _has_one_origin(self) -> Model:
+        _require_one(self, "config", "pretrained")
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
-            raise ValueError("`config` needs a `model_type`, for example llama or bert")
+            raise conflict("`config` has no `model_type`", "add one, for example `model_type: llama`")
         return self
 
 
 class Training(Section):
-    """How the model learns. Any other field of transformers.TrainingArguments goes under `arguments`."""
+    """How the model learns. Other fields of transformers.TrainingArguments go under `arguments`."""
 
     epochs: PositiveFloat | None = None
-    """Passes over the train split. Give this or `max_steps`."""
+    """Passes over the train split. Give either this or `max_steps`."""
     max_steps: PositiveInt | None = None
-    """Optimizer steps. Give this or `epochs`."""
+    """Optimizer steps. Give either this or `epochs`."""
     global_batch_size: PositiveInt
-    """Sequences per optimizer step, over all processes."""
+    """Sequences per optimizer step, summed over all processes."""
     learning_rate: PositiveFloat
     """Peak learning rate."""
     lr_scheduler: str = "linear"
     """Name of a transformers learning-rate schedule."""
     warmup_steps: NonNegativeFloat = 0
-    """Optimizer steps of warm-up; a number below 1 is a share of all steps."""
+    """Optimizer steps of warm-up. A number below 1 is a share of all steps."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled weight decay; not applied to biases and normalisation weights."""
+    """Decoupled weight decay. Biases and normalization weights are exempt."""
     max_grad_norm: NonNegativeFloat = 1.0
-    """Gradient norm above which gradients are scaled down; 0 turns it off."""
+    """Gradients with a larger norm are scaled down to this norm. 0 turns clipping off."""
     optimizer: str = "adamw_torch"
     """Name of a transformers optimizer."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Number format of the forward and backward pass."""
+    """Number format of the forward and backward pass. bf16 and fp16: mixed precision."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
+    """Recompute activations in the backward pass, which takes less memory and more time."""
     group_by_length: bool = False
-    """Train on batches of like length: less padding where sequences are not packed. The order stays exact."""
+    """Train on batches of sequences of similar length, which need less padding. Of no use with packing."""
     streaming: bool = False
-    """Read the sequences front to back, window by window, instead of at random: for token files on slow disks."""
+    """Read the sequences in windows, from first to last, instead of in random order. For token files on slow disks."""
     eval_steps: PositiveInt
-    """Optimizer steps between evaluations on the validation split; one more runs before the first step."""
+    """Optimizer steps between evaluations on the validation split. One more evaluation runs before the first step."""
     save_steps: PositiveInt
-    """Optimizer steps between checkpoints from which an interrupted run goes on."""
+    """Optimizer steps between checkpoints. An interrupted run resumes from the last one."""
     save_minutes: PositiveFloat | None = None
-    """Minutes after which a checkpoint is due although `save_steps` are not over."""
+    """Minutes between checkpoints, if that is more often than every `save_steps`."""
     logging_steps: PositiveInt = 10
     """Optimizer steps between log lines."""
     best_metric: str = "loss"
-    """Validation metric whose best evaluation is kept and published; the objective says which there are."""
+    """Validation metric that decides which weights are kept and published. The objective's file lists its metrics."""
     early_stopping_patience: PositiveInt | None = None
-    """Evaluations in a row without a better `best_metric` after which training ends."""
-    loss: Named | None = None
-    """A function of (outputs, labels, num_items_in_batch) in place of the model's own loss; trainer.losses has some."""
+    """End the training after this many evaluations in a row without a better `best_metric`."""
+    loss: CallOrName | None = None
+    """Function of (outputs, labels, num_items_in_batch) that replaces the model's own loss. See trainer/losses.py."""
     trainer: Importable | None = None
-    """A subclass of transformers.Trainer that overrides compute_loss, create_optimizer, create_scheduler or
-    get_train_dataloader; trainer.loop.extensions says what it may not."""
-    callbacks: list[Named] = []
-    """Subclasses of transformers.TrainerCallback. One that must survive a resume is an ExportableState, too."""
+    """Subclass of transformers.Trainer that overrides compute_loss, create_optimizer, create_scheduler or
+    get_train_dataloader. trainer/loop/extensions.py lists all methods that it may override."""
+    callbacks: list[CallOrName] = []
+    """Subclasses of transformers.TrainerCallback. One with state to resume must also be an ExportableState."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
-    """How many of the newest checkpoints stay on disk."""
+    """Number of checkpoints to keep on disk; older ones are deleted."""
     resume: str = "auto"
-    """`auto` goes on from the newest verified checkpoint of the same run, `never` starts at step 0, anything else is the
-    folder of one checkpoint of the same run to go on from."""
+    """`auto` resumes from the newest valid checkpoint of the same run, `never` starts at step 0. Otherwise the folder of a
+    checkpoint of the same run to resume from."""
     arguments: dict[str, Any] = {}
-    """Other fields of transformers.TrainingArguments, by their own names."""
+    """Other fields of transformers.TrainingArguments by name."""
 
     @validate_model(mode="after")
-    def _exactly_one_length(self) -> Training:
-        if (self.epochs is None) == (self.max_steps is None):
-            raise ValueError("give either `epochs` or `max_steps`")
+    def _has_one_length(self) -> Training:
+        _require_one(self, "epochs", "max_steps")
         if self.streaming and self.group_by_length:
-            raise ValueError("`group_by_length` needs all lengths at once: use either it or `streaming`")
+            what = "`group_by_length` needs the lengths of all sequences, which `streaming` does not read"
+            raise conflict(what, "set one of them to false")
         return self
 
 
 class Launch(Section):
-    """Where a run happens. Nothing here changes what is learned, so nothing here makes a stage stale."""
+    """Where a run happens. These keys do not change what is learned, so they make no stage stale."""
 
     num_processes: PositiveInt = 1
-    """Processes that accelerate starts, over all machines."""
+    """Training processes, summed over all machines."""
     micro_batch_size: PositiveInt
-    """Most sequences in one forward pass of one process; accumulation steps follow from the global batch. A model with
-    dropout draws other masks for another micro-batch."""
+    """Most sequences in one forward pass of a process. The number of accumulation steps follows from the global batch.
+    A model with dropout draws different masks if you change it."""
     eval_batch_size: PositiveInt = 32
-    """Sequences in one forward pass of evaluation."""
+    """Sequences in one forward pass of an evaluation."""
     dataloader_workers: NonNegativeInt = 0
-    """Processes that load batches, for each training process."""
+    """Processes that load batches, per training process."""
     accelerate_config: str | None = None
-    """Accelerate configuration file, for example of params/accelerate: FSDP, DeepSpeed."""
+    """Configuration file of accelerate, for FSDP or DeepSpeed. params/accelerate has examples."""
     num_machines: PositiveInt = 1
-    """Machines that train together, on one shared folder: this one, and those on which `evergreen join` runs."""
+    """Machines that train together and share the project's folder. Each but this one runs `evergreen join`."""
     main_process_ip: str | None = None
-    """Address of the machine that runs the train stage, as the others see it."""
+    """Address of the machine that runs the train stage. The other machines must be able to reach it."""
     main_process_port: PositiveInt | None = None
     """Free port on that machine."""
     out_of_memory_retries: NonNegativeInt = 1
-    """How often the micro-batch is halved, at the same global batch, when memory does not suffice."""
+    """How many times to halve the micro-batch when memory runs out. The global batch stays the same."""
     stall_timeout_s: PositiveFloat = 600.0
-    """Seconds without any progress of a process, be it one micro-batch, after which the training is ended."""
+    """End the training when a process makes no progress for this many seconds, not even one micro-batch."""
     mirror: Literal["none", "last", "all"] = "none"
-    """Copy each checkpoint, and the best weights, to the branch `checkpoints` of publish.repo_id while the model trains, so
-    that another machine can go on (`evergreen fetch`). `last` replaces the one before, `all` keeps each."""
+    """Upload checkpoints and best weights to the branch `checkpoints` of publish.repo_id during the training, so that
+    another machine can continue it with `evergreen fetch`. `last` keeps only the newest checkpoint there, `all` keeps all."""
     grace_s: PositiveFloat = 15.0
-    """Seconds between the request to stop (SIGTERM, Ctrl-C) and the end, in which a checkpoint is written. A Prefect worker
-    gives a flow 30 s in all."""
+    """Seconds to write a last checkpoint when the training is stopped (SIGTERM, Ctrl-C). A Prefect worker kills a flow
+    after 30 s."""
 
     @validate_model(mode="after")
-    def _machines_meet(self) -> Launch:
+    def _fits_its_machines(self) -> Launch:
         if self.num_machines > 1 and not (self.main_process_ip and self.main_process_port):
-            raise ValueError("several machines need `main_process_ip` and `main_process_port` to meet at")
+            what = "several machines need `main_process_ip` and `main_process_port`"
+            raise conflict(what, "add the address and a free port of the machine that runs the train stage")
         if self.num_processes % self.num_machines:
-            raise ValueError(f"{self.num_processes} processes are not the same number on {self.num_machines} machines")
+            what = f"{self.num_processes} processes cannot be spread evenly over {self.num_machines} machines"
+            raise conflict(what, "make `num_processes` a multiple of `num_machines`")
         return self
 
 
 class Metrics(Section):
-    """Figures of one's own, beside those of the objective, at every evaluation."""
+    """Your own metrics, computed in every evaluation besides those of the objective."""
 
-    function: Named
-    """A function of transformers.EvalPrediction that returns a figure for each of `directions`. It sees the whole split
-    at once: `predictions` are what is left of the logits after `preprocess_logits`."""
+    function: CallOrName
+    """Function of transformers.EvalPrediction that returns a value for each metric in `directions`. It gets the whole
+    split; `predictions` are the outputs of `preprocess_logits`."""
     directions: dict[str, Direction]
-    """The names of the figures, and whether the smallest or the largest is best."""
-    preprocess_logits: Named | None = None
-    """A function of (logits, labels) that reduces a batch of logits before anything is kept; by default argmax."""
+    """The names of the metrics, and whether the smallest (`min`) or the largest (`max`) value is best."""
+    preprocess_logits: CallOrName | None = None
+    """Function of (logits, labels) that reduces the logits of a batch, which saves memory. Default: argmax."""
 
 
-class Slice(Section):
-    """A way to divide the rows of the split; each part gets figures of its own."""
+class SliceBy(Section):
+    """A way to divide the evaluated rows into slices, each with metrics of its own."""
 
     column: str | None = None
-    """The column whose values divide the rows."""
-    function: Named | None = None
-    """A function of a row (a mapping of column to value) that returns the name of its part. Needs `name`."""
+    """Column with the name of each row's slice. Give either this or `function`."""
+    function: CallOrName | None = None
+    """Function of a row (a mapping of column to value) that returns the name of its slice. Needs `name`."""
     name: str | None = None
-    """What the division is called; a column's own name by default."""
+    """Title of the slices in reports. Default: the column."""
 
     @validate_model(mode="after")
-    def _exactly_one_way(self) -> Slice:
-        if (self.column is None) == (self.function is None):
-            raise ValueError("give either `column` or `function`")
+    def _has_one_way(self) -> SliceBy:
+        _require_one(self, "column", "function")
         if self.function is not None and self.name is None:
-            raise ValueError("a `function` needs a `name`")
+            raise conflict("a `function` needs a `name`", "add `name:`, the title of the slices in reports")
         return self
 
     @property
     def title(self) -> str:
-        """What the division is called."""
+        """Title of the slices in reports."""
         return str(self.name or self.column)
 
 
 class Gate(Section):
-    """What a model must show to be published. docs/gate.md says how often this errs."""
+    """What a model must achieve to be published. docs/gate.md says how often the decision is wrong."""
 
     metric: str | None = None
-    """The metric that decides; by default the objective's `main_metric`. It must compare across tokenizers."""
+    """Metric that is compared with the champion's. It must be comparable across tokenizers. Default: the objective's
+    `main_metric`."""
     gain: NonNegativeFloat | None = None
-    """Published if the lower end of the gain's interval over the champion is above this; 0 unless `margin` is given."""
+    """Smallest improvement over the champion, in units of the metric: the confidence interval of the improvement must lie
+    above it. Default: 0, unless you give `margin`."""
     margin: PositiveFloat | None = None
-    """Published if the lower end of the gain's interval is above minus this: not worse by more than the margin."""
+    """Largest deterioration from the champion, in units of the metric: the confidence interval of the improvement must
+    lie above minus this. Give either this or `gain`."""
     floors: dict[str, float] = {}
-    """Figures that a model must reach whatever the champion does; of those whose smallest is best, must not exceed."""
+    """Metrics and the values that a model must reach, whatever the champion's are. For a metric whose smallest value is
+    best, the value that it must not exceed."""
     slice_floors: dict[str, float] = {}
-    """The same of every slice with at least `slice_rows` rows; refused when one is below by more than chance explains."""
+    """The same for every slice of at least `min_slice_rows` rows. A model is refused if a slice misses its value by more
+    than chance explains."""
     slice_margin: PositiveFloat | None = None
-    """Most that `metric` may fall on any slice; the champion is kept when one falls by more, beyond chance."""
-    slice_rows: PositiveInt = 30
-    """Rows below which a slice is shown and not judged."""
+    """Largest deterioration of `metric` on any slice. The champion stays if a slice deteriorates by more than that, and by
+    more than chance explains."""
+    min_slice_rows: PositiveInt = 30
+    """Slices with fewer rows are shown but not judged."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
-    """Of all intervals; tests of slices, corrected for their number (Holm 1979), use the same."""
+    """Confidence level of all intervals and tests. Tests of slices are corrected for their number (Holm 1979)."""
     resamples: Annotated[int, Field(ge=200)] = 2000
-    """Bootstrap resamples."""
+    """Bootstrap resamples per interval."""
 
     @validate_model(mode="after")
-    def _one_bar(self) -> Gate:
+    def _has_one_threshold(self) -> Gate:
         if self.gain is not None and self.margin is not None:
-            raise ValueError("give either `gain` (better by so much) or `margin` (not worse by more)")
+            raise conflict(
+                "`gain` (must be better) and `margin` (may be worse) exclude each other", "remove one of them"
+            )
         return self
 
     @property
     def bar(self) -> float:
-        """What the lower end of the gain's interval must be above."""
+        """Value that the lower end of the improvement's confidence interval must exceed."""
         return -self.margin if self.margin is not None else self.gain or 0.0
 
 
-def _sliced(value: Any) -> Any:
+def _to_slice_by(value: Any) -> Any:
     return {"column": value} if isinstance(value, str) else value
 
 
 class Evaluation(Section):
-    """What is computed on the held-out split."""
+    """How the trained model is evaluated, and what it must achieve."""
 
     metrics: Metrics | None = None
-    """Own figures, for `training.best_metric` too. Written as `null` where there are none, so that DVC can watch it."""
+    """Your own metrics; `training.best_metric` may name one. A recipe in params/ without any writes `null`, because DVC
+    watches this key."""
 
     split: Literal["test", "validation"] = "test"
-    """The split that figures are computed on."""
+    """Split that the model is evaluated on."""
     compare_untrained: bool = True
-    """Also score the model as it was before training, on the same rows. The first release must be better than it."""
-    slices: list[Annotated[Slice, BeforeValidator(_sliced)]] = []
-    """Divisions of the rows: a column's name, or `{name: ..., function: package.module:name}`."""
-    worst: NonNegativeInt = 20
-    """How many of the rows that the model does worst on are listed."""
+    """Also evaluate the model as it was before training. The first release must be better than that."""
+    slices: list[Annotated[SliceBy, BeforeValidator(_to_slice_by)]] = []
+    """Slices to evaluate: names of columns, or `{name: ..., function: package.module:name}`."""
+    worst_rows: NonNegativeInt = 20
+    """Number of rows with the worst predictions to list."""
     gate: Gate = Gate()
-    """What the model must show to be published."""
+    """What the model must achieve to be published."""
 
 
 class Publish(Section):
-    """Where the model goes."""
+    """Where to publish the model."""
 
     repo_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
     """Repository, as `owner/name`."""
     endpoint: str = "local"
-    """`local` for the Hub in the folder .hub, or a Hub's address. The variable HF_ENDPOINT, when set, wins over `local`."""
+    """URL of the Hub, or `local` for the Hub in the folder .hub. If HF_ENDPOINT is set, it replaces `local`."""
     private: bool = True
-    """Whether a repository that publishing creates is private."""
+    """Create the repository as a private one. An existing repository stays as it is."""
     license: str = "other"
-    """Licence identifier for the model card, as the Hub spells it."""
+    """License of the model, as an identifier of the Hub, for the model card."""
     dry_run: bool = False
-    """Do everything but the commit."""
+    """Prepare the release, but do not upload it."""
     timeout_s: PositiveFloat = 3600.0
-    """Seconds after which publishing ends, an upload under way included; the next run publishes."""
+    """Seconds after which publishing stops, even in the middle of an upload. The next run publishes again."""
 
 
 class Recipe(Section):
-    """One complete run."""
+    """A complete run."""
 
     seed: NonNegativeInt
-    """Source of all randomness: split, weights, order of the rows, dropout."""
+    """Seed of all random numbers: splits, initial weights, order of the rows, dropout."""
     data: Data
     validation: Validation
     tokenization: Tokenization

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from transformers import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
-from params import DataError, ModelError, RecipeError
+from params import DataError, ModelError
+from params.loading import problems_error
 from trainer import objectives
 from trainer.checkpoints.sealed import step_of
+from trainer.conflicts import conflicts
 from trainer.data import tokens
 from trainer.data.streaming import Windows
 from trainer.job import Job
@@ -40,9 +42,8 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     disable_progress_bar()
     training = job.training
     objective = objectives.build(job.objective)
-    against = objective.conflicts(model=job.model, training=training, launch=job.launch)
-    if found := [*network.conflicts(job.model, job.launch), *against]:
-        raise RecipeError(".".join(map(str, found[0].key)), found[0].what, found[0].fix)
+    if found := conflicts(objective=objective, model=job.model, training=training, launch=job.launch):
+        raise problems_error(found)
     state = tokens.read_state(job.tokens)
     tokenizer = tokens.read_tokenizer(job.tokens)
     rows = tokens.read_split(job.tokens, "train")

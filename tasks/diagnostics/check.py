@@ -1,7 +1,8 @@
-"""check: find what is wrong with a recipe in seconds, before anything is downloaded or trained.
+"""check: find the mistakes in a recipe in seconds, before anything is downloaded or trained.
 
-All problems are reported together. A section that is malformed does not hide the problems of the others. What only the
-data can show (labels, row counts, lengths) is left to the stages, except the names of columns, which a file's head tells.
+It reports all problems together; an invalid section does not hide the problems of the others. The stages find what takes all
+of the data to see (labels, row counts, lengths). `check` reads only the first rows of local files and functions, for their
+columns.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from params.loading import Document, parse, read, suggestion, valid_sections
 from params.schema import Evaluation, Files, Function, Launch, Model, ObjectiveChoice, PretrainedTokenizer, Training
 from tasks.ingestion.source import open_source
 from trainer import objectives
+from trainer.conflicts import conflicts
 from trainer.loop import extensions
-from trainer.model import config_check, network
+from trainer.model import config_check
 
 logger = logging.getLogger(__name__)
 
 
 def check(path: Path) -> None:
-    """Look at everything in the recipe at `path` that can be looked at now.
+    """Check the recipe at `path`.
 
     Raises:
-        RecipeError: with every problem, each with file:line, key, what and fix.
+        RecipeError: it has problems; the error lists each with its file:line, key and fix.
     """
     document = read(path)
     problems = all_problems(document)
@@ -38,14 +40,15 @@ def check(path: Path) -> None:
 
 
 def all_problems(document: Document) -> list[Problem]:
-    """What is wrong with a recipe; an empty list if nothing is."""
+    """Return all problems of a recipe."""
     _, problems = parse(document)
     sections = valid_sections(document)
     config = sections["model"].config if "model" in sections else None
     flaws = config_check.start_check(config) if config else list
-    for look, names in _LOOKS:
+    for find_problems, names in _CHECKS:
         if all(name in sections for name in names):
-            problems += look(*(sections[name] for name in names))
+            problems += find_problems(*(sections[name] for name in names))
+    problems += _conflict_problems(sections)
     problems += _dvc_problems(document, sections)
     problems += _secret_problems(document)
     for name, what, known in flaws():
@@ -58,29 +61,32 @@ def _objective_problems(objective: ObjectiveChoice) -> list[Problem]:
     return objectives.option_problems(objective)
 
 
-def _conflict_problems(
-    objective: ObjectiveChoice, model: Model, training: Training, launch: Launch
-) -> Iterator[Problem]:
-    if not objectives.option_problems(objective):
-        yield from objectives.build(objective).conflicts(model=model, training=training, launch=launch)
+def _conflict_problems(sections: dict[str, Any]) -> list[Problem]:
+    choice: ObjectiveChoice | None = sections.get("objective")
+    return conflicts(
+        objective=objectives.build(choice) if choice and not objectives.option_problems(choice) else None,
+        model=sections.get("model"),
+        training=sections.get("training"),
+        launch=sections.get("launch"),
+    )
 
 
 def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluation) -> Iterator[Problem]:
-    """Columns that the objective or a slice needs and the source does not have, as far as a look at its head can tell."""
+    """Columns that the split, the objective or a slice needs and that the first rows of the source do not have."""
     try:
         source = open_source(data.source)
         if not isinstance(data.source, Files | Function):
-            return  # its head is a query or a download away
+            return  # reading its first rows takes a query or a download
         head = next(iter(source.batches("train")), None)
     except EvergreenError as error:
         default = {"files": "train", "function": "function", "sql": "url"}.get(data.source.kind, "repo_id")
         yield Problem.of(error, ("data", "source", default))
         return
     columns = head.rows.schema.names if head else []
-    for i, division in enumerate(evaluation.slices):
-        if division.column is not None and division.column not in columns:
-            what = f"the source has no column `{division.column}`"
-            yield Problem(("evaluation", "slices", i), what, suggestion(division.column, columns, "columns"))
+    for i, slice_by in enumerate(evaluation.slices):
+        if slice_by.column is not None and slice_by.column not in columns:
+            what = f"the source has no column `{slice_by.column}`"
+            yield Problem(("evaluation", "slices", i), what, suggestion(slice_by.column, columns, "columns"))
     for column in data.split.by:
         if column not in columns:
             yield Problem(
@@ -89,12 +95,12 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
     if not objectives.option_problems(objective):
         for column in objectives.build(objective).columns():
             if column not in columns:
-                fix = f"{suggestion(column, columns, 'columns')}; name it with the objective's `..._column` options"
-                yield Problem(("objective",), f"it needs a column `{column}`, which the source does not have", fix)
+                fix = f"{suggestion(column, columns, 'columns')}; the objective's `..._column` options name it"
+                yield Problem(("objective",), f"needs a column `{column}`, which the source does not have", fix)
 
 
 def _expectation_problems(validation: Any) -> Iterator[Problem]:
-    """Expectation types that Great Expectations does not have; its names are those of its modules, read unimported."""
+    """Expectations that do not exist. Names of modules are names of expectations, and listing them imports nothing."""
     spec = importlib.util.find_spec("great_expectations")
     assert spec is not None
     assert spec.origin is not None
@@ -111,10 +117,6 @@ def _model_problems(model: Model) -> Iterator[Problem]:
         yield from _pretrained_problems(("model", "pretrained"), model.pretrained, weights=True)
 
 
-def _adapter_problems(model: Model, launch: Launch) -> Iterator[Problem]:
-    yield from network.conflicts(model, launch)
-
-
 def _tokenizer_problems(tokenization: Any) -> Iterator[Problem]:
     if isinstance(tokenization.tokenizer, PretrainedTokenizer):
         yield from _pretrained_problems(
@@ -128,17 +130,20 @@ def _pretrained_problems(key: tuple[str, ...], path: str, *, weights: bool) -> I
     folder = Path(path)
     if folder.is_dir():
         if weights and has_only_pickle(folder):
-            yield Problem(key, f"{path} holds weights as pickle only", "convert them with `save_pretrained`")
+            what = f"{path} has weights only as pickle files, which are never loaded"
+            yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
         elif not (folder / ("config.json" if weights else "tokenizer.json")).exists():
-            yield Problem(key, f"{path} holds no {'config.json' if weights else 'tokenizer.json'}", "check the folder")
+            yield Problem(key, f"{path} has no {'config.json' if weights else 'tokenizer.json'}", "check the folder")
     elif path.startswith((".", "/", "~")) or path.count("/") != 1:
-        yield Problem(key, f"there is no folder {path}", "give a folder of this machine, or owner/name on the Hub")
+        yield Problem(
+            key, f"there is no folder {path}", "give a local folder, or owner/name for a repository on the Hub"
+        )
 
 
 def _length_problems(model: Model, tokenization: Any) -> Iterator[Problem]:
     positions = (model.config or {}).get("max_position_embeddings", (model.config or {}).get("n_positions"))
     if isinstance(positions, int) and positions < tokenization.max_length:
-        what = f"{tokenization.max_length} tokens are more than the model's {positions} positions"
+        what = f"{tokenization.max_length} tokens exceed the model's {positions} positions"
         yield Problem(("tokenization", "max_length"), what, f"use at most {positions}")
 
 
@@ -146,9 +151,6 @@ def _training_problems(training: Training) -> Iterator[Problem]:
     from transformers import SchedulerType
     from transformers.training_args import OptimizerNames
 
-    from trainer.loop import arguments
-
-    yield from arguments.problems(training.arguments)
     for key, value, kind in (
         ("lr_scheduler", training.lr_scheduler, SchedulerType),
         ("optimizer", training.optimizer, OptimizerNames),
@@ -177,7 +179,7 @@ def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation:
         for name in own.directions if own else ():
             if name in known:
                 key = ("evaluation", "metrics", "directions", name)
-                yield Problem(key, f"{objective.name} computes a {name} of its own", "give yours another name")
+                yield Problem(key, f"{objective.name} already computes {name}", "give your metric another name")
         known += own.directions if own else []
         if training.best_metric not in known:
             what = f"{objective.name} does not compute {training.best_metric!r}"
@@ -185,49 +187,47 @@ def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation:
 
 
 def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
-    """Metrics that the gate asks for, and nobody computes, or that do not compare."""
+    """Metrics that the gate needs but that do not exist or cannot be compared, and functions of slices."""
     if objective.name not in objectives.names():
         return
     found, gate = objectives.find(objective.name), evaluation.gate
     resampled = [*found.metrics, *found.evaluate_only_metrics]
     known = [*resampled, *(evaluation.metrics.directions if evaluation.metrics else ())]
-    asked: list[tuple[tuple[str, ...], str, list[str]]] = [
+    required: list[tuple[tuple[str, ...], str, list[str]]] = [
         *((("floors", name), name, known) for name in gate.floors),
         *((("slice_floors", name), name, resampled) for name in gate.slice_floors),
     ]
     if gate.metric:
-        asked.append((("metric",), gate.metric, resampled))
-    for key, name, among in asked:
-        if name not in among:
-            own = "is the recipe's own, which has no interval" if name in known else "is computed by nobody"
-            yield Problem(("evaluation", "gate", *key), f"{name!r} {own}", suggestion(name, among, "metrics"))
+        required.append((("metric",), gate.metric, resampled))
+    for key, name, usable in required:
+        if name not in usable:
+            what = f"{name} has no confidence interval" if name in known else f"unknown metric {name}"
+            yield Problem(("evaluation", "gate", *key), what, suggestion(name, usable, "metrics"))
     if gate.metric in found.tokenizer_dependent and found.main_metric not in found.tokenizer_dependent:
-        what = f"{gate.metric} does not compare with a champion that has another tokenizer"
-        yield Problem(("evaluation", "gate", "metric"), what, f"use {found.main_metric}, or leave it out")
+        what = f"{gate.metric} cannot be compared with a champion that has another tokenizer"
+        yield Problem(("evaluation", "gate", "metric"), what, f"use {found.main_metric}, or remove this key")
     if (gate.slice_floors or gate.slice_margin) and not evaluation.slices:
-        what = "there are no slices that could miss it"
+        what = "there are no slices to hold to `slice_floors` or `slice_margin`"
         yield Problem(("evaluation", "gate"), what, "name columns or functions in evaluation.slices")
-    for i, division in enumerate(evaluation.slices):
+    for i, slice_by in enumerate(evaluation.slices):
         try:
-            if division.function:
-                bind(division.function, f"evaluation.slices.{i}.function", 1)
+            if slice_by.function:
+                bind(slice_by.function, f"evaluation.slices.{i}.function", 1)
         except RecipeError as error:
             yield Problem.of(error, ("evaluation", "slices", i))
 
 
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
-    from trainer.loop.arguments import conflicts
     from trainer.loop.batch import split_batch
     from trainer.loop.sharding import check_installed
 
-    yield from conflicts(training, launch)
     try:
         split_batch(training.global_batch_size, launch)
     except EvergreenError as error:
         yield Problem(("launch", "num_processes"), error.what, error.fix)
     if launch.accelerate_config and not Path(launch.accelerate_config).is_file():
         what = f"there is no file {launch.accelerate_config}"
-        yield Problem(("launch", "accelerate_config"), what, "name one of params/accelerate, or one of your own")
+        yield Problem(("launch", "accelerate_config"), what, "check the path; params/accelerate has examples")
     try:
         check_installed(launch)
     except EvergreenError as error:
@@ -253,15 +253,17 @@ def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
 
 
 def _secret_problems(document: Document) -> Iterator[Problem]:
-    """Secrets in the recipe's text, all of which goes into git, the report and the model card."""
+    """Secrets in the recipe, which is published with the model."""
     from tasks.publishing.secrets import find_secrets
 
     for found in find_secrets("line", document.path):
-        yield Problem((), found, "take it out; a token belongs into HF_TOKEN, a password into a variable `${NAME}`")
+        yield Problem(
+            (), found, "remove it; put tokens into HF_TOKEN, and write `${NAME}` for a password in a variable"
+        )
 
 
 def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Problem]:
-    """A recipe in params/ that DVC does not know, or knows with another objective or other data."""
+    """Differences between a recipe in params/ and its entry in dvc.yaml."""
     root = document.path.resolve().parent.parent
     if document.path.resolve().parent.name != "params" or not (root / "dvc.yaml").is_file():
         return
@@ -276,17 +278,17 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
         fix = (
             f"add `{document.path.stem}: {{data: ..., objective: ..., code: trainer/losses.py}}` under `recipes:` there"
         )
-        yield Problem((), "dvc.yaml does not list this recipe with its data, its objective and its code", fix)
+        yield Problem((), "dvc.yaml has no entry for this recipe with its data, objective and code", fix)
         return
     if "evaluation" in sections and "metrics" not in document.content["evaluation"]:
-        yield Problem(("evaluation",), "`metrics` is not there, and DVC watches it", "write `metrics: null`")
+        yield Problem(("evaluation",), "`metrics` is missing, and DVC watches it", "write `metrics: null`")
     for part in ("objective", "training", "evaluation"):
         named = source_files(sections[part].model_dump(mode="json")) if part in sections else ()
         for name, path in named:
             inside = path.is_relative_to(root) and not path.is_relative_to(root / ".venv")
             if inside and not path.is_relative_to(root / "trainer") and code not in (path, *path.parents):
-                what = f"dvc.yaml watches {entry['code']} for this recipe, and {name} is not in it"
-                yield Problem((part,), what, "write the file or folder there, as `code:`")
+                what = f"dvc.yaml watches {entry['code']} for this recipe, which does not contain {name}"
+                yield Problem((part,), what, "set `code:` there to the file or folder that does")
     if "objective" in sections and objective != sections["objective"].name:
         what = f"dvc.yaml lists this recipe with objective {objective}"
         yield Problem(("objective", "name"), what, f"write `objective: {sections['objective'].name}` there")
@@ -295,8 +297,8 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
         for split in ("train", "validation", "test"):
             pattern = getattr(source, split)
             if pattern and watched not in ((root / pattern).resolve(), *(root / pattern).resolve().parents):
-                what = f"dvc.yaml watches {entry['data']} for this recipe, and {pattern} is not in it"
-                yield Problem(("data", "source", split), what, "write the file or folder there, as `data:`")
+                what = f"dvc.yaml watches {entry['data']} for this recipe, which does not contain {pattern}"
+                yield Problem(("data", "source", split), what, "set `data:` there to the file or folder that does")
 
 
 def _closest(name: str, known: list[str]) -> str:
@@ -304,13 +306,11 @@ def _closest(name: str, known: list[str]) -> str:
     return fix if fix.startswith("did") else "check the spelling"
 
 
-_LOOKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
+_CHECKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
     (_objective_problems, ("objective",)),
-    (_conflict_problems, ("objective", "model", "training", "launch")),
     (_column_problems, ("objective", "data", "evaluation")),
     (_expectation_problems, ("validation",)),
     (_model_problems, ("model",)),
-    (_adapter_problems, ("model", "launch")),
     (_tokenizer_problems, ("tokenization",)),
     (_length_problems, ("model", "tokenization")),
     (_training_problems, ("training",)),
@@ -320,4 +320,4 @@ _LOOKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
     (_launch_problems, ("training", "launch")),
     (_publish_problems, ("publish", "launch")),
 ]
-"""Looks, and the sections that each of them needs to be sound."""
+"""Checks, and the sections that each of them needs to be valid."""

@@ -121,7 +121,7 @@ class Analysis:
     def _slice(self, slice_by: str, name: str, own: Scores, champion: Scores | None) -> Iterator[SliceResult]:
         """The results of one slice in the metric that decides, and in those with a floor."""
         settings, resampler, directions = self.evaluation.gate, self.resampler, self.scored.directions
-        is_judged = len(own) >= settings.slice_rows
+        is_judged = len(own) >= settings.min_slice_rows
         value = resampler.metrics(own)
         other = resampler.metrics(champion) if champion is not None else {}
         intervals = self._intervals(own) if is_judged else {}
@@ -148,7 +148,7 @@ class Analysis:
 
     def _worst(self, scores: Scores) -> list[WorstRow]:
         row_error = self.objective.row_error(scores.columns)
-        positions = np.argsort(-row_error, kind="stable")[: self.evaluation.worst]
+        positions = np.argsort(-row_error, kind="stable")[: self.evaluation.worst_rows]
         ids = [int(scores.row_ids[position]) for position in positions]
         texts = read_texts(self.rows, ids, self.objective.text)
         return [

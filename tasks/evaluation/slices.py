@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from params import DataError, RecipeError
 from params.importing import bind
-from params.schema import Slice
+from params.schema import SliceBy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,7 +22,7 @@ _MAX_SLICES = 1000
 
 
 def slice_positions(
-    rows: Path, slices: Sequence[Slice], row_ids: NDArray[np.int64]
+    rows: Path, slices: Sequence[SliceBy], row_ids: NDArray[np.int64]
 ) -> Iterator[tuple[str, dict[str, NDArray[np.int64]]]]:
     """Yield the name of each column or function to slice by, with the positions in `row_ids` of each slice's rows.
 
@@ -57,7 +57,7 @@ def slice_positions(
         yield slice_by.title, {name: np.array(found) for name, found in largest_first}
 
 
-def _slice_name_function(slice_by: Slice, where: str) -> Callable[[Mapping[str, Any]], str]:
+def _slice_name_function(slice_by: SliceBy, where: str) -> Callable[[Mapping[str, Any]], str]:
     if slice_by.function is None:
         column = str(slice_by.column)
         return lambda row: str(row[column])

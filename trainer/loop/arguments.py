@@ -15,7 +15,7 @@ from typing import Any
 
 import pydantic
 
-from params import ModelError, Problem, RecipeError
+from params import ModelError, Problem
 from params.loading import suggestion
 from params.schema import Direction, Launch, Training
 from trainer.loop import optimizers
@@ -186,15 +186,12 @@ def build(
         rows: sequences of the train split, by which a stream's epochs are counted.
 
     Raises:
-        RecipeError: the batch cannot be split over the processes, or a field is refused.
+        RecipeError: the batch cannot be split over the processes.
         ModelError: TrainingArguments itself refuses a value.
     """
     import torch
     from transformers import TrainingArguments
 
-    if refused := problems(training.arguments) + conflicts(training, launch):
-        lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in refused)
-        raise RecipeError("training", f"refused\n{lines}", "mend the keys above")
     micro_batch, accumulation = split_batch(training.global_batch_size, launch)
     own: dict[str, Any] = {
         "output_dir": str(folder),

@@ -128,8 +128,8 @@ def _bitsandbytes(quantization: Quantization) -> Any:
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=quantization.double,
-        bnb_4bit_compute_dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[quantization.compute],
+        bnb_4bit_use_double_quant=quantization.double_quant,
+        bnb_4bit_compute_dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[quantization.compute_dtype],
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pydantic
 
 from params import Problem, RecipeError
-from params.loading import suggestion
+from params.loading import problems_error, suggestion
 from params.schema import ObjectiveChoice
 from trainer.objectives.bases.objective import Objective
 
@@ -70,7 +70,6 @@ def build(choice: ObjectiveChoice) -> Objective[Any]:
     """
     problems = option_problems(choice)
     if problems:
-        lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in problems)
-        raise RecipeError("objective", f"is invalid\n{lines}", "fix these keys")
+        raise problems_error(problems)
     cls = find(choice.name)
     return cls(cls.options_class.model_validate(choice.options))

@@ -136,7 +136,7 @@ WRONG = {
     "wrong type": (
         ("max_length: 256", "max_length: long"),
         "max_length",
-        "input should be a valid integer, found 'long'; write a valid value (Longest sequence, in tokens.)",
+        "input should be a valid integer, found 'long'; write a valid value (Length of the longest sequence, in tokens.)",
     ),
     "text for a number": (("seed: 17", "seed: '17'"), "seed", "seed: input should be a valid integer, found '17'"),
     "yes for a bool": (("compare_untrained: true", "compare_untrained: yes"), "compare_untrained", "found 'yes'"),
@@ -176,7 +176,7 @@ WRONG = {
         "data.source.train: no such key; keys here: kind, function, arguments, refresh",
     ),
     "unknown kind": (("kind: function\n", "kind: functoin\n"), "kind: functoin", "data.source.kind: there is no kind"),
-    "no kind": (("    kind: function\n", ""), "source:", "data.source: does not say its `kind`; add `kind:`"),
+    "no kind": (("    kind: function\n", ""), "source:", "data.source: has no `kind`; add `kind:`"),
     "key missing in a tokenizer": (
         ("    vocab_size: 4096\n", ""),
         "tokenizer:",
@@ -205,15 +205,19 @@ WRONG = {
     "both lengths": (
         ("max_steps: 300", "max_steps: 300\n  epochs: 2"),
         "training:",
-        "training: give either `epochs` or `max_steps`; choose one",
+        "training: needs exactly one of `epochs` and `max_steps`; remove one of them",
     ),
-    "neither length": (("  max_steps: 300\n", ""), "training:", "training: give either `epochs` or `max_steps`"),
+    "neither length": (
+        ("  max_steps: 300\n", ""),
+        "training:",
+        "training: needs exactly one of `epochs` and `max_steps`; add one of them",
+    ),
     "both origins": (
         ("model:\n", "model:\n  pretrained: some/model\n"),
         "model:",
-        "model: give either `config` (random weights) or `pretrained` (a folder or repository); choose one",
+        "model: needs exactly one of `config` and `pretrained`; remove one of them",
     ),
-    "no model type": (("    model_type: llama\n", ""), "model:", "model: `config` needs a `model_type`"),
+    "no model type": (("    model_type: llama\n", ""), "model:", "model: `config` has no `model_type`; add one"),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
-from params.schema import Named, Section
+from params.schema import CallOrName, Section
 
 
 class GenerationOptions(Section):
@@ -22,7 +22,7 @@ class GenerationOptions(Section):
     """Render the prompt as a user's message by the tokenizer's chat template."""
     reference_columns: list[str] = Field(default=["answer"])
     """Columns that rewards get, beside `prompt` and `row_id`."""
-    rewards: list[Named] = Field(default=[])
+    rewards: list[CallOrName] = Field(default=[])
     """Functions of (completions, rows) that return one number per completion; trainer.rewards has some."""
     reward_weights: list[float] = Field(default=[])
     """The weight of each reward in their sum; by default 1."""

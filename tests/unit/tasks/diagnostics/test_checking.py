@@ -115,7 +115,7 @@ WRONG = {
     "positions": (
         {"model.config.max_position_embeddings": 16},
         "tokenization.max_length",
-        "32 tokens are more than the model's 16 positions; use at most 16",
+        "32 tokens exceed the model's 16 positions; use at most 16",
     ),
     "optimizer": (
         {"training.optimizer": "adamw_torsh"},
@@ -209,8 +209,8 @@ def test_pass_through_arguments_of_the_right_type_are_taken():
 def test_the_label_column_of_a_csv_is_looked_for():
     found = problems({"objective.label_column": "intent"}, **tiny.CLASSES)
     assert found == {
-        "objective": "it needs a column `intent`, which the source does not have; did you mean `text`?"
-        "; name it with the objective's `..._column` options"
+        "objective": "needs a column `intent`, which the source does not have; did you mean `text`?"
+        "; the objective's `..._column` options name it"
     }
 
 
@@ -224,11 +224,11 @@ def test_a_function_that_fails_is_a_problem_of_the_recipe(project, monkeypatch):
 
 def test_pretrained_folders():
     pickles = model_folder("pickles", "config.json", "pytorch_model.bin")
-    assert "pickle only" in problems({"model": {"pretrained": pickles}})["model.pretrained"]
+    assert "only as pickle files" in problems({"model": {"pretrained": pickles}})["model.pretrained"]
     empty = model_folder("empty")
-    assert "holds no config.json" in problems({"model": {"pretrained": empty}})["model.pretrained"]
+    assert "has no config.json" in problems({"model": {"pretrained": empty}})["model.pretrained"]
     tokenizer = {"tokenization.tokenizer": {"kind": "pretrained", "path": empty}}
-    assert "holds no tokenizer.json" in problems(tokenizer)["tokenization.tokenizer.path"]
+    assert "has no tokenizer.json" in problems(tokenizer)["tokenization.tokenizer.path"]
     good = model_folder("good", "config.json", "model.safetensors", "tokenizer.json")
     both = {"model": {"pretrained": good}, "tokenization.tokenizer": {"kind": "pretrained", "path": good}}
     assert problems(both) == {}
@@ -309,7 +309,7 @@ def test_a_recipe_in_params_must_be_listed_as_it_is_in_dvc_yaml(project):
     assert listed(project, "trial: {data: data/rows.csv, objective: causal_lm, code: trainer/losses.py}") == {}
     assert listed(project, "trial: {data: data, objective: causal_lm, code: trainer/losses.py}") == {}
     assert (
-        "does not list this recipe with its data, its objective and its code"
+        "has no entry for this recipe with its data, objective and code"
         in listed(project, "other: {data: data, objective: causal_lm, code: trainer/losses.py}")[""]
     )
     found = listed(project, "trial: {data: data/rows.csv, objective: sequence_classification, code: trainer/losses.py}")
@@ -317,7 +317,7 @@ def test_a_recipe_in_params_must_be_listed_as_it_is_in_dvc_yaml(project):
     assert "write `objective: causal_lm` there" in found["objective.name"]
     found = listed(project, "trial: {data: data/other.csv, objective: causal_lm, code: trainer/losses.py}")
     assert list(found) == ["data.source.train"]
-    assert "data/rows.csv is not in it" in found["data.source.train"]
+    assert "does not contain data/rows.csv" in found["data.source.train"]
 
 
 @pytest.mark.parametrize("entry", ["trial:", "trial: 3", "trial: {}", "trial: {data: data}", "[]", "trial"])

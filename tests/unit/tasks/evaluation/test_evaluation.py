@@ -167,7 +167,7 @@ def number_is_even(row):
 
 def test_slices_are_those_of_a_column_and_of_a_function(tmp_path):
     slices = ["label", {"name": "number", "function": f"{__name__}:number_is_even"}]
-    content = tiny.recipe({"evaluation.slices": slices, "evaluation.gate.slice_rows": 12}, **tiny.CLASSES)
+    content = tiny.recipe({"evaluation.slices": slices, "evaluation.gate.min_slice_rows": 12}, **tiny.CLASSES)
     artifacts, recipe = with_model(tmp_path, content)
     run(artifacts, recipe)
     rows = {row["row_id"]: row for row in pq.read_table(artifacts.rows / "test.parquet").to_pylist()}

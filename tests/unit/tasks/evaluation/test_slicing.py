@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError, RecipeError
-from params.schema import Slice
+from params.schema import SliceBy
 from tasks.evaluation.slices import read_texts, slice_positions
 
 OWN_CODE = """
@@ -43,13 +43,15 @@ def rows(tmp_path: Path, monkeypatch: Any) -> Iterator[Path]:
     sys.modules.pop("own_slices", None)
 
 
-def sliced(rows: Path, *slices: Slice, row_ids: tuple[int, ...] = (2, 3, 5, 7, 11)) -> dict[str, dict[str, list[int]]]:
+def sliced(
+    rows: Path, *slices: SliceBy, row_ids: tuple[int, ...] = (2, 3, 5, 7, 11)
+) -> dict[str, dict[str, list[int]]]:
     found = slice_positions(rows, slices, np.array(row_ids))
     return {name: {one: positions.tolist() for one, positions in slices.items()} for name, slices in found}
 
 
 def test_a_columns_values_are_its_slices_the_largest_first(rows: Path) -> None:
-    found = sliced(rows, Slice(column="language"), Slice(column="stars", name="rating"))
+    found = sliced(rows, SliceBy(column="language"), SliceBy(column="stars", name="rating"))
     assert found == {
         "language": {"en": [0, 2, 4], "None": [3], "de": [1]},
         "rating": {"1": [1, 2], "5": [0, 3], "3": [4]},
@@ -59,18 +61,18 @@ def test_a_columns_values_are_its_slices_the_largest_first(rows: Path) -> None:
 
 
 def test_a_function_names_the_slice_of_a_row(rows: Path) -> None:
-    by_length = Slice(name="length", function="own_slices:length")
+    by_length = SliceBy(name="length", function="own_slices:length")
     assert sliced(rows, by_length) == {"length": {"short": [0, 2, 4], "long": [1, 3]}}
 
 
 def test_rows_that_were_not_scored_are_in_no_slice_and_positions_count_the_others(rows: Path) -> None:
-    assert sliced(rows, Slice(column="language"), row_ids=(3, 5, 11)) == {"language": {"en": [1, 2], "de": [0]}}
-    assert sliced(rows, Slice(column="language"), row_ids=(3, 12)) == {"language": {"de": [0]}}
+    assert sliced(rows, SliceBy(column="language"), row_ids=(3, 5, 11)) == {"language": {"en": [1, 2], "de": [0]}}
+    assert sliced(rows, SliceBy(column="language"), row_ids=(3, 12)) == {"language": {"de": [0]}}
 
 
 def test_a_missing_column_is_told_with_those_there_are(rows: Path) -> None:
     with pytest.raises(RecipeError) as caught:
-        sliced(rows, Slice(column="stars"), Slice(column="country"))
+        sliced(rows, SliceBy(column="stars"), SliceBy(column="country"))
     assert caught.value.where == "evaluation.slices.1"
     assert caught.value.what == "the rows have no column `country`"
     assert caught.value.fix == "use one of row_id, text, language, stars"
@@ -78,14 +80,14 @@ def test_a_missing_column_is_told_with_those_there_are(rows: Path) -> None:
 
 def test_a_column_of_too_many_values_is_refused(rows: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("tasks.evaluation.slices._MAX_SLICES", 4)
-    assert len(sliced(rows, Slice(column="language"))["language"]) == 3
+    assert len(sliced(rows, SliceBy(column="language"))["language"]) == 3
     with pytest.raises(RecipeError, match="text gives 5 slices, more than the limit of 4"):
-        sliced(rows, Slice(column="text"))
+        sliced(rows, SliceBy(column="text"))
 
 
 def test_a_function_that_raises_is_named_with_the_row(rows: Path) -> None:
     with pytest.raises(RecipeError) as caught:
-        sliced(rows, Slice(name="odd", function="own_slices:fails"))
+        sliced(rows, SliceBy(name="odd", function="own_slices:fails"))
     assert caught.value.where == "evaluation.slices.0.function"
     assert "raised ZeroDivisionError for row_id 7" in caught.value.what
 

@@ -279,7 +279,7 @@ def training(**fields):
         (
             {"evaluation.metrics": METRICS | {"preprocess_logits": f"{OWN}:accuracy", "directions": {"loss": "min"}}},
             "evaluation.metrics.directions.loss",
-            "causal_lm computes a loss of its own",
+            "causal_lm already computes loss",
         ),
         (
             {"evaluation.metrics": METRICS, "training.best_metric": "hole"},

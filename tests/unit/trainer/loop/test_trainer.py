@@ -10,6 +10,7 @@ from transformers import Trainer
 from params import RecipeError
 from params.schema import Launch, Recipe
 from tests.support import tiny
+from tests.support.in_process import job, trainer_of
 from trainer.loop.arguments import build
 from trainer.loop.batch import split_batch
 from trainer.loop.trainer import PRIVATE_HOOKS, PRIVATE_STATE, EvergreenTrainer
@@ -47,9 +48,11 @@ def test_the_arguments_of_a_run_are_the_recipes(tmp_path):
     assert args.adam_beta2 == 0.95
     assert args.output_dir == str(tmp_path)
     assert args.report_to == []
-    refused = recipe.training.model_copy(update={"arguments": {"push_to_hub": True}})
-    with pytest.raises(RecipeError, match="push_to_hub: belongs to the pipeline"):
-        arguments(tmp_path, refused, recipe.launch)
+
+
+def test_what_belongs_to_the_pipeline_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match=r"training.arguments.push_to_hub: belongs to the pipeline"):
+        trainer_of(job(tmp_path, {"training.arguments": {"push_to_hub": True}}))
 
 
 def arguments(folder, training, launch, rows=240):

@@ -153,7 +153,7 @@ def quantized(root, bits, changes=None, **more):
 
 
 @needs_bitsandbytes
-@pytest.mark.parametrize(("bits", "more"), [(4, {"compute": "fp32"}), (4, {"double": False}), (8, {})])
+@pytest.mark.parametrize(("bits", "more"), [(4, {"compute_dtype": "fp32"}), (4, {"double_quant": False}), (8, {})])
 def test_adapters_learn_on_a_quantized_model_and_are_merged_into_the_full_one(tmp_path, bits, more):
     planned = quantized(tmp_path, bits, **more)
     trainer = trained(planned)

@@ -1,0 +1,34 @@
+"""Which sections of a recipe about training do not fit together, or do not work on this machine.
+
+`check` reports the conflicts before anything runs, and `trainer.build` refuses a job that has any.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from params import Problem
+from params.schema import Launch, Model, Training
+from trainer.loop import arguments
+from trainer.model import network
+from trainer.objectives.bases.objective import Objective
+
+
+def conflicts(
+    *,
+    objective: Objective[Any] | None,
+    model: Model | None,
+    training: Training | None,
+    launch: Launch | None,
+) -> list[Problem]:
+    """Return the conflicts within and between sections; those of a section that is None are left out."""
+    found: list[Problem] = []
+    if training:
+        found += arguments.problems(training.arguments)
+    if training and launch:
+        found += arguments.conflicts(training, launch)
+    if model and launch:
+        found += network.conflicts(model, launch)
+    if objective and model and training and launch:
+        found += objective.conflicts(model=model, training=training, launch=launch)
+    return found
