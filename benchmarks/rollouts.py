@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from benchmarks.workload import environment, sequences
 from params.schema import ObjectiveChoice
 from trainer import objectives
-from trainer.loop.metrics import Figures
+from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.rollout_trainer import RolloutTrainer
 from trainer.runtime.heartbeat import Heartbeat
 
@@ -97,7 +97,7 @@ def train(steps_per_generation: int) -> Rollouts:
         )
         made = Rollouts(
             objective=objective,
-            figures=Figures(objective, state={}, tokenizer=tokenizer, metrics=None),
+            metrics=EvaluationMetrics(objective, state={}, tokenizer=tokenizer, metrics=None),
             keep_checkpoints=1,
             identity={"benchmark": "yes"},
             heartbeat=Heartbeat(folder, 0),

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from params.schema import ObjectiveChoice
 from trainer import objectives
-from trainer.loop.metrics import Figures
+from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.runtime.heartbeat import Heartbeat
 
@@ -106,7 +106,7 @@ def trainer(kind: Kind, folder: Path, data: Dataset, *, hidden: int, layers: int
         made = Ours(
             **shared,
             objective=objective,
-            figures=Figures(objective, state={}, tokenizer=tokenizer, metrics=None),
+            metrics=EvaluationMetrics(objective, state={}, tokenizer=tokenizer, metrics=None),
             keep_checkpoints=2,
             identity={"benchmark": "yes"},
             heartbeat=Heartbeat(folder, 0),

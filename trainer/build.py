@@ -13,16 +13,16 @@ from trainer import objectives
 from trainer.checkpoints.sealed import step_of
 from trainer.conflicts import conflicts
 from trainer.data import tokens
-from trainer.data.streaming import Windows
+from trainer.data.streaming import ShuffledWindows
 from trainer.job import Job
 from trainer.loop import arguments, extensions
-from trainer.loop.metrics import Figures
+from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
 from trainer.reporting import trackers
 from trainer.reporting.metrics_log import MetricsLog
 from trainer.reporting.progress import Progress, follow_log_level
-from trainer.reporting.step_record import Recorder
+from trainer.reporting.step_record import StepRecorder
 from trainer.runtime.heartbeat import Heartbeat
 
 
@@ -62,7 +62,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     model = network.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed)
     objective.check_model(model)
     heartbeat.beat("starting")
-    figures = Figures(
+    metrics = EvaluationMetrics(
         objective,
         state=state,
         tokenizer=tokenizer,
@@ -71,7 +71,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     )
     trainer = extensions.trainer_class(training, extensions.base_class(objective.trainer_class))(
         objective=objective,
-        figures=figures,
+        metrics=metrics,
         keep_checkpoints=training.keep_checkpoints,
         save_minutes=training.save_minutes,
         lengths=tokens.read_lengths(job.tokens, "train") if training.group_by_length else None,
@@ -80,7 +80,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         stop_requested=stop_requested,
         model=model,
         args=args,
-        train_dataset=Windows(rows, seed=job.seed) if training.streaming else rows,
+        train_dataset=ShuffledWindows(rows, seed=job.seed) if training.streaming else rows,
         eval_dataset=tokens.read_split(job.tokens, "validation"),
         processing_class=tokenizer,
         loss=extensions.loss_function(training.loss) or objective.compute_loss_func(training),
@@ -92,7 +92,9 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     trainer.add_callback(Progress())
     trainer.add_callback(MetricsLog(job.folder))
     if job.record:
-        trainer.add_callback(Recorder(job.folder, trainer))
+        trainer.add_callback(
+            StepRecorder(job.folder, args.process_index, lambda: (trainer.training_data.rows, trainer.guard.losses))
+        )
     return trainer
 
 

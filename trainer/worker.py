@@ -1,7 +1,7 @@
 """One process of a training, started by accelerate: `accelerate launch -m trainer.worker <job.json>`.
 
-It reads the job, builds model and data, goes on from the job's checkpoint if there is one, trains, and leaves in the
-job's folder `best-<step>/`, `checkpoint-<step>/` and `finished.json`. It knows neither recipes nor stages.
+It builds model and data from the job, resumes from the job's checkpoint if there is one, trains, and leaves `best-<step>/`,
+`checkpoint-<step>/` and `finished.json` in the job's folder.
 """
 
 from __future__ import annotations
@@ -10,101 +10,110 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
+from params.artifacts import storage_errors
 from trainer.runtime.heartbeat import LOST_PEER, Heartbeat
 from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, exclusive
+from trainer.runtime.stop import listen_for_stop
 
 if TYPE_CHECKING:
     from trainer.job import Job
-    from trainer.loop.trainer import EvergreenTrainer
 
-logger = logging.getLogger("trainer")
-STOP = "stop"
-"""File in a run's folder that asks its processes to stop."""
-_SHORT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def main(job_path: Path) -> int:
-    """Train one job; the return value is the exit status, see params.errors."""
-    supervisor = os.environ.get(SUPERVISOR)
-    die_with_parent(ancestor=int(supervisor) if supervisor else None)
-    from params.artifacts import storage_errors
+    """Train one job and return the exit code, see params.errors."""
+    die_with_parent(ancestor=int(os.environ[SUPERVISOR]) if SUPERVISOR in os.environ else None)
     from trainer.job import Job
-    from trainer.runtime.imports import leave_out_unused
 
     job = Job.load(job_path)
     rank = int(os.environ.get("RANK", "0"))
     heartbeat = Heartbeat(job.folder, rank)
-    asked: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: asked.append(number))
-    logging.basicConfig(level=logging.ERROR if rank else logging.INFO, format="%(message)s", stream=sys.stdout)
-    logging.getLogger("accelerate").setLevel(logging.WARNING)  # it announces every file of a sharded checkpoint
-    alone = exclusive(job.folder / "trainer.lock", "a training in this folder", wait_s=30)
+    stop_requested = listen_for_stop(job.folder)
+    _log_to_stdout(rank)
+    lock = exclusive(job.folder / "trainer.lock", "a training in this folder", wait_s=30)
     try:
-        with alone if rank == 0 else contextlib.nullcontext(), storage_errors(job.folder):
-            leave_out_unused(job)
-            from trainer.build import build
-
-            trainer = build(job, heartbeat, lambda: bool(asked) or (job.folder / STOP).exists())
-            _train(job, trainer)
-    except EvergreenError as error:
-        heartbeat.fail(error)
-        return error.exit_code
+        with lock if rank == 0 else contextlib.nullcontext(), storage_errors(job.folder):
+            train(job, heartbeat, stop_requested)
     except Exception as error:
-        if isinstance(error, MemoryError) or any(sign in str(error) for sign in _SHORT_OF_MEMORY):
-            what = f"memory does not suffice: {error}"
-            heartbeat.fail(MemoryExhaustedError("launch.micro_batch_size", what, "lower it, or use a smaller model"))
-            return MemoryExhaustedError.exit_code
-        if _lost_a_peer(error):
-            heartbeat.beat(LOST_PEER)
-            return os.EX_TEMPFAIL
-        heartbeat.fail(ModelError("train", f"{type(error).__name__}: {error}", "its traceback stands above"))
-        raise
+        if (exit_code := _report(error, heartbeat)) is None:
+            raise
+        return exit_code
     heartbeat.beat("finished")
     return os.EX_OK
 
 
-def _lost_a_peer(error: Exception) -> bool:
-    """Whether this process failed only because another one did, which is then the cause."""
-    import torch
+def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) -> None:
+    """Train a job to its end and leave `finished.json`.
 
-    said = str(error).lower()
-    return isinstance(error, torch.distributed.DistError) or "gloo" in said or "connection closed by peer" in said
+    Raises:
+        PreemptedError: a stop was requested; there is a checkpoint at its step.
+    """
+    from trainer.runtime.imports import leave_out_unused
 
-
-def _train(job: Job, trainer: EvergreenTrainer) -> None:
+    leave_out_unused(job)  # before transformers is imported
     from transformers import TrainerState
 
+    from trainer.build import build
+    from trainer.checkpoints.position import Position
     from trainer.loop import sharding
-    from trainer.loop.trainer import is_finished
 
+    trainer = build(job, heartbeat, stop_requested)
     sharding.check(trainer, job.checkpoint)
     start = time.monotonic()
-    if job.checkpoint and is_finished(job.checkpoint):
+    if job.checkpoint and Position.load(job.checkpoint).finished:
         trainer.state = TrainerState.load_from_json(str(job.checkpoint / "trainer_state.json"))
     else:
         trainer.train(resume_from_checkpoint=str(job.checkpoint) if job.checkpoint else None)
-    trainer.accelerator.end_training()  # a process group that is still there lets DeepSpeed abort at exit
-    step, of = trainer.state.global_step, trainer.state.max_steps
+    trainer.accelerator.end_training()  # DeepSpeed aborts at exit if the process group still exists
+    step, last = trainer.state.global_step, trainer.state.max_steps
     if trainer.guard.stopped:
-        raise PreemptedError(
-            "train", f"stopped at step {step} of {of}, as asked", f"start again: checkpoint-{step} goes on"
-        )
+        fix = f"start again to resume from checkpoint-{step}"
+        raise PreemptedError("train", f"stopped on request at step {step} of {last}", fix)
     if trainer.is_world_process_zero():
-        note = {
+        result = {
             "step": step,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "history": trainer.state.log_history,
             "seconds": time.monotonic() - start,
         }
-        (job.folder / "finished.json").write_text(json.dumps(note), encoding="utf-8")
+        (job.folder / "finished.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+def _log_to_stdout(rank: int) -> None:
+    logging.basicConfig(level=logging.ERROR if rank else logging.INFO, format="%(message)s", stream=sys.stdout)
+    logging.getLogger("accelerate").setLevel(logging.WARNING)  # at INFO it names every file of a sharded checkpoint
+
+
+def _report(error: Exception, heartbeat: Heartbeat) -> int | None:
+    """Leave an error for the supervisor and return the exit code; None for an error whose traceback should be shown."""
+    if isinstance(error, EvergreenError):
+        heartbeat.fail(error)
+        return error.exit_code
+    if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
+        fix = "lower it, or use a smaller model"
+        heartbeat.fail(MemoryExhaustedError("launch.micro_batch_size", f"out of memory: {error}", fix))
+        return MemoryExhaustedError.exit_code
+    if _lost_peer(error):
+        heartbeat.beat(LOST_PEER)
+        return os.EX_TEMPFAIL
+    heartbeat.fail(ModelError("train", f"{type(error).__name__}: {error}", "see the traceback above"))
+    return None
+
+
+def _lost_peer(error: Exception) -> bool:
+    """Return whether this process failed only because another one did."""
+    import torch
+
+    message = str(error).lower()
+    return isinstance(error, torch.distributed.DistError) or "gloo" in message or "connection closed by peer" in message
 
 
 if __name__ == "__main__":

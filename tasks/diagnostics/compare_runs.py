@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from params import CheckpointError
 from params.hashing import file_sha256
-from trainer.checkpoints.sealed import IDENTITY, MANIFEST, POSITION, all_checkpoints, best_weights
+from trainer.checkpoints.position import POSITION
+from trainer.checkpoints.sealed import IDENTITY, MANIFEST, all_checkpoints, best_weights
 from trainer.reporting.clock import CLOCK_SUFFIXES
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
-    from trainer.loop.metrics import Figures
+    from trainer.loop.metrics import EvaluationMetrics
     from trainer.objectives.bases.objective import Objective
 
 _MAX_IDS_IN_ERROR = 5
@@ -91,7 +91,7 @@ def score(
     sequences: Dataset,
     *,
     objective: Objective[Any],
-    figures: Figures,
+    figures: EvaluationMetrics,
     batch_size: int,
     name: str,
 ) -> Scores:

@@ -35,7 +35,7 @@ from tasks.stages import save_report
 from tasks.tokenization.encoding import Encoder, encode_split
 from trainer import objectives
 from trainer.data import tokens
-from trainer.loop.metrics import Figures
+from trainer.loop.metrics import EvaluationMetrics
 from trainer.model.network import trained_model, untrained_model
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class _Scorer:
         """Score one model; `folder` holds the split's tokens, by default those of the tokenize stage."""
         split = self.evaluation.split
         network = load()
-        accumulator = Figures(self.objective, state=self.state, tokenizer=tokenizer, metrics=self.evaluation.metrics)
+        accumulator = EvaluationMetrics(self.objective, state=self.state, tokenizer=tokenizer, metrics=self.evaluation.metrics)
         scores = score(
             network,
             tokens.read_split(folder or self.artifacts.tokens, split),

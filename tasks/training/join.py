@@ -28,7 +28,7 @@ from trainer.job import Job
 from trainer.runtime import heartbeat
 from trainer.runtime.launcher import LaunchReport
 from trainer.runtime.lifetime import exclusive
-from trainer.worker import STOP
+from trainer.runtime.stop import STOP
 
 logger = logging.getLogger(__name__)
 

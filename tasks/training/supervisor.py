@@ -35,7 +35,7 @@ from trainer.loop.batch import split_batch
 from trainer.runtime import heartbeat
 from trainer.runtime.heartbeat import Pulse
 from trainer.runtime.launcher import LaunchReport
-from trainer.worker import STOP
+from trainer.runtime.stop import STOP
 
 logger = logging.getLogger(__name__)
 

@@ -131,7 +131,7 @@ def test_a_training_that_is_asked_to_stop_goes_on_from_the_step_that_it_names(
     assert "death signal" not in run.log(), "it reached the launcher too"
     errors = [pulse.error for pulse in run.pulses()]
     assert len(errors) == run.recipe["launch"]["num_processes"]
-    assert {(type(e), e.what) for e in errors if e} == {(PreemptedError, f"stopped at step {step} of 120, as asked")}
+    assert {(type(e), e.what) for e in errors if e} == {(PreemptedError, f"stopped on request at step {step} of 120")}
     said = run.finish()
     assert f" goes on at step {step} from " in said
     assert f"step {int(step) // 10 * 10 + 10} of 120" in said

@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 from params import Recipe, load
 from params.artifacts import Artifacts
 from tasks.tokenization.stage import tokenize
+from trainer.checkpoints.position import Position
 
 RECIPE: dict[str, Any] = {
     "seed": 3,
@@ -145,3 +146,9 @@ def tokenized(root: Path, content: dict[str, Any], sizes: dict[str, int] = SIZES
     write_sentences(artifacts, sizes)
     tokenize(artifacts, tokenization=made.tokenization, objective=made.objective)
     return artifacts, made
+
+
+def position(processes: int = 1) -> Position:
+    """The position of a checkpoint at the start of an epoch."""
+    order = {"epoch": 0, "batch": 0, "global_batch_size": 8}
+    return Position(order, None, [0.0] * processes, 0, lacks_evaluation=False, finished=False, processes=processes)

@@ -1,8 +1,7 @@
-"""Write checkpoints beside the training loop: the loop stops only while tensors are copied, a thread does the rest."""
+"""Write checkpoints beside the training loop: the loop only waits while tensors are copied; a thread does the rest."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from concurrent import futures
@@ -17,20 +16,21 @@ from torch.utils._pytree import tree_map_only
 from params import EvergreenError, StorageError
 from params.artifacts import storage_errors
 from trainer.checkpoints.fault_points import reached
-from trainer.checkpoints.sealed import IDENTITY, POSITION, STAGING, newest_sound, retain, seal, seal_best
+from trainer.checkpoints.position import Position
+from trainer.checkpoints.sealed import IDENTITY, STAGING, newest_sound, retain, seal, seal_best
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 class Snapshot:
-    """Copies of tensors in this machine's memory; a second copy of the same tensors goes into the memory of the first."""
+    """Copies of tensors in CPU memory, which every later copy of the same tensors uses again."""
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
 
     def take(self, state: Any) -> Any:
-        """`state` with every tensor copied; tensors that share memory share it in the copy too."""
+        """Return `state` with every tensor copied; tensors that share memory share it in the copy too."""
         copies: dict[tuple[Any, ...], torch.Tensor] = {}
         old, self._buffers = self._buffers, []
 
@@ -48,40 +48,40 @@ class Snapshot:
 
 
 class Writer:
-    """One thread that does what it is given, in that order; a failure is raised at the next call and ends all that follows."""
+    """A thread that runs functions one after another; after a failure it skips the rest, and the next call raises it."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
-        self._given: list[Future[None]] = []
+        self._submitted: list[Future[None]] = []
         self._failed = False
 
-    def give(self, work: Callable[[], None]) -> None:
-        """Have `work` done when all that was given before is done."""
-        self._given.append(self._thread.submit(self._run, work))
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run `work` in the thread, after everything submitted before."""
+        self._submitted.append(self._thread.submit(self._run, work))
 
-    def check(self) -> None:
-        """Raise what work has failed of, without waiting for any.
+    def raise_if_failed(self) -> None:
+        """Raise the error of work that has failed, without waiting.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        self._settle([f for f in self._given if f.done()])
+        self._settle([f for f in self._submitted if f.done()])
 
     def wait(self) -> None:
-        """Wait until everything is done.
+        """Wait until all work is done.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        self._settle(list(self._given))
+        self._settle(list(self._submitted))
 
-    def finish(self) -> None:
-        """Wait until everything is done, for one who has another failure to report."""
-        futures.wait(self._given)
+    def drain(self) -> None:
+        """Wait until all work is done, and ignore its errors: another one is already being raised."""
+        futures.wait(self._submitted)
 
     def _settle(self, done: list[Future[None]]) -> None:
         for future in done:
-            self._given.remove(future)
+            self._submitted.remove(future)
             future.result()
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -94,11 +94,11 @@ class Writer:
 
 
 class Saver:
-    """What one process writes of its run: checkpoints and best weights, copied by the loop and written beside it.
+    """Writes one process's part of checkpoints and best weights: the loop copies it, a thread writes it.
 
     Args:
         folder: the run's folder.
-        keep: how many checkpoints stay.
+        keep: number of checkpoints to keep.
         run: content of the run's `run.json`, see trainer.checkpoints.sealed.
     """
 
@@ -111,40 +111,48 @@ class Saver:
         self._copied: tuple[int, Any] = (-1, None)
         self._writes: list[Callable[[], None]] = []
         self._needed = 0
-        self.check, self.wait, self.finish = self._writer.check, self._writer.wait, self._writer.finish
+        self.raise_if_failed, self.wait, self.drain = (
+            self._writer.raise_if_failed,
+            self._writer.wait,
+            self._writer.drain,
+        )
 
-    def weights(self, step: int, model: PreTrainedModel) -> Any:
-        """The weights at this step; best weights and checkpoint of one step share the copy."""
+    def copy_weights(self, step: int, model: PreTrainedModel) -> Any:
+        """Return a copy of the weights at this step; best weights and checkpoint of one step share it."""
         if self._copied[0] != step:
-            self._writer.wait()  # the copy before is still being written
-            self._copied = (step, self._weights.take(_learned(model)))
+            self._writer.wait()  # the thread may still read the previous copy
+            self._copied = (step, self._weights.take(_trained_weights(model)))
         return self._copied[1]
 
-    def begin(self, step: int) -> None:
-        """Begin a checkpoint: an empty folder `.staging/checkpoint-<step>`, once the one before is written."""
+    def start_checkpoint(self, step: int) -> None:
+        """Make an empty folder `.staging/checkpoint-<step>`, after waiting for the checkpoint before it.
+
+        Raises:
+            StorageError: the disk has less room than the last checkpoint needed.
+        """
         self._writer.wait()
         shutil.rmtree(self._folder / STAGING, ignore_errors=True)
         free = shutil.disk_usage(self._folder).free
-        # Judged by what the one before needed; else a small file would fail first, and nobody say how much is missing.
+        # Otherwise a small file would fail first, without saying how much room is missing.
         if free < self._needed:
             raise _no_room(self._folder / STAGING, self._needed, free)
         self._writes, self._needed = [], 0
         self._staged(step).mkdir(parents=True)
 
     def add_weights(self, step: int, model: PreTrainedModel) -> None:
-        """Have the weights written to the checkpoint that was begun."""
-        weights, target = self.weights(step, model), str(self._staged(step))
+        """Add the weights to the started checkpoint."""
+        weights, target = self.copy_weights(step, model), str(self._staged(step))
         self._add("checkpoint.weights", weights, lambda: _write(model, target, weights))
 
     def add_optimizer(self, step: int, state: Any) -> None:
-        """Have the optimizer's state written to the checkpoint that was begun."""
+        """Add the optimizer's state to the started checkpoint."""
         copied, target = self._optimizer.take(state), self._staged(step) / "optimizer.pt"
         self._add("checkpoint.optimizer", copied, lambda: torch.save(copied, target))
 
-    def complete(self, step: int, position: dict[str, Any]) -> None:
-        """Add where the run goes on, and have the checkpoint written and sealed; every process has written its part."""
+    def finish_checkpoint(self, step: int, position: Position) -> None:
+        """Add the position, and let the thread write and seal the checkpoint; every process has written its part."""
         staged, target = self._staged(step), self._folder / f"checkpoint-{step}"
-        (staged / POSITION).write_text(json.dumps(position, indent=1), encoding="utf-8")
+        position.save(staged)
         (staged / IDENTITY).write_text(self._run, encoding="utf-8")
         reached("checkpoint.state")
         writes = self._writes
@@ -155,10 +163,10 @@ class Saver:
             seal(staged, target)
             retain(self._folder, self._keep)
 
-        self._writer.give(writing(self._folder / STAGING, self._needed, write))
+        self._writer.submit(checking_space(self._folder / STAGING, self._needed, write))
 
-    def best(self, step: int, model: PreTrainedModel, weights: Any, metric: str, value: float) -> None:
-        """Have `weights` written as the best so far, before any later checkpoint."""
+    def save_best(self, step: int, model: PreTrainedModel, weights: Any, metric: str, value: float) -> None:
+        """Let the thread write `weights` as the best so far, before any later checkpoint."""
         staging = self._folder / ".best"
 
         def write() -> None:
@@ -167,10 +175,10 @@ class Saver:
             reached("best.weights")
             seal_best(staging, step=step, metric=metric, value=value)
 
-        self._writer.give(writing(staging, nbytes(weights), write))
+        self._writer.submit(checking_space(staging, nbytes(weights), write))
 
-    def newest(self) -> Path | None:
-        """The newest checkpoint that the run could go on from."""
+    def newest_checkpoint(self) -> Path | None:
+        """Return the newest checkpoint that the run can resume from."""
         self._writer.wait()
         return newest_sound(self._folder, self._run)
 
@@ -182,23 +190,23 @@ class Saver:
         self._writes += [write, partial(reached, point)]
 
 
-def _learned(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The weights of a model; of one with adapters only those that learn: the others are the base model's."""
+def _trained_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the weights of a model; with adapters, only the trainable ones."""
     state: dict[str, torch.Tensor] = dict(model.state_dict())
     if not hasattr(model, "peft_config"):
         return state
-    learned = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    return {name: value for name, value in state.items() if name in learned}
+    trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    return {name: value for name, value in state.items() if name in trainable}
 
 
 def _write(model: PreTrainedModel, target: str, weights: Any) -> None:
-    # save_pretrained empties the mapping that it is given; peft would ask the Hub whether the base model's words are its own
+    # save_pretrained empties the mapping it gets. Without the argument, peft asks the Hub for the base model's vocabulary.
     adapters: dict[str, Any] = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
     model.save_pretrained(target, state_dict=dict(weights), **adapters)
 
 
 def nbytes(state: Any) -> int:
-    """Bytes of all tensors in `state`."""
+    """Return the bytes of all tensors in `state`."""
     total = 0
 
     def count(tensor: torch.Tensor) -> torch.Tensor:
@@ -210,8 +218,8 @@ def nbytes(state: Any) -> int:
     return total
 
 
-def writing(staging: Path, needed: int, work: Callable[[], None]) -> Callable[[], None]:
-    """`work` that writes `needed` bytes to `staging`; on a disk that is full it says how much is missing, and tidies up."""
+def checking_space(staging: Path, needed: int, work: Callable[[], None]) -> Callable[[], None]:
+    """Wrap `work`, which writes `needed` bytes to `staging`: on a full disk, raise how much is missing and clean up."""
 
     def guarded() -> None:
         try:
@@ -221,7 +229,7 @@ def writing(staging: Path, needed: int, work: Callable[[], None]) -> Callable[[]
             with storage_errors(staging.parent):
                 work()
         except EvergreenError as error:
-            shutil.rmtree(staging, ignore_errors=True)  # room for whoever has to report this
+            shutil.rmtree(staging, ignore_errors=True)  # leaves room for writing the error report
             if isinstance(error, StorageError) and (free := shutil.disk_usage(staging.parent).free) < needed:
                 raise _no_room(staging, needed, free) from error
             raise
@@ -233,4 +241,6 @@ def _no_room(staging: Path, needed: int, free: int) -> StorageError:
     unit = 2**20
     what = f"a checkpoint needs {needed / unit:.1f} MiB and {free / unit:.1f} MiB are free: "
     what += f"{(needed - free) / unit:.1f} MiB are missing"
-    return StorageError(str(staging.parent), what, "make room and start again: it goes on from the checkpoint before")
+    return StorageError(
+        str(staging.parent), what, "free that much and start again; the run resumes from the last checkpoint"
+    )

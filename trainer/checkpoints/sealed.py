@@ -22,12 +22,11 @@ from typing import Literal
 from params import CheckpointError
 from params.hashing import file_sha256
 from trainer.checkpoints.fault_points import reached
+from trainer.checkpoints.position import POSITION, Position
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-POSITION = "position.json"
-"""Where a run goes on: its place in the data, and what its log has gathered since its last line."""
 IDENTITY = "run.json"
 """What determines the run that a checkpoint is of, see trainer.identity."""
 STAGING = ".staging"
@@ -184,7 +183,7 @@ def _missing(checkpoint: Path) -> str | None:
     lacking = [what for what, names in _NEEDED.items() if not any(any(checkpoint.glob(n)) for n in names)]
     if lacking:
         return f"it lacks {', '.join(lacking)}"
-    processes = json.loads((checkpoint / POSITION).read_text(encoding="utf-8"))["processes"]
+    processes = Position.load(checkpoint).processes
     random_states = len(list(checkpoint.glob("rng_state*.pth")))
     if random_states != processes:
         return f"it has the random state of {random_states} of {processes} processes"

@@ -1,4 +1,4 @@
-"""Sequences that come as a stream: read once through, pass after pass, and taken up where a checkpoint left off."""
+"""Sequences from a stream, which is read pass after pass and resumes where a checkpoint left it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from params import DataError
-from trainer.data.order import STREAM_STATE, Rows, Ticket
+from trainer.data.datasets import STREAM_STATE, MapStyleDataset
+from trainer.data.order import SampleKey
 from trainer.data.randomness import seeded
 
 logger = logging.getLogger(__name__)
@@ -20,27 +21,27 @@ WINDOW = 1024
 
 
 @runtime_checkable
-class Resumable(Protocol):
-    """A stream that can say where it stands, and go there without reading what lies before."""
+class ResumableStream(Protocol):
+    """A stream that knows its position, and can go to one without reading everything before it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands in its pass."""
+        """Return the position in the current pass."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where a stream of the same data stood."""
+        """Go to a position of a stream of the same data."""
 
 
-class Windows(IterableDataset[Any]):
-    """Rows as a stream: windows of neighbouring rows in random order, shuffled within; nothing is read by itself.
+class ShuffledWindows(IterableDataset[Any]):
+    """A dataset as a stream: windows of neighbouring rows in random order, shuffled within, read one window at a time.
 
     Args:
-        rows: the data.
+        data: the dataset.
         seed: the recipe's seed.
         window: rows per window.
     """
 
-    def __init__(self, rows: Rows, *, seed: int, window: int = WINDOW) -> None:
-        self._rows = rows
+    def __init__(self, data: MapStyleDataset, *, seed: int, window: int = WINDOW) -> None:
+        self._data = data
         self._seed = seed
         self._window = window
         self._epoch = 0
@@ -51,39 +52,39 @@ class Windows(IterableDataset[Any]):
         self._epoch, self._taken = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """How many rows of the pass were taken."""
+        """Return how many rows of the pass were taken."""
         return {"taken": self._taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after so many rows; at most one window is read again."""
+        """Go on after that many rows; at most one window is read again."""
         self._taken = state["taken"]
 
     def __iter__(self) -> Iterator[Any]:
         generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self._epoch) % 2**63)
-        starts = range(0, len(self._rows), self._window)
+        starts = range(0, len(self._data), self._window)
         behind = 0
         for number in torch.randperm(len(starts), generator=generator).tolist():
-            window = range(starts[number], min(starts[number] + self._window, len(self._rows)))
+            window = range(starts[number], min(starts[number] + self._window, len(self._data)))
             order = torch.randperm(len(window), generator=generator).tolist()
             skipped = min(max(self._taken - behind, 0), len(window))
             behind += len(window)
             if skipped == len(window):
                 continue
-            read = [self._rows[i] for i in window]
+            read = [self._data[i] for i in window]
             for place in order[skipped:]:
                 self._taken += 1
                 yield read[place]
 
 
-class Streamed(Dataset[Any]):
-    """Tickets to examples, from a stream: a ticket's number is how many sequences stand before it.
+class SeededStream(Dataset[Any]):
+    """Examples of a stream by sample key; the key's number counts the sequences before it.
 
-    Each process reads the stream and keeps what is its own. A stream that is `Resumable` is taken up at once where a
-    checkpoint left it; any other is read again up to there.
+    Each process reads the whole stream and keeps its own sequences. A `ResumableStream` goes to a checkpoint's position at
+    once; any other stream is read again up to there.
 
     Args:
-        stream: the data; `set_epoch(n)`, where it has that, is called before the n-th pass.
-        seed: the recipe's seed; randomness in the stream depends on it and on the place in the stream.
+        stream: the data. Its `set_epoch(n)`, if it has one, is called before the n-th pass.
+        seed: the recipe's seed. Randomness in the stream depends on it and on the position.
     """
 
     def __init__(self, stream: IterableDataset[Any], seed: int) -> None:
@@ -97,29 +98,33 @@ class Streamed(Dataset[Any]):
     def __len__(self) -> int:
         raise TypeError("a stream has no length")
 
-    def __getitems__(self, tickets: list[Ticket]) -> list[tuple[Ticket, Any]]:
-        """The examples of one micro-batch; the last one carries where the stream stands then."""
-        while self._taken < tickets[0][1]:
+    def __getitems__(self, keys: list[SampleKey]) -> list[tuple[SampleKey, Any]]:
+        """Return the examples of one micro-batch; the last one carries the state of the stream after it."""
+        while self._taken < keys[0][1]:
             self._next()
-        found = [(ticket, self._next()) for ticket in tickets]
-        found[-1] = (tickets[-1], {**found[-1][1], STREAM_STATE: self.state_dict()})
+        found = [(key, self._next()) for key in keys]
+        found[-1] = (keys[-1], {**found[-1][1], STREAM_STATE: self.state_dict()})
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands."""
+        """Return the position."""
         inner = (
-            self._stream.state_dict() if isinstance(self._stream, Resumable) and _enters_exactly(self._stream) else None
+            self._stream.state_dict()
+            if isinstance(self._stream, ResumableStream) and _resumes_exactly(self._stream)
+            else None
         )
         return {"taken": self._taken, "pass": self._pass, "of_pass": self._of_pass, "stream": inner}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where a stream of the same data stood."""
+        """Go to a position of a stream of the same data."""
         self._taken, self._pass, self._of_pass = state["taken"], state["pass"], state["of_pass"]
         self._open()
-        if state["stream"] is not None and isinstance(self._stream, Resumable):
+        if state["stream"] is not None and isinstance(self._stream, ResumableStream):
             self._stream.load_state_dict(state["stream"])
             return
-        logger.info("train: the stream cannot be entered in the middle: reading %d sequences again", self._of_pass)
+        logger.info(
+            "train: the stream cannot resume in the middle of a pass: reading %d sequences again", self._of_pass
+        )
         self._taken -= self._of_pass
         again, self._of_pass = self._of_pass, 0
         for _ in range(again):
@@ -149,8 +154,8 @@ class Streamed(Dataset[Any]):
             return example
 
 
-def _enters_exactly(stream: object) -> bool:
-    """Whether a stream goes on with the next example; the shuffle buffer of `datasets` would lose what was in it."""
+def _resumes_exactly(stream: object) -> bool:
+    """Return whether a stream resumes with the next example; the shuffle buffer of `datasets` loses its content."""
     inner = getattr(stream, "_ex_iterable", None)
     while inner is not None:
         if type(inner).__name__ == "BufferShuffledExamplesIterable":

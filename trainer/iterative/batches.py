@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trainer.iterative.collator import Features, RowCollator
-from trainer.loop.collectives import Agreement
+from trainer.loop.collectives import Collectives
 
 Batch = Mapping[str, torch.Tensor]
 
@@ -65,7 +65,7 @@ def make_batches(
 
 
 def agree_on_batches(
-    agreement: Agreement, process: int, make: Callable[[], tuple[list[Batch], int]], count: Callable[[Any], int]
+    agreement: Collectives, process: int, make: Callable[[], tuple[list[Batch], int]], count: Callable[[Any], int]
 ) -> StepBatches:
     """Make this process's micro-batches, and as many as on the process that has the most.
 

@@ -42,7 +42,7 @@ from trainer.iterative.card import model_card
 from trainer.iterative.collator import RowCollator
 from trainer.iterative.configuration import IterativeSFTConfig, check_arguments
 from trainer.iterative.loading import load_model, load_tokenizer, name_of
-from trainer.loop.collectives import Agreement
+from trainer.loop.collectives import Collectives
 
 logger = logging.get_logger(__name__)
 
@@ -118,7 +118,7 @@ class IterativeSFTTrainer(Trainer):
         if args.activation_checkpointing:
             options = dict(args.activation_checkpointing_kwargs or {})
             model.activation_checkpointing_enable(activation_checkpointing_kwargs=options or None)
-        self._agreement = Agreement()
+        self._collectives = Collectives()
         self._prepare_for_training(self._planned_steps, None, None)
         self.is_in_train = True  # otherwise an evaluation in half precision would cast the weights in training
         self._running = False
@@ -260,7 +260,7 @@ class IterativeSFTTrainer(Trainer):
             return batches, len(rows)
 
         count = self.row_collator.count_predicted
-        return agree_on_batches(self._agreement, self.args.process_index, make, count)
+        return agree_on_batches(self._collectives, self.args.process_index, make, count)
 
     @property
     def _planned_steps(self) -> int:

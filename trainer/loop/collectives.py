@@ -1,4 +1,4 @@
-"""Decisions that all processes of a training take together, whatever the devices that they train on."""
+"""What the processes of a training tell each other, whatever devices they train on."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 import torch.distributed as dist
 
 
-class Agreement:
-    """Talks over a process group of its own, on the CPU: no device has to wait. Alone, it agrees with itself."""
+class Collectives:
+    """Collective operations over a CPU process group of its own, so that no device has to wait."""
 
     def __init__(self) -> None:
-        together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        self._group = dist.new_group(backend="gloo") if together else None
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self._group = dist.new_group(backend="gloo") if several else None
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """For each flag, whether some process raised it."""
+        """Return for each flag whether any process set it."""
         if self._group is None:
             return flags
         votes = torch.tensor(flags, dtype=torch.int32)
@@ -24,13 +24,13 @@ class Agreement:
         return tuple(bool(vote) for vote in votes.tolist())
 
     def gather(self, value: Any) -> list[Any]:
-        """The value of each process, by rank."""
+        """Return the value of each process, by rank."""
         if self._group is None:
             return [value]
         values: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def wait(self) -> None:
-        """Wait until every process has come here."""
+    def barrier(self) -> None:
+        """Wait for every process to call this."""
         self.any(False)  # noqa: FBT003

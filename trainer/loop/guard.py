@@ -1,32 +1,48 @@
-"""Looks at every optimizer step before it changes the weights, and decides with all processes on saving and stopping."""
+"""Checks every optimizer step before it changes the weights, and decides on saving and stopping for all processes."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from params import DivergedError
+from trainer.checkpoints.saver import Saver
+from trainer.data.loading import TrainingData
+from trainer.loop.collectives import Collectives
 
-if TYPE_CHECKING:
-    from trainer.loop.trainer import EvergreenTrainer
+
+class GuardedTrainer(Protocol):
+    """The Trainer whose steps a guard checks."""
+
+    args: TrainingArguments
+    accelerator: Any
+    collectives: Collectives
+    saver: Saver
+    training_data: TrainingData
+
+    def on_prepared(self) -> None:
+        """Called when model and state are ready, before the first step."""
+
+    def wait_before_fork(self) -> None:
+        """Called before loader workers start."""
 
 
 class Guard(TrainerCallback):
-    """Stops all processes at the same step, with a checkpoint; and before a step that is not finite, without one.
+    """Stops all processes at the same step with a checkpoint, or before a step that is not finite without one.
 
     Args:
-        trainer: the trainer whose steps these are.
-        save_minutes: a checkpoint is due after so many minutes, beside every `args.save_steps` steps.
-        stop_requested: asked at every step; True on one process stops all of them.
+        trainer: the Trainer whose steps to check.
+        save_minutes: save after this many minutes too, beside every `args.save_steps` steps.
+        stop_requested: called at every step; True on one process stops all of them.
     """
 
     def __init__(
-        self, trainer: EvergreenTrainer, *, save_minutes: float | None, stop_requested: Callable[[], bool]
+        self, trainer: GuardedTrainer, *, save_minutes: float | None, stop_requested: Callable[[], bool]
     ) -> None:
         self._trainer = trainer
         self._save_minutes = save_minutes
@@ -34,11 +50,11 @@ class Guard(TrainerCallback):
         self._saved_at_s = time.monotonic()
         self._is_due, self._stops = False, False
         self.stop_at_step: int | None = None
-        """Stop after this step as if asked to."""
+        """Stop after this step as if a stop were requested."""
         self.stopped = False
-        """Whether training ended because it was asked to, before its last step."""
+        """Whether training stopped on request, before its last step."""
         self.lacks_evaluation = False
-        """Whether the evaluation that belongs to the current step was left out, for the next start to make up for."""
+        """Whether the evaluation at the current step was skipped, so that the next start has to do it."""
         self.micro_losses: list[torch.Tensor] = []
         """Loss of each micro-batch of the current step, on this process."""
         self.gradient_norm: Any = 0.0
@@ -52,7 +68,7 @@ class Guard(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        self._trainer.begin()
+        self._trainer.on_prepared()
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
@@ -62,8 +78,8 @@ class Guard(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        self._trainer.saver.check()
-        scaled = self._trainer.accelerator.scaler is not None  # fp16: such a step is skipped, and the scale lowered
+        self._trainer.saver.raise_if_failed()
+        scaled = self._trainer.accelerator.scaler is not None  # fp16 skips such a step, and lowers the scale
         norm = float(self.gradient_norm or 0.0)
         diverged = not math.isfinite(sum(self.losses)) or not (scaled or math.isfinite(norm))
         is_due = (
@@ -72,19 +88,19 @@ class Guard(TrainerCallback):
             and time.monotonic() - self._saved_at_s >= 60 * self._save_minutes
         )
         stops = self._stop_requested() or state.global_step + 1 == self.stop_at_step
-        diverged, self._stops, self._is_due = self._trainer.agreement.any(diverged, stops, is_due)
+        diverged, self._stops, self._is_due = self._trainer.collectives.any(diverged, stops, is_due)
         if diverged:
             raise self._divergence(norm, state.global_step + 1)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.micro_losses = []
-        self._trainer.advance()
+        self._trainer.training_data.advance()
         self.lacks_evaluation = False
         ends = state.global_step >= state.max_steps
-        asked = control.should_save or control.should_training_stop  # by a callback of the recipe
-        control.should_save = asked or ends or self._is_due or state.global_step % args.save_steps == 0
+        by_callback = control.should_save or control.should_training_stop
+        control.should_save = by_callback or ends or self._is_due or state.global_step % args.save_steps == 0
         if self._stops and not ends:
-            self.lacks_evaluation = control.should_evaluate  # it would take too long for who waits for the end
+            self.lacks_evaluation = control.should_evaluate  # it would delay the stop
             control.should_evaluate = False
             control.should_save = control.should_training_stop = self.stopped = True
 
@@ -92,17 +108,17 @@ class Guard(TrainerCallback):
         self._saved_at_s = time.monotonic()
 
     def _divergence(self, norm: float, step: int) -> DivergedError:
-        """What went wrong, on whatever process; every process raises the same."""
-        agreement, rows_here = self._trainer.agreement, self._trainer.rows
-        odd = [(loss, rows) for loss, rows in zip(self.losses, rows_here, strict=True) if not math.isfinite(loss)]
-        found = [pair for pairs in agreement.gather(odd) for pair in pairs]
+        """Return the error that every process raises, whichever of them diverged."""
+        collectives, own_rows = self._trainer.collectives, self._trainer.training_data.rows
+        infinite = [(loss, rows) for loss, rows in zip(self.losses, own_rows, strict=True) if not math.isfinite(loss)]
+        found = [pair for pairs in collectives.gather(infinite) for pair in pairs]
         if found:
-            said, rows = f"the loss is {found[0][0]}", {row for _, of in found for row in of}
+            what, affected = f"the loss is {found[0][0]}", {row for _, rows in found for row in rows}
         else:
-            said = f"the loss is finite, but the norm of the gradient is {norm}"
-            rows = {row for everyones in agreement.gather(rows_here) for of in everyones for row in of}
-        newest = self._trainer.saver.newest() if self._trainer.args.process_index == 0 else None
-        kept = agreement.gather(newest)[0]
+            what = f"the loss is finite, but the norm of the gradient is {norm}"
+            affected = {row for all_rows in collectives.gather(own_rows) for rows in all_rows for row in rows}
+        newest = self._trainer.saver.newest_checkpoint() if self._trainer.args.process_index == 0 else None
+        kept = collectives.gather(newest)[0]
         fix = "lower training.learning_rate, or look at these rows with `evergreen trace`; "
         fix += f"the last checkpoint is {kept.name}" if kept else "there is no checkpoint before it"
-        return DivergedError("training", f"{said} at step {step}, rows {sorted(rows)}", fix)
+        return DivergedError("training", f"{what} at step {step}, rows {sorted(affected)}", fix)

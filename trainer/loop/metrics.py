@@ -1,4 +1,4 @@
-"""The figures of an evaluation: those of the objective, in constant memory, and the recipe's own, of the whole split."""
+"""The metrics of an evaluation: the objective's in constant memory, and the recipe's own, over the whole split at once."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 
     from trainer.objectives.bases.objective import Example, Objective, State
 
-Measured = tuple["torch.Tensor", ...]
-"""Of a batch: scores (B, K) and, with metrics of one's own, predictions, labels and inputs, each (B, ...)."""
+Measurement = tuple["torch.Tensor", ...]
+"""Of a batch: scores (B, K) and, if the recipe has metrics of its own, predictions, labels and inputs, each (B, ...)."""
 
 
-class Figures:
-    """The figures of an evaluation.
+class EvaluationMetrics:
+    """Measures batches and accumulates the metrics of an evaluation.
 
     Args:
-        objective: measures batches.
-        state: what the objective learned from the train split.
-        tokenizer: that of the model.
-        metrics: the recipe's own.
-        to_cpu_every: batches after which what own metrics need is moved off the GPU; by default only at the end.
+        objective: computes the scores of a batch, and metrics from scores.
+        state: what the objective collected from the train split.
+        tokenizer: the model's tokenizer.
+        metrics: the recipe's own metrics.
+        to_cpu_every: number of batches after which measurements for the recipe's own metrics move off the GPU; by default
+            only at the end.
     """
 
     def __init__(
@@ -55,14 +56,14 @@ class Figures:
             if metrics.preprocess_logits:
                 self._preprocess = bind(metrics.preprocess_logits, "evaluation.metrics.preprocess_logits", 2)
         self._to_cpu_every = to_cpu_every
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        self._meter = MetricAccumulator(self._objective, self._state)
-        self._kept: list[Any] = []
+    def _reset(self) -> None:
+        self._accumulator = MetricAccumulator(self._objective, self._state)
+        self._measurements: list[Any] = []
 
-    def measure(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Measured:
-        """What is kept of a batch."""
+    def measure(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Measurement:
+        """Return what the metrics need of a batch."""
         from trainer.objectives.bases.likelihood import Likelihood, logits_of
 
         batch = self._objective.prepare_inputs(model, batch)
@@ -72,18 +73,18 @@ class Figures:
             scores = self._objective.score_batch(model, batch, self._tokenizer)
             return (scores, scores, batch.get("labels", batch["input_ids"]), batch["input_ids"])
         logits, labels = logits_of(model, batch), batch["labels"]
-        written = self._objective.generate(model, batch, self._tokenizer)
+        generated = self._objective.generate(model, batch, self._tokenizer)
         if self._preprocess is not None:
             predictions = self._preprocess(logits, labels)
         else:
-            predictions = logits.argmax(-1) if written is None else written
-        scores = self._objective.score_outputs(logits, written, labels, self._tokenizer)
+            predictions = logits.argmax(-1) if generated is None else generated
+        scores = self._objective.score_outputs(logits, generated, labels, self._tokenizer)
         return (scores, predictions, labels, batch["input_ids"])
 
     def batches(
         self, model: PreTrainedModel, sequences: Dataset, *, batch_size: int
-    ) -> Iterator[tuple[list[Example], Measured]]:
-        """Yield the examples of a split batch by batch, with what is kept of them, on the CPU."""
+    ) -> Iterator[tuple[list[Example], Measurement]]:
+        """Yield the examples of a split batch by batch, with their measurement on the CPU."""
         import torch
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -95,60 +96,65 @@ class Figures:
                 for name, value in self._objective.collate(examples, self._tokenizer).items()
             }
             with torch.inference_mode():
-                measured = self.measure(model, batch)
-            yield examples, tuple(part.cpu() for part in measured)
+                measurement = self.measure(model, batch)
+            yield examples, tuple(tensor.cpu() for tensor in measurement)
 
-    def update(self, measured: Measured) -> None:
-        """Take in what is kept of a batch, of all processes."""
-        self._meter.update(measured[0])
+    def update(self, measurement: Measurement) -> None:
+        """Add the measurement of a batch, gathered from all processes."""
+        self._accumulator.update(measurement[0])
         if self._function is not None:
-            self._kept.append(measured)
-            if self._to_cpu_every and len(self._kept) % self._to_cpu_every == 0:
-                self._kept = [tuple(_array(part) for part in parts) for parts in self._kept]
+            self._measurements.append(measurement)
+            if self._to_cpu_every and len(self._measurements) % self._to_cpu_every == 0:
+                self._measurements = [tuple(_array(tensor) for tensor in one) for one in self._measurements]
 
     def compute(self) -> dict[str, float]:
-        """The figures of all batches so far; the next batch begins anew.
+        """Return the metrics of all batches so far, and start a new evaluation.
 
         Raises:
-            ModelError: a function of the recipe fails, or does not give the figures that the recipe names.
+            ModelError: the recipe's function fails, or does not return the metrics that the recipe names.
         """
-        figures = self._meter.compute()
+        metrics = self._accumulator.compute()
         if self._function is not None:
-            figures |= self._own(self._function)
-        self._begin()
-        return figures
+            metrics |= self._own(self._function)
+        self._reset()
+        return metrics
 
     def _own(self, function: Callable[..., Any]) -> dict[str, float]:
         from transformers import EvalPrediction
 
-        scores, predictions, labels, inputs = (_joined([_array(m[i]) for m in self._kept]) for i in range(4))
+        scores, predictions, labels, inputs = (
+            _concatenate([_array(one[i]) for one in self._measurements]) for i in range(4)
+        )
         losses = scores[:, self._objective.score_names.index("nll")] if "nll" in self._objective.score_names else None
         where = "evaluation.metrics.function"
         try:
             found = function(EvalPrediction(predictions, labels, inputs=inputs, losses=losses))
-            figures = {name: float(found[name]) for name in self._directions}
+            return {name: float(found[name]) for name in self._directions}
         except KeyError as error:
-            what, fix = f"gives no {error}, but {sorted(found)}", "name what it gives in evaluation.metrics.directions"
+            what, fix = (
+                f"returns no {error}, but {sorted(found)}",
+                "name what it returns in evaluation.metrics.directions",
+            )
             raise ModelError(where, what, fix) from error
         except Exception as error:
-            raise ModelError(where, f"raised {type(error).__name__}: {error}", "mend the function") from error
-        return figures
+            raise ModelError(where, f"raised {type(error).__name__}: {error}", "fix the function") from error
 
 
-def _array(part: Any) -> np.ndarray[Any, Any]:
-    if isinstance(part, np.ndarray):
-        return part
-    array: np.ndarray[Any, Any] = (part.float() if part.is_floating_point() else part).cpu().numpy()
+def _array(tensor: Any) -> np.ndarray[Any, Any]:
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    array: np.ndarray[Any, Any] = (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
     return array
 
 
-def _joined(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Batches one after another, those of shorter sequences filled up with -100."""
-    if parts[0].ndim > 1:
-        longest = max(part.shape[1] for part in parts)
-        rest = [(0, 0)] * (parts[0].ndim - 2)
-        parts = [
-            np.pad(part, [(0, 0), (0, longest - part.shape[1]), *rest], constant_values=IGNORE_INDEX) for part in parts
+def _concatenate(batches: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Concatenate batches, and pad shorter sequences with -100."""
+    if batches[0].ndim > 1:
+        longest = max(batch.shape[1] for batch in batches)
+        rest = [(0, 0)] * (batches[0].ndim - 2)
+        batches = [
+            np.pad(batch, [(0, 0), (0, longest - batch.shape[1]), *rest], constant_values=IGNORE_INDEX)
+            for batch in batches
         ]
-    joined: np.ndarray[Any, Any] = np.concatenate(parts)
-    return joined
+    concatenated: np.ndarray[Any, Any] = np.concatenate(batches)
+    return concatenated

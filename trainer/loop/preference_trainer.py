@@ -1,4 +1,4 @@
-"""The Trainer of preferences: the loss is the objective's, the reference is the model as training found it."""
+"""The Trainer of preferences: the objective computes the loss; the reference is the model as training found it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trainer.loop.trainer import EvergreenTrainer
 
 Reference = Callable[[Mapping[str, Any]], torch.Tensor]
 """From a batch to its log-probabilities (2, B) under the start model."""
-AHEAD = "reference.json"
-"""File in a run's folder with the log-probabilities that were computed ahead."""
+PRECOMPUTED = "reference.json"
+"""File in a run's folder with precomputed log-probabilities, by row id."""
 
 
 class PreferenceObjective(Protocol):
@@ -37,14 +37,14 @@ class PreferenceObjective(Protocol):
 
 
 class PreferenceTrainer(EvergreenTrainer):
-    """Trains `dpo`: micro-batches hold the same number of pairs, so the mean over a global batch is the mean of theirs."""
+    """Trains `dpo`. Micro-batches hold equally many pairs, so the mean over a global batch is the mean of their means."""
 
     loss_is_scaled_for_ga = False
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
-        """As EvergreenTrainer's; before a checkpoint is loaded, the model is the reference."""
-        objective = cast("PreferenceObjective", self.objective)
-        objective.reference_logprobs = self._ahead() if objective.precomputes_reference else self._start_model()
+        """As in EvergreenTrainer; the model before a checkpoint is loaded is the reference."""
+        objective = self._objective
+        objective.reference_logprobs = self._precomputed() if objective.precomputes_reference else self._start_model()
         return super().train(resume_from_checkpoint, **kwargs)
 
     def compute_loss(
@@ -54,70 +54,74 @@ class PreferenceTrainer(EvergreenTrainer):
         return_outputs: bool = False,  # noqa: FBT001, FBT002
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """The mean over the pairs of a micro-batch."""
-        losses, _, _ = cast("PreferenceObjective", self.objective).score_pairs(model, inputs)
+        """Return the mean loss of the pairs in a micro-batch."""
+        losses, _, _ = self._objective.score_pairs(model, inputs)
         loss = losses.mean()
         return (loss, {}) if return_outputs else loss
 
+    @property
+    def _objective(self) -> PreferenceObjective:
+        return cast("PreferenceObjective", self.objective)
+
     def _start_model(self) -> Reference:
-        """The start model, without dropout: a copy, or the model itself with its adapters switched off."""
-        objective, own = cast("PreferenceObjective", self.objective), cast("Any", self.model)
-        adapted = hasattr(own, "disable_adapter")  # peft's
-        frozen = own if adapted else copy.deepcopy(own).to(self.args.device).eval().requires_grad_(requires_grad=False)
+        """Return a reference that runs the start model without dropout: a copy, or the model with its adapters off."""
+        objective, model = self._objective, cast("Any", self.model)
+        has_adapters = hasattr(model, "disable_adapter")  # a peft model
+        frozen = None
+        if not has_adapters:
+            frozen = copy.deepcopy(model).to(self.args.device).eval().requires_grad_(requires_grad=False)
 
         def reference(batch: Mapping[str, Any]) -> torch.Tensor:
             with torch.no_grad(), self.accelerator.autocast():
-                if not adapted:
+                if frozen is not None:
                     return objective.completion_logprobs(frozen, batch)
-                learns = own.training
-                own.eval()
-                with own.disable_adapter():
-                    found = objective.completion_logprobs(own, batch)
-                own.train(learns)
-                return found
+                was_training = model.training
+                model.eval()
+                with model.disable_adapter():
+                    logprobs = objective.completion_logprobs(model, batch)
+                model.train(was_training)
+                return logprobs
 
         return reference
 
-    def _ahead(self) -> Reference:
-        """Log-probabilities of all pairs, computed once a run; the file that holds them serves every later start."""
-        path = Path(self.args.output_dir) / AHEAD
-        known = self.agreement.gather(_read(path) if self.args.process_index == 0 else None)[0]
+    def _precomputed(self) -> Reference:
+        """Return a reference that looks up log-probabilities, computed once per run and kept for later starts."""
+        path = Path(self.args.output_dir) / PRECOMPUTED
+        known = self.collectives.gather(_read(path) if self.args.process_index == 0 else None)[0]
         if known is None:
-            known = {row: pair for part in self.agreement.gather(self._share_ahead()) for row, pair in part.items()}
+            known = {row: pair for part in self.collectives.gather(self._own_logprobs()) for row, pair in part.items()}
             if self.args.should_save:
                 write_whole(path, json.dumps(known))
 
         def reference(batch: Mapping[str, Any]) -> torch.Tensor:
             rows = batch["row_id"].tolist()
             if unknown := [row for row in rows if row not in known]:
-                what = f"`precomputed` knows the pairs of the tokenize stage, and row {unknown[0]} is none of them"
+                what = (
+                    f"`precomputed` covers the pairs of the tokenize stage only, and row {unknown[0]} is not among them"
+                )
                 raise RecipeError("objective.reference", what, "use `model`, or the rows of the tokenize stage")
             return torch.tensor([known[row] for row in rows], dtype=torch.float64, device=batch["row_id"].device).T
 
         return reference
 
-    def _share_ahead(self) -> dict[int, list[float]]:
-        """This process's share of the pairs: row ids, and log-probabilities of the chosen and the rejected completion."""
+    def _own_logprobs(self) -> dict[int, list[float]]:
+        """Return log-probabilities of chosen and rejected completion by row id, for this process's part of the pairs."""
         size = self.args.per_device_eval_batch_size
         found: dict[int, list[float]] = {}
-        objective, own = (
-            cast("PreferenceObjective", self.objective),
-            cast("Any", self.model).to(self.args.device).eval(),
-        )
+        model = cast("Any", self.model).to(self.args.device).eval()
         splits: Any = (self.train_dataset, self.eval_dataset)
-        batches = [(split, at) for split in splits for at in range(0, len(split), size)]
-        for split, at in batches[self.args.process_index :: self.args.world_size]:
-            self._heartbeat.beat("evaluating")
-            examples = [split[i] for i in range(at, min(at + size, len(split)))]
-            batch = self._prepare_inputs(self.data_collator(examples))
+        batches = [(split, start) for split in splits for start in range(0, len(split), size)]
+        for split, start in batches[self.args.process_index :: self.args.world_size]:
+            self.heartbeat.beat("evaluating")
+            batch = self.collate_on_device([split[i] for i in range(start, min(start + size, len(split)))])
             with torch.no_grad(), self.accelerator.autocast():
-                log_probs = objective.completion_logprobs(own, batch)
-            found.update(zip(batch["row_id"].tolist(), log_probs.T.tolist(), strict=True))
+                logprobs = self._objective.completion_logprobs(model, batch)
+            found.update(zip(batch["row_id"].tolist(), logprobs.T.tolist(), strict=True))
         return found
 
 
 def _read(path: Path) -> dict[int, list[float]] | None:
-    """What an earlier start computed; None where there is no such file, or none that can be read."""
+    """Return what an earlier start computed; None if there is no file that can be read."""
     try:
         return {int(row): pair for row, pair in json.loads(path.read_text(encoding="utf-8")).items()}
     except (OSError, ValueError):

@@ -1,18 +1,18 @@
-"""The Trainer of objectives that learn from completions of their model: it samples a round of them for several steps.
+"""The Trainer of objectives that learn from their model's own completions: it samples one round of them for several steps.
 
-    step      0         1         2         3         4
-    sampled   for 0, 1, 2, 3                          for 4, 5, 6, 7
-    learned   of 0      of 1      of 2      of 3      of 4
+    step       0         1         2         3         4
+    samples    for 0, 1, 2, 3                          for 4, 5, 6, 7
+    trains on  those of 0  of 1    of 2      of 3      of 4
 
-The prompts of coming steps are known, because the order of rows is a function of the position. Each process samples for
-its own places in their global batches, all at once. What is sampled and not yet learned is part of a checkpoint, a file
-of each process; on another number of processes each takes from all files what has its places.
+The prompts of later steps are known, because the order of the rows is a function of the position. Each process samples for
+its own places in the global batches of a round, all at once. Completions that were sampled and not yet trained on are part
+of a checkpoint, one file per process. On another number of processes, each reads all files and keeps its places.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -29,9 +29,9 @@ from trainer.objectives.bases.rollout import Rollout, TrainingSample, token_logp
 from trainer.objectives.bases.sampling import decode_completions, sample
 
 _FILE = "rollouts_{}.pt"
-"""What a process has sampled and not yet learned, and what its log has gathered of it since the last line."""
+"""A process's completions that were not yet trained on, and its metrics since the last log line."""
 Sums = dict[str, list[float]]
-"""Figures by name: their sum, and of how many."""
+"""By metric: the sum of its values, and their number."""
 
 
 class RolloutTrainer(EvergreenTrainer):
@@ -40,10 +40,16 @@ class RolloutTrainer(EvergreenTrainer):
     loss_is_scaled_for_ga = True
     _reference: PreTrainedModel | None
     _rollouts: dict[tuple[int, int], Rollout]
+    """Completions that were not yet trained on, by step and place."""
     _sums: Sums
+    """Metrics since the last log line."""
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
-        """As EvergreenTrainer's; what the model is before a checkpoint is loaded, is the reference."""
+        """As in EvergreenTrainer; the model before a checkpoint is loaded is the reference.
+
+        Raises:
+            ModelError: the longest prompt and its completion do not fit into the model's positions.
+        """
         self._check_length()
         self._reference = None
         if self._task.needs_ref_logprobs and not hasattr(self.model, "disable_adapter"):
@@ -53,27 +59,25 @@ class RolloutTrainer(EvergreenTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """The micro-batches of one optimizer step, and what the sum of its losses is divided by."""
-        super().get_batch_samples(epoch_iterator, num_batches, device)  # the rows; completions were sampled before
+        """Return the micro-batches of one optimizer step, and what the sum of its losses is divided by."""
+        super().get_batch_samples(epoch_iterator, num_batches, device)  # only moves on in the data
         step = self.state.global_step
         if step % self._task.steps_per_round == 0:
-            self._begin_round(step)
-        taken = [[self._rollouts.pop((step, place)) for place in places] for places in self._order.own_places()]
-        for rollout in (rollout for rollouts in taken for rollout in rollouts):
+            self._start_round(step)
+        places = self.training_data.own_places()
+        rollouts = [[self._rollouts.pop((step, place)) for place in micro_batch] for micro_batch in places]
+        for rollout in (rollout for micro_batch in rollouts for rollout in micro_batch):
             _add(self._sums, {name: (value, 1) for name, value in self._task.rollout_metrics(rollout).items()})
-        training_samples = [
-            [training_sample for rollout in rollouts for training_sample in self._task.training_samples(rollout)]
-            for rollouts in taken
+        samples = [
+            [found for rollout in micro_batch for found in self._task.training_samples(rollout)]
+            for micro_batch in rollouts
         ]
-        own = (
-            sum(map(len, training_samples)),
-            sum(len(training_sample.completion) for of in training_samples for training_sample in of),
-        )
-        sequences, tokens = (sum(numbers) for numbers in zip(*self.agreement.gather(own), strict=True))
-        # A process without anything to learn takes part all the same: the others wait for its gradients.
-        idle = [[TrainingSample(rollouts[0].prompt, rollouts[0].completions[0], 0.0)] for rollouts in taken]
+        own = (sum(map(len, samples)), sum(len(one.completion) for micro_batch in samples for one in micro_batch))
+        sequences, tokens = (sum(numbers) for numbers in zip(*self.collectives.gather(own), strict=True))
+        # A micro-batch without samples still runs, with weight 0: other processes wait for its gradients.
+        idle = [[TrainingSample(first.prompt, first.completions[0], 0.0)] for first, *_ in rollouts]
         padding = int(self.processing_class.pad_token_id)
-        batches = [training_batch(of or nothing, padding) for of, nothing in zip(training_samples, idle, strict=True)]
+        batches = [training_batch(some or none, padding) for some, none in zip(samples, idle, strict=True)]
         return batches, max(self._task.loss_denominator(sequences=sequences, tokens=tokens), 1.0)
 
     def compute_loss(
@@ -83,16 +87,16 @@ class RolloutTrainer(EvergreenTrainer):
         return_outputs: bool = False,  # noqa: FBT001, FBT002
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """The micro-batch's part of the loss of the whole global batch; gradients are a mean over processes."""
+        """Return the micro-batch's part of the global batch's loss; gradients are averaged over processes."""
         outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
-        losses, figures = self._task.losses(outputs.logits, inputs)
+        losses, metrics = self._task.losses(outputs.logits, inputs)
         tokens = float(inputs["completion_mask"].sum())
-        _add(self._sums, {name: (float(figure.sum()), tokens) for name, figure in figures.items()})
+        _add(self._sums, {name: (float(values.sum()), tokens) for name, values in metrics.items()})
         loss = losses.sum() * self.args.world_size / num_items_in_batch
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As Trainer's; a line of training steps also has the figures of what they learned from."""
+        """As in Trainer; a line about training steps also has the metrics of their rollouts."""
         if "loss" in logs and "learning_rate" in logs:
             logs = logs | self._means(self._sums)
             self._sums = {}
@@ -104,14 +108,30 @@ class RolloutTrainer(EvergreenTrainer):
 
     # A round of completions
 
-    def _begin_round(self, step: int) -> None:
-        """Sample, for this process's places in the steps of a round, and judge."""
+    def _start_round(self, step: int) -> None:
+        """Sample completions for this process's places in the steps of a round, and compute their rewards."""
+        rollouts = self._sample_round(step)
+        if self._task.needs_old_logprobs:
+            self._add_logprobs("old_logprobs", rollouts, self._network)
+        if self._task.needs_ref_logprobs:
+            with self._start_model() as model:
+                self._add_logprobs("ref_logprobs", rollouts, model)
+        self._rollouts = {(rollout.step, rollout.place): rollout for rollout in rollouts}
+        if self._task.logs_rounds:
+            sums: Sums = {}
+            for rollout in rollouts:
+                _add(sums, {f"round_{k}": (value, 1) for k, value in self._task.rollout_metrics(rollout).items()})
+            self.log({"round": float(step // self._task.steps_per_round), **self._means(sums)})
+
+    def _sample_round(self, step: int) -> list[Rollout]:
         steps = min(self._task.steps_per_round, self.state.max_steps - step)
-        coming = list(self._order.coming(steps))
-        own = [place for places in self._order.own_places() for place in places]
-        asked = [(step + ahead, place, tickets[place]) for ahead, tickets in enumerate(coming) for place in own]
-        data = cast("Any", self.callback_handler.train_dataloader).dataset
-        examples = [example for _, example in data.__getitems__([ticket for _, _, ticket in asked])]
+        own = [
+            (step + offset, place, keys[place])
+            for offset, keys in enumerate(self.training_data.upcoming(steps))
+            for places in self.training_data.own_places()
+            for place in places
+        ]
+        examples = self.training_data.examples([key for _, _, key in own])
         rows = self._task.collate(examples, self.processing_class)["reward_rows"]
         count = self._task.options.num_generations
         with seeded(self.args.seed, "round", step), self.accelerator.autocast():
@@ -120,45 +140,36 @@ class RolloutTrainer(EvergreenTrainer):
                 [example["input_ids"] for example in examples for _ in range(count)],
                 tokenizer=self.processing_class,
                 options=self._task.options,
-                keys=[(self.args.seed, at, place, i) for at, place, _ in asked for i in range(count)],
-                on_token=lambda: self._heartbeat.beat("training", step),
+                keys=[(self.args.seed, at, place, i) for at, place, _ in own for i in range(count)],
+                on_token=lambda: self.heartbeat.beat("training", step),
             )
         texts = decode_completions(completions, self.processing_class)
         rewards = self._task.rewards(texts, [row for row in rows for _ in range(count)])
-        made = []
-        for i, ((at, place, _), example, row) in enumerate(zip(asked, examples, rows, strict=True)):
+        rollouts = []
+        for i, ((at, place, _), example, row) in enumerate(zip(own, examples, rows, strict=True)):
             of = slice(i * count, (i + 1) * count)
             rollout = Rollout(at, place, row, list(example["input_ids"]), completions[of], terminated[of], rewards[of])
             rollout.reference_completion = example.get("reference_completion")
-            made.append(rollout)
-        if self._task.needs_old_logprobs:
-            self._look("old_logprobs", made, self._network)
-        if self._task.needs_ref_logprobs:
-            with self._start_model() as model:
-                self._look("ref_logprobs", made, model)
-        self._rollouts = {(rollout.step, rollout.place): rollout for rollout in made}
-        if self._task.logs_rounds:
-            sums: Sums = {}
-            for rollout in made:
-                _add(sums, {f"round_{k}": (value, 1) for k, value in self._task.rollout_metrics(rollout).items()})
-            self.log({"round": float(step // self._task.steps_per_round), **self._means(sums)})
+            rollouts.append(rollout)
+        return rollouts
 
     @torch.no_grad()
-    def _look(self, name: str, rollouts: Sequence[Rollout], model: Any) -> None:
-        """Note the log-probabilities of completions under `model`, without dropout."""
+    def _add_logprobs(self, name: str, rollouts: Sequence[Rollout], model: Any) -> None:
+        """Set the attribute `name` of rollouts to their log-probabilities under `model`, without dropout."""
         was_training = model.training
         model.eval()
-        for start in range(0, len(rollouts), self._train_batch_size):
-            self._heartbeat.beat("training", self.state.global_step)
-            part = rollouts[start : start + self._train_batch_size]
-            training_samples = [TrainingSample(rollout.prompt, c, 1.0) for rollout in part for c in rollout.completions]
-            batch = training_batch(training_samples, int(self.processing_class.pad_token_id))
+        size = self.args.train_batch_size
+        for start in range(0, len(rollouts), size):
+            self.heartbeat.beat("training", self.state.global_step)
+            part = rollouts[start : start + size]
+            samples = [TrainingSample(rollout.prompt, ids, 1.0) for rollout in part for ids in rollout.completions]
+            batch = training_batch(samples, int(self.processing_class.pad_token_id))
             batch = {key: value.to(self.args.device) for key, value in batch.items()}
             with self.accelerator.autocast():
                 logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
             temperature = self._task.options.temperature
-            found = token_logprobs(logits, batch["input_ids"], batch["completion_mask"], temperature)
-            values = iter([row[learned].cpu() for row, learned in zip(found, batch["completion_mask"], strict=True)])
+            logprobs = token_logprobs(logits, batch["input_ids"], batch["completion_mask"], temperature)
+            values = iter([row[mask].cpu() for row, mask in zip(logprobs, batch["completion_mask"], strict=True)])
             for rollout in part:
                 setattr(rollout, name, [next(values).clone() for _ in rollout.completions])
         model.train(was_training)
@@ -170,7 +181,7 @@ class RolloutTrainer(EvergreenTrainer):
 
     @contextmanager
     def _start_model(self) -> Iterator[Any]:
-        """The model as it was before training: a copy, or the model without its adapters."""
+        """Give the model as it was before training: a copy, or the model with its adapters off."""
         if self._reference is not None:
             yield self._reference
             return
@@ -179,75 +190,59 @@ class RolloutTrainer(EvergreenTrainer):
             yield network
 
     def _check_length(self) -> None:
-        """Models with learned positions fail in the midst of a text that is longer than they have positions."""
         positions = getattr(self.model.config, "max_position_embeddings", None)
         longest = max(len(ids) for ids in cast("Any", self.train_dataset)["input_ids"])
-        wanted = longest + self._task.options.max_new_tokens
-        if isinstance(positions, int) and wanted > positions:
-            what = f"the longest prompt and objective.max_new_tokens are {wanted} tokens, the model has {positions} positions"
+        needed = longest + self._task.options.max_new_tokens
+        if isinstance(positions, int) and needed > positions:
+            what = f"the longest prompt and objective.max_new_tokens are {needed} tokens, the model has {positions} positions"
             raise ModelError("objective.max_new_tokens", what, "lower it, or tokenization.max_length")
 
-    # Figures
-
     def _means(self, own: Sums) -> dict[str, float]:
-        """The means of figures over all processes."""
-        together = _added(self.agreement.gather(own))
-        return {name: value / of for name, (value, of) in together.items() if of}
+        """Return the means of metrics over all processes."""
+        merged = _merge(self.collectives.gather(own))
+        return {name: value / count for name, (value, count) in merged.items() if count}
 
     # Checkpoints
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
+    def save_extra_state(self, folder: Path) -> None:
         state = {"rollouts": [asdict(rollout) for rollout in self._rollouts.values()], "sums": self._sums}
-        torch.save(state, Path(output_dir) / _FILE.format(self.args.process_index))
+        torch.save(state, folder / _FILE.format(self.args.process_index))
 
-    def _init_training_state(
-        self,
-        max_steps: Any,
-        num_update_steps_per_epoch: Any,
-        num_train_epochs: Any,
-        resume_from_checkpoint: Any,
-        trial: Any,
-    ) -> tuple[int, int]:
-        place = super()._init_training_state(
-            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
-        )
+    def load_extra_state(self, checkpoint: Path | None) -> None:
         self._rollouts, self._sums = {}, {}
-        if resume_from_checkpoint is not None:
-            self._restore(Path(resume_from_checkpoint))
-        return place
-
-    def _restore(self, checkpoint: Path) -> None:
+        if checkpoint is None:
+            return
         rank, step = self.args.process_index, self.state.global_step
         try:
             count = len(list(checkpoint.glob(_FILE.format("*"))))
             files = [checkpoint / _FILE.format(number) for number in range(count)]
             states = [torch.load(file, weights_only=True) for file in files]
-            rollouts = [Rollout(**known) for state in states for known in state["rollouts"]]
+            rollouts = [Rollout(**fields) for state in states for fields in state["rollouts"]]
             sums = [state["sums"] for state in states]
         except (OSError, RuntimeError, KeyError, TypeError) as error:
             what = f"its completions cannot be read: {error!r}"
-            raise CheckpointError(str(checkpoint), what, "go on from another one") from error
-        own = [place for places in self._order.own_places() for place in places]
+            raise CheckpointError(str(checkpoint), what, "resume from another one") from error
+        own = [place for places in self.training_data.own_places() for place in places]
         self._rollouts = {(r.step, r.place): r for r in rollouts if r.place in set(own)}
         in_round = step % self._task.steps_per_round and step < self.state.max_steps
         if in_round and any((step, place) not in self._rollouts for place in own):
-            what = f"it lacks completions that step {step + 1} learns from"
-            raise CheckpointError(str(checkpoint), what, "go on from another one")
+            what = f"it lacks completions that step {step + 1} trains on"
+            raise CheckpointError(str(checkpoint), what, "resume from another one")
         if count == self.args.world_size:
             self._sums = sums[rank]
         elif rank == 0:
-            self._sums = _added(sums)
+            self._sums = _merge(sums)
 
 
-def _add(sums: Sums, figures: dict[str, tuple[float, float]]) -> None:
-    for name, (value, of) in figures.items():
-        known = sums.setdefault(name, [0.0, 0.0])
-        known[0] += value
-        known[1] += of
+def _add(sums: Sums, values: Mapping[str, tuple[float, float]]) -> None:
+    """Add (sum, number) of each metric to `sums`."""
+    for name, (value, count) in values.items():
+        entry = sums.setdefault(name, [0.0, 0.0])
+        entry[0] += value
+        entry[1] += count
 
 
-def _added(parts: Sequence[Sums]) -> Sums:
+def _merge(parts: Sequence[Sums]) -> Sums:
     names = sorted({name for part in parts for name in part})
     found = {name: [part[name] for part in parts if name in part] for name in names}
-    return {name: [sum(v for v, _ in values), sum(of for _, of in values)] for name, values in found.items()}
+    return {name: [sum(value for value, _ in pairs), sum(count for _, count in pairs)] for name, pairs in found.items()}

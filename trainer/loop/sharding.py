@@ -8,7 +8,6 @@ they share it out, so a run goes on from it in the same way only.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from params import CheckpointError, ModelError
 from params.distribution import Distribution, distribution
 from params.schema import Launch
-from trainer.checkpoints.sealed import POSITION
+from trainer.checkpoints.position import Position
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -38,6 +37,11 @@ def check_installed(launch: Launch) -> None:
         what = f"{launch.accelerate_config} asks for DeepSpeed, which is not installed"
         fix = "pip install 'evergreen[deepspeed]', or use params/accelerate/fsdp2.yaml, which needs nothing more"
         raise ModelError("launch.accelerate_config", what, fix)
+
+
+def is_sharded(trainer: Trainer) -> bool:
+    """Return whether each process holds a part of the weights or of the optimizer's state only."""
+    return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
 
 
 def kind(trainer: Trainer) -> Distribution:
@@ -64,7 +68,7 @@ def check(trainer: Trainer, checkpoint: Path | None) -> None:
         return
     traces = (name for name, trace in _TRACES.items() if any(checkpoint.glob(trace)))
     written = next(traces, _PLAIN)
-    processes = json.loads((checkpoint / POSITION).read_text(encoding="utf-8"))["processes"]
+    processes = Position.load(checkpoint).processes
     if written != found:
         what = f"was written under {written}, and this start uses {found}"
         fix = "go on with the launch.accelerate_config of before, or set training.resume to `never`"

@@ -1,37 +1,42 @@
-"""Write down what each optimizer step saw, so that two runs can be compared step by step."""
+"""A record of what each optimizer step saw, so that two runs can be compared step by step."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-if TYPE_CHECKING:
-    from trainer.loop.trainer import EvergreenTrainer
 
+class StepRecorder(TrainerCallback):
+    """Writes one JSON line per optimizer step to `steps-<rank>.jsonl`; a repeated step has two lines.
 
-class Recorder(TrainerCallback):
-    """One JSON line per optimizer step and process, in `steps-<rank>.jsonl`; a step that is repeated has two."""
+    Args:
+        folder: the run's folder.
+        rank: number of this process among those of the training.
+        observe: returns row ids and losses of the current step's micro-batches.
+    """
 
-    def __init__(self, folder: Path, trainer: EvergreenTrainer) -> None:
-        self._trainer = trainer
-        path = folder / f"steps-{trainer.args.process_index}.jsonl"
+    def __init__(self, folder: Path, rank: int, observe: Callable[[], tuple[list[list[int]], list[float]]]) -> None:
+        self._observe = observe
+        path = folder / f"steps-{rank}.jsonl"
         is_torn = path.exists() and not path.read_bytes().endswith(b"\n")  # by a kill while the line was written
         self._file = path.open("a", encoding="utf-8")
         self._file.write("\n" if is_torn else "")
 
     def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        rows, losses = self._observe()
         line = {
             "step": state.global_step + 1,
-            "rows": self._trainer.rows,
-            "losses": [loss.hex() for loss in self._trainer.guard.losses],
-            "learning_rate": float(self._trainer.lr_scheduler.get_last_lr()[0]).hex(),
+            "rows": rows,
+            "losses": [loss.hex() for loss in losses],
+            "learning_rate": float(kwargs["lr_scheduler"].get_last_lr()[0]).hex(),
             "random_state": hashlib.sha256(torch.random.get_rng_state().numpy().tobytes()).hexdigest()[:16],
         }
         self._file.write(json.dumps(line) + "\n")

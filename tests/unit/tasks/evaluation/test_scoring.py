@@ -23,7 +23,7 @@ from tests.support import preferences, releases, tiny
 from tests.support.training import run_train
 from trainer import objectives
 from trainer.data import tokens
-from trainer.loop.metrics import Figures
+from trainer.loop.metrics import EvaluationMetrics
 from trainer.model import network
 from trainer.objectives.bases.likelihood import remap_classifier
 
@@ -56,8 +56,8 @@ class Bench:
         )
         return made.double()
 
-    def figures(self) -> Figures:
-        return Figures(self.objective, state=self.state, tokenizer=self.tokenizer, metrics=None)
+    def figures(self) -> EvaluationMetrics:
+        return EvaluationMetrics(self.objective, state=self.state, tokenizer=self.tokenizer, metrics=None)
 
     def score(self, batch_size: int, sequences: Dataset | None = None) -> Scores:
         return score(
@@ -187,7 +187,7 @@ def flat_scores(objective: Any, tokenizer: Any, rows: list[dict[str, Any]], max_
     sequences = [
         e for i, row in enumerate(rows) for e in objective.encode({"row_id": i, **row}, tokenizer, max_length, {})
     ]
-    figures = Figures(objective, state={}, tokenizer=tokenizer, metrics=None)
+    figures = EvaluationMetrics(objective, state={}, tokenizer=tokenizer, metrics=None)
     flat: Any = Flat(tokenizer)
     return score(flat, Dataset.from_list(sequences), objective=objective, figures=figures, batch_size=2, name="model")
 

@@ -57,7 +57,7 @@ class Machine:
         for name in parts:
             (staged / name).write_bytes(f"{name} at step {step}".encode())
         (staged / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-        (staged / sealed.POSITION).write_text(json.dumps({"processes": 1}))
+        tiny.position().save(staged)
         (staged / sealed.IDENTITY).write_text(sealed.identity_text(self.job.identity))
         sealed.seal(staged, folder / f"checkpoint-{step}")
         return folder / f"checkpoint-{step}"

@@ -15,7 +15,7 @@ from params import CheckpointError, Recipe, StorageError
 from tests.support import tiny
 from trainer.checkpoints import saver, sealed
 from trainer.checkpoints.resume import choose
-from trainer.checkpoints.saver import Snapshot, Writer, writing
+from trainer.checkpoints.saver import Snapshot, Writer, checking_space
 from trainer.identity import run_identity, run_key
 
 RUN = sealed.identity_text({"seed": "3"})
@@ -29,7 +29,7 @@ def checkpoint_of(folder, step, content=b"weights", without=(), processes=1):
     (staged / "optimizer.pt").write_bytes(b"state")
     (staged / "scheduler.pt").write_bytes(b"state")
     (staged / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-    (staged / "position.json").write_text(json.dumps({"processes": processes}))
+    tiny.position(processes).save(staged)
     (staged / "run.json").write_text(RUN)
     for name in without:
         (staged / name).unlink()
@@ -347,9 +347,9 @@ def test_a_writer_works_in_order_and_raises_the_first_failure_once():
         raise StorageError("here", "no room", "make some")
 
     writer = Writer()
-    writer.give(lambda: done.append(1))
-    writer.give(fail)
-    writer.give(lambda: done.append(3))
+    writer.submit(lambda: done.append(1))
+    writer.submit(fail)
+    writer.submit(lambda: done.append(3))
     with pytest.raises(StorageError, match="no room"):
         writer.wait()
     assert done == [1], "nothing after a failure is written"
@@ -362,12 +362,12 @@ def test_a_save_without_room_says_how_much_is_missing_and_tidies_up(tmp_path, mo
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(saver.shutil, "disk_usage", lambda _: usage(free=3 * 2**20))
     with pytest.raises(StorageError, match=r"a checkpoint needs 10.0 MiB and 3.0 MiB are free: 7.0 MiB are missing"):
-        writing(staging, 10 * 2**20, lambda: None)()
+        checking_space(staging, 10 * 2**20, lambda: None)()
     assert not staging.exists()
 
     def full():
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(StorageError, match="No space left"):
-        writing(staging, 10, full)()
+        checking_space(staging, 10, full)()
     shutil.rmtree(staging, ignore_errors=True)

@@ -11,9 +11,10 @@ from torch.utils.data import IterableDataset
 
 from params import CheckpointError, DataError
 from params.schema import Launch
-from trainer.data.order import Collator, EpochOrder, Examples, MicroBatches, Share
+from trainer.data.datasets import SeededCollator, SeededDataset
+from trainer.data.order import BatchShard, EpochOrder, MicroBatchSampler
 from trainer.data.randomness import seeded
-from trainer.data.streaming import Streamed, Windows
+from trainer.data.streaming import SeededStream, ShuffledWindows
 from trainer.loop.batch import split_batch
 
 
@@ -30,17 +31,16 @@ def dealt(processes, *, rows=50, batch=8, most=2, at=(0, 0)):
     steps = []
     for process in range(processes):
         made = EpochOrder(rows, seed=3, global_batch_size=batch)
-        sampler = MicroBatches(made, Share(micro_batch, accumulation, processes, process))
+        sampler = MicroBatchSampler(made, BatchShard(micro_batch, accumulation, processes, process))
         sampler.load_state_dict({"epoch": at[0], "batch": at[1], "global_batch_size": batch})
         batches = list(sampler)
         assert len(batches) == len(sampler)
-        assert batches[: sampler.done] == [[]] * sampler.done
-        rest = batches[sampler.done :]
-        assert all(len(tickets) == micro_batch for tickets in rest)
+        assert batches[: sampler.micro_batches_done] == [[]] * sampler.micro_batches_done
+        rest = batches[sampler.micro_batches_done :]
+        assert all(len(keys) == micro_batch for keys in rest)
         steps.append([rest[i : i + accumulation] for i in range(0, len(rest), accumulation)])
     return [
-        [t for micro in zip(*step, strict=True) for tickets in micro for t in tickets]
-        for step in zip(*steps, strict=True)
+        [t for micro in zip(*step, strict=True) for keys in micro for t in keys] for step in zip(*steps, strict=True)
     ]
 
 
@@ -68,15 +68,15 @@ def test_every_number_of_processes_makes_the_same_steps(processes):
 
 
 def test_a_position_moves_on_over_the_end_of_an_epoch():
-    sampler = MicroBatches(EpochOrder(50, seed=3, global_batch_size=8), Share(4, 2, 1, 0))
+    sampler = MicroBatchSampler(EpochOrder(50, seed=3, global_batch_size=8), BatchShard(4, 2, 1, 0))
     for _ in range(7):
         sampler.advance()
     assert sampler.state_dict() == {"epoch": 1, "batch": 1, "global_batch_size": 8}
-    assert sampler.done == 2
+    assert sampler.micro_batches_done == 2
 
 
 def test_a_position_of_another_global_batch_means_other_rows():
-    sampler = MicroBatches(EpochOrder(50, seed=3, global_batch_size=8), Share(4, 2, 1, 0))
+    sampler = MicroBatchSampler(EpochOrder(50, seed=3, global_batch_size=8), BatchShard(4, 2, 1, 0))
     with pytest.raises(CheckpointError, match="written with a global batch of 16 sequences, this run has 8"):
         sampler.load_state_dict({"epoch": 0, "batch": 1, "global_batch_size": 16})
 
@@ -94,7 +94,7 @@ def test_grouping_by_length_keeps_batches_alike_and_the_epoch_whole():
 
 
 def test_a_stream_has_no_length_and_no_end():
-    sampler = MicroBatches(None, Share(2, 3, 2, 1))
+    sampler = MicroBatchSampler(None, BatchShard(2, 3, 2, 1))
     with pytest.raises(TypeError, match="no length"):
         len(sampler)
     batches = iter(sampler)
@@ -112,16 +112,16 @@ class Noisy:
 
 
 def test_augmentation_is_a_function_of_epoch_and_row():
-    examples = Examples(Noisy(), seed=3)
+    examples = SeededDataset(Noisy(), seed=3)
     together = dict(examples.__getitems__([(0, 4), (0, 5)]))
     alone = dict(examples.__getitems__([(0, 5)]))
     assert together[0, 5] == alone[0, 5]
     assert dict(examples.__getitems__([(1, 5)]))[1, 5] != alone[0, 5]
-    assert dict(Examples(Noisy(), seed=4).__getitems__([(0, 5)])) != alone
+    assert dict(SeededDataset(Noisy(), seed=4).__getitems__([(0, 5)])) != alone
 
 
 def test_a_collators_randomness_follows_from_its_rows():
-    collate = Collator(lambda rows: {"x": torch.rand(len(rows))}, seed=3)
+    collate = SeededCollator(lambda rows: {"x": torch.rand(len(rows))}, seed=3)
     batch = [((0, 4), {"row_id": 104}), ((0, 5), {})]
     first, second = collate(batch), collate(batch)
     assert torch.equal(first["inputs"]["x"], second["inputs"]["x"])
@@ -144,7 +144,7 @@ def numbers(count=25):
 
 
 def windows(count=25):
-    return Windows(numbers(count), seed=3, window=4)
+    return ShuffledWindows(numbers(count), seed=3, window=4)
 
 
 class Plain(IterableDataset):
@@ -178,18 +178,18 @@ def taken(stream, start, stop, at_once=5):
 @pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
 @pytest.mark.parametrize("stop", [5, 20, 25, 40, 50])
 def test_a_stream_goes_on_where_it_was(make, stop):
-    expected = taken(Streamed(make(), 3), 0, 80)
-    before = Streamed(make(), 3)
+    expected = taken(SeededStream(make(), 3), 0, 80)
+    before = SeededStream(make(), 3)
     assert taken(before, 0, stop) == expected[:stop]
-    after = Streamed(make(), 3)
+    after = SeededStream(make(), 3)
     after.load_state_dict(before.state_dict())
     assert taken(after, stop, 80) == expected[stop:]
 
 
 def test_the_processes_of_a_stream_share_it_out():
-    one = Streamed(windows(), 3)
+    one = SeededStream(windows(), 3)
     everything = [e["row_id"] for e in taken(one, 0, 24)]
-    other = Streamed(windows(), 3)
+    other = SeededStream(windows(), 3)
     odd = [e["row_id"] for n in range(2, 24, 4) for e in taken(other, n, n + 2)]
     assert odd == [everything[n + i] for n in range(2, 24, 4) for i in range(2)]
 
@@ -214,7 +214,7 @@ def test_windows_read_nothing_of_what_lies_behind():
             read.append(index)
             return super().__getitem__(index)
 
-    stream = Windows(Watched(numbers(400)), seed=3, window=4)
+    stream = ShuffledWindows(Watched(numbers(400)), seed=3, window=4)
     stream.set_epoch(0)
     stream.load_state_dict({"taken": 390})
     assert len(list(stream)) == 10
@@ -223,4 +223,4 @@ def test_windows_read_nothing_of_what_lies_behind():
 
 def test_an_empty_stream_is_said_to_be_empty():
     with pytest.raises(DataError, match="the stream is empty"):
-        taken(Streamed(Windows([], seed=3), 3), 0, 1)
+        taken(SeededStream(ShuffledWindows([], seed=3), 3), 0, 1)

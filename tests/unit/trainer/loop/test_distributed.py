@@ -148,7 +148,7 @@ TRAINERS = {"FSDP": fake(fsdp=True), "DeepSpeed": fake(deepspeed=True), "data pa
 @pytest.mark.parametrize("written", TRACES)
 def test_a_checkpoint_is_gone_on_from_in_the_way_in_which_it_was_written(tmp_path, written, used):
     (tmp_path / TRACES[written]).touch()
-    (tmp_path / "position.json").write_text('{"processes": 2}')
+    tiny.position(processes=2).save(tmp_path)
     if written == used:
         sharding.check(TRAINERS[used], tmp_path)
         return
@@ -158,7 +158,7 @@ def test_a_checkpoint_is_gone_on_from_in_the_way_in_which_it_was_written(tmp_pat
 
 def test_only_deepspeed_needs_the_same_number_of_processes(tmp_path):
     (tmp_path / "global_step4").touch()
-    (tmp_path / "position.json").write_text('{"processes": 2}')
+    tiny.position(processes=2).save(tmp_path)
     with pytest.raises(CheckpointError, match="was written by 2 processes, and DeepSpeed cannot go on with 4"):
         sharding.check(fake(deepspeed=True, world_size=4), tmp_path)
     (tmp_path / "global_step4").rename(tmp_path / "pytorch_model_fsdp_0")

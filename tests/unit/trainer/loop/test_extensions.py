@@ -15,7 +15,7 @@ from tests.support import releases, tiny
 from tests.support.in_process import job, losses, trained, trainer_of
 from tests.support.training import run_train, run_train_with_kills
 from trainer.loop import extensions
-from trainer.loop.metrics import Figures
+from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.losses import cross_entropy
 from trainer.objectives.causal_lm import CausalLM
@@ -116,7 +116,7 @@ def test_a_trainer_of_ones_own_decides_on_loss_optimizer_schedule_and_rows(tmp_p
     assert trainer.times == 12 * 2
     assert isinstance(trainer.optimizer.optimizer, torch.optim.SGD)
     assert trainer.lr_scheduler.get_last_lr() == [1e-2 * 0.5**6]
-    drawn = [int(row) for epoch in (0, 1) for row in trainer._order._order.rows(epoch)]
+    drawn = [int(row) for epoch in (0, 1) for row in trainer.training_data.order.rows(epoch)]
     assert sum(row < 32 for row in drawn) / len(drawn) > 0.75  # of 64 rows; the pipeline's own order gives 0.5
 
 
@@ -225,19 +225,21 @@ def test_the_best_weights_follow_a_metric_of_ones_own(tmp_path):
 
 def test_what_metrics_need_is_moved_off_the_gpu_every_so_many_batches():
     metrics = Recipe.model_validate(tiny.recipe({"evaluation.metrics": METRICS})).evaluation.metrics
-    figures = Figures(CausalLM(CausalLM.options_class()), state={}, tokenizer=None, metrics=metrics, to_cpu_every=2)
+    figures = EvaluationMetrics(
+        CausalLM(CausalLM.options_class()), state={}, tokenizer=None, metrics=metrics, to_cpu_every=2
+    )
     batch = (torch.ones(2, 3), torch.zeros(2, 5), torch.zeros(2, 5), torch.zeros(2, 5))
     kinds = []
     for _ in range(3):
         figures.update(batch)
-        kinds.append([isinstance(part, torch.Tensor) for parts in figures._kept for part in parts[:1]])
+        kinds.append([isinstance(part, torch.Tensor) for parts in figures._measurements for part in parts[:1]])
     assert kinds == [[True], [False, False], [False, False, True]]
     assert figures.compute()["half"] == 1.0
 
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [(f"{OWN}:broken", "raised ZeroDivisionError: no rows"), (f"{OWN}:accuracy", "gives no 'whole', but")],
+    [(f"{OWN}:broken", "raised ZeroDivisionError: no rows"), (f"{OWN}:accuracy", "returns no 'whole', but")],
 )
 def test_a_metric_that_fails_ends_the_training_with_its_name(tmp_path, function, said):
     metrics = {"function": function, "directions": {"whole": "max"}}

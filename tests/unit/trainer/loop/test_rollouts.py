@@ -200,7 +200,7 @@ def test_a_checkpoint_without_its_completions_is_refused(tmp_path: Path) -> None
     made = training.job(1, None).model_copy(update={"checkpoint": checkpoint, "record": False})
     for part in checkpoint.glob("rollouts_*.pt"):
         part.unlink()
-    with pytest.raises(CheckpointError, match="lacks completions that step 7 learns from"):
+    with pytest.raises(CheckpointError, match="lacks completions that step 7 trains on"):
         in_process.trained(made)
 
 

@@ -22,7 +22,7 @@ from tests.support.training import assert_same, run_train, run_train_with_kills
 from trainer import objectives
 from trainer.checkpoints.sealed import all_checkpoints
 from trainer.data import tokens
-from trainer.loop.preference_trainer import AHEAD
+from trainer.loop.preference_trainer import PRECOMPUTED
 
 SMOOTHED = {"robust": 0.1, "exo_pair": 0.01}
 TYPES = ("sigmoid", "ipo", "hinge", "robust", "exo_pair", "apo_zero", "apo_down")
@@ -233,7 +233,7 @@ def test_all_references_give_the_same_metrics(tmp_path: Path) -> None:
 def test_precomputed_logprobs_are_used_by_every_later_start(tmp_path: Path) -> None:
     job = preferences.job(tmp_path, {"objective.reference": "precomputed"}, stop_at_step=2)
     in_process.trained(job)
-    path = job.folder / AHEAD
+    path = job.folder / PRECOMPUTED
     known = json.loads(path.read_text())
     assert len(known) == preferences.SIZES["train"] + preferences.SIZES["validation"]
     path.write_text(json.dumps({row: [-1.0, -float(row)] for row in known}))
@@ -241,7 +241,7 @@ def test_precomputed_logprobs_are_used_by_every_later_start(tmp_path: Path) -> N
     trainer = in_process.trained(again)
     batch = trainer.data_collator([trainer.train_dataset[i] for i in (5, 3)])
     assert trainer.objective.reference_logprobs(batch).tolist() == [[-1.0, -1.0], [-5.0, -3.0]]
-    with pytest.raises(RecipeError, match="row 70 is none of them"):
+    with pytest.raises(RecipeError, match="row 70 is not among them"):
         trainer.objective.reference_logprobs(batch | {"row_id": torch.tensor([5, 70])})
     path.write_text("{")
     assert json.loads(path.read_text() + "}") == {}

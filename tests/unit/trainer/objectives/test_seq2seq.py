@@ -18,7 +18,7 @@ from tasks.tokenization.encoding import Encoder
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from trainer import objectives
-from trainer.loop.metrics import Figures
+from trainer.loop.metrics import EvaluationMetrics
 from trainer.model import config_check
 from trainer.model.network import initial_model
 from trainer.objectives.bases.objective import MetricAccumulator
@@ -172,7 +172,7 @@ def test_custom_metrics_get_the_generated_tokens(generate):
     made = objective(generate=generate)
     network = model(T5, made)
     metrics = Metrics(function=f"{__name__}:first_token", directions={"first": "max", "width": "max"})
-    evaluation = Figures(made, state={}, tokenizer=TOKENIZER, metrics=metrics)
+    evaluation = EvaluationMetrics(made, state={}, tokenizer=TOKENIZER, metrics=metrics)
     batch = made.collate([encode(made, row) for row in ROWS], TOKENIZER)
     with torch.inference_mode():
         evaluation.update(evaluation.measure(network, batch))

@@ -1,0 +1,22 @@
+"""How the processes of a training are asked to stop: by a signal, or by a file in the run's folder."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+STOP = "stop"
+"""The file."""
+
+
+def listen_for_stop(folder: Path) -> Callable[[], bool]:
+    """Catch SIGTERM and SIGINT, and return a function that returns whether a stop was requested.
+
+    Args:
+        folder: the run's folder.
+    """
+    caught: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: caught.append(number))
+    return lambda: bool(caught) or (folder / STOP).exists()
