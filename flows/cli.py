@@ -77,3 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "" not in sys.path:  # a console script does not have the working directory there, where a recipe's own code is
         sys.path.insert(0, "")
     return tasks_cli.main(argv, commands=app, name="evergreen")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,6 +7,7 @@ prefect deployment run retrain/default --watch        by a worker, see prefect.y
 
 from __future__ import annotations
 
+import runpy
 import sys
 from typing import Any
 
@@ -89,6 +90,5 @@ def retrain(
 
 
 if __name__ == "__main__":
-    from flows.cli import main
-
-    sys.exit(main(["run", *sys.argv[1:]]))
+    sys.argv.insert(1, "run")
+    runpy.run_module("flows.cli", run_name="__main__")  # by name, because it imports this module

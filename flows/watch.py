@@ -1,4 +1,4 @@
-"""Make a self-hosted Prefect server mark silent runs as crashed: `python -m flows.watch [seconds of silence]`.
+"""Make a self-hosted Prefect server mark silent runs as crashed: `evergreen watch [seconds of silence]`.
 
 A worker reports a flow that was killed. If both die at once, with their machine for example, nothing reports it, and the
 run would stay RUNNING for ever. Flows send heartbeats (prefect.toml says how often); this creates or replaces the
@@ -8,7 +8,6 @@ automation that marks a run as crashed when they stop. Prefect Cloud does this b
 from __future__ import annotations
 
 import asyncio
-import sys
 from datetime import timedelta
 
 from prefect.automations import Automation
@@ -56,9 +55,3 @@ def watch(silence_s: int) -> None:
     """Have the server mark a run as crashed after `silence_s` seconds without a heartbeat."""
     asyncio.run(replace(automation(silence_s)))
     print(f"runs that are silent for {silence_s} s are marked as crashed")
-
-
-if __name__ == "__main__":
-    from flows.cli import main
-
-    sys.exit(main(["watch", *sys.argv[1:]]))

@@ -1,4 +1,4 @@
-"""From a job to the trainer that does it, on one process: data, model, arguments, callbacks."""
+"""Build the Trainer of a job, on one process: data, model, arguments, callbacks."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from trainer.runtime.heartbeat import Heartbeat
 
 
 def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) -> EvergreenTrainer:
-    """The trainer of a job, on this process.
+    """Return the Trainer of a job.
 
     Args:
         job: the training.
-        heartbeat: where this process shows that it is alive.
-        stop_requested: whether the training was asked to stop.
+        heartbeat: shows that this process is alive.
+        stop_requested: returns whether the training should stop.
 
     Raises:
-        RecipeError: what the recipe names cannot be used, or does not go with the rest of it.
-        ModelError: the model cannot be built, or accelerate did not start what it was told to.
+        RecipeError: code that the recipe names cannot be used, or parts of the recipe conflict.
+        ModelError: the model cannot be built, or accelerate started another number of processes.
         DataError: there are fewer sequences than one global batch.
     """
     disable_progress_bar()
@@ -88,7 +88,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     )
     trainer.guard.stop_at_step = job.stop_at_step
     trainer.remove_callback(PrinterCallback)
-    trackers.go_on(trainer, job.folder, step_of(job.checkpoint) if job.checkpoint else 0)
+    trackers.resume_reports(trainer, job.folder, step_of(job.checkpoint) if job.checkpoint else 0)
     trainer.add_callback(Progress())
     trainer.add_callback(MetricsLog(job.folder))
     if job.record:
@@ -98,18 +98,18 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     return trainer
 
 
-def _check_world(found: int, wanted: int) -> None:
-    """A launcher that starts fewer processes than it was told to would change the batch without a word."""
-    if found != wanted:
+def _check_world(found: int, expected: int) -> None:
+    """Another number of processes would silently change the global batch."""
+    if found != expected:
         raise ModelError(
             "launch.num_processes",
-            f"accelerate started {found} of {wanted} processes",
+            f"accelerate started {found} of {expected} processes",
             "check launch.accelerate_config",
         )
 
 
 def _check_rows(found: int, global_batch_size: int) -> None:
-    """Every epoch is cut to whole global batches: with fewer sequences there would be nothing to train on."""
+    """Epochs are cut to whole global batches: with fewer sequences there would be nothing to train on."""
     if found < global_batch_size:
         what = f"the train split has {found} sequences, fewer than one global batch of {global_batch_size}"
         raise DataError("training.global_batch_size", what, "lower it, or give more rows")

@@ -27,11 +27,11 @@ class Job(Section):
     identity: dict[str, str]
     """Everything that decides the weights, see `trainer.identity.run_identity`."""
     checkpoint: Path | None = None
-    """The checkpoint to go on from; the supervisor chooses it, so that all processes take up the same."""
+    """The checkpoint to resume from; the supervisor chooses it, so that all processes use the same."""
     stop_at_step: int | None = None
-    """Stop after this step as if asked to; for `verify-resume`."""
+    """Stop after this step as if a stop were requested; for `verify-resume`."""
     record: bool = False
-    """Write down what each step saw, to `steps-<rank>.jsonl` in the run's folder; for `verify-resume`."""
+    """Record what each step saw in `steps-<rank>.jsonl` in the run's folder; for `verify-resume`."""
 
     @classmethod
     def plan(
@@ -48,7 +48,7 @@ class Job(Section):
         stop_at_step: int | None = None,
         record: bool = False,
     ) -> Job:
-        """The training that these sections describe, in a folder of `root` that is named after its identity."""
+        """Return the job of these sections of a recipe, with a folder in `root` that is named after its identity."""
         identity = run_identity(
             seed=seed, objective=objective, model=model, training=training, metrics=metrics, tokens=tokens
         )
@@ -68,18 +68,18 @@ class Job(Section):
 
     @property
     def direction(self) -> Direction:
-        """Whether the smallest or the largest `training.best_metric` is best.
+        """Whether the smallest or the largest value of `training.best_metric` is best.
 
         Raises:
-            RecipeError: nothing computes it.
+            RecipeError: neither the objective nor the recipe computes this metric.
         """
         own = self.metrics.directions if self.metrics else {}
         known = {**find(self.objective.name).metrics, **own}
-        wanted = self.training.best_metric
-        if wanted not in known:
-            fix = suggestion(wanted, list(known), "metrics")
-            raise RecipeError("training.best_metric", f"{self.objective.name} does not compute {wanted!r}", fix)
-        return known[wanted]
+        name = self.training.best_metric
+        if name not in known:
+            fix = suggestion(name, list(known), "metrics")
+            raise RecipeError("training.best_metric", f"{self.objective.name} does not compute {name!r}", fix)
+        return known[name]
 
     def save(self, path: Path) -> None:
         """Write the job to `path`."""
@@ -87,5 +87,5 @@ class Job(Section):
 
     @classmethod
     def load(cls, path: Path) -> Job:
-        """The job that was written to `path`."""
+        """Return the job that was written to `path`."""
         return cls.model_validate_json(path.read_text(encoding="utf-8"), strict=False)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from params import CheckpointError
 from params.hashing import file_sha256
+from params.schema import Direction
 from trainer.checkpoints.position import POSITION
 from trainer.checkpoints.sealed import IDENTITY, MANIFEST, all_checkpoints, best_weights
 from trainer.reporting.clock import CLOCK_SUFFIXES
@@ -94,7 +95,7 @@ class _Tally:
         return Part(self._name, self._compared, self._unit, self._differing, self._first)
 
 
-def compare(one: Path, other: Path, direction: str) -> list[Part]:
+def compare(one: Path, other: Path, direction: Direction) -> list[Part]:
     """Compare the runs in the folders `one` and `other`, part by part.
 
     Args:
@@ -153,7 +154,7 @@ def states(one: Path, other: Path) -> Iterator[Part]:
     yield _files("other files", "values", a, b, left)
 
 
-def _best(one: Path, other: Path, direction: str) -> Part:
+def _best(one: Path, other: Path, direction: Direction) -> Part:
     """The best weights, and the evaluation that they are from."""
     a, b = best_weights(one, direction), best_weights(other, direction)
     if a is None or b is None or a.step != b.step:

@@ -22,9 +22,9 @@ from trainer.checkpoints.sealed import (
     BEST_NOTE,
     IDENTITY,
     MANIFEST,
-    damage,
+    defect,
     identity_text,
-    newest_sound,
+    newest_valid,
     seal,
     step_of,
     verify,
@@ -96,13 +96,13 @@ def _fetch(branch: Branch, job: Job, staging: Path) -> None:
     from tasks.mirror.branch import BEST
 
     mirrored = _newest_of_run(branch, job, staging)
-    own = newest_sound(job.folder, identity_text(job.identity))
+    own = newest_valid(job.folder, identity_text(job.identity))
     if own is not None and step_of(own) >= mirrored.step:
         message = "fetch: nothing to do: this machine is at step %d of run %s, the branch at step %d"
         logger.info(message, step_of(own), job.folder.name, mirrored.step)
         return
     checkpoint = _sound(branch, mirrored.folder, mirrored.commit, staging)
-    if found := damage(checkpoint):
+    if found := defect(checkpoint):
         raise _damaged(branch, mirrored.folder, found)
     # As in a training, the best weights come before the checkpoint that refers to them.
     if f"{BEST}/{MANIFEST}" in branch.repository.tree(mirrored.commit):

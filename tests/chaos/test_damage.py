@@ -1,4 +1,4 @@
-"""Damaged checkpoints are set aside by name, and a run goes on from the newest sound one, to the same end."""
+"""Damaged checkpoints are set aside by name, and a run goes on from the newest valid one, to the same end."""
 
 from __future__ import annotations
 

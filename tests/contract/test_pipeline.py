@@ -144,7 +144,7 @@ def test_every_item_of_the_list_is_a_recipe(recipe: str) -> None:
 
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
-    return grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
+    return grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -124,7 +124,7 @@ def test_every_objective_has_a_row() -> None:
 
 
 def is_owned(field: str) -> bool:
-    return field in arguments._OWNED or field.startswith("hub_")
+    return field in arguments._REFUSED or field.startswith("hub_")
 
 
 def schema_has(key: str) -> bool:
@@ -155,11 +155,11 @@ def test_names_of_transformers_and_trl_lead_to_keys_that_exist() -> None:
 def test_every_field_of_training_arguments_is_accounted_for() -> None:
     """It is a key of the recipe, refused, in a row with its test, or listed as untested; and only one of these."""
     known = set(arguments.fields())
-    first_class = set(arguments._FIRST_CLASS)
-    assert first_class | set(arguments._OWNED) <= known, "names that transformers no longer has"
-    assert not first_class & set(arguments._OWNED)
+    first_class = set(arguments._OWN_KEYS)
+    assert first_class | set(arguments._REFUSED) <= known, "names that transformers no longer has"
+    assert not first_class & set(arguments._REFUSED)
     prefix = "training.arguments."
-    keys = [key for key in arguments._FIRST_CLASS.values() if not key.startswith(prefix)]
+    keys = [key for key in arguments._OWN_KEYS.values() if not key.startswith(prefix)]
     assert all(schema_has(key) for key in keys)
     rows = {
         key.removeprefix(prefix).split(".")[0]
@@ -177,7 +177,7 @@ def test_every_field_of_training_arguments_is_accounted_for() -> None:
 
 def test_every_field_that_is_refused_is_listed_with_the_codes_own_reason() -> None:
     listed = {row[0].strip("`"): row[1] for row in cells(REFUSED)}
-    assert listed == arguments._OWNED | {"hub_*": "the publish stage pushes, exactly once"}
+    assert listed == arguments._REFUSED | {"hub_*": "the publish stage pushes, exactly once"}
 
 
 def test_every_key_of_the_training_section_has_a_row() -> None:

@@ -1,4 +1,4 @@
-"""The instants of a save at which the process may be killed without harm; the chaos suite kills it at each."""
+"""The points of a save at which tests kill the process; a kill at any of them must do no harm."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ WRITE_POINTS = (
     "checkpoint.renamed",
     "checkpoint.retained",
 )
-"""In the order of a save; each is passed when what it names is done."""
+"""In the order of a save. Each is reached when what it names is done."""
 KILL_AT = "EVERGREEN_KILL_AT"
-"""Environment variable `<write point>:<n>`: the process ends by SIGKILL when it passes there the n-th time. For tests."""
-_passed: dict[str, int] = {}
+"""Environment variable `<point>:<n>`, for tests: the process kills itself when it reaches the point for the n-th time."""
+_counts: dict[str, int] = {}
 
 
 def reached(point: str) -> None:
-    """Pass a write point."""
+    """Mark that a save has reached a point."""
     assert point in WRITE_POINTS, point
-    if wanted := os.environ.get(KILL_AT):
-        _passed[point] = _passed.get(point, 0) + 1
-        if wanted == f"{point}:{_passed[point]}":
+    if target := os.environ.get(KILL_AT):
+        _counts[point] = _counts.get(point, 0) + 1
+        if target == f"{point}:{_counts[point]}":
             os.kill(os.getpid(), signal.SIGKILL)

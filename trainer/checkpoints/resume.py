@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and the one line of the log that says why."""
+"""The checkpoint that a run resumes from, and the log line that says why."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pathlib import Path
 
 from params import CheckpointError
 from params.artifacts import write_whole
-from trainer.checkpoints.sealed import IDENTITY, STAGING, all_checkpoints, damage, identity_text, newest_sound, step_of
+from trainer.checkpoints.sealed import IDENTITY, STAGING, all_checkpoints, defect, identity_text, newest_valid, step_of
 
 logger = logging.getLogger(__name__)
 _SHOWN = 3
-"""Differences that are named; more are counted."""
+"""Number of differences to name; the others are counted."""
 
 
 def choose(folder: Path, identity: Mapping[str, str], resume: str) -> Path | None:
-    """The checkpoint to go on from, or None for a start at step 0.
+    """Return the checkpoint to resume from, or None for a start at step 0.
 
     Args:
-        folder: the run's own folder, named after its key.
-        identity: all that determines the run.
+        folder: the run's folder, named after its key.
+        identity: what decides the run's weights.
         resume: `training.resume` of the recipe.
 
     Raises:
-        CheckpointError: the checkpoint that the recipe names is damaged, incomplete, or of another run.
+        CheckpointError: the checkpoint that the recipe names is damaged, incomplete or from another run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = identity_text(identity)
     write_whole(folder / IDENTITY, run)
-    shutil.rmtree(folder / STAGING, ignore_errors=True)  # what was being written when the last start ended
+    shutil.rmtree(folder / STAGING, ignore_errors=True)  # left by a kill in the middle of a save
     if resume == "never":
         found = all_checkpoints(folder)
         for place in (*found, *folder.glob("best-*")):
@@ -39,14 +39,14 @@ def choose(folder: Path, identity: Mapping[str, str], resume: str) -> Path | Non
         unused = f", {len(found)} checkpoint(s) deleted" if found else ""
         logger.info("train: run %s starts at step 0, because training.resume is `never`%s", folder.name, unused)
         return None
-    own = newest_sound(folder, run)
+    own = newest_valid(folder, run)
     if resume != "auto":
         named = _named(Path(resume), identity)
         if own is None or step_of(own) < step_of(named):
             logger.info("train: run %s goes on at step %d from %s, as training.resume says", *_at(folder, named))
             return named
     if own:
-        logger.info("train: run %s goes on at step %d from %s, the newest sound checkpoint", *_at(folder, own))
+        logger.info("train: run %s goes on at step %d from %s, the newest valid checkpoint", *_at(folder, own))
         return own
     logger.info("train: run %s starts at step 0: %s", folder.name, _others(folder, identity))
     return None
@@ -57,22 +57,22 @@ def _at(folder: Path, checkpoint: Path) -> tuple[str, int, Path]:
 
 
 def _named(checkpoint: Path, identity: Mapping[str, str]) -> Path:
-    """The checkpoint that a recipe names, if this run may go on from it."""
+    """Return the checkpoint that a recipe names, if this run can resume from it."""
     if not checkpoint.is_dir():
         fix = "name a checkpoint's folder, or set training.resume to `auto` or `never`"
         raise CheckpointError(f"training.resume {checkpoint}", "there is no such folder", fix)
-    if found := damage(checkpoint):
-        raise CheckpointError(f"training.resume {checkpoint}", found, "name a sound one; nothing was started")
+    if found := defect(checkpoint):
+        raise CheckpointError(f"training.resume {checkpoint}", found, "name a valid one")
     other = json.loads((checkpoint / IDENTITY).read_text(encoding="utf-8"))
     if apart := differences(other, identity):
         what = f"is a checkpoint of another run: {apart}"
-        fix = "undo the change; or, to start a new run from its weights, set model.pretrained to that folder"
+        fix = "undo the change, or set model.pretrained to that folder to start a new run from its weights"
         raise CheckpointError(f"training.resume {checkpoint}", what, fix)
     return checkpoint.absolute()
 
 
 def _others(folder: Path, identity: Mapping[str, str]) -> str:
-    """What else was found beside the run's folder, and why it was left alone."""
+    """Return which checkpoint of another run there is, and how that run differs."""
     for other in sorted(folder.parent.glob(f"*/{IDENTITY}")):
         if other.parent != folder and (kept := all_checkpoints(other.parent)):
             apart = differences(json.loads(other.read_text(encoding="utf-8")), identity)
@@ -80,14 +80,14 @@ def _others(folder: Path, identity: Mapping[str, str]) -> str:
     return "it has no checkpoint"
 
 
-def differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> str:
-    """What sets two identities apart, for people to read; nothing for equal ones."""
-    odd = [name for name in sorted({**found, **wanted}) if found.get(name) != wanted.get(name)]
-    said = [
+def differences(found: Mapping[str, str], own: Mapping[str, str]) -> str:
+    """Return how two identities differ, as text; empty if they are equal."""
+    names = [name for name in sorted({**found, **own}) if found.get(name) != own.get(name)]
+    texts = [
         f"{name} has changed"
         if " " in name
-        else f"{name} was {found.get(name, 'not set')}, is {wanted.get(name, 'not set')}"
-        for name in odd[:_SHOWN]
+        else f"{name} was {found.get(name, 'not set')}, is {own.get(name, 'not set')}"
+        for name in names[:_SHOWN]
     ]
-    more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
-    return ", ".join(said) + more
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(texts) + more

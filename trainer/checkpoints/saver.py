@@ -17,7 +17,7 @@ from params import EvergreenError, StorageError
 from params.artifacts import storage_errors
 from trainer.checkpoints.fault_points import reached
 from trainer.checkpoints.position import Position
-from trainer.checkpoints.sealed import IDENTITY, STAGING, newest_sound, retain, seal, seal_best
+from trainer.checkpoints.sealed import IDENTITY, STAGING, newest_valid, retain, seal, seal_best
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -180,7 +180,7 @@ class Saver:
     def newest_checkpoint(self) -> Path | None:
         """Return the newest checkpoint that the run can resume from."""
         self._writer.wait()
-        return newest_sound(self._folder, self._run)
+        return newest_valid(self._folder, self._run)
 
     def _staged(self, step: int) -> Path:
         return self._folder / STAGING / f"checkpoint-{step}"

@@ -1,10 +1,9 @@
-"""Checkpoints that exist whole or not at all.
+"""Checkpoints that exist completely or not at all.
 
-A checkpoint is written into `.staging`, gets a manifest (size and SHA-256 of every file), is flushed to disk and then
-renamed to `checkpoint-<step>`. Resuming takes the newest that is sound: as its manifest says, and with all that a run
-needs to go on. One that is not is set aside as `broken-checkpoint-<step>`, and the log says so. The best weights are kept
-apart, as `best-<step>`; a better one is sealed before the one that it replaces is deleted, so there is one at every
-instant.
+A checkpoint is written to `.staging`, gets a manifest (size and SHA-256 of every file), is flushed to disk and renamed to
+`checkpoint-<step>`. A run resumes from the newest valid one: it matches its manifest and lacks nothing that a run needs. An
+invalid one is renamed to `broken-checkpoint-<step>` with a warning. The best weights are kept apart, as `best-<step>`; new
+ones are sealed before the old ones are deleted, so that there are some at every instant.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Literal
 
 from params import CheckpointError
 from params.hashing import file_sha256
+from params.schema import Direction
 from trainer.checkpoints.fault_points import reached
 from trainer.checkpoints.position import POSITION, Position
 
@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 IDENTITY = "run.json"
-"""What determines the run that a checkpoint is of, see trainer.identity."""
+"""File with the identity of the run that a checkpoint belongs to, see trainer.identity."""
 STAGING = ".staging"
 BEST_NOTE = "best.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
-_NEEDED = {
+_REQUIRED = {
     "the weights": ("*.safetensors", "pytorch_model_fsdp*", "global_step*"),
     "the optimizer's state": ("optimizer.pt", "optimizer_0", "optimizer.bin", "global_step*"),
     "the learning-rate schedule": ("scheduler.pt",),
@@ -41,16 +41,16 @@ _NEEDED = {
     "the place in the data": (POSITION,),
     "the run's identity": (IDENTITY,),
 }
-"""What a run needs to go on, and the names under which it may stand. Trainer itself goes on without most of it."""
+"""What a run needs to resume, and file patterns for each. Trainer itself would resume without most of it."""
 
 
 def identity_text(identity: Mapping[str, str]) -> str:
-    """What determines a run, as it stands in `run.json` of the run's folder and of each of its checkpoints."""
+    """Return the content of `run.json` in a run's folder and in each of its checkpoints."""
     return json.dumps(dict(identity), indent=1)
 
 
 def seal(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "checkpoint") -> None:
-    """Give the folder `staged` a manifest, flush it to disk and move it to `target` in one step."""
+    """Write the manifest of the folder `staged`, flush it to disk and rename it to `target`."""
     (staged / MANIFEST).write_text(json.dumps(_manifest(staged), indent=1, sort_keys=True), encoding="utf-8")
     reached(f"{kind}.manifest")
     for path in (*staged.rglob("*"), staged):
@@ -64,7 +64,7 @@ def seal(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "chec
 
 
 def verify(checkpoint: Path) -> str | None:
-    """Why `checkpoint` cannot be trusted, or None if every file is as its manifest says."""
+    """Return how `checkpoint` differs from its manifest, or None."""
     try:
         promised = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         if not isinstance(promised, dict):
@@ -76,27 +76,26 @@ def verify(checkpoint: Path) -> str | None:
     found = _manifest(checkpoint)
     if promised == found:
         return None
-    odd = sorted(name for name in promised.keys() | found.keys() if promised.get(name) != found.get(name))
-    return f"not as it was written: {', '.join(odd)}"
+    changed = sorted(name for name in promised.keys() | found.keys() if promised.get(name) != found.get(name))
+    return f"not as it was written: {', '.join(changed)}"
 
 
-def damage(checkpoint: Path) -> str | None:
-    """Why a run cannot go on from `checkpoint`, or None: it verifies, and nothing that a run needs is missing in it."""
-    damage = verify(checkpoint)
-    return damage or _missing(checkpoint)
+def defect(checkpoint: Path) -> str | None:
+    """Return why no run can resume from `checkpoint`, or None."""
+    return verify(checkpoint) or _missing(checkpoint)
 
 
-def newest_sound(folder: Path, run: str) -> Path | None:
-    """The checkpoint in `folder` with the highest step that the run can go on from; unsound ones above are set aside.
+def newest_valid(folder: Path, run: str) -> Path | None:
+    """Return the newest checkpoint in `folder` that the run can resume from, and rename invalid newer ones.
 
     Args:
-        folder: where the checkpoints are.
-        run: content of the run's `run.json`; a checkpoint with another one is not of this run.
+        folder: the run's folder.
+        run: content of the run's `run.json`; a checkpoint with another one belongs to another run.
     """
     for checkpoint in all_checkpoints(folder):
-        found = damage(checkpoint)
+        found = defect(checkpoint)
         if found is None and (checkpoint / IDENTITY).read_text(encoding="utf-8") != run:
-            found = "it is of another run"
+            found = "it belongs to another run"
         if found is None:
             return checkpoint
         aside = folder / f"broken-{checkpoint.name}"
@@ -117,7 +116,7 @@ class Best:
 
 
 def seal_best(staged: Path, *, step: int, metric: str, value: float) -> None:
-    """Make the weights in `staged` the best of the run's folder that it stands in."""
+    """Make the weights in `staged`, a folder in the run's folder, its best weights."""
     folder = staged.parent
     (staged / BEST_NOTE).write_text(json.dumps({"step": step, "metric": metric, "value": value}), encoding="utf-8")
     if (run := _run_of(folder)) is not None:
@@ -130,8 +129,8 @@ def seal_best(staged: Path, *, step: int, metric: str, value: float) -> None:
     reached("best.retired")
 
 
-def best_weights(folder: Path, direction: str) -> Best | None:
-    """The best weights of the run in `folder`, verified; `direction` says whether the smallest (`min`) or largest value is best."""
+def best_weights(folder: Path, direction: Direction) -> Best | None:
+    """Return the valid best weights in a run's folder; `direction` is `min` if the smallest value is best, else `max`."""
     found = [
         Best(place, **json.loads((place / BEST_NOTE).read_text(encoding="utf-8")))
         for place in folder.glob("best-*")
@@ -142,12 +141,12 @@ def best_weights(folder: Path, direction: str) -> Best | None:
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, verified or not, newest first."""
+    """Return the checkpoints in `folder`, valid or not, newest first."""
     return [path for _, path in sorted(_by_step(folder), reverse=True)]
 
 
 def newest_step(folder: Path) -> int:
-    """The step of the newest checkpoint in `folder`, verified or not; 0 when there is none."""
+    """Return the step of the newest checkpoint in `folder`, valid or not; 0 if there is none."""
     return max((step for step, _ in _by_step(folder)), default=0)
 
 
@@ -159,7 +158,7 @@ def retain(folder: Path, keep: int) -> None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer steps that a checkpoint has behind it.
+    """Return the number of optimizer steps before a checkpoint.
 
     Raises:
         CheckpointError: its state cannot be read.
@@ -167,7 +166,7 @@ def step_of(checkpoint: Path) -> int:
     try:
         return int(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(str(checkpoint), f"its state cannot be read: {error}", "name another one") from error
+        raise CheckpointError(str(checkpoint), f"its state cannot be read: {error}", "use another one") from error
 
 
 def _by_step(folder: Path) -> list[tuple[int, Path]]:
@@ -180,7 +179,7 @@ def _run_of(folder: Path) -> str | None:
 
 
 def _missing(checkpoint: Path) -> str | None:
-    lacking = [what for what, names in _NEEDED.items() if not any(any(checkpoint.glob(n)) for n in names)]
+    lacking = [what for what, names in _REQUIRED.items() if not any(any(checkpoint.glob(n)) for n in names)]
     if lacking:
         return f"it lacks {', '.join(lacking)}"
     processes = Position.load(checkpoint).processes

@@ -1,4 +1,4 @@
-"""Randomness that a key determines: not the number of processes, nor how often a run was interrupted."""
+"""Randomness that follows from a key, whatever the number of processes and of interruptions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 
 @contextlib.contextmanager
 def seeded(*key: object) -> Iterator[None]:
-    """Run a block under the random state of `key` (Python, NumPy, torch), and leave the surrounding state as it was.
+    """Seed Python, NumPy and torch with `key` for a block, and restore their states afterwards.
 
-    It stands around every micro-batch, so it touches the generators directly: torch.random.fork_rng and
-    torch.manual_seed take several times as long.
+    Every micro-batch uses this, so it sets the generators directly: torch.random.fork_rng and torch.manual_seed take
+    several times as long.
     """
     seed = zlib.crc32(repr(key).encode())
     generators = [torch.default_generator]

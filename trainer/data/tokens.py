@@ -1,4 +1,4 @@
-"""Read what the tokenize stage wrote: splits as memory-mapped Arrow, the tokenizer, the objective's state."""
+"""Read the outputs of the tokenize stage: splits as memory-mapped Arrow, the tokenizer, the objective's state."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ STATE = "objective.json"
 
 
 def read_split(tokens: Path, split: str) -> Dataset:
-    """The sequences of a split; rows stay on disk until they are asked for."""
+    """Return the sequences of a split; they stay on disk until they are read."""
     from datasets import Dataset
 
     return Dataset.from_file(str(tokens / f"{split}.arrow"))
 
 
 def read_lengths(tokens: Path, split: str) -> list[int]:
-    """Tokens of each sequence of a split."""
+    """Return the number of tokens of each sequence of a split."""
     import pyarrow.compute as pc
 
     lengths: list[int] = pc.list_value_length(read_split(tokens, split).data.column("input_ids")).to_pylist()
@@ -31,7 +31,7 @@ def read_lengths(tokens: Path, split: str) -> list[int]:
 
 
 def read_tokenizer(tokens: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer that the sequences were made with."""
+    """Return the tokenizer that made the sequences."""
     from transformers import AutoTokenizer
 
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tokens / "tokenizer")
@@ -39,6 +39,6 @@ def read_tokenizer(tokens: Path) -> PreTrainedTokenizerBase:
 
 
 def read_state(tokens: Path) -> State:
-    """What the objective learned from the train split."""
+    """Return what the objective collected from the train split."""
     state: State = json.loads((tokens / STATE).read_text(encoding="utf-8"))
     return state

@@ -65,12 +65,12 @@ def make_batches(
 
 
 def agree_on_batches(
-    agreement: Collectives, process: int, make: Callable[[], tuple[list[Batch], int]], count: Callable[[Any], int]
+    collectives: Collectives, process: int, make: Callable[[], tuple[list[Batch], int]], count: Callable[[Any], int]
 ) -> StepBatches:
     """Make this process's micro-batches, and as many as on the process that has the most.
 
     Args:
-        agreement: the processes of the training.
+        collectives: the processes of the training.
         process: the rank of this one.
         make: returns this process's micro-batches and its number of rows.
         count: returns the predicted tokens of labels.
@@ -86,7 +86,7 @@ def agree_on_batches(
         predicted = [count(batch["labels"]) for batch in batches]
     except Exception as raised:  # noqa: BLE001  the other processes wait for an answer, whatever was raised
         error = raised
-    answers = agreement.gather((predicted, rows, error and str(error)))
+    answers = collectives.gather((predicted, rows, error and str(error)))
     if error:
         raise error
     for other, (_, _, message) in enumerate(answers):

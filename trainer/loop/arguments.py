@@ -1,7 +1,7 @@
-"""From a recipe to transformers.TrainingArguments, and what a recipe may not say to it.
+"""transformers.TrainingArguments from a recipe, and the fields that a recipe may not set.
 
-The recipe's own keys are translated here; every other field is passed through by its own name, except those that the
-pipeline owns: they are refused, each with the reason.
+The recipe's own keys are translated. `training.arguments` passes any other field through by its name, except those that the
+pipeline sets itself: they are refused, each with the reason.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pydantic
 from params import ModelError, Problem
 from params.loading import suggestion
 from params.schema import Direction, Launch, Training
-from trainer.loop import optimizers
+from trainer.loop import optimizer_check
 from trainer.loop.batch import split_batch, total_steps
 from trainer.reporting import trackers
 
-_FIRST_CLASS = {
+_OWN_KEYS = {
     "num_train_epochs": "training.epochs",
     "max_steps": "training.max_steps",
     "learning_rate": "training.learning_rate",
@@ -50,62 +50,62 @@ _FIRST_CLASS = {
     "fsdp_config": "launch.accelerate_config",
     "deepspeed": "launch.accelerate_config",
 }
-_OWNED = {
-    "output_dir": "a run's folder is named after everything that determines it",
-    "resume_from_checkpoint": "the newest verified checkpoint of the same run is taken up by itself",
-    "ignore_data_skip": "a resumed run goes on with the row after the last one",
+_REFUSED = {
+    "output_dir": "a run's folder is named after everything that decides its weights",
+    "resume_from_checkpoint": "a run resumes from its newest valid checkpoint by itself",
+    "ignore_data_skip": "a resumed run continues with the row after the last one",
     "per_device_train_batch_size": "it follows from training.global_batch_size and launch.micro_batch_size",
     "gradient_accumulation_steps": "it follows from training.global_batch_size, launch.micro_batch_size and processes",
     "auto_find_batch_size": "it would change the global batch; launch.out_of_memory_retries halves the micro-batch only",
     "dataloader_drop_last": "every epoch is cut to whole global batches",
     "greater_is_better": "each metric of an objective knows its direction",
-    "load_best_model_at_end": "the best weights are kept apart, and are what is published",
+    "load_best_model_at_end": "the best weights are kept apart and published",
     "eval_strategy": "evaluation runs at start, every training.eval_steps and at the end",
     "eval_on_start": "evaluation always runs before the first step",
     "save_strategy": "the best weights are always kept, and checkpoints come every training.save_steps or save_minutes",
-    "save_only_model": "a checkpoint without optimizer state cannot be resumed",
+    "save_only_model": "a run cannot resume from a checkpoint without optimizer state",
     "enable_jit_checkpoint": "it is not exact, and ranks do not agree on the step",
-    "batch_eval_metrics": "figures are always streamed, so that memory does not grow with the split",
-    "prediction_loss_only": "figures are computed from logits, weighted by token or row",
-    "eval_do_concat_batches": "figures are always streamed",
-    "eval_use_gather_object": "figures are gathered as tensors",
+    "batch_eval_metrics": "metrics are always accumulated per batch, so that memory does not grow with the split",
+    "prediction_loss_only": "metrics are computed from logits, weighted by token or row",
+    "eval_do_concat_batches": "metrics are always accumulated per batch",
+    "eval_use_gather_object": "metrics are gathered as tensors",
     "remove_unused_columns": "an objective's collator takes what it needs",
     "label_names": "an objective's collator names the labels",
     "push_to_hub": "the publish stage pushes, exactly once",
-    "accelerator_config": "the pipeline deals out batches and counts accumulation itself",
+    "accelerator_config": "the pipeline distributes batches and counts accumulation itself",
     "parallelism_config": "it is a Python object; launch.accelerate_config says how processes share a model",
-    "average_tokens_across_devices": "the same steps on any number of processes need the tokens of all of them",
-    "bf16_full_eval": "it acts outside of training only, where the evaluate stage evaluates, in full precision",
-    "fp16_full_eval": "it acts outside of training only, where the evaluate stage evaluates, in full precision",
-    "dataloader_in_order": "batches out of order would not come again in the same order",
-    "dataloader_multiprocessing_context": "loader workers are forked: an objective's collator cannot be sent to them",
-    "length_column_name": "lengths are counted when tokens are made",
-    "restore_callback_states_from_checkpoint": "a resumed run always goes on with the state of its callbacks",
-    "save_on_each_node": "all machines share the run's folder, and one process writes",
-    "disable_tqdm": "progress is told in lines, for flows and files too",
+    "average_tokens_across_devices": "equal steps on any number of processes need the token count of all of them",
+    "bf16_full_eval": "it only acts outside of training, where the evaluate stage evaluates in full precision",
+    "fp16_full_eval": "it only acts outside of training, where the evaluate stage evaluates in full precision",
+    "dataloader_in_order": "batches out of order would not be reproducible",
+    "dataloader_multiprocessing_context": "loader workers are forked: an objective's collator cannot be pickled",
+    "length_column_name": "the tokenize stage counts lengths",
+    "restore_callback_states_from_checkpoint": "a resumed run always restores the state of its callbacks",
+    "save_on_each_node": "all machines share the run's folder, and one process writes to it",
+    "disable_tqdm": "progress is logged in lines, which flows and files show too",
     "do_train": "the train stage trains",
     "do_eval": "the evaluate stage evaluates",
     "do_predict": "the evaluate stage evaluates",
     "use_cpu": "a GPU is used when there is one",
     "local_rank": "accelerate sets it",
-    "logging_nan_inf_filter": "a loss that is not finite must be seen",
+    "logging_nan_inf_filter": "a loss that is not finite must show",
 }
-_OF_SEQ2SEQ = {
+_SEQ2SEQ_FIELDS = {
     "predict_with_generate": "objective.generate",
     "generation_max_length": "objective.max_new_tokens",
     "generation_num_beams": "objective.num_beams",
     "sortish_sampler": "training.group_by_length",
 }
-"""Fields of transformers.Seq2SeqTrainingArguments, and what stands for them in a recipe."""
+"""Fields of transformers.Seq2SeqTrainingArguments, and the recipe's keys for them."""
 _NEEDS_GPU = {
     "precision": "fp16 scales its gradients, which needs a GPU",
     "use_liger_kernel": "Liger's kernels need a GPU",
-    "tf32": "TF32 is a number format of matrix units, which needs a GPU",
+    "tf32": "TF32 is a number format of GPUs",
 }
 
 
 def fields() -> dict[str, Any]:
-    """The fields of TrainingArguments by name, with their types."""
+    """Return the fields of TrainingArguments with their types."""
     from transformers import TrainingArguments
 
     hints = typing.get_type_hints(TrainingArguments)
@@ -113,33 +113,33 @@ def fields() -> dict[str, Any]:
 
 
 def problems(arguments: dict[str, Any]) -> list[Problem]:
-    """What is wrong with the recipe's `training.arguments`: unknown, owned by the pipeline, or of the wrong type."""
+    """Return what is wrong with `training.arguments`: unknown fields, refused fields, values of the wrong type."""
     known = fields()
     found = []
     for name, value in arguments.items():
         key = ("training", "arguments", name)
-        if name in _FIRST_CLASS:
-            found.append(Problem(key, "has a key of its own", f"set `{_FIRST_CLASS[name]}` instead"))
-        elif name in _OWNED or name.startswith("hub_"):
-            reason = _OWNED.get(name, "the publish stage pushes, exactly once")
-            found.append(Problem(key, f"belongs to the pipeline: {reason}", "remove it"))
-        elif name in _OF_SEQ2SEQ:
+        if name in _OWN_KEYS:
+            found.append(Problem(key, "has its own key in a recipe", f"set `{_OWN_KEYS[name]}` instead"))
+        elif name in _REFUSED or name.startswith("hub_"):
+            reason = _REFUSED.get(name, "the publish stage pushes, exactly once")
+            found.append(Problem(key, f"is set by the pipeline: {reason}", "remove it"))
+        elif name in _SEQ2SEQ_FIELDS:
             what = "is a field of Seq2SeqTrainingArguments"
-            found.append(Problem(key, what, f"the objective seq2seq generates by itself: set `{_OF_SEQ2SEQ[name]}`"))
+            found.append(Problem(key, what, f"set `{_SEQ2SEQ_FIELDS[name]}` instead"))
         elif name == "report_to" and (wrong := trackers.problems(value)):
             found += wrong
         elif name not in known:
             close = suggestion(name, list(known)).removeprefix("did you mean ").strip("`?")
-            own_key = _FIRST_CLASS.get(close)
+            own_key = _OWN_KEYS.get(close)
             fix = f"did you mean `{own_key or close}`?" if close in known else "see transformers.TrainingArguments"
             found.append(Problem(key, "transformers.TrainingArguments has no such field", fix))
         else:
-            found += _type_problem(key, known[name], value)
+            found += _type_problems(key, known[name], value)
     return found
 
 
 def conflicts(training: Training, launch: Launch) -> list[Problem]:
-    """What of the training section does not go with this machine, or with the launch section."""
+    """Return what in the training section conflicts with this machine or the launch section."""
     found = []
     given = training.arguments
     asked: list[tuple[str, ...]] = [("arguments", name) for name in ("use_liger_kernel", "tf32") if given.get(name)]
@@ -156,14 +156,14 @@ def conflicts(training: Training, launch: Launch) -> list[Problem]:
         what = "liger-kernel is not installed"
         found.append(Problem(("training", "arguments", "use_liger_kernel"), what, "pip install liger-kernel"))
     if given.get("label_smoothing_factor") and training.loss is not None:
-        what = "training.loss takes the place of the loss that it would smooth, so it would do nothing"
+        what = "does nothing: training.loss replaces the loss that it would smooth"
         fix = "remove one of them; trainer.losses:cross_entropy takes `smoothing` as an argument"
         found.append(Problem(("training", "arguments", "label_smoothing_factor"), what, fix))
     for name in ("dataloader_persistent_workers", "dataloader_prefetch_factor"):
         if given.get(name) and not launch.dataloader_workers:
-            what = "there are no loader workers that it could be said of"
+            what = "does nothing without loader workers"
             found.append(Problem(("training", "arguments", name), what, "set launch.dataloader_workers to 1 or more"))
-    return [*found, *optimizers.problems(training, launch)]
+    return [*found, *optimizer_check.problems(training, launch)]
 
 
 def build(
@@ -175,19 +175,19 @@ def build(
     direction: Direction,
     rows: int,
 ) -> Any:
-    """The TrainingArguments of a run.
+    """Return the TrainingArguments of a run.
 
     Args:
-        folder: where checkpoints and best weights go.
+        folder: folder for checkpoints and best weights.
         seed: the recipe's seed.
         training: the recipe's section.
         launch: the recipe's section.
         direction: whether the smallest or the largest `training.best_metric` is best.
-        rows: sequences of the train split, by which a stream's epochs are counted.
+        rows: number of sequences in the train split, from which the steps of a stream's epochs follow.
 
     Raises:
-        RecipeError: the batch cannot be split over the processes.
-        ModelError: TrainingArguments itself refuses a value.
+        RecipeError: the processes cannot share the batch evenly.
+        ModelError: TrainingArguments refuses a value.
     """
     import torch
     from transformers import TrainingArguments
@@ -225,10 +225,10 @@ def build(
         "dataloader_pin_memory": torch.cuda.is_available(),
         "remove_unused_columns": False,
         "label_names": ["labels"],
-        "log_level_replica": "error",  # what all processes have to say, the first one says
+        "log_level_replica": "error",  # the first process logs for all
         "report_to": "none",
         "run_name": folder.name,
-        "project": trackers.place(folder).parent.name,
+        "project": trackers.reports_folder(folder).parent.name,
         "disable_tqdm": True,
         "use_cpu": not torch.cuda.is_available(),
         "restore_callback_states_from_checkpoint": True,
@@ -236,7 +236,7 @@ def build(
     try:
         args = TrainingArguments(**(own | training.arguments))
     except (ValueError, TypeError, ImportError) as error:
-        raise ModelError("training", f"refused by transformers: {error}", "mend the training section") from error
+        raise ModelError("training", f"refused by transformers: {error}", "fix the training section") from error
     trackers.prepare(folder, args.report_to, args.project)
     return args
 
@@ -247,17 +247,17 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _type_problem(key: tuple[str, ...], annotation: Any, value: object) -> list[Problem]:
+def _type_problems(key: tuple[str, ...], annotation: Any, value: object) -> list[Problem]:
     try:
-        # strict: transformers takes the value as it is, and would hold the text "no" for true
+        # strict: transformers does not convert values, and would take the text "no" for true
         pydantic.TypeAdapter(annotation, config={"arbitrary_types_allowed": True}).validate_python(value, strict=True)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        return [Problem(key, f"{first['msg']}, found {value!r}", f"its type is {_spelled(annotation)}")]
+        return [Problem(key, f"{first['msg']}, found {value!r}", f"its type is {_type_name(annotation)}")]
     return []
 
 
-def _spelled(annotation: Any) -> str:
+def _type_name(annotation: Any) -> str:
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        return " or ".join(_spelled(a) for a in typing.get_args(annotation))
+        return " or ".join(_type_name(a) for a in typing.get_args(annotation))
     return getattr(annotation, "__name__", str(annotation))

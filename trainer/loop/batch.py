@@ -1,4 +1,4 @@
-"""How a global batch is split into micro-batches, and how many steps a training takes."""
+"""The size of micro-batches and the number of steps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from params.schema import Launch, Training
 
 
 def total_steps(training: Training, rows: int) -> int:
-    """Optimizer steps of a whole training on `rows` sequences; every epoch is cut to whole global batches."""
+    """Return the optimizer steps of a training on `rows` sequences; every epoch is cut to whole global batches."""
     return training.max_steps or max(1, math.ceil((training.epochs or 1.0) * (rows // training.global_batch_size)))
 
 
 def split_batch(global_batch_size: int, launch: Launch) -> tuple[int, int]:
-    """Micro-batch and accumulation steps whose product with the number of processes is the global batch.
+    """Return micro-batch size and accumulation steps; times the number of processes, their product is the global batch.
 
-    The micro-batch is the largest divisor that is not above `launch.micro_batch_size`.
+    The micro-batch is the largest divisor up to `launch.micro_batch_size`.
 
     Raises:
         RecipeError: the processes cannot share the global batch evenly.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from params.schema import Direction
 from trainer.checkpoints.saver import Saver
 from trainer.checkpoints.sealed import best_weights
 from trainer.loop import sharding
@@ -33,7 +34,7 @@ class BestWeights:
     def load(self) -> None:
         """Find the best weights of earlier starts in the run's folder."""
         args = self._trainer.args
-        direction = "max" if args.greater_is_better else "min"
+        direction: Direction = "max" if args.greater_is_better else "min"
         found = best_weights(Path(args.output_dir), direction) if args.process_index == 0 else None
         self.value = self._collectives.gather(found and found.value)[0]
 

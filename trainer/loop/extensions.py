@@ -1,8 +1,8 @@
-"""What a recipe brings of its own to a training: a Trainer subclass, a loss, callbacks.
+"""The recipe's own code in a training: a Trainer subclass, a loss, callbacks.
 
-A Trainer subclass is put in front of the pipeline's: its methods run first, and `super()` leads on to the pipeline's. So it
-may decide on the loss, the optimizer, the schedule and the training data. What the guarantees of docs/guarantees.md rest on
-it may not override: the loop, its order of rows, checkpoints, evaluation.
+A Trainer subclass comes before the pipeline's Trainer in the method resolution order: its methods run first, and `super()`
+leads to the pipeline's. It may change the loss, the optimizer, the schedule and the training data. It may not override what
+docs/guarantees.md depends on: the loop, the order of the rows, checkpoints, evaluation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OVERRIDABLE = (
     "get_train_dataloader",
     "log",
 )
-"""Methods of transformers.Trainer that a subclass of one's own may override."""
+"""Methods of transformers.Trainer that a recipe's subclass may override."""
 
 
 def base_class(name: str) -> type[EvergreenTrainer]:
@@ -40,10 +40,10 @@ def base_class(name: str) -> type[EvergreenTrainer]:
 
 
 def trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[EvergreenTrainer]:
-    """`base` with the recipe's own Trainer subclass in front of it.
+    """Return `base`, or a class of the recipe's own Trainer subclass and `base`.
 
     Raises:
-        RecipeError: it is not a subclass of transformers.Trainer, or overrides what a guarantee rests on; or there are two
+        RecipeError: it is not a subclass of transformers.Trainer, overrides what a guarantee depends on, or there are two
             losses.
     """
     _refuse_two_losses(training, base, "the objective's own Trainer")
@@ -66,7 +66,7 @@ def _refuse_two_losses(training: Training, cls: type, called: str) -> None:
     from transformers import Trainer
 
     if training.loss is not None and cls.compute_loss is not Trainer.compute_loss:  # type: ignore[attr-defined]
-        what = f"{called} computes the loss by itself (compute_loss), so that this function would never be called"
+        what = f"{called} computes the loss itself (compute_loss), so this function would never be called"
         raise RecipeError.at("training.loss", f"{training.loss.name}: {what}", "remove one of the two")
 
 
@@ -80,13 +80,13 @@ def _refuse_overrides(name: str, own: Any, base: type) -> None:
     methods = {a for a in defined if not a.startswith("__") or a == "__init__"}
     taken = sorted(a for a in methods - set(OVERRIDABLE) if hasattr(base, a))
     if taken:
-        what = f"{name} overrides {', '.join(taken)}, on which the pipeline's guarantees rest: a resumed run would not be the same"
-        fix = f"override only {', '.join(OVERRIDABLE)}; for more use training.callbacks, or an objective of its own"
+        what = f"{name} overrides {', '.join(taken)}, on which the pipeline's guarantees depend: a resumed run would differ"
+        fix = f"override only {', '.join(OVERRIDABLE)}; for more use training.callbacks, or write an objective"
         raise RecipeError.at("training.trainer", what, fix)
 
 
 def loss_function(call: Call | None) -> Callable[..., Any] | None:
-    """The recipe's own loss, as Trainer's `compute_loss_func`.
+    """Return the recipe's own loss, as Trainer's `compute_loss_func`.
 
     Raises:
         RecipeError: there is no such function, or it does not take (outputs, labels, num_items_in_batch).
@@ -98,10 +98,10 @@ def loss_function(call: Call | None) -> Callable[..., Any] | None:
 
 
 def callbacks(training: Training) -> list[TrainerCallback]:
-    """The recipe's own callbacks, and early stopping where the recipe asks for it.
+    """Return the recipe's own callbacks, and early stopping if the recipe asks for it.
 
     Raises:
-        RecipeError: one of them is not a TrainerCallback, or cannot be made so.
+        RecipeError: one of them is not a TrainerCallback, or takes other arguments.
     """
     from transformers import EarlyStoppingCallback, TrainerCallback
 
@@ -119,7 +119,7 @@ def callbacks(training: Training) -> list[TrainerCallback]:
 
 
 def problems(training: Training, base: str) -> Iterator[Problem]:
-    """What is wrong with what a recipe brings of its own to a training; nothing is imported where it brings nothing.
+    """Yield what is wrong with the recipe's own code; a recipe without any imports nothing.
 
     Args:
         training: the recipe's section.

@@ -1,8 +1,8 @@
-"""Optimizers whose state torch would not save, or not load, as it was: in a checkpoint all of it is plain tensors.
+"""Optimizers whose state torch would not save or load correctly: in a checkpoint all of it becomes plain tensors.
 
-Objects would be saved while the training loop goes on changing them, and are refused when a checkpoint is loaded without
-running code of others; so are tensors of a kind of their own. What stands beside an optimizer's state is not saved at all.
-Each of the functions here mends one of these for an optimizer, by the hooks that torch has for it.
+Python objects would be saved while the training loop changes them, and torch refuses to load them, or tensor subclasses,
+with `weights_only=True`. What an optimizer keeps outside of its state is not saved at all. Each function here corrects one
+of these with torch's state_dict hooks.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ if TYPE_CHECKING:
     import torch
 
 _PLAIN = ("galore_torch.", "apollo_torch.", "torchao.optim.")
-"""Where the classes are from whose objects are taken apart."""
+"""Modules whose objects are converted to plain tensors."""
 _OF = "class"
 _MOMENTS = ("step_num", "exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col")
-"""What AdaLOMO keeps beside its state, by the names of its attributes; LOMO keeps nothing."""
+"""Attributes in which AdaLOMO keeps its state; LOMO has none."""
 
 
-def keep_objects(optimizer: torch.optim.Optimizer) -> None:
-    """For GaLore and APOLLO, whose projections are objects, and for torchao, whose tensors are quantized."""
-    optimizer.register_state_dict_post_hook(_taken_apart)
-    optimizer.register_load_state_dict_pre_hook(_put_together)
+def save_objects_as_tensors(optimizer: torch.optim.Optimizer) -> None:
+    """For GaLore and APOLLO, whose projections are Python objects, and for torchao, whose tensors are quantized."""
+    optimizer.register_state_dict_post_hook(_to_plain_tensors)
+    optimizer.register_load_state_dict_pre_hook(_from_plain_tensors)
 
 
-def keep_groups(optimizer: torch.optim.Optimizer) -> None:
-    """For GrokAdamW, which keeps its state by parameter in the parameter groups, where torch does not find it again."""
+def save_state_of_groups(optimizer: torch.optim.Optimizer) -> None:
+    """For GrokAdamW, which keeps its state in the parameter groups, where torch does not restore it."""
     optimizer.register_state_dict_post_hook(_state_out_of_groups)
     optimizer.register_load_state_dict_post_hook(_state_into_groups)
 
 
-def keep_attributes(optimizer: torch.optim.Optimizer) -> None:
-    """For AdaLOMO, which keeps its moments in attributes of its own."""
+def save_attributes(optimizer: torch.optim.Optimizer) -> None:
+    """For AdaLOMO, which keeps its moments in attributes of the optimizer."""
     optimizer.register_state_dict_post_hook(_add_moments)
     optimizer.register_load_state_dict_pre_hook(_take_moments)
 
 
-def _taken_apart(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The state with plain tensors in the place of projections and of quantized tensors."""
+def _to_plain_tensors(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return the state with plain tensors in place of projections and quantized tensors."""
     return state_dict | {"state": {i: {k: _parts(v) for k, v in s.items()} for i, s in state_dict["state"].items()}}
 
 
-def _put_together(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The reverse of `_taken_apart`; projections go to where their weights are, as torch moves tensors only."""
+def _from_plain_tensors(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Undo `_to_plain_tensors`. Projections move to the device of their weights; torch moves only tensors."""
     devices = [parameter.device for parameter in _parameters(optimizer)]
     state = {i: {k: _whole(v, devices[i]) for k, v in s.items()} for i, s in state_dict["state"].items()}
     return state_dict | {"state": state}
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """In the order in which a state_dict numbers them."""
+    """Return the parameters in the order in which a state_dict numbers them."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -62,7 +62,7 @@ def _parts(value: Any) -> Any:
     if hasattr(value, "__tensor_flatten__"):
         names, context = value.__tensor_flatten__()
         return {_OF: of, "tensors": {name: getattr(value, name) for name in names}, "context": context}
-    return {_OF: of, "attributes": {name: _laid_out(attribute) for name, attribute in vars(value).items()}}
+    return {_OF: of, "attributes": {name: _with_strides(attribute) for name, attribute in vars(value).items()}}
 
 
 def _whole(value: Any, device: torch.device) -> Any:
@@ -73,24 +73,24 @@ def _whole(value: Any, device: torch.device) -> Any:
     if "tensors" in value:
         return cls.__tensor_unflatten__(value["tensors"], value["context"], None, None)
     made = cls.__new__(cls)
-    vars(made).update({name: _laid_back(attribute, device) for name, attribute in value["attributes"].items()})
+    vars(made).update({name: _without_strides(attribute, device) for name, attribute in value["attributes"].items()})
     return made
 
 
-def _laid_out(value: Any) -> Any:
-    """With the strides of tensors: a product of other strides is a sum in another order, and not the same bits."""
+def _with_strides(value: Any) -> Any:
+    """Keep the strides of tensors: with other strides, a matrix product adds up in another order, to other bits."""
     import torch
 
     if isinstance(value, list):
-        return [_laid_out(v) for v in value]
+        return [_with_strides(v) for v in value]
     return {"values": value, "stride": list(value.stride())} if isinstance(value, torch.Tensor) else value
 
 
-def _laid_back(value: Any, device: torch.device) -> Any:
+def _without_strides(value: Any, device: torch.device) -> Any:
     import torch
 
     if isinstance(value, list):
-        return [_laid_back(v, device) for v in value]
+        return [_without_strides(v, device) for v in value]
     if not isinstance(value, dict):
         return value
     tensor: torch.Tensor = value["values"]

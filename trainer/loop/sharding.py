@@ -1,8 +1,8 @@
-"""Training whose weights, gradients or optimizer state are shared out over the processes: FSDP2 and DeepSpeed.
+"""Weights, gradients or optimizer state sharded over the processes, by FSDP2 or DeepSpeed.
 
-accelerate sets both up, from `launch.accelerate_config`. Where it cannot, on a machine without GPUs for instance, it trains
-with plain data parallelism instead and says nothing; here that is an error. A checkpoint is written by the processes as
-they share it out, so a run goes on from it in the same way only.
+accelerate sets both up from `launch.accelerate_config`. Where it cannot, for example without GPUs, it silently trains with
+plain data parallelism; here that is an error. Each process writes its shard of a checkpoint, so a run resumes from it only
+under the same kind of sharding.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from trainer.checkpoints.position import Position
 if TYPE_CHECKING:
     from transformers import Trainer
 
-_ASKED = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": "ACCELERATE_USE_DEEPSPEED"}
-"""Environment variables by which accelerate's launcher tells the processes what its configuration asks for."""
-_TRACES = {"FSDP": "pytorch_model_fsdp*", "DeepSpeed": "global_step*"}
-"""What only a checkpoint of each has in it."""
+_REQUESTED_BY = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": "ACCELERATE_USE_DEEPSPEED"}
+"""Environment variables with which accelerate's launcher passes on what its configuration asks for."""
+_FILES_OF = {"FSDP": "pytorch_model_fsdp*", "DeepSpeed": "global_step*"}
+"""Files that only a checkpoint of each kind has."""
 _PLAIN: Distribution = "data parallelism"
 
 
@@ -45,42 +45,41 @@ def is_sharded(trainer: Trainer) -> bool:
 
 
 def kind(trainer: Trainer) -> Distribution:
-    """How `trainer` shares its model out."""
+    """Return how the processes of `trainer` share its model."""
     return "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed" if trainer.is_deepspeed_enabled else _PLAIN
 
 
 def check(trainer: Trainer, checkpoint: Path | None) -> None:
-    """See that `trainer` shares its model out as the launcher was told, and as `checkpoint` was.
+    """Check that the model is sharded as the configuration asks for, and as the checkpoint was.
 
     Raises:
         ModelError: accelerate does not do what its configuration asks for.
-        CheckpointError: the checkpoint was written in another way.
+        CheckpointError: the checkpoint was written under another kind of sharding.
     """
     import torch
 
     found = kind(trainer)
-    for asked, variable in _ASKED.items():
-        if os.environ.get(variable, "").lower() == "true" and found != asked:
-            gpus = "needs GPUs, of which torch finds none here" if not torch.cuda.is_available() else "was left out"
-            what = f"asks for {asked}, which {gpus}: accelerate would train with plain {found}"
+    for requested, variable in _REQUESTED_BY.items():
+        if os.environ.get(variable, "").lower() == "true" and found != requested:
+            reason = "was ignored" if torch.cuda.is_available() else "needs GPUs, and torch finds none here"
+            what = f"asks for {requested}, which {reason}: accelerate would train with plain {found}"
             raise ModelError("launch.accelerate_config", what, "train on GPUs, or remove the key")
     if checkpoint is None:
         return
-    traces = (name for name, trace in _TRACES.items() if any(checkpoint.glob(trace)))
-    written = next(traces, _PLAIN)
+    written = next((name for name, pattern in _FILES_OF.items() if any(checkpoint.glob(pattern))), _PLAIN)
     processes = Position.load(checkpoint).processes
     if written != found:
         what = f"was written under {written}, and this start uses {found}"
-        fix = "go on with the launch.accelerate_config of before, or set training.resume to `never`"
+        fix = "use the earlier launch.accelerate_config, or set training.resume to `never`"
         raise CheckpointError(str(checkpoint), what, fix)
     if found == "DeepSpeed" and processes != trainer.args.world_size:
-        what = f"was written by {processes} processes, and DeepSpeed cannot go on with {trainer.args.world_size}"
-        fix = f"set launch.num_processes to {processes}, or training.resume to `never`; FSDP can go on with any number"
+        what = f"was written by {processes} processes, and DeepSpeed cannot resume with {trainer.args.world_size}"
+        fix = f"set launch.num_processes to {processes}, or training.resume to `never`; FSDP can resume with any number"
         raise CheckpointError(str(checkpoint), what, fix)
 
 
 def check_wrapped(trainer: Trainer) -> None:
-    """See, once accelerate has prepared the model, that FSDP2 really shares it out.
+    """Check, after accelerate has prepared the model, that FSDP2 shards it.
 
     Raises:
         ModelError: it does not.
@@ -89,16 +88,16 @@ def check_wrapped(trainer: Trainer) -> None:
 
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_torch_compile=False)
     if trainer.is_fsdp_enabled and not isinstance(model, FSDPModule):
-        what = f"asks for FSDP, but the model is a {type(model).__name__} that FSDP2 does not share out"
+        what = f"asks for FSDP, but the model is a {type(model).__name__}, which FSDP2 does not shard"
         raise ModelError(
             "launch.accelerate_config", what, "set fsdp_version to 2, as params/accelerate/fsdp2.yaml does"
         )
 
 
 def whole_weights(trainer: Trainer) -> dict[str, Any]:
-    """All weights, gathered from the processes into the memory of the first; the others take part and get none.
+    """Return all weights, gathered in the memory of the first process; the others take part and get none.
 
-    Names whose weights the model ties get one tensor again, of which safetensors then stores one copy.
+    Tied weights are one tensor again, so that safetensors stores one copy.
     """
     weights: dict[str, Any] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)

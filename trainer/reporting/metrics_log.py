@@ -1,9 +1,9 @@
-"""Every figure of a training as one JSON line, in the run's folder while it trains: `tail -f .../metrics.jsonl`.
+"""The metrics of a training as JSON lines, in the run's folder while it trains: `tail -f .../metrics.jsonl`.
 
     {"step": 4, "epoch": 0.4, "eval_loss": 3.1, "eval_token_accuracy": 0.4}
 
-The lines are the trainer's own log without what a clock said, so that the same training has the same lines. At a start
-they are written anew from the log that the checkpoint holds: what an interrupted run wrote after it is not in it.
+The lines are Trainer's log without readings of a clock, so that equal trainings have equal lines. A resumed run first
+rewrites them from the checkpoint's log, which drops what was logged after that checkpoint.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trainer.reporting.clock import CLOCK_SUFFIXES
 
 FILE = "metrics.jsonl"
 _SUMMARY = "train_loss"
-"""In the trainer's last word only, whose mean begins anew at every start."""
+"""Only in Trainer's last line; its mean restarts at every start."""
 
 
 def without_clock(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The entries of a trainer's log without what a clock said, step and epoch first, in the order that a checkpoint has."""
+    """Return the entries of a Trainer's log without clock readings: step and epoch, then the others by name."""
     return [
         {"step": entry["step"], "epoch": entry.get("epoch")}
         | {k: v for k, v in sorted(entry.items()) if k not in ("step", "epoch") and not k.endswith(CLOCK_SUFFIXES)}
@@ -35,7 +35,7 @@ def without_clock(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def as_lines(history: Iterable[Mapping[str, Any]]) -> str:
-    """A trainer's log as JSON lines; a figure that is not finite, which JSON cannot hold, is null."""
+    """Return a Trainer's log as JSON lines; a value that is not finite becomes null."""
     return "".join(
         json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}) + "\n"
         for entry in without_clock(history)
@@ -43,9 +43,9 @@ def as_lines(history: Iterable[Mapping[str, Any]]) -> str:
 
 
 class MetricsLog(TrainerCallback):
-    """Writes the lines, on the first process only; with `logging_strategy: epoch` it also says when an epoch is over.
+    """Writes the lines, on the first process only; with `logging_strategy: epoch` it also logs at the end of an epoch.
 
-    Trainer logs the end of an epoch after the checkpoint that it saves there, which would not hold the line.
+    Trainer logs the end of an epoch after saving the checkpoint there, which would then lack the line.
 
     Args:
         folder: the run's folder.

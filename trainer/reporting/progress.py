@@ -1,4 +1,4 @@
-"""Training's progress as lines that a person can follow, in a terminal and in a flow run's log."""
+"""The progress of a training as log lines."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ logger = logging.getLogger(__name__)
 
 
 def follow_log_level(args: TrainingArguments) -> None:
-    """Let our own lines follow `log_level` and `log_level_replica` as transformers' do; `passive` leaves them as they are."""
+    """Apply `log_level` and `log_level_replica` to our loggers, as transformers does; `passive` changes nothing."""
     if args.log_level == "passive" and args.should_log:
         return
     level = args.get_process_log_level()
-    logging.getLogger().setLevel(max(level, logging.INFO))  # other libraries' lines for debugging would bury ours
+    logging.getLogger().setLevel(max(level, logging.INFO))  # debug lines of other libraries would bury ours
     for ours in ("params", "trainer"):
         logging.getLogger(ours).setLevel(level)
 

@@ -1,7 +1,7 @@
-"""Where `training.arguments.report_to` writes: beside the run, on this machine, and never over a network unasked.
+"""The trackers of `training.arguments.report_to`, which write to this machine unless told otherwise.
 
-Each tracker takes its place and its manners from environment variables. They are given here, unless they are set
-already: who sets WANDB_MODE=online or MLFLOW_TRACKING_URI has decided otherwise. What is written stays after the run.
+Trackers are configured by environment variables. They are set here unless they are set already, for example to
+WANDB_MODE=online or to another MLFLOW_TRACKING_URI. What trackers write stays after the run.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
 TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow")
-"""Those that are extras of this package, under the names of their modules."""
+"""Trackers with an extra of this package, by the names of their modules."""
 _KEY = ("training", "arguments", "report_to")
 _TAG = "evergreen.run"
 
 
 def problems(report_to: object) -> list[Problem]:
-    """What is wrong with a recipe's `report_to`."""
+    """Return what is wrong with a recipe's `report_to`."""
     found = []
     for name in [report_to] if isinstance(report_to, str) else report_to if isinstance(report_to, list) else []:
         if name in TRACKERS:
@@ -33,33 +33,33 @@ def problems(report_to: object) -> list[Problem]:
                 found.append(Problem(_KEY, f"{name} is not installed", f"pip install 'evergreen[{name}]'"))
         elif name == "all":
             found.append(
-                Problem(_KEY, "`all` is whatever happens to be installed", f"name them: {', '.join(TRACKERS)}")
+                Problem(_KEY, "`all` depends on what is installed", f"name the trackers: {', '.join(TRACKERS)}")
             )
         elif name != "none":
             from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
             if name not in INTEGRATION_TO_CALLBACK:
                 fix = suggestion(str(name), [*TRACKERS, *INTEGRATION_TO_CALLBACK], "trackers")
-                found.append(Problem(_KEY, f"transformers reports to no {name!r}", fix))
+                found.append(Problem(_KEY, f"transformers knows no tracker {name!r}", fix))
     return found
 
 
-def place(folder: Path) -> Path:
-    """The folder of a recipe's reports; `folder` is a run's, `.scratch/<recipe>/checkpoints/<key>`."""
+def reports_folder(folder: Path) -> Path:
+    """Return the folder for a recipe's trackers; `folder` is a run's, `.scratch/<recipe>/checkpoints/<key>`."""
     return folder.parents[1] / "reports"
 
 
 def prepare(folder: Path, report_to: Sequence[str], project: str) -> None:
-    """Give the trackers their places, before they are imported.
+    """Configure trackers by environment variables, before they are imported.
 
     Args:
         folder: the run's folder; its name is the run's key.
         report_to: the trackers.
-        project: what its runs are grouped under.
+        project: name that groups the runs.
     """
     if not report_to:
         return
-    root, run = place(folder), folder.name
+    root, run = reports_folder(folder), folder.name
     variables = {
         "TENSORBOARD_LOGGING_DIR": root / "tensorboard" / run,
         "TRACKIO_DIR": root / "trackio",
@@ -80,16 +80,16 @@ def prepare(folder: Path, report_to: Sequence[str], project: str) -> None:
         os.environ.setdefault(name, str(value))
 
 
-def go_on(trainer: Trainer, folder: Path, step: int) -> None:
-    """Let a start write into the run that earlier starts have reported to.
+def resume_reports(trainer: Trainer, folder: Path, step: int) -> None:
+    """Let a start report to the same run as earlier starts.
 
-    Trackio and W&B know a run by its name and its id. TensorBoard is told which steps are made again, so that it drops
-    those of before. MLflow is asked for a run with this key, and takes its parameters from the first start only.
+    Trackio and W&B identify a run by name and id. TensorBoard drops earlier records of steps that are repeated. In MLflow
+    the run with this key is looked up; it keeps the parameters of its first start.
 
     Args:
-        trainer: whose trackers are meant.
+        trainer: the Trainer that reports.
         folder: the run's folder.
-        step: the step that it goes on from.
+        step: the step that the start resumes from.
     """
     if not trainer.is_world_process_zero():
         return
@@ -101,16 +101,16 @@ def go_on(trainer: Trainer, folder: Path, step: int) -> None:
         trainer.remove_callback(TensorBoardCallback)
         trainer.add_callback(TensorBoardCallback(writer))
     if "mlflow" in trainer.args.report_to and "MLFLOW_RUN_ID" not in os.environ:
-        _find_or_begin(trainer.args, folder.name)
+        _select_mlflow_run(trainer.args, folder.name)
 
 
-def _find_or_begin(args: Any, run: str) -> None:
+def _select_mlflow_run(args: Any, run: str) -> None:
     import mlflow
 
     experiment = mlflow.set_experiment(os.environ["MLFLOW_EXPERIMENT_NAME"])
     client = mlflow.MlflowClient()
     runs = client.search_runs([experiment.experiment_id], f"tags.`{_TAG}` = '{run}'", max_results=1)
     if runs:
-        os.environ["MLFLOW_MAX_LOG_PARAMS"] = "0"  # it refuses a parameter that changes, and `launch` may
-    begun = runs[0] if runs else client.create_run(experiment.experiment_id, tags={_TAG: run}, run_name=args.run_name)
-    os.environ["MLFLOW_RUN_ID"] = begun.info.run_id
+        os.environ["MLFLOW_MAX_LOG_PARAMS"] = "0"  # MLflow refuses changed parameters, and `launch` may change
+    chosen = runs[0] if runs else client.create_run(experiment.experiment_id, tags={_TAG: run}, run_name=args.run_name)
+    os.environ["MLFLOW_RUN_ID"] = chosen.info.run_id

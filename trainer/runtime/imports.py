@@ -12,7 +12,7 @@ from typing import Any
 
 from params.importing import source_files
 
-_OURS = Path(__file__).parents[1]
+_TRAINER = Path(__file__).parents[1]
 
 
 def leave_out(*packages: str) -> None:
@@ -24,7 +24,7 @@ def leave_out(*packages: str) -> None:
 def leave_out_unused(run: Any) -> None:
     """Leave out what a recipe or job does not use; the user's own code that it names may need anything."""
     named = source_files(run.model_dump(mode="json", exclude={"data"}))
-    if run.model.lora is None and all(path.is_relative_to(_OURS) for _, path in named):
+    if run.model.lora is None and all(path.is_relative_to(_TRAINER) for _, path in named):
         leave_out("peft")
         if not run.training.optimizer.startswith("adamw_torch_"):  # adamw_torch_4bit and _8bit are torchao's
             leave_out("torchao")

@@ -29,7 +29,7 @@ class Failure:
     pid: int | None
     """None if the training has only one process: accelerate does not report its id."""
     exit_code: int
-    """Exit status; negative when a signal ended it."""
+    """Exit code; the negative signal number if a signal ended it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class LaunchReport:
     failures: tuple[Failure, ...] = ()
     """In order of time, with the processes that the launcher ended because of the first."""
     error: str | None = None
-    """What went wrong in the launcher itself."""
+    """Error of the launcher itself."""
 
     @classmethod
     def load(cls, path: Path) -> LaunchReport:

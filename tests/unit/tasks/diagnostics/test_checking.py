@@ -136,22 +136,22 @@ WRONG = {
     "argument of another Trainer": (
         {"training.arguments": {"predict_with_generate": True}},
         "training.arguments.predict_with_generate",
-        "is a field of Seq2SeqTrainingArguments; the objective seq2seq generates by itself: set `objective.generate`",
+        "is a field of Seq2SeqTrainingArguments; set `objective.generate` instead",
     ),
     "owned argument": (
         {"training.arguments": {"output_dir": "x"}},
         "training.arguments.output_dir",
-        "belongs to the pipeline: a run's folder is named after everything that determines it; remove it",
+        "is set by the pipeline: a run's folder is named after everything that decides its weights; remove it",
     ),
     "hub argument": (
         {"training.arguments": {"hub_model_id": "x"}},
         "training.arguments.hub_model_id",
-        "belongs to the pipeline: the publish stage pushes, exactly once",
+        "is set by the pipeline: the publish stage pushes, exactly once",
     ),
     "first-class argument": (
         {"training.arguments": {"lr_scheduler_type": "linear"}},
         "training.arguments.lr_scheduler_type",
-        "has a key of its own; set `training.lr_scheduler` instead",
+        "has its own key in a recipe; set `training.lr_scheduler` instead",
     ),
     "argument's type": (
         {"training.arguments": {"adam_beta1": "high"}},
@@ -390,14 +390,14 @@ def test_every_training_argument_is_first_class_owned_or_passed_through():
     from transformers import TrainingArguments
 
     there = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
-    first_class, owned = set(arguments._FIRST_CLASS), set(arguments._OWNED)
+    first_class, owned = set(arguments._OWN_KEYS), set(arguments._REFUSED)
     assert not first_class & owned
     assert (first_class | owned) - there == set(), "names that transformers no longer has"
     assert set(arguments.fields()) == there
     for name in there:
         (*_, refused) = arguments.problems({name: object()}) or [None]
         assert refused is not None, f"{name} takes anything at all"
-    for key in arguments._FIRST_CLASS.values():
+    for key in arguments._OWN_KEYS.values():
         section, *field = key.split(".")
         assert field[:1] != ["arguments"] or field[1] in there - first_class - owned
         assert section in Recipe.model_fields
@@ -409,7 +409,7 @@ def test_every_key_of_the_training_section_reaches_the_trainer():
     """But those that are no transformers argument: a new key must be listed here, or among the first-class ones."""
     ours = {"global_batch_size", "arguments", "early_stopping_patience", "resume", "save_minutes", "streaming"}
     ours |= {"callbacks", "loss", "trainer"}
-    reached = {key.split(".")[1] for key in arguments._FIRST_CLASS.values() if key.startswith("training.")}
+    reached = {key.split(".")[1] for key in arguments._OWN_KEYS.values() if key.startswith("training.")}
     assert reached | ours == set(Training.model_fields)
 
 
@@ -417,7 +417,7 @@ def test_a_fields_own_default_is_of_its_own_type():
     """So that a recipe may spell out what holds anyway."""
     from transformers import TrainingArguments
 
-    not_ours = arguments.fields().keys() - arguments._FIRST_CLASS.keys() - arguments._OWNED.keys()
+    not_ours = arguments.fields().keys() - arguments._OWN_KEYS.keys() - arguments._REFUSED.keys()
     for field in dataclasses.fields(TrainingArguments):
         is_passed_through = field.name in not_ours and not field.name.startswith("hub_")
         if is_passed_through and field.default is not dataclasses.MISSING:

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not at all, the newest sound one taken, the identity of a run."""
+"""Checkpoints on disk: whole or not at all, the newest valid one taken, the identity of a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def checkpoint_of(folder, step, content=b"weights", without=(), processes=1):
 
 def test_a_sealed_checkpoint_verifies(tmp_path):
     assert sealed.verify(checkpoint_of(tmp_path, 5)) is None
-    assert sealed.newest_sound(tmp_path, RUN) == tmp_path / "checkpoint-5"
+    assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
 
 
 def test_the_newest_is_that_of_the_highest_step_not_of_the_last_name(tmp_path):
@@ -47,7 +47,7 @@ def test_the_newest_is_that_of_the_highest_step_not_of_the_last_name(tmp_path):
         checkpoint_of(tmp_path, step)
     (tmp_path / "checkpoint-best").mkdir()
     (tmp_path / "broken-checkpoint-2000").mkdir()
-    assert sealed.newest_sound(tmp_path, RUN) == tmp_path / "checkpoint-1000"
+    assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-1000"
     assert [p.name for p in sealed.all_checkpoints(tmp_path)] == [
         "checkpoint-1000",
         "checkpoint-900",
@@ -90,23 +90,23 @@ def test_a_broken_checkpoint_is_set_aside_and_an_older_one_taken(tmp_path, caplo
     spoil(checkpoint_of(tmp_path, 10))
     assert sealed.verify(tmp_path / "checkpoint-10") == said
     with caplog.at_level(logging.WARNING):
-        assert sealed.newest_sound(tmp_path, RUN) == tmp_path / "checkpoint-5"
+        assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
     assert (tmp_path / "broken-checkpoint-10").is_dir()
     assert [p.name for p in sealed.all_checkpoints(tmp_path)] == ["checkpoint-5"]
     assert f"set aside {tmp_path / 'broken-checkpoint-10'}: {said}" in caplog.text
     spoil(checkpoint_of(tmp_path, 10))  # and once more: an earlier one set aside is in nobody's way
-    assert sealed.newest_sound(tmp_path, RUN) == tmp_path / "checkpoint-5"
+    assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
 
 
 def test_with_no_checkpoint_that_verifies_there_is_none(tmp_path):
-    assert sealed.newest_sound(tmp_path, RUN) is None
+    assert sealed.newest_valid(tmp_path, RUN) is None
     _flip(checkpoint_of(tmp_path, 5))
-    assert sealed.newest_sound(tmp_path, RUN) is None
+    assert sealed.newest_valid(tmp_path, RUN) is None
 
 
 def test_what_was_never_sealed_is_not_seen(tmp_path):
     (tmp_path / ".staging" / "checkpoint-7").mkdir(parents=True)
-    assert sealed.newest_sound(tmp_path, RUN) is None
+    assert sealed.newest_valid(tmp_path, RUN) is None
 
 
 def test_sealing_again_replaces(tmp_path):
@@ -249,19 +249,19 @@ def test_a_checkpoint_that_lacks_a_part_is_not_gone_on_from(tmp_path, caplog, na
     checkpoint_of(tmp_path, 5)
     torn = checkpoint_of(tmp_path, 10, without=[name])
     assert sealed.verify(torn) is None
-    assert sealed.damage(torn) == f"it lacks {what}"
-    assert sealed.newest_sound(tmp_path, RUN) == tmp_path / "checkpoint-5"
+    assert sealed.defect(torn) == f"it lacks {what}"
+    assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
     assert f"it lacks {what}" in caplog.text
 
 
 def test_a_checkpoint_needs_the_random_state_of_every_process(tmp_path):
-    assert sealed.damage(checkpoint_of(tmp_path, 5, processes=2)) == "it has the random state of 1 of 2 processes"
+    assert sealed.defect(checkpoint_of(tmp_path, 5, processes=2)) == "it has the random state of 1 of 2 processes"
 
 
 def test_a_checkpoint_of_another_run_is_set_aside(tmp_path, caplog):
     checkpoint_of(tmp_path, 5)
-    assert sealed.newest_sound(tmp_path, sealed.identity_text({"seed": "4"})) is None
-    assert "it is of another run" in caplog.text
+    assert sealed.newest_valid(tmp_path, sealed.identity_text({"seed": "4"})) is None
+    assert "it belongs to another run" in caplog.text
     assert (tmp_path / "broken-checkpoint-5").exists()
 
 
@@ -276,12 +276,12 @@ def chosen(tmp_path, caplog, resume="auto", run=IDENTITY, folder="run"):
     return found, caplog.records[-1].getMessage()
 
 
-def test_the_newest_sound_checkpoint_is_gone_on_from(tmp_path, caplog):
+def test_the_newest_valid_checkpoint_is_gone_on_from(tmp_path, caplog):
     assert chosen(tmp_path, caplog) == (None, "train: run run starts at step 0: it has no checkpoint")
     checkpoint_of(tmp_path / "run", 5)
     found, said = chosen(tmp_path, caplog)
     assert found == tmp_path / "run" / "checkpoint-5"
-    assert said == f"train: run run goes on at step 5 from {found}, the newest sound checkpoint"
+    assert said == f"train: run run goes on at step 5 from {found}, the newest valid checkpoint"
 
 
 def test_what_another_run_left_is_named_with_the_difference(tmp_path, caplog):

@@ -135,7 +135,7 @@ def fake(*, fsdp=False, deepspeed=False, world_size=2, model=None):
 
 
 def test_a_model_that_fsdp2_left_whole_is_refused():
-    with pytest.raises(ModelError, match="the model is a Linear that FSDP2 does not share out"):
+    with pytest.raises(ModelError, match="the model is a Linear, which FSDP2 does not shard"):
         sharding.check_wrapped(fake(fsdp=True, model=torch.nn.Linear(2, 2)))
     sharding.check_wrapped(fake(model=torch.nn.Linear(2, 2)))
 
@@ -159,7 +159,7 @@ def test_a_checkpoint_is_gone_on_from_in_the_way_in_which_it_was_written(tmp_pat
 def test_only_deepspeed_needs_the_same_number_of_processes(tmp_path):
     (tmp_path / "global_step4").touch()
     tiny.position(processes=2).save(tmp_path)
-    with pytest.raises(CheckpointError, match="was written by 2 processes, and DeepSpeed cannot go on with 4"):
+    with pytest.raises(CheckpointError, match="was written by 2 processes, and DeepSpeed cannot resume with 4"):
         sharding.check(fake(deepspeed=True, world_size=4), tmp_path)
     (tmp_path / "global_step4").rename(tmp_path / "pytorch_model_fsdp_0")
     sharding.check(fake(fsdp=True, world_size=4), tmp_path)

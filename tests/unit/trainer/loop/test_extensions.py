@@ -261,7 +261,7 @@ def training(**fields):
         ({"training.loss": f"{OWN}:accuracy"}, "training.loss", "cannot be called with 3 values"),
         ({"training.loss": {"name": f"{OWN}:mean_loss", "arguments": {"x": 1}}}, "training.loss", "['x']"),
         ({"training.trainer": "os:getcwd"}, "training.trainer", "is not a subclass of transformers.Trainer"),
-        ({"training.trainer": f"{OWN}:OwnStep"}, "training.trainer", "on which the pipeline's guarantees rest"),
+        ({"training.trainer": f"{OWN}:OwnStep"}, "training.trainer", "on which the pipeline's guarantees depend"),
         (
             {"training.trainer": f"{OWN}:Careful", "training.loss": f"{OWN}:mean_loss"},
             "training.loss",

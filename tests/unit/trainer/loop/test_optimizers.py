@@ -19,7 +19,7 @@ from tests.support import tiny
 from tests.support.in_process import At, job, losses, trained, trainer_of
 from tests.support.project import ROOT
 from trainer.checkpoints.sealed import best_weights
-from trainer.loop import optimizers
+from trainer.loop import optimizer_check, optimizers
 from trainer.model import config_check
 
 RUN = {
@@ -32,7 +32,7 @@ RUN = {
     "launch.micro_batch_size": 8,
 }
 LOW_RANK = {"optim_target_modules": ["q_proj", "up_proj"], "optim_args": "rank=4,update_proj_gap=3"}
-RUNNABLE = [name for name in optimizers.known() if optimizers._unavailable(name) is None]
+RUNNABLE = [name for name in optimizers.known() if optimizer_check.unavailable(name) is None]
 
 pytestmark = [
     # grokadamw 0.1.2, grokadamw.py: torch.cuda.amp.autocast() at each step, on any device
@@ -144,7 +144,7 @@ def test_adalomo_keeps_its_moments_in_a_checkpoint(tmp_path, monkeypatch):
     """Its package asks for CUDA only where it makes its moments: with that left out, its steps run on a CPU as well."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
-        monkeypatch.setattr(optimizers, "_unavailable", lambda name: None)
+        monkeypatch.setattr(optimizer_check, "unavailable", lambda name: None)
     learns_and_resumes(tmp_path, changes("adalomo"), stop_at=5)
 
 
@@ -397,7 +397,7 @@ def test_a_recipe_that_runs_is_sound(problems, name):
     assert problems(changes(name)) == {}
 
 
-PACKAGES = {optimizers._family(n): n for n in reversed(RUNNABLE) if optimizers._family(n) in optimizers._PACKAGES}
+PACKAGES = {optimizers.family(n): n for n in reversed(RUNNABLE) if optimizers.family(n) in optimizer_check.PACKAGES}
 
 
 @pytest.mark.parametrize(("family", "name"), PACKAGES.items(), ids=PACKAGES)
@@ -405,7 +405,7 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(
     tmp_path, problems, monkeypatch, family, name
 ):
     planned = job(tmp_path / "job", changes(name))
-    module, extra = optimizers._PACKAGES[family]
+    module, extra = optimizer_check.PACKAGES[family]
     monkeypatch.setitem(sys.modules, module, None)
     said = f"{name} needs {module}, which is not installed; install it with `pip install 'evergreen[{extra}]'`"
     assert problems(changes(name)) == {"training.optimizer": said}
@@ -416,7 +416,7 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(
 
 
 def test_every_package_of_an_optimizer_has_an_extra():
-    assert set(PACKAGES) == set(optimizers._PACKAGES)
+    assert set(PACKAGES) == set(optimizer_check.PACKAGES)
 
 
 LAYERWISE = "galore_adamw_layerwise"
@@ -427,21 +427,21 @@ REFUSED = {
     ),
     "8 bits and projections": (
         changes("galore_adamw_8bit_layerwise"),
-        {"training.optimizer": "no run could go on; use galore_adamw_layerwise"},
+        {"training.optimizer": "no run could resume; use galore_adamw_layerwise"},
     ),
     "clipping layer by layer": (
         changes(LAYERWISE, **{"training.max_grad_norm": 1.0}),
         {
-            "training.max_grad_norm": "before the norm of all gradients is known: they would not be scaled down; set it to 0.0"
+            "training.max_grad_norm": "before the norm of all gradients is known: they would not be clipped; set it to 0.0"
         },
     ),
     "accumulation layer by layer": (
         changes(LAYERWISE, **{"launch.micro_batch_size": 4}),
-        {"launch.micro_batch_size": "2 micro-batches would be as many small steps, and not one; set it to 8"},
+        {"launch.micro_batch_size": "2 micro-batches would be as many small steps instead of one; set it to 8"},
     ),
     "processes layer by layer": (
         changes(LAYERWISE, **{"launch.num_processes": 2}),
-        {"launch.num_processes": "before the processes have averaged its gradient: their weights would differ; use 1"},
+        {"launch.num_processes": "before its gradient is averaged over processes: their weights would differ; use 1"},
     ),
     "LOMO as if it were another": (
         changes(
@@ -453,29 +453,29 @@ REFUSED = {
             },
         ),
         {
-            "training.max_grad_norm": "would not be scaled down",
+            "training.max_grad_norm": "would not be clipped",
             "launch.micro_batch_size": "4 micro-batches",
-            "training.weight_decay": "transformers does not hand it to lomo: no weight would decay",
+            "training.weight_decay": "transformers does not pass it to lomo: no weight would decay",
         },
     ),
     "a share of the state": (
         changes("galore_adamw", **{"launch.accelerate_config": str(ROOT / "params" / "accelerate" / "fsdp2.yaml")}),
-        {"launch.accelerate_config": "shares the optimizer's state out, which galore_adamw does not keep"},
+        {"launch.accelerate_config": "shards the optimizer's state, which galore_adamw keeps in a form"},
     ),
     "Schedule-Free with a schedule": (
         changes("schedule_free_adamw", **{"training.lr_scheduler": "cosine", "training.warmup_steps": 0.1}),
         {
-            "training.lr_scheduler": "takes the place of a schedule: with cosine the rate would be lowered",
+            "training.lr_scheduler": "replaces the schedule: with cosine the rate would decay",
             "training.warmup_steps": "the first step would have 10 times the learning rate; give the number of steps",
         },
     ),
     "RAdam with a warm-up": (
         changes("schedule_free_radam", **{"training.warmup_steps": 5}),
-        {"training.warmup_steps": "warms up by itself, and would not look at it; set it to 0"},
+        {"training.warmup_steps": "warms up by itself and ignores it; set it to 0"},
     ),
     "betas for whom has none": (
         changes("galore_adamw", **{"training.arguments": LOW_RANK | {"adam_beta2": 0.95}}),
-        {"training.arguments.adam_beta2": "transformers does not hand it to galore_adamw; remove it"},
+        {"training.arguments.adam_beta2": "transformers does not pass it to galore_adamw; remove it"},
     ),
     "no target": (
         changes("apollo_adamw", **{"training.arguments": {}}),
@@ -483,7 +483,7 @@ REFUSED = {
     ),
     "a target for whom has none": (
         changes("sgd", **{"training.arguments": {"optim_target_modules": ["q_proj"]}}),
-        {"training.arguments.optim_target_modules": "sgd does not look at it; remove it"},
+        {"training.arguments.optim_target_modules": "sgd ignores it; remove it"},
     ),
     "a misspelt argument": (
         changes("galore_adamw", **{"training.arguments": LOW_RANK | {"optim_args": "rnk=4"}}),

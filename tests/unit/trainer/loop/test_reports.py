@@ -133,8 +133,8 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_extra(monkeypatch, tm
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("all", "`all` is whatever happens to be installed; name them: tensorboard, trackio, wandb, mlflow"),
-        (["wandbb"], "transformers reports to no 'wandbb'; did you mean `wandb`?"),
+        ("all", "`all` depends on what is installed; name the trackers: tensorboard, trackio, wandb, mlflow"),
+        (["wandbb"], "transformers knows no tracker 'wandbb'; did you mean `wandb`?"),
         (3, "its type is"),
     ],
 )

@@ -51,7 +51,7 @@ def test_the_arguments_of_a_run_are_the_recipes(tmp_path):
 
 
 def test_what_belongs_to_the_pipeline_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match=r"training.arguments.push_to_hub: belongs to the pipeline"):
+    with pytest.raises(RecipeError, match=r"training.arguments.push_to_hub: is set by the pipeline"):
         trainer_of(job(tmp_path, {"training.arguments": {"push_to_hub": True}}))
 
 
