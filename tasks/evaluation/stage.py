@@ -182,7 +182,9 @@ class _Scorer:
         """Score one model; `folder` holds the split's tokens, by default those of the tokenize stage."""
         split = self.evaluation.split
         network = load()
-        accumulator = EvaluationMetrics(self.objective, state=self.state, tokenizer=tokenizer, metrics=self.evaluation.metrics)
+        accumulator = EvaluationMetrics(
+            self.objective, state=self.state, tokenizer=tokenizer, metrics=self.evaluation.metrics
+        )
         scores = score(
             network,
             tokens.read_split(folder or self.artifacts.tokens, split),
