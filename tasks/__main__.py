@@ -228,7 +228,7 @@ def hub(
     *,
     folder: Annotated[Path, typer.Option(help="Where the repositories are.")] = Path(".hub"),
     host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 is this machine only.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 7860,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 7860,
     tokens: Annotated[
         Path | None, typer.Option(help="File of access tokens and users. Required for any other host.")
     ] = None,

@@ -93,8 +93,8 @@ def steps(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterator[tuple[s
                 yield f"loss  (sequence {i + 1}, in nats)", _loss_lines(encoder, examples[i], losses)
         scores = objective.score_batch(model, given, tokenizer)
         answer = objective.prediction_lines(row, model, tokenizer, encoder.max_length, state)
-    for figures in scores.tolist():
-        yield "score", [f"{name}: {value:.6g}" for name, value in zip(objective.score_names, figures, strict=True)]
+    for row_scores in scores.tolist():
+        yield "score", [f"{name}: {value:.6g}" for name, value in zip(objective.score_names, row_scores, strict=True)]
     if answer:
         yield "answer  (of the model)", answer
 

@@ -47,7 +47,7 @@ _LOOK_S = 0.002
 """Seconds between two looks at how far a process is that is to be killed."""
 _UNMOVED = ("rows", "random state", "learning rate", "schedule", "random state, saved")
 """Parts that do not follow from weights and losses: noise in these does not reach them."""
-_MEND = {
+_FIXES = {
     "rows": "the order of the data comes from somewhere else than the seed",
     "random state": "something draws more or fewer random numbers each time",
     "loss": "draw random numbers in model and collator from Python, NumPy or torch, which are seeded for each step; if there "
@@ -177,7 +177,7 @@ def judge(disturbed: list[Part], repeated: list[Part], folder: Path) -> ModelErr
     equal = {part.name for part in repeated if part.first is None}
     if lost := first(part for part in disturbed if part.name in equal and part.name in _UNMOVED):
         what += f"; and resuming is not exact: after kills alone the {lost.name} differ(s), {lost.first}"
-    return ModelError("verify-resume", what, f"{_MEND.get(own.name, _MEND['loss'])}; {kept}")
+    return ModelError("verify-resume", what, f"{_FIXES.get(own.name, _FIXES['loss'])}; {kept}")
 
 
 def _say_plan(wanted: Plan) -> None:
