@@ -1,7 +1,7 @@
 """How a model learns: objectives, Trainer, checkpoints, and the worker that accelerate launches.
 
-For scripts it offers `IterativeSFTTrainer` and `IterativeSFTConfig`, which are imported when they are first asked for:
-`import trainer` alone stays free of torch.
+For scripts it offers `IterativeSFTTrainer` and `IterativeSFTConfig`, imported on first use, so that `import trainer` does not
+import torch.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ __all__ = ["IterativeSFTConfig", "IterativeSFTTrainer"]
 
 
 def __getattr__(name: str) -> object:
-    """The names in `__all__`."""
+    """Import a name of `__all__`."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from trainer import iterative

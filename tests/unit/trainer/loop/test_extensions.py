@@ -225,16 +225,16 @@ def test_the_best_weights_follow_a_metric_of_ones_own(tmp_path):
 
 def test_what_metrics_need_is_moved_off_the_gpu_every_so_many_batches():
     metrics = Recipe.model_validate(tiny.recipe({"evaluation.metrics": METRICS})).evaluation.metrics
-    figures = EvaluationMetrics(
+    evaluation = EvaluationMetrics(
         CausalLM(CausalLM.options_class()), state={}, tokenizer=None, metrics=metrics, to_cpu_every=2
     )
     batch = (torch.ones(2, 3), torch.zeros(2, 5), torch.zeros(2, 5), torch.zeros(2, 5))
     kinds = []
     for _ in range(3):
-        figures.update(batch)
-        kinds.append([isinstance(part, torch.Tensor) for parts in figures._measurements for part in parts[:1]])
+        evaluation.update(batch)
+        kinds.append([isinstance(part, torch.Tensor) for parts in evaluation._measurements for part in parts[:1]])
     assert kinds == [[True], [False, False], [False, False, True]]
-    assert figures.compute()["half"] == 1.0
+    assert evaluation.compute()["half"] == 1.0
 
 
 @pytest.mark.parametrize(
