@@ -91,7 +91,7 @@ def score(
     sequences: Dataset,
     *,
     objective: Objective[Any],
-    figures: EvaluationMetrics,
+    metrics: EvaluationMetrics,
     batch_size: int,
     name: str,
 ) -> Scores:
@@ -101,7 +101,7 @@ def score(
         model: is put into evaluation mode.
         sequences: of the split, in any order.
         objective: measures batches.
-        figures: accumulates the metrics.
+        metrics: accumulates the metrics.
         batch_size: sequences per forward pass.
         name: of the model, for the log and for errors.
 
@@ -111,10 +111,10 @@ def score(
     names = (*objective.score_names, *objective.example_counts)
     row_ids: list[NDArray[np.int64]] = []
     measured: list[NDArray[np.float64]] = []  # (B, K) each
-    batches = figures.batches(model, sequences, batch_size=batch_size)
+    batches = metrics.batches(model, sequences, batch_size=batch_size)
     total = math.ceil(len(sequences) / batch_size)
     for examples, parts in progress(batches, what=f"evaluate: {name} batches", total=total):
-        figures.update(parts)
+        metrics.update(parts)
         known = [[example.get(key, 0) for key in objective.example_counts] for example in examples]
         row_ids.append(np.array([example["row_id"] for example in examples]))
         measured.append(np.concatenate([parts[0].double().numpy(), np.array(known, float)], axis=1))

@@ -189,7 +189,7 @@ class _Scorer:
             network,
             tokens.read_split(folder or self.artifacts.tokens, split),
             objective=self.objective,
-            figures=accumulator,
+            metrics=accumulator,
             batch_size=self.batch_size,
             name=name,
         )

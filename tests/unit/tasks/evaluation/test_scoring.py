@@ -56,7 +56,7 @@ class Bench:
         )
         return made.double()
 
-    def figures(self) -> EvaluationMetrics:
+    def metrics(self) -> EvaluationMetrics:
         return EvaluationMetrics(self.objective, state=self.state, tokenizer=self.tokenizer, metrics=None)
 
     def score(self, batch_size: int, sequences: Dataset | None = None) -> Scores:
@@ -64,7 +64,7 @@ class Bench:
             self.model,
             self.sequences if sequences is None else sequences,
             objective=self.objective,
-            figures=self.figures(),
+            metrics=self.metrics(),
             batch_size=batch_size,
             name="model",
         )
@@ -100,7 +100,7 @@ def test_a_rows_scores_are_the_sums_of_its_sequences(bench: Bench) -> None:
     expected: dict[int, np.ndarray] = {}
     sequences = [bench.sequences[i] for i in range(len(bench.sequences))]
     for sequence in sequences:  # one at a time: no padding, no batch
-        ((_, measured),) = bench.figures().batches(bench.model, Dataset.from_list([sequence]), batch_size=1)
+        ((_, measured),) = bench.metrics().batches(bench.model, Dataset.from_list([sequence]), batch_size=1)
         known = [sequence[name] for name in bench.objective.example_counts]
         values = np.concatenate([measured[0][0].numpy(), known])
         expected[sequence["row_id"]] = expected.get(sequence["row_id"], 0.0) + values
@@ -187,9 +187,11 @@ def flat_scores(objective: Any, tokenizer: Any, rows: list[dict[str, Any]], max_
     sequences = [
         e for i, row in enumerate(rows) for e in objective.encode({"row_id": i, **row}, tokenizer, max_length, {})
     ]
-    figures = EvaluationMetrics(objective, state={}, tokenizer=tokenizer, metrics=None)
+    accumulator = EvaluationMetrics(objective, state={}, tokenizer=tokenizer, metrics=None)
     flat: Any = Flat(tokenizer)
-    return score(flat, Dataset.from_list(sequences), objective=objective, figures=figures, batch_size=2, name="model")
+    return score(
+        flat, Dataset.from_list(sequences), objective=objective, metrics=accumulator, batch_size=2, name="model"
+    )
 
 
 def test_bits_per_byte_do_not_depend_on_the_tokenizer() -> None:
