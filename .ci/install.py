@@ -1,8 +1,8 @@
 """Install the project into a virtual environment: `python .ci/install.py <environment> [extra ...]`.
 
-uv does it where it can be had, because it needs a tenth of pip's time; pip does it otherwise. Both install the versions of
-constraints.txt from the indexes that pip is configured for. uv reads none of pip's configuration, so it is handed over:
-without it, uv would take another build of torch than pip does.
+uv installs if an index has it, because pip takes four times as long; otherwise pip does. Both install the versions of
+constraints.txt from the indexes that pip is configured for. uv does not read pip's configuration, so this script passes it
+on; without it, uv would choose another build of torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HANDED_OVER = {
     "find-links": "UV_FIND_LINKS",
     "cert": "SSL_CERT_FILE",
 }
-"""pip's settings, and the variables in which uv reads them. An environment variable that is set already wins."""
+"""pip's settings, and the environment variables from which uv reads them."""
 
 
 def main(environment: Path, extras: list[str]) -> None:
@@ -58,7 +58,7 @@ def uv_settings(python: Path) -> dict[str, str]:
     """The environment for uv: pip's indexes and links, all of them searched for the best version, as pip does."""
     listed = subprocess.run([python, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True).stdout
     found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
-    for line in sorted(listed.splitlines(), key=lambda line: line.startswith(":env:")):  # the environment wins
+    for line in sorted(listed.splitlines(), key=lambda line: line.startswith(":env:")):  # environment variables win
         name, _, value = line.partition("=")
         setting = name.rpartition(".")[2]
         if setting in HANDED_OVER:

@@ -93,7 +93,9 @@ def trace(
 ) -> None:
     """Show what each stage makes of one row."""
     from tasks.diagnostics.trace import trace
+    from trainer.runtime.imports import leave_out_unused
 
+    leave_out_unused(load(recipe))
     trace(recipe, row_id=row)
 
 
