@@ -1,6 +1,6 @@
 """Run a command that ends with this process, however this process ends.
 
-    flow --starts--> python -m flows.child_process <pid> flows.dvc ... --starts--> stage --starts--> trainer
+    flow --starts--> python -m flows.child_process <pid> flows.dvc_stage ... --starts--> stage --starts--> trainer
 
 The command leads a process group. When the flow is asked to stop, the whole group is: SIGTERM, a grace period in which a
 trainer writes its checkpoint, SIGKILL. When the flow is killed, the kernel kills the command, and the stage below it ends

@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
-from flows import dvc, logs, stages
+from flows import dvc_stage, logs, stages
 from flows.artifacts import link_report, show_report, why_kept
 from flows.locks import clear_stale_locks, recipe_lock
 from params import StaleBlessingError, TransientError, load
@@ -74,7 +74,7 @@ def retrain(
 
     with recipe_lock(artifacts):
         clear_stale_locks(log)
-        if force or any(dvc.is_stale(f"{stage}@{artifacts.recipe}") for stage in requested):
+        if force or any(dvc_stage.is_stale(f"{stage}@{artifacts.recipe}") for stage in requested):
             stages.check(artifacts.recipe, log)
         try:
             for stage in requested:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from flows import child_process, dvc
+from flows import child_process, dvc_stage
 from flows.child_process import CompletedCommand
 from params import (
     EvergreenError,
@@ -44,7 +44,7 @@ def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = Fal
     """
     name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
     force = force or (stage == "ingest" and _source_is_unwatched(artifacts))
-    if not force and not dvc.is_stale(name):
+    if not force and not dvc_stage.is_stale(name):
         outdated = _outdated_on_hub(stage, artifacts, log)
         if outdated is None:
             log.info("%s: nothing has changed", name)
@@ -54,7 +54,7 @@ def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = Fal
     result_file = command_result.reserve(artifacts.command_result)
     arguments = [name, *(["--force"] if force else [])]
     grace_s = _grace_s(stage, artifacts)
-    done = child_process.run("flows.dvc", arguments, log, grace_s=grace_s, environment=result_file)
+    done = child_process.run("flows.dvc_stage", arguments, log, grace_s=grace_s, environment=result_file)
     result = command_result.read(artifacts.command_result)
     if done.status:
         raise _error(name, done, result)

@@ -1,11 +1,16 @@
-"""The import graph of the product has no cycle, imports under TYPE_CHECKING included."""
+"""The import graph of the product has no cycle, and no module of flows/ hides another one."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import grimp
 import pytest
+
+from tests.support.project import ROOT
 
 PACKAGES = ("params", "trainer", "tasks", "flows")
 
@@ -17,3 +22,10 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         order.prepare()
     except CycleError as error:
         pytest.fail(f"an import cycle: {' -> '.join(reversed(error.args[1]))}")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "flows").glob("*.py") if path.stem != "__init__"))
+def test_a_module_of_flows_hides_none_of_a_library(name: str, tmp_path: Path) -> None:
+    """A Prefect worker loads flows/retrain.py with flows/ first in sys.path: flows/dvc.py would be imported as DVC."""
+    find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is not None)"
+    assert subprocess.run([sys.executable, "-I", "-c", find], cwd=tmp_path).returncode == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import dvc
+from flows import dvc_stage
 from params import DataError, EvergreenError, RecipeError, TransientError, command_result
 from params.command_result import CommandResult
 from tests.support.project import ROOT
@@ -56,7 +56,7 @@ def run(name: str, *options: str) -> tuple[int, CommandResult | None]:
     """The exit status of a run of the stage `name`, and what was reported."""
     environment = {**os.environ, **command_result.reserve(Path("result.json"))}
     done = subprocess.run(
-        [sys.executable, "-m", "flows.dvc", name, *options], env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "flows.dvc_stage", name, *options], env=environment, capture_output=True, text=True
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, command_result.read(Path("result.json"))
@@ -68,11 +68,11 @@ def runs(project: Path) -> int:
 
 
 def test_a_stage_is_stale_until_it_has_run_and_again_when_its_input_changes(project: Path) -> None:
-    assert dvc.is_stale("good")
+    assert dvc_stage.is_stale("good")
     assert run("good") == (0, None)
-    assert not dvc.is_stale("good")
+    assert not dvc_stage.is_stale("good")
     (project / "source").write_text("2", encoding="utf-8")
-    assert dvc.is_stale("good")
+    assert dvc_stage.is_stale("good")
     assert run("good") == (0, None)
     assert (project / "good").read_text(encoding="utf-8") == "2"
     (project / "source").write_text("1", encoding="utf-8")
@@ -130,12 +130,12 @@ def test_a_busy_stage_is_transient_and_its_owner_named(busy: int) -> None:
     assert type(result.error) is TransientError
     assert f"(PID {busy}): dvc repro elsewhere" in result.error.what
     with pytest.raises(TransientError, match=rf"good: another process uses its artifacts: .*\(PID {busy}\)"):
-        dvc.is_stale("good")
+        dvc_stage.is_stale("good")
 
 
 def test_a_stage_that_does_not_exist_is_named() -> None:
     with pytest.raises(RecipeError, match="there is no stage train@none"):
-        dvc.is_stale("train@none")
+        dvc_stage.is_stale("train@none")
 
 
 def test_a_broken_dvc_yaml_is_named(project: Path) -> None:
@@ -143,6 +143,6 @@ def test_a_broken_dvc_yaml_is_named(project: Path) -> None:
     (project / "dvc.yaml").write_text("stages: [", encoding="utf-8")
     try:
         with pytest.raises(RecipeError, match=r"dvc.yaml: good: .*\n  fix: fix dvc.yaml"):
-            dvc.is_stale("good")
+            dvc_stage.is_stale("good")
     finally:
         (project / "dvc.yaml").write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""DVC, as the flow uses it: is a stage stale, and `python -m flows.dvc <stage>@<recipe> [--force]`, which runs one.
+"""DVC, as the flow uses it: is a stage stale, and `python -m flows.dvc_stage <stage>@<recipe> [--force]`, which runs one.
 
 The flow asks in its own process, in 0.03 s. It runs a stage in another process, because the owner of one of DVC's locks is
 a process: two stages that run in one process would share them.
