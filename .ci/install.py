@@ -35,7 +35,9 @@ def main(environment: Path, extras: list[str]) -> None:
     packages = ["-c", str(ROOT / "constraints.txt"), "torch==2.13.0", "-e", target]
     uv = find_uv(python)
     if uv:
-        command = [uv, "pip", "install", "--python", python, *packages]
+        # For tests, compile now, as pip does: a library that warns while it is compiled would fail the test that imports it.
+        compiled = ["--compile-bytecode"] if extras else []
+        command = [uv, "pip", "install", *compiled, "--python", python, *packages]
         if subprocess.run(command, check=False, env=uv_settings(python)).returncode == 0:
             return
     print("uv cannot install here, so pip does, which takes some minutes", flush=True)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks import gate_simulation
+from benchmarks import gate_families, gate_simulation
 from benchmarks.workload import sequences, trainer
 from tests.support.project import ROOT
 
@@ -40,7 +40,7 @@ def test_every_benchmark_can_be_imported(path):
 
 def test_the_simulation_of_the_gate_has_every_cell(capsys, monkeypatch, tmp_path):
     """tests/unit/tasks/evaluation/test_simulation.py looks at the rates."""
-    families = (gate_simulation.Accuracy(200, 0.9, 0.05), gate_simulation.BitsPerByte(50, 0.5, rare=True))
+    families = (gate_families.Accuracy(200, 0.9, 0.05), gate_families.BitsPerByte(50, 0.5, rare=True))
     monkeypatch.setattr(gate_simulation, "FAMILIES", families)
     monkeypatch.setattr("sys.argv", ["gate_simulation", "--pairs", "2", "--json", str(tmp_path / "rates.json")])
     gate_simulation.main()

@@ -132,7 +132,7 @@ def total(table, recipe):
 
 def test_details_tell_intervals_differences_and_the_worst_rows(prepared):
     artifacts, recipe = prepared
-    report = run(artifacts, recipe, untrained=True, worst=5)
+    report = run(artifacts, recipe, untrained=True, worst_rows=5)
     details = details_of(artifacts)
     for name, figures in (("model", report.model), ("untrained", report.untrained)):
         assert details["intervals"][name].keys() == figures.keys()
