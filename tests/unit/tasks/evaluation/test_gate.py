@@ -238,5 +238,5 @@ def test_rows_are_named_by_all_splits(tmp_path: Any) -> None:
 
 def test_a_gate_asks_for_a_gain_or_allows_a_margin() -> None:
     assert (Gate().bar, Gate(gain=0.02).bar, Gate(margin=0.03).bar) == (0.0, 0.02, -0.03)
-    with pytest.raises(ValueError, match="`gain` .* and `margin` .* exclude each other"):
+    with pytest.raises(ValueError, match=r"`gain` .* and `margin` .* exclude each other"):
         Gate(gain=0.01, margin=0.01)
