@@ -145,7 +145,7 @@ def test_what_is_loaded_from_the_hub_is_what_was_trained(tmp_path, kind):
     assert said == pytest.approx(figures, abs=1e-6)
     assert (card.data.license, card.data.library_name) == ("other", "transformers")
     assert card.data.pipeline_tag == objectives.find(kind).pipeline_tag
-    for said in ("00112233445566aa", "c0ffee", "0123456789ab", "| rows that came in | 41 | 8 | 8 |", "train" * 4):
+    for said in ("00112233445566aa", "c0ffee", "0123456789ab", "| rows before the checks | 41 | 8 | 8 |", "train" * 4):
         assert said in card.text
     assert "model_type: " in card.text, "the recipe itself"
 
