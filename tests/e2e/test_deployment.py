@@ -129,7 +129,7 @@ def test_a_killed_stage_is_tried_again_and_goes_on(deployed: Deployed) -> None:
 def test_a_killed_worker_leaves_no_trainer_and_the_next_run_goes_on(deployed: Deployed) -> None:
     deployed.edit("params/tiny.yaml", "seed: 3", "seed: 4")
     deployed.run("prefect", "deployment", "run", "retrain/tiny")
-    wait_for(lambda: checkpoints(deployed), "a checkpoint", 90)
+    wait_for(lambda: checkpoints(deployed), "a checkpoint", 180)
     deployed.worker.kill()
     wait_for(lambda: not deployed.processes("trainer.worker"), "the end of the trainer", 15)
     (lost,) = [run for run in deployed.runs() if run["state"]["type"] != "COMPLETED"]
