@@ -100,7 +100,7 @@ _SEQ2SEQ_FIELDS = {
 _NEEDS_GPU = {
     "precision": "fp16 scales its gradients, which needs a GPU",
     "use_liger_kernel": "Liger's kernels need a GPU",
-    "tf32": "TF32 is a number format of GPUs",
+    "tf32": "TF32 is a number format that needs a GPU",
 }
 
 
