@@ -123,7 +123,7 @@ def test_smoothed_labels_beside_a_loss_of_ones_own_are_refused():
     given = {"arguments": {"label_smoothing_factor": 0.1}, "loss": {"name": "trainer.losses:cross_entropy"}}
     training = Training.model_validate(tiny.RECIPE["training"] | given)
     (found,) = conflicts(training, Launch(micro_batch_size=4))
-    assert "it would do nothing" in found.what
+    assert "does nothing: training.loss replaces the loss" in found.what
 
 
 def test_neftune_adds_noise_to_embeddings_in_training_only(tmp_path):
