@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
+from dulwich.errors import MissingCommitError
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -66,6 +67,7 @@ def build_application(hub: Hub) -> ASGIApp:
 
     @app.exception_handler(FileNotFoundError)
     @app.exception_handler(KeyError)
+    @app.exception_handler(MissingCommitError)
     def answer_deleted_repository(request: Request, error: Exception) -> Response:
         """A repository may be deleted while it is read or written."""
         parts = {name: unquote(value) for name, value in request.path_params.items()}
