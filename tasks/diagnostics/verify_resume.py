@@ -1,14 +1,14 @@
-"""verify-resume: does a killed run of this recipe end like one that was left alone?
+"""verify-resume: does a killed training of this recipe end like an uninterrupted one?
 
-The first steps of the recipe's own training, as the train stage would make them, are made once without a disturbance and
-once with kills, and both runs are compared bit for bit (tasks.diagnostics.compare_runs). When they differ, the undisturbed run is made
-again: if it differs from itself, the model or the data is not deterministic, and resuming cannot be judged by it.
+It trains the first steps of the recipe, as the train stage would, once without and once with kills, and compares the two runs
+bit for bit (tasks.diagnostics.compare_runs). If they differ, it repeats the uninterrupted run: a run that differs from its own repetition
+is not deterministic, which is another fault than a resume that loses state.
 
     uninterrupted   ----------------------------------|
-    killed          ----------x     ----------x     --|       x: SIGKILL to one process; the rest starts again
+    killed          ----------x     ----------x     --|       x: SIGKILL to one process; the training starts again
                            ------------    -----------        from the newest checkpoint before it
 
-It works in a folder of its own: artifacts, and checkpoints of the train stage, are not touched.
+The runs have a folder of their own; artifacts and the checkpoints of the train stage are not touched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import psutil
 from params import DataError, KilledError, ModelError, PreemptedError, Recipe, RecipeError, load
 from params.artifacts import Artifacts
 from params.schema import Training
-from tasks.diagnostics.compare_runs import Part, compare, first
+from tasks.diagnostics.compare_runs import Comparison, compare, first_that_differs
 from tasks.training.supervisor import supervise
 from trainer.checkpoints.resume import choose
 from trainer.checkpoints.sealed import newest_step
@@ -34,24 +34,22 @@ from trainer.data import tokens
 from trainer.job import Job
 from trainer.loop.batch import total_steps
 from trainer.runtime import heartbeat
-from trainer.runtime.heartbeat import Pulse
 from trainer.runtime.lifetime import exclusive
 
 logger = logging.getLogger(__name__)
 _SAVE_INTERVALS = 3
-_MOST_STEPS = 30
-"""Default of `--steps`: three of the recipe's save intervals, but no more than these, which take minutes and not hours."""
-_STEPS_A_KILL = 4
-"""Default of `--steps` is not below so many for each start."""
-_LOOK_S = 0.002
-"""Seconds between two looks at how far a process is that is to be killed."""
-_UNMOVED = ("rows", "random state", "learning rate", "schedule", "random state, saved")
-"""Parts that do not follow from weights and losses: noise in these does not reach them."""
+_MAX_STEPS = 30
+_MIN_STEPS_PER_START = 4
+"""By default, verify-resume trains three of the recipe's save intervals, but at most 30 steps and at least 4 per start."""
+_POLL_S = 0.002
+"""Seconds between two readings of the heartbeat of the process to kill."""
+_INDEPENDENT = ("rows", "random state", "learning rate", "scheduler", "saved random state")
+"""Components that do not depend on weights or losses, so noise in those does not reach them."""
 _FIXES = {
-    "rows": "the order of the data comes from somewhere else than the seed",
-    "random state": "something draws more or fewer random numbers each time",
-    "loss": "draw random numbers in model and collator from Python, NumPy or torch, which are seeded for each step; if there "
-    "are none, try training.arguments.full_determinism: true",
+    "rows": "derive the order of the rows from the seed alone",
+    "random state": "find the code that draws a varying number of random numbers",
+    "loss": "draw random numbers in model and collator from Python, NumPy or torch, which are seeded for each step; if they "
+    "draw none, try training.arguments.full_determinism: true",
 }
 
 
@@ -60,160 +58,148 @@ class Kill:
     """One SIGKILL."""
 
     step: int
-    """Sent when the process has made so many steps, or a few more on a machine that is busy or fast."""
+    """Earliest step of the process at which it is killed; on a busy or fast machine it may be a few steps further."""
     rank: int
     checkpoint: int
-    """The checkpoint that must be on disk: without one a run starts anew, and nothing is tried."""
+    """The checkpoint that must exist before the kill: without one, the next start would have nothing to resume."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done at which step."""
+    """How far to train, and when to save, to evaluate and to kill."""
 
     steps: int
-    """Steps that are made, and the last of them."""
     save_steps: int
     eval_steps: int
     kills: tuple[Kill, ...]
 
 
 def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2) -> None:
-    """Make the first steps of a recipe's training with and without kills, and print how the runs compare.
+    """Train the first steps of a recipe with and without kills, and print how the two runs compare.
 
     Args:
-        recipe_path: params/<recipe>.yaml; its tokens must be there.
+        recipe_path: params/<recipe>.yaml; its tokens must exist.
         steps: how many steps. By default three of the recipe's save intervals, but at most 30.
-        kills: how many kills; with several processes another one is killed each time.
+        kills: how many kills; several processes are killed in turn.
 
     Raises:
-        ModelError: the runs are not equal; the error names the first difference, and whether resuming makes it.
+        ModelError: the runs differ; the error names the first difference and says whether resuming causes it.
         DataError: the recipe has no tokens yet.
         RecipeError: there are too few steps for so many kills.
-        EvergreenError: whatever else keeps the recipe from being trained.
     """
     recipe = load(recipe_path)
     artifacts = Artifacts(recipe_path.stem)
     folder = artifacts.verify_resume
-    wanted = plan(_steps_of(recipe, artifacts), recipe.training.save_steps, recipe.launch.num_processes, steps, kills)
+    total = _total_steps(recipe, artifacts)
+    planned = plan(total, recipe.training.save_steps, recipe.launch.num_processes, steps, kills)
     with exclusive(artifacts.verify_resume_lock, f"verify-resume of {artifacts.recipe}"):
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.ExitStack() as at_end:
             at_end.callback(shutil.rmtree, folder, ignore_errors=True)
-            _say_plan(wanted)
-            alone = _job(recipe, artifacts, folder / "uninterrupted", wanted)
-            killed = _job(recipe, artifacts, folder / "killed", wanted)
+            logger.info(
+                "verify-resume: %d steps of the recipe's own schedule; a checkpoint every %d steps, an evaluation at step %d, "
+                "SIGKILL at %s",
+                planned.steps,
+                planned.save_steps,
+                planned.eval_steps,
+                " and ".join(f"step {kill.step} to rank {kill.rank}" for kill in planned.kills),
+            )
+            uninterrupted = _job(recipe, artifacts, folder / "uninterrupted", planned)
+            killed = _job(recipe, artifacts, folder / "killed", planned)
             logger.info("\nverify-resume: run 1, uninterrupted")
-            _start(alone)
+            _train(uninterrupted)
             logger.info("\nverify-resume: run 2, with kills")
-            count = _run_with_kills(killed, wanted)
-            parts = _print_comparison(alone, killed)
-            if first(parts) is None:
-                print(
-                    f"\nverify-resume: equal, bit for bit, over {newest_step(alone.folder)} steps and {count} kill(s)",
-                    flush=True,
-                )
+            count = _train_with_kills(killed, planned)
+            comparisons = _print_comparison(uninterrupted, killed)
+            if first_that_differs(comparisons) is None:
+                made = newest_step(uninterrupted.folder)
+                print(f"\nverify-resume: equal, bit for bit, over {made} steps and {count} kill(s)", flush=True)
                 return
-            at_end.pop_all()  # the runs stay, to be looked at
-            again = _job(recipe, artifacts, folder / "uninterrupted-again", wanted)
-            logger.info("\nverify-resume: not equal. Run 3, uninterrupted again: does the training equal itself?")
-            _start(again)
-            raise judge(parts, _print_comparison(alone, again), folder)
+            at_end.pop_all()  # keeps the runs, so that the user can inspect them
+            repeated = _job(recipe, artifacts, folder / "uninterrupted-again", planned)
+            logger.info("\nverify-resume: the runs differ. Run 3, uninterrupted: is the training itself deterministic?")
+            _train(repeated)
+            raise diagnose(comparisons, _print_comparison(uninterrupted, repeated), folder)
 
 
 def plan(total: int, save_steps: int, processes: int, steps: int | None, kills: int) -> Plan:
-    """When to save, to evaluate and to kill.
+    """Plan when to save, to evaluate and to kill.
 
-    A kill stands half-way between two checkpoints. The evaluation stands between the last kill and the checkpoint before
-    it, so that it is made twice; it is the only one after the start, because it may take long.
+    A kill is half-way between two checkpoints. The evaluation is between the last kill and the checkpoint before it, so that
+    it is repeated. It is the only one after the start, because evaluations may take long.
 
     Args:
         total: steps of the whole training.
-        save_steps: those of the recipe.
-        processes: how many there are to kill.
-        steps: how many to make, if the user said so.
-        kills: how many kills.
+        save_steps: the recipe's save interval.
+        processes: number of processes, which are killed in turn.
+        steps: steps to train, if the user gave a number.
+        kills: number of kills.
 
     Raises:
         RecipeError: there are too few steps.
     """
-    usual = max(min(_SAVE_INTERVALS * save_steps, _MOST_STEPS), _STEPS_A_KILL * (kills + 1))
-    made = min(steps or usual, total)
-    every = made // (kills + 1) if kills > 0 else 0
-    if every < 2:
-        what = f"{made} of the training's {total} steps, and {kills} kill(s): each start needs two steps of its own"
-        raise RecipeError(
-            "verify-resume", what, "give at least one of --kills, and --steps at least twice as many, and 2"
-        )
-    at = [Kill(every * n + every // 2, n % processes, every * n) for n in range(1, kills + 1)]
-    return Plan(steps=made, save_steps=every, eval_steps=every * kills + 1, kills=tuple(at))
+    default = max(min(_SAVE_INTERVALS * save_steps, _MAX_STEPS), _MIN_STEPS_PER_START * (kills + 1))
+    trained = min(steps or default, total)
+    interval = trained // (kills + 1) if kills > 0 else 0
+    if interval < 2:
+        what = f"{trained} of the training's {total} steps with {kills} kill(s): needs a kill, and two steps per start"
+        fix = "set --kills to 1 or more, and --steps to at least 2 * (kills + 1)"
+        raise RecipeError("verify-resume", what, fix)
+    planned = [Kill(interval * n + interval // 2, n % processes, interval * n) for n in range(1, kills + 1)]
+    return Plan(steps=trained, save_steps=interval, eval_steps=interval * kills + 1, kills=tuple(planned))
 
 
-def table(parts: list[Part]) -> str:
-    """One line for each part: what was compared, and whether it is equal."""
-    lines = [("part", "compared", "result"), *((p.name, f"{p.compared} {p.unit}", p.result) for p in parts)]
-    widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
-    return "\n".join(f"  {name:{widths[0]}}  {count:{widths[1]}}  {result}" for name, count, result in lines)
+def table(comparisons: list[Comparison]) -> str:
+    """Return one line per component: what was compared, and the result."""
+    rows = [(c.component, f"{c.compared} {c.unit}", str(c)) for c in comparisons]
+    rows.insert(0, ("component", "compared", "result"))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"  {name:{widths[0]}}  {count:{widths[1]}}  {result}" for name, count, result in rows)
 
 
-def judge(disturbed: list[Part], repeated: list[Part], folder: Path) -> ModelError:
-    """What two comparisons say together.
+def diagnose(killed: list[Comparison], repeated: list[Comparison], folder: Path) -> ModelError:
+    """Return what two comparisons with the uninterrupted run show together.
 
     Args:
-        disturbed: the uninterrupted run and the killed one, which differ.
-        repeated: the uninterrupted run and itself, made again.
+        killed: the comparison with the killed run, which differs.
+        repeated: the comparison with the repetition of the uninterrupted run.
         folder: where the runs are.
     """
-    found, own = first(disturbed), first(repeated)
-    assert found
-    killed = (
-        f"a killed run does not end like one that was left alone; first difference in the {found.name}, {found.first}"
-    )
-    kept = f"the runs are in {folder}"
-    if own is None:
-        fix = f"two runs that were left alone are equal, so what a checkpoint brings back is not all that there was; {kept}"
-        return ModelError("verify-resume", killed, fix)
-    what = "the training is not deterministic by itself: two runs that were left alone differ, first in the "
-    what += f"{own.name}, {own.first}"
-    equal = {part.name for part in repeated if part.first is None}
-    if lost := first(part for part in disturbed if part.name in equal and part.name in _UNMOVED):
-        what += f"; and resuming is not exact: after kills alone the {lost.name} differ(s), {lost.first}"
-    return ModelError("verify-resume", what, f"{_FIXES.get(own.name, _FIXES['loss'])}; {kept}")
+    lost, noise = first_that_differs(killed), first_that_differs(repeated)
+    assert lost
+    runs = f"the runs are in {folder}"
+    if noise is None:
+        what = f"a killed run ends differently; first difference in the {lost.component}, {lost.differences[0]}"
+        fix = f"find the state that checkpoints lack, as two uninterrupted runs are equal; {runs}"
+        return ModelError("verify-resume", what, fix)
+    what = "the training is not deterministic: two uninterrupted runs differ, first in the "
+    what += f"{noise.component}, {noise.differences[0]}"
+    exact = {comparison.component for comparison in repeated if not comparison.differences}.intersection(_INDEPENDENT)
+    if lost := first_that_differs(comparison for comparison in killed if comparison.component in exact):
+        what += f"; and resuming is not exact: only after kills the {lost.component} differ(s), {lost.differences[0]}"
+    return ModelError("verify-resume", what, f"{_FIXES.get(noise.component, _FIXES['loss'])}; {runs}")
 
 
-def _say_plan(wanted: Plan) -> None:
-    logger.info(
-        "verify-resume: %d steps on the recipe's own schedule; a checkpoint every %d steps, an evaluation at step %d, "
-        "SIGKILL at %s",
-        wanted.steps,
-        wanted.save_steps,
-        wanted.eval_steps,
-        " and ".join(f"step {kill.step} to rank {kill.rank}" for kill in wanted.kills),
-    )
+def _print_comparison(one: Job, other: Job) -> list[Comparison]:
+    comparisons = compare(one.folder, other.folder, one.direction)
+    print(f"\n{one.folder.parent.name} and {other.folder.parent.name}\n{table(comparisons)}", flush=True)
+    return comparisons
 
 
-def _print_comparison(one: Job, other: Job) -> list[Part]:
-    parts = compare(one.folder, other.folder, one.direction)
-    print(f"\n{one.folder.parent.name} and {other.folder.parent.name}\n{table(parts)}", flush=True)
-    return parts
-
-
-def _steps_of(recipe: Recipe, artifacts: Artifacts) -> int:
-    """Steps of the recipe's whole training."""
+def _total_steps(recipe: Recipe, artifacts: Artifacts) -> int:
     if recipe.launch.num_machines > 1:
         fix = "set launch.num_machines to 1 in a copy of the recipe"
         raise RecipeError("launch.num_machines", "verify-resume kills processes of this machine only", fix)
     if not (artifacts.tokens / "train.arrow").exists():
-        fix = f"make them with `dvc repro tokenize@{artifacts.recipe}`"
+        fix = f"run `dvc repro tokenize@{artifacts.recipe}`"
         raise DataError(str(artifacts.tokens), "there are no tokens to train on yet", fix)
-    training = recipe.training
-    rows = len(tokens.read_split(artifacts.tokens, "train"))
-    return total_steps(training, rows)
+    return total_steps(recipe.training, len(tokens.read_split(artifacts.tokens, "train")))
 
 
-def _job(recipe: Recipe, artifacts: Artifacts, folder: Path, wanted: Plan) -> Job:
-    """The recipe's training, which saves and evaluates more often, stops early and writes down what it sees."""
-    cadence = {"save_steps": wanted.save_steps, "save_minutes": None, "eval_steps": wanted.eval_steps, "resume": "auto"}
-    training: Training = recipe.training.model_copy(update=cadence)
+def _job(recipe: Recipe, artifacts: Artifacts, folder: Path, planned: Plan) -> Job:
+    """Return the recipe's training, but with the plan's intervals, an early stop and a record of each step."""
+    intervals = {"save_steps": planned.save_steps, "save_minutes": None, "eval_steps": planned.eval_steps}
+    training: Training = recipe.training.model_copy(update={**intervals, "resume": "auto"})
     return Job.plan(
         folder,
         seed=recipe.seed,
@@ -223,75 +209,73 @@ def _job(recipe: Recipe, artifacts: Artifacts, folder: Path, wanted: Plan) -> Jo
         launch=recipe.launch,
         metrics=recipe.evaluation.metrics,
         tokens=artifacts.tokens,
-        stop_at_step=wanted.steps,
+        stop_at_step=planned.steps,
         record=True,
     )
 
 
-def _run_with_kills(job: Job, wanted: Plan) -> int:
-    """Start `job` again after each kill, until it has made its steps; how many kills there were.
+def _train_with_kills(job: Job, planned: Plan) -> int:
+    """Train to the last step, starting again after each kill; return the number of kills.
 
     Raises:
-        ModelError: it was over before it could be killed once.
+        ModelError: the training ended before the first kill.
     """
     sent = 0
-    for kill in (*wanted.kills, None):
-        victim = _start(job, kill)
-        if victim is None or newest_step(job.folder) == wanted.steps:  # the kill came so late that all was on disk
+    for kill in (*planned.kills, None):
+        if not _train(job, kill) or newest_step(job.folder) == planned.steps:  # a kill after the last save is none
             break
         sent += 1
         logger.info("verify-resume: starting again")
     if not sent:
-        raise ModelError("verify-resume", "the training was over before it could be killed", "give more --steps")
-    if sent < len(wanted.kills):
-        logger.info("verify-resume: %d of %d kills came in time", sent, len(wanted.kills))
+        raise ModelError("verify-resume", "the training ended before it could be killed", "increase --steps")
+    if sent < len(planned.kills):
+        logger.info("verify-resume: %d of %d kills came in time", sent, len(planned.kills))
     return sent
 
 
-def _start(job: Job, kill: Kill | None = None) -> Pulse | None:
-    """Start the processes of `job`; how far the one was that was killed, or None when all steps were made."""
+def _train(job: Job, kill: Kill | None = None) -> bool:
+    """Train until the kill or the last step; return whether the kill ended it."""
     heartbeat.clear(job.folder)
-    with _killing(job, kill) as killed:
+    with _killing(job, kill) as was_killed:
         try:
             supervise(job, lambda: choose(job.folder, job.identity, "auto"))
         except KilledError:
-            if not killed:
+            if not was_killed.is_set():
                 raise
-            return killed[0]
-        except PreemptedError as error:  # it stops at its last step as if it was asked to
+            return True
+        except PreemptedError as error:  # the job stops at its last step as if it was asked to
             if newest_step(job.folder) != job.stop_at_step:
-                raise PreemptedError("verify-resume", error.what, "start it again; it begins anew") from None
-    return None
+                raise PreemptedError("verify-resume", error.what, "run it again; it starts from scratch") from None
+    return False
 
 
 @contextlib.contextmanager
-def _killing(job: Job, kill: Kill | None) -> Iterator[list[Pulse]]:
-    """Kill a process in the block when it has made its steps; the list then holds how far it was."""
-    killed: list[Pulse] = []
-    over = threading.Event()
+def _killing(job: Job, kill: Kill | None) -> Iterator[threading.Event]:
+    """Carry out `kill` while the block runs; the event is set once the process is killed."""
+    was_killed, is_over = threading.Event(), threading.Event()
 
     def watch(kill: Kill) -> None:
         victim: psutil.Process | None = None
-        while not over.wait(_LOOK_S):
-            with contextlib.suppress(ValueError, OSError, psutil.Error):  # read while it was being written, or gone
-                pulse = next((p for p in heartbeat.pulses(job.folder) if p.rank == kill.rank), None)
+        while not is_over.wait(_POLL_S):
+            with contextlib.suppress(ValueError, OSError, psutil.Error):  # a half-written heartbeat, an ended process
+                pulse = next((pulse for pulse in heartbeat.pulses(job.folder) if pulse.rank == kill.rank), None)
                 if pulse and (victim is None or victim.pid != pulse.pid):
                     victim = psutil.Process(pulse.pid)
                 is_due = pulse and pulse.step >= kill.step and pulse.phase != "finished"
                 if victim and pulse and is_due and newest_step(job.folder) >= kill.checkpoint:
                     victim.kill()
-                    killed.append(pulse)
-                    others = "; the others may complain of its end" if job.launch.num_processes > 1 else ""
-                    said = "\nverify-resume: killed rank %d (process %d) after %d steps%s"
-                    logger.info(said, pulse.rank, pulse.pid, pulse.step, others)
+                    was_killed.set()
+                    others = "; the others may report lost connections" if job.launch.num_processes > 1 else ""
+                    text = "\nverify-resume: killed rank %d (process %d) after %d steps%s"
+                    logger.info(text, pulse.rank, pulse.pid, pulse.step, others)
                     return
 
     watcher = threading.Thread(target=watch, args=(kill,), daemon=True) if kill else None
     if watcher:
         watcher.start()
     try:
-        yield killed
+        yield was_killed
     finally:
-        over.set()
+        is_over.set()
         if watcher:
             watcher.join()

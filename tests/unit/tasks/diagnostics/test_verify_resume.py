@@ -1,4 +1,4 @@
-"""verify-resume: each part of two runs is compared, its first difference is named, and two comparisons are judged."""
+"""verify-resume compares two runs by component, names the first difference, and says what causes it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from params import CheckpointError, KilledError, ModelError, PreemptedError, Rec
 from params.artifacts import Artifacts
 from tasks.__main__ import main
 from tasks.diagnostics import verify_resume
-from tasks.diagnostics.compare_runs import Difference, Part, compare, first
-from tasks.diagnostics.verify_resume import Kill, judge, plan, table
+from tasks.diagnostics.compare_runs import Comparison, Difference, compare, first_that_differs
+from tasks.diagnostics.verify_resume import Kill, diagnose, plan, table
 from tests.support import tiny
 from trainer.checkpoints.sealed import seal, seal_best
 from trainer.runtime import heartbeat
 
 STEPS = 4
-PARTS = [
-    *("steps", "rows", "random state", "learning rate", "loss", "weights", "optimizer", "schedule"),
-    *("random state, saved", "place in the data", "trainer's state", "other files", "best weights"),
+COMPONENTS = [
+    *("steps", "rows", "random state", "learning rate", "loss", "weights", "optimizer", "scheduler"),
+    *("saved random state", "position", "trainer state", "other files", "best weights"),
 ]
 
 
 def run(folder):
-    """What two processes leave after four steps of two micro-batches."""
+    """Write what two processes leave after four steps of two micro-batches."""
     folder.mkdir(parents=True)
     for rank in (0, 1):
         lines = [
@@ -98,7 +98,7 @@ def change_record(rank, step, **values):
 
 
 def repeat_record(rank, step, **values):
-    """The step is made again, at the end, with other values."""
+    """Repeat the step at the end, with other values."""
 
     def change(folder):
         lines = records(folder, rank)
@@ -115,7 +115,7 @@ def remove_record(rank, step):
 
 
 def change_saved(name, edit):
-    """Edit what a file of torch holds."""
+    """Edit the content of a file of torch."""
 
     def change(folder):
         path = folder / f"checkpoint-{STEPS}" / name
@@ -165,7 +165,7 @@ CHANGES = {
         "loss",
         "step 2, rank 0, micro-batch 1: 0.5 and nan, up to nan apart",
     ),
-    "other micro-batches": (
+    "another number of micro-batches": (
         change_record(0, 1, rows=[[1, 0, 11, 0]]),
         "rows",
         "step 1, rank 0: 2 micro-batches and 1 micro-batches",
@@ -176,8 +176,8 @@ CHANGES = {
         "step 4, rank 1: 0.4 and 0.5, up to 0.1 apart",
     ),
     "random state": (change_record(1, 2, random_state="7f"), "random state", "step 2, rank 1: 2a and 7f"),
-    "a step that was never made": (remove_record(1, 3), "steps", "step 3, rank 1: there and missing"),
-    "a step that was made otherwise the second time": (
+    "a missing step": (remove_record(1, 3), "steps", "step 3, rank 1: present and missing"),
+    "a step that differs when it is repeated": (
         repeat_record(0, 3, random_state="7f"),
         "random state",
         "step 3, rank 0 (repeated): 3a and 7f",
@@ -195,7 +195,7 @@ CHANGES = {
     "a missing tensor": (
         change_weights(lambda tensors: tensors.pop("bias")),
         "weights",
-        "model.safetensors bias: there and missing",
+        "model.safetensors bias: present and missing",
     ),
     "the shape of a tensor": (
         change_weights(lambda tensors: tensors.update(bias=torch.zeros(3, dtype=torch.bfloat16))),
@@ -207,39 +207,39 @@ CHANGES = {
         "optimizer",
         "optimizer.pt state.0.exp_avg[1, 2]: 0 and 0.00100000005, up to 0.001 apart",
     ),
-    "the optimizer's own count of steps": (
+    "the step count of the optimizer": (
         change_saved("optimizer.pt", lambda content: content["state"][0]["step"].add_(1)),
         "optimizer",
         "optimizer.pt state.0.step: 4 and 5, up to 1 apart",
     ),
-    "schedule": (
+    "scheduler": (
         change_saved("scheduler.pt", lambda content: content.update(last_epoch=3)),
-        "schedule",
+        "scheduler",
         "scheduler.pt last_epoch: 4 and 3",
     ),
     "python's random state": (
         change_saved("rng_state_1.pth", lambda content: content.update(python=(3, (1, 2, 4), None))),
-        "random state, saved",
+        "saved random state",
         "rng_state_1.pth python[1][2]: 3 and 4",
     ),
     "numpy's random state": (
         change_saved("rng_state_0.pth", lambda content: content["numpy"][1].__setitem__(5, 7)),
-        "random state, saved",
+        "saved random state",
         "rng_state_0.pth numpy[1][5]: ",
     ),
-    "a process without its random state": (
+    "the random state of a process is missing": (
         lambda folder: (folder / f"checkpoint-{STEPS}" / "rng_state_1.pth").unlink(),
-        "random state, saved",
-        "rng_state_1.pth: there and missing",
+        "saved random state",
+        "rng_state_1.pth: present and missing",
     ),
-    "place in the data": (
+    "position": (
         change_text("position.json", '"batch": 4', '"batch": 3'),
-        "place in the data",
+        "position",
         "position.json order.batch: 4 and 3",
     ),
     "log": (
         change_text("trainer_state.json", '"loss": 0.5', '"loss": 0.25'),
-        "trainer's state",
+        "trainer state",
         "trainer_state.json log_history[0].loss: 0.5 and 0.25, up to 0.25 apart",
     ),
     "configuration": (
@@ -251,46 +251,47 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(("change", "part", "said"), CHANGES.values(), ids=CHANGES)
-def test_a_difference_is_found_in_its_part_and_named(tmp_path, change, part, said):
+@pytest.mark.parametrize(("change", "component", "expected"), CHANGES.values(), ids=CHANGES)
+def test_a_difference_is_reported_in_its_component(tmp_path, change, component, expected):
     one, other = run(tmp_path / "one"), run(tmp_path / "other")
     change(other)
-    found = {p.name: p for p in compare(one, other, "min")}
-    assert list(found) == PARTS
-    assert [name for name, p in found.items() if p.first] == [part]
-    assert str(found[part].first).startswith(said) if said.endswith(" ") else str(found[part].first) == said
-    assert first(found.values()) is found[part]
-    assert found[part].differing <= found[part].compared
-    assert f"  {part} " in table(list(found.values()))
+    found = {c.component: c for c in compare(one, other, "min")}
+    assert list(found) == COMPONENTS
+    assert [name for name, c in found.items() if c.differences] == [component]
+    first = str(found[component].differences[0])
+    assert first.startswith(expected) if expected.endswith(" ") else first == expected
+    assert first_that_differs(found.values()) is found[component]
+    assert len(found[component].differences) <= found[component].compared
+    assert f"  {component} " in table(list(found.values()))
 
 
-def test_equal_runs_are_equal_whatever_clocks_and_paths_say(tmp_path):
-    parts = compare(run(tmp_path / "one"), run(tmp_path / "other"), "min")
-    assert [part.result for part in parts] == ["equal"] * len(PARTS)
-    counts = {part.name: part.compared for part in parts}
+def test_times_and_paths_are_not_compared(tmp_path):
+    comparisons = compare(run(tmp_path / "one"), run(tmp_path / "other"), "min")
+    assert [str(comparison) for comparison in comparisons] == ["equal"] * len(COMPONENTS)
+    counts = {comparison.component: comparison.compared for comparison in comparisons}
     assert (counts["steps"], counts["rows"], counts["loss"], counts["weights"]) == (8, 16, 16, 2)
-    assert counts["trainer's state"] == 2, "the clock is left out"
+    assert counts["trainer state"] == 2, "without the time"
 
 
-def test_every_time_that_a_step_was_made_counts_and_a_torn_line_does_not(tmp_path):
+def test_repeated_steps_count_and_a_torn_line_does_not(tmp_path):
     one, other = run(tmp_path / "one"), run(tmp_path / "other")
     repeat_record(0, 3)(other)
     with (other / "steps-1.jsonl").open("a") as file:
         file.write('{"step": 4, "rows": [[4,\n')
-    parts = {part.name: part for part in compare(one, other, "min")}
-    assert first(parts.values()) is None
-    assert (parts["steps"].compared, parts["rows"].compared, parts["random state"].compared) == (8, 18, 9)
+    found = {c.component: c for c in compare(one, other, "min")}
+    assert first_that_differs(found.values()) is None
+    assert (found["steps"].compared, found["rows"].compared, found["random state"].compared) == (8, 18, 9)
 
 
-def test_the_first_difference_is_that_of_the_lowest_step_then_of_the_likeliest_cause(tmp_path):
+def test_the_first_difference_has_the_lowest_step_and_then_the_likeliest_cause(tmp_path):
     one, other = run(tmp_path / "one"), run(tmp_path / "other")
     change_record(0, 2, losses=[(0.0).hex(), (0.0).hex()], learning_rate=(0.5).hex())(other)
     change_record(0, 3, rows=[[9], [9]])(other)
-    assert first(compare(one, other, "min")).name == "learning rate"
+    assert first_that_differs(compare(one, other, "min")).component == "learning rate"
 
 
-def test_weights_that_are_shared_out_are_read_and_not_their_index(tmp_path):
-    """torch writes a random number into the index of a sharded checkpoint."""
+def test_sharded_weights_are_compared_without_their_index(tmp_path):
+    """torch writes a random number into the index."""
     one, other = run(tmp_path / "one"), run(tmp_path / "other")
 
     def write(folder, value):
@@ -301,16 +302,16 @@ def test_weights_that_are_shared_out_are_read_and_not_their_index(tmp_path):
 
     write(one, 2.0)
     write(other, 2.0)
-    assert first(compare(one, other, "min")) is None
+    assert first_that_differs(compare(one, other, "min")) is None
     write(other, 3.0)
-    found = first(compare(one, other, "min"))
-    assert str(found.first) == "pytorch_model_fsdp_0 model.weight[1]: 2 and 3, up to 1 apart"
+    found = first_that_differs(compare(one, other, "min"))
+    assert str(found.differences[0]) == "pytorch_model_fsdp_0 model.weight[1]: 2 and 3, up to 1 apart"
 
 
 def test_a_run_without_a_checkpoint_cannot_be_compared(tmp_path):
     one = run(tmp_path / "one")
     (tmp_path / "other").mkdir()
-    with pytest.raises(CheckpointError, match="has left no checkpoint"):
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
         compare(one, tmp_path / "other", "min")
 
 
@@ -319,54 +320,54 @@ def test_a_run_without_a_checkpoint_cannot_be_compared(tmp_path):
     [
         (200, 50, None, 2, (30, 10, 21, [(15, 10), (25, 20)])),  # three save intervals would be 150 steps
         (200, 5, None, 2, (15, 5, 11, [(7, 5), (12, 10)])),
-        (200, 1, None, 2, (12, 4, 9, [(6, 4), (10, 8)])),  # four for each start
-        (9, 50, None, 2, (9, 3, 7, [(4, 3), (7, 6)])),  # no more than there are
+        (200, 1, None, 2, (12, 4, 9, [(6, 4), (10, 8)])),  # four per start
+        (9, 50, None, 2, (9, 3, 7, [(4, 3), (7, 6)])),  # no more than the training has
         (200, 50, 40, 1, (40, 20, 21, [(30, 20)])),
         (200, 50, 4, 1, (4, 2, 3, [(3, 2)])),
     ],
 )
-def test_the_plan(total, save_steps, steps, kills, expected):
-    made = plan(total, save_steps, 2, steps, kills)
-    found = [(kill.step, kill.checkpoint) for kill in made.kills]
-    assert (made.steps, made.save_steps, made.eval_steps, found) == expected
-    assert [kill.rank for kill in made.kills] == [1, 0][:kills], "another process each time"
-    for kill in made.kills:
-        assert kill.checkpoint < kill.step < kill.checkpoint + made.save_steps, "between two checkpoints"
-    assert made.kills[-1].checkpoint < made.eval_steps <= made.kills[-1].step, "the evaluation is made twice"
+def test_plan(total, save_steps, steps, kills, expected):
+    planned = plan(total, save_steps, 2, steps, kills)
+    found = [(kill.step, kill.checkpoint) for kill in planned.kills]
+    assert (planned.steps, planned.save_steps, planned.eval_steps, found) == expected
+    assert [kill.rank for kill in planned.kills] == [1, 0][:kills], "another process each time"
+    for kill in planned.kills:
+        assert kill.checkpoint < kill.step < kill.checkpoint + planned.save_steps, "between two checkpoints"
+    assert planned.kills[-1].checkpoint < planned.eval_steps <= planned.kills[-1].step, "the evaluation is repeated"
 
 
 @pytest.mark.parametrize(("steps", "kills"), [(5, 2), (12, 0), (12, -1), (-3, 2), (0, 40)])
-def test_a_plan_that_cannot_be(steps, kills):
-    with pytest.raises(RecipeError, match="each start needs two steps"):
+def test_too_few_steps_or_kills_are_refused(steps, kills):
+    with pytest.raises(RecipeError, match="needs a kill, and two steps per start"):
         plan(12, 50, 1, steps, kills)
 
 
-def part(name, where=None):
-    return Part(name, 1, "values", 1, Difference(where, ("1", "2"))) if where else Part(name, 1, "values", 0, None)
+def comparison(component, where=None):
+    return Comparison(component, 1, "values", [Difference(where, ("1", "2"))] if where else [])
 
 
-def test_what_two_comparisons_say_together(tmp_path):
-    after_kills = [part("rows", "step 5"), part("loss", "step 5"), part("weights", "w")]
-    equal = [part("rows"), part("loss"), part("weights")]
-    noisy = [part("rows"), part("loss", "step 1"), part("weights", "w")]
+def test_what_two_comparisons_show_together(tmp_path):
+    after_kills = [comparison("rows", "step 5"), comparison("loss", "step 5"), comparison("weights", "w")]
+    equal = [comparison("rows"), comparison("loss"), comparison("weights")]
+    noisy = [comparison("rows"), comparison("loss", "step 1"), comparison("weights", "w")]
 
-    broken = judge(after_kills, equal, tmp_path)
-    assert "a killed run does not end like one that was left alone; first difference in the rows, step 5" in broken.what
-    assert "two runs that were left alone are equal" in broken.fix
+    broken = diagnose(after_kills, equal, tmp_path)
+    assert "a killed run ends differently; first difference in the rows, step 5" in broken.what
+    assert "two uninterrupted runs are equal" in broken.fix
     assert str(tmp_path) in broken.fix
 
-    random = judge(noisy, noisy, tmp_path)
-    assert "not deterministic by itself" in random.what
+    random = diagnose(noisy, noisy, tmp_path)
+    assert "the training is not deterministic" in random.what
     assert "first in the loss, step 1" in random.what
     assert "resuming" not in random.what, "nothing shows that"
     assert "full_determinism" in random.fix
 
-    shuffled = [part("rows", "step 1"), part("loss", "step 1"), part("weights", "w")]
-    assert "resuming" not in judge(shuffled, shuffled, tmp_path).what
+    shuffled = [comparison("rows", "step 1"), comparison("loss", "step 1"), comparison("weights", "w")]
+    assert "resuming" not in diagnose(shuffled, shuffled, tmp_path).what
 
-    both = judge(after_kills, noisy, tmp_path)
+    both = diagnose(after_kills, noisy, tmp_path)
     assert "first in the loss, step 1" in both.what
-    assert "resuming is not exact: after kills alone the rows differ" in both.what
+    assert "resuming is not exact: only after kills the rows differ" in both.what
 
 
 # The command
@@ -374,12 +375,12 @@ def test_what_two_comparisons_say_together(tmp_path):
 
 @pytest.fixture
 def inside(tmp_path, monkeypatch):
-    """A project's folder with a recipe, without tokens."""
+    """Return a function that writes a recipe to a project without tokens."""
     monkeypatch.chdir(tmp_path)
     return lambda changes=None: tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe(changes))
 
 
-def test_missing_tokens_are_an_error_that_names_the_command(inside, capsys):
+def test_without_tokens_the_error_names_the_command_to_run(inside, capsys):
     assert main(["verify-resume", str(inside())]) == os.EX_DATAERR
     assert "dvc repro tokenize@tiny" in capsys.readouterr().err
 
@@ -401,19 +402,19 @@ def tokenized(tmp_path_factory):
 @pytest.fixture
 def job(tokenized, tmp_path):
     artifacts, recipe = tokenized
-    made = verify_resume._job(recipe, artifacts, tmp_path, plan(12, 2, 1, None, 2))
-    made.folder.mkdir()
-    return made
+    job = verify_resume._job(recipe, artifacts, tmp_path, plan(12, 2, 1, None, 2))
+    job.folder.mkdir()
+    return job
 
 
-def test_the_schedule_stays_that_of_the_whole_training(job):
+def test_the_learning_rate_schedule_is_that_of_the_whole_training(job):
     assert (job.stop_at_step, job.record, job.training.max_steps) == (12, True, 12)
     assert (job.training.save_steps, job.training.eval_steps, job.training.save_minutes) == (4, 9, None)
     assert (job.training.learning_rate, job.training.warmup_steps) == (1e-2, 2)
 
 
-def ends_with(monkeypatch, error=None, checkpoint=None):
-    """Instead of a training: nothing but its end."""
+def end_with(monkeypatch, error=None, checkpoint=None):
+    """Replace the training by its end."""
 
     def supervise(job, _):
         if checkpoint is not None:
@@ -424,24 +425,24 @@ def ends_with(monkeypatch, error=None, checkpoint=None):
     monkeypatch.setattr(verify_resume, "supervise", supervise)
 
 
-def test_a_kill_that_somebody_else_sent_is_an_error(job, monkeypatch):
-    ends_with(monkeypatch, KilledError("train", "killed by SIGKILL", "again"))
+def test_a_kill_by_someone_else_is_an_error(job, monkeypatch):
+    end_with(monkeypatch, KilledError("train", "killed by SIGKILL", "again"))
     with pytest.raises(KilledError):
-        verify_resume._start(job, Kill(6, 0, 4))
+        verify_resume._train(job, Kill(6, 0, 4))
 
 
-def test_ctrl_c_ends_it_and_the_last_step_does_not(job, monkeypatch):
-    ends_with(monkeypatch, PreemptedError("train", "stopped by SIGINT", "again"), checkpoint=4)
-    with pytest.raises(PreemptedError, match="SIGINT\n  fix: start it again; it begins anew"):
-        verify_resume._start(job)
-    ends_with(monkeypatch, PreemptedError("train", "stopped by a request from outside", "again"), checkpoint=12)
-    assert verify_resume._start(job) is None
+def test_ctrl_c_is_an_error_and_the_stop_at_the_last_step_is_not(job, monkeypatch):
+    end_with(monkeypatch, PreemptedError("train", "stopped by SIGINT", "again"), checkpoint=4)
+    with pytest.raises(PreemptedError, match="SIGINT\n  fix: run it again; it starts from scratch"):
+        verify_resume._train(job)
+    end_with(monkeypatch, PreemptedError("train", "stopped by a request from outside", "again"), checkpoint=12)
+    assert verify_resume._train(job) is False
 
 
-def test_a_training_that_was_over_before_the_first_kill_proves_nothing(job, monkeypatch):
-    ends_with(monkeypatch, checkpoint=12)
-    with pytest.raises(ModelError, match="over before it could be killed"):
-        verify_resume._run_with_kills(job, plan(12, 2, 1, None, 2))
+def test_a_training_that_ends_before_the_first_kill_is_an_error(job, monkeypatch):
+    end_with(monkeypatch, checkpoint=12)
+    with pytest.raises(ModelError, match="ended before it could be killed"):
+        verify_resume._train_with_kills(job, plan(12, 2, 1, None, 2))
 
 
 @pytest.mark.parametrize(("step", "checkpoint", "dies"), [(6, 4, True), (5, 4, False), (7, None, False)])
@@ -455,43 +456,43 @@ def test_a_kill_waits_for_its_step_and_for_a_checkpoint(job, step, checkpoint, d
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as victim:
         line = f"{victim.pid} {os.uname().nodename} 3 {step} training".ljust(heartbeat._PULSE)
         (job.folder / "rank-0").write_text(line)
-        with verify_resume._killing(job, Kill(6, 0, 4)) as killed:
+        with verify_resume._killing(job, Kill(6, 0, 4)) as was_killed:
             if dies:
                 assert victim.wait(20) == -9
             else:
                 time.sleep(0.3)
                 assert victim.poll() is None
-        assert [pulse.pid for pulse in killed] == [victim.pid] * dies
+        assert was_killed.is_set() == dies
         victim.kill()
 
 
-def test_a_difference_keeps_the_runs_and_equality_does_not(inside, tokenized, monkeypatch, capsys):
-    """The whole command, on runs that are made up."""
+def test_the_runs_are_kept_only_if_they_differ(inside, tokenized, monkeypatch, capsys):
+    """The whole command, on made-up runs."""
     path = inside()
     shutil.copytree(tokenized[0].run, Artifacts("tiny").run)
-    made = []
+    trained = []
 
-    def start(job, kill=None):
+    def train(job, kill=None):
         shutil.rmtree(job.folder.parent, ignore_errors=True)
         run(job.folder)
-        made.append(job.folder.parent.name)
-        if change and job.folder.parent.name in made_differently:
+        trained.append(job.folder.parent.name)
+        if job.folder.parent.name in changed:
             change(job.folder)
-        return heartbeat.Pulse(0, 1, "here", 1, 6, "training", None) if kill else None
+        return kill is not None
 
-    monkeypatch.setattr(verify_resume, "_start", start)
-    change, made_differently = None, ()
+    monkeypatch.setattr(verify_resume, "_train", train)
+    change, changed = change_record(0, 3, rows=[[9], [9]]), ()
     assert main(["verify-resume", str(path)]) == 0
-    assert made == ["uninterrupted", *["killed"] * 3]
+    assert trained == ["uninterrupted", *["killed"] * 3]
     assert "verify-resume: equal, bit for bit" in capsys.readouterr().out
     assert not (Artifacts("tiny").scratch / "verify-resume").exists()
 
-    change, made_differently = change_record(0, 3, rows=[[9], [9]]), ("killed",)
+    changed = ("killed",)
     assert main(["verify-resume", str(path)]) == os.EX_NOINPUT
     assert "first difference in the rows, step 3, rank 0, micro-batch 1: [3, 0] and [9]" in capsys.readouterr().err
     kept = sorted(p.name for p in (Artifacts("tiny").scratch / "verify-resume").iterdir())
     assert kept == ["killed", "uninterrupted", "uninterrupted-again"]
 
-    made_differently = ("killed", "uninterrupted-again")
+    changed = ("killed", "uninterrupted-again")
     assert main(["verify-resume", str(path)]) == os.EX_NOINPUT
-    assert "not deterministic by itself" in capsys.readouterr().err
+    assert "the training is not deterministic" in capsys.readouterr().err
