@@ -17,7 +17,6 @@ import pytest
 from tests.chaos.publish_faults import PART_BYTES, PUBLISHES, SEED, TOKEN, Campaign, schedule
 from tests.support.faulty_hub import FaultyHub, quick_client
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 ALONE = os.environ.get("EVERGREEN_CHAOS_PUBLISH")
 
 

@@ -24,7 +24,6 @@ from tasks.releases.clone import cloned, write_recipe
 from tasks.releases.rows import bring_rows
 from tests.support.project import STAGES, Project, copy_project, wait_for, write_sentences
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 REPO = "tests/tiny"
 OUTSIDE = "../shared/rows.csv"
 """Where the rows are: beside the project, as a disk that several projects share would be."""

@@ -13,7 +13,7 @@ from tests.support.project import ROOT
 
 
 @pytest.mark.parametrize("kind", ["ours", "plain"])
-def test_both_trainers_take_the_same_steps_on_the_same_work(tmp_path, kind):
+def test_benchmark_trainers_take_every_step(tmp_path, kind):
     made = trainer(
         kind,
         tmp_path,
@@ -31,15 +31,15 @@ def test_both_trainers_take_the_same_steps_on_the_same_work(tmp_path, kind):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
-def test_every_benchmark_can_be_imported(path):
+def test_every_benchmark_imports_and_names_its_command(path):
     module = importlib.import_module(f"benchmarks.{path.stem}")
     assert module.__doc__
     if path.stem not in {"workload", "gate_families"}:
         assert path.stem in module.__doc__  # the command that runs it
 
 
-def test_the_simulation_of_the_gate_has_every_cell(capsys, monkeypatch, tmp_path):
-    """tests/unit/tasks/evaluation/test_simulation.py looks at the rates."""
+def test_gate_simulation_prints_every_cell(capsys, monkeypatch, tmp_path):
+    """tests/unit/benchmarks/test_gate_simulation.py looks at the rates."""
     families = (gate_families.Accuracy(200, 0.9, 0.05), gate_families.BitsPerByte(50, 0.5, rare=True))
     monkeypatch.setattr(gate_simulation, "FAMILIES", families)
     monkeypatch.setattr("sys.argv", ["gate_simulation", "--pairs", "2", "--json", str(tmp_path / "rates.json")])

@@ -1,4 +1,4 @@
-"""The file by which a command tells its starter how it ended."""
+"""The file in which a command reports its result to the process that started it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_command_that_writes_nothing_has_no_result(path: Path) -> None:
+def test_command_that_writes_nothing_has_no_result(path: Path) -> None:
     assert command_result.read(path) is None
 
 
-def test_success(path: Path) -> None:
+def test_successful_command_has_an_empty_result(path: Path) -> None:
     with reported():
         pass
     assert command_result.read(path) == CommandResult()
 
 
-def test_an_error_keeps_its_class_and_its_texts(path: Path) -> None:
+def test_error_keeps_its_class_and_text(path: Path) -> None:
     error = DataError("rows:3", "is bad\nvery bad: é", "fix it", key="data.source")
     with pytest.raises(DataError), reported():
         raise error
@@ -40,26 +40,26 @@ def test_an_error_keeps_its_class_and_its_texts(path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_another_exception_is_no_result(path: Path, error: type[BaseException]) -> None:
+def test_other_exceptions_leave_no_result(path: Path, error: type[BaseException]) -> None:
     with pytest.raises(error), reported():
         raise error
     assert command_result.read(path) is None
 
 
-def test_a_result_of_an_earlier_command_is_erased(path: Path) -> None:
+def test_reserve_erases_an_earlier_result(path: Path) -> None:
     with pytest.raises(DataError), reported():
         raise DataError("an earlier", "x" * 5000, "c")
     reserve(path)
     assert command_result.read(path) is None
 
 
-def test_a_shorter_result_replaces_a_longer_one(path: Path) -> None:
+def test_shorter_result_replaces_a_longer_one(path: Path) -> None:
     command_result.write(path, DataError("a", "x" * 5000, "c"))
     command_result.write(path, None)
     assert command_result.read(path) == CommandResult()
 
 
-def test_what_a_command_starts_does_not_report_in_its_place(path: Path) -> None:
+def test_child_command_does_not_report_for_its_parent(path: Path) -> None:
     with reported():
         assert VARIABLE not in os.environ
         with pytest.raises(DataError), reported():
@@ -67,7 +67,7 @@ def test_what_a_command_starts_does_not_report_in_its_place(path: Path) -> None:
         assert command_result.read(path) is None
 
 
-def test_an_error_fits_into_the_reserved_blocks(path: Path) -> None:
+def test_long_error_fits_into_the_reserved_file(path: Path) -> None:
     size = path.stat().st_size
     command_result.write(path, DataError("a", "x" * 100_000, "c"))
     assert path.stat().st_size == size
@@ -76,7 +76,7 @@ def test_an_error_fits_into_the_reserved_blocks(path: Path) -> None:
     assert type(result.error) is DataError
 
 
-def test_without_a_starter_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_without_a_reserved_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     with reported():
@@ -84,14 +84,14 @@ def test_without_a_starter_nothing_is_written(tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reserved_file_that_is_gone_stays_gone(path: Path) -> None:
+def test_deleted_result_file_is_not_recreated(path: Path) -> None:
     path.unlink()
     with reported():
         pass
     assert not path.exists()
 
 
-def test_a_full_disk_is_said_before_the_command_starts() -> None:
+def test_reserve_reports_a_full_disk() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with pytest.raises(StorageError, match="cannot be written"):

@@ -1,4 +1,4 @@
-"""Errors as data: what crosses from one process to another, and what is printed."""
+"""Errors as data: their JSON and pickled forms."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ CLASSES = [c for c in vars(params).values() if isinstance(c, type) and issubclas
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("copied", [lambda e: from_json(e.to_json(10_000)), lambda e: pickle.loads(pickle.dumps(e))])
-def test_an_error_of_every_class_keeps_all_that_it_says(kind, copied) -> None:
+@pytest.mark.parametrize(
+    "copy_error", [lambda e: from_json(e.to_json(10_000)), lambda e: pickle.loads(pickle.dumps(e))]
+)
+def test_every_error_class_survives_a_copy(kind, copy_error) -> None:
     error = kind("rows.csv:3", 'two\nlines: "of text"\n  fix: é', "do it", key="data.source.0")
-    copy = copied(error)
+    copy = copy_error(error)
     assert type(copy) is kind
     assert vars(copy) == vars(error)
     assert str(copy) == str(error)
 
 
 @pytest.mark.parametrize("size", [300, 1000, 4000])
-def test_what_does_not_fit_is_cut_from_the_longest_text(size: int) -> None:
+def test_to_json_shortens_the_longest_text(size: int) -> None:
     text = RecipeError("here", "é" * 5000, "do it", key="seed").to_json(size)
     assert len(text.encode()) <= size
     short = from_json(text)
@@ -34,23 +36,23 @@ def test_what_does_not_fit_is_cut_from_the_longest_text(size: int) -> None:
     assert short.what.endswith(" ...")
 
 
-def test_a_size_that_nothing_fits_into_ends() -> None:
+def test_to_json_accepts_a_size_that_is_too_small() -> None:
     assert "RecipeError" in RecipeError("here", "what", "fix").to_json(1)
 
 
-def test_a_changed_text_leaves_the_rest() -> None:
+def test_replace_changes_one_field() -> None:
     error = CheckpointError("here", "what", "fix", key="seed").replace(where="train: here")
     assert type(error) is CheckpointError
     assert (error.where, error.what, error.fix, error.key) == ("train: here", "what", "fix", "seed")
 
 
 @pytest.mark.parametrize("kind", [HubRefusedError, ModelError, TransientError, DataError])
-def test_a_class_that_does_not_exist_here_is_found_by_its_exit_code(kind) -> None:
+def test_unknown_error_class_is_found_by_its_exit_code(kind) -> None:
     content = json.loads(kind("a", "b", "c").to_json(1000)) | {"type": "NewerError"}
     assert type(from_json(json.dumps(content))) is kind
 
 
 @pytest.mark.parametrize("text", ["", "{", "null", "[]", "3", '{"type": "DataError"}', "   "])
-def test_what_is_no_error_is_refused(text: str) -> None:
+def test_from_json_refuses_other_text(text: str) -> None:
     with pytest.raises(ValueError, match=r"not an error in JSON|Expecting"):
         from_json(text)

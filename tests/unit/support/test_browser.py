@@ -1,4 +1,4 @@
-"""What the browser of the tests sees: a page that misbehaves in every way that other tests say theirs do not."""
+"""The tests' browser, on a page that breaks every rule that other tests check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = """<!doctype html><title>page</title>
 
 
 @needs_browser
-def test_all_that_a_page_does_is_seen(tmp_path: Path) -> None:
+def test_browser_reports_requests_console_and_rendering(tmp_path: Path) -> None:
     page, picture = tmp_path / "page.html", tmp_path / "picture.png"
     page.write_text(PAGE)
     visit = open_page(page, width=400, screenshot=picture)

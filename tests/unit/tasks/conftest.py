@@ -1,4 +1,4 @@
-"""A Hub with faults, for the tests of publishing, of releases and of the Hub's client."""
+"""A Hub with injected faults, for the tests of publishing, releases and the Hub client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def running_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Faul
 
 @pytest.fixture
 def hub(running_hub: tuple[FaultyHub, Path]) -> Iterator[FaultyHub]:
-    """The Hub, empty and without faults: it keeps nothing outside of its folder."""
+    """The Hub, empty and without faults."""
     hub, root = running_hub
     with quick_client():
         yield hub
@@ -34,6 +34,14 @@ def hub(running_hub: tuple[FaultyHub, Path]) -> Iterator[FaultyHub]:
 @pytest.fixture
 def api(hub: FaultyHub) -> HfApi:
     return HfApi(endpoint=hub.endpoint, token=TOKEN)
+
+
+@pytest.fixture
+def no_hub_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No endpoint and no token in the environment."""
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
 
 
 @pytest.fixture

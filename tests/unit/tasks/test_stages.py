@@ -1,4 +1,4 @@
-"""Reports: read back as they were saved, with an error that says what to do where that is not possible."""
+"""Saving and reading the reports of the stages."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def artifacts(tmp_path: Path) -> Artifacts:
     return found
 
 
-def test_a_report_is_read_back_as_it_was_saved(artifacts: Artifacts) -> None:
+def test_report_is_read_back_unchanged(artifacts: Artifacts) -> None:
     assert read_report(artifacts, Blessing) == BLESSING
 
 
-def test_a_missing_report_names_the_stage_to_run(tmp_path: Path) -> None:
+def test_missing_report_names_the_stage_to_run(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         read_report(Artifacts("tiny", tmp_path), Blessing)
     assert caught.value.where.endswith("runs/tiny/evaluation/blessing.json")
@@ -44,7 +44,7 @@ def test_a_missing_report_names_the_stage_to_run(tmp_path: Path) -> None:
     assert caught.value.fix.startswith("run `evergreen evaluate ")
 
 
-def test_a_damaged_report_is_an_error(artifacts: Artifacts) -> None:
+def test_damaged_report_is_an_error(artifacts: Artifacts) -> None:
     artifacts.blessing.write_bytes(artifacts.blessing.read_bytes()[:40])
     with pytest.raises(ModelError, match=r"blessing\.json: is damaged: Invalid JSON"):
         read_report(artifacts, Blessing)
@@ -54,14 +54,14 @@ def test_a_damaged_report_is_an_error(artifacts: Artifacts) -> None:
     ("changes", "what"),
     [({"added": 1}, "added: Extra inputs are not permitted"), ({"verdict": "maybe"}, "verdict: Input should be")],
 )
-def test_a_report_of_another_version_names_the_key(artifacts: Artifacts, changes: object, what: str) -> None:
+def test_report_of_another_version_names_the_key(artifacts: Artifacts, changes: object, what: str) -> None:
     artifacts.blessing.write_text(json.dumps(json.loads(artifacts.blessing.read_text()) | changes))
     with pytest.raises(ModelError, match=f"was written by another version of Evergreen: {what}"):
         read_report(artifacts, Blessing)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_returns_a_report_that_can_be_read_back(stage: str) -> None:
+def test_every_stage_returns_its_report_type(stage: str) -> None:
     function = stages.function(stage)
     report = function.__globals__[function.__annotations__["return"]]
     assert report.saved_as == stage

@@ -1,4 +1,4 @@
-"""Rewards: which number a text gives, and that a reward which goes wrong is named with its row."""
+"""Reward functions, their weighted sum, and errors that name the row."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("text", NUMBERS)
-def test_the_number_of_a_text(text: str) -> None:
+def test_parse_number(text: str) -> None:
     assert parse_number(text) == NUMBERS[text]
     assert parse_number(text) is None or math.isclose(float(parse_number(text)), NUMBERS[text])
 
 
-def test_a_completion_is_right_if_its_number_is_the_references() -> None:
-    said = ["it is 18", "18.0 dollars", "#### 18\nor 19", "18 or 19", "", "#### 1,8"]
-    rows = [{"answer": "9 * 2 = 18\n#### 18"}] * len(said)
-    assert numeric_answer(said, rows) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+def test_numeric_answer_compares_with_the_reference() -> None:
+    completions = ["it is 18", "18.0 dollars", "#### 18\nor 19", "18 or 19", "", "#### 1,8"]
+    rows = [{"answer": "9 * 2 = 18\n#### 18"}] * len(completions)
+    assert numeric_answer(completions, rows) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     assert numeric_answer(["4"], [{"goal": 4}], column="goal") == [1.0]
 
 
-def test_the_form_of_a_completion() -> None:
+def test_matches_a_pattern() -> None:
     assert matches(["#### 4", "4"], [{}, {}], pattern=r"^#### \d+$") == [1.0, 0.0]
 
 
 ROWS = [{"row_id": 7, "answer": "1"}, {"row_id": 8, "answer": "2"}]
 
 
-def judged(*calls: Call, weights: tuple[float, ...] = ()) -> list[float]:
+def rewards_of(*calls: Call, weights: tuple[float, ...] = ()) -> list[float]:
     return Rewards(calls, weights)(["one 1", "two 1"], ROWS)
 
 
-def test_rewards_are_weighted_and_added_up() -> None:
+def test_rewards_are_weighted_and_summed() -> None:
     form = Call(name="trainer.rewards:matches", arguments={"pattern": "two"})
     number = Call(name="trainer.rewards:numeric_answer")
-    assert judged(number) == [1.0, 0.0]
-    assert judged(number, form) == [1.0, 1.0]
-    assert judged(number, form, weights=(2.0, -0.5)) == [2.0, -0.5]
+    assert rewards_of(number) == [1.0, 0.0]
+    assert rewards_of(number, form) == [1.0, 1.0]
+    assert rewards_of(number, form, weights=(2.0, -0.5)) == [2.0, -0.5]
 
 
 def too_few(completions: list[str], rows: list[Any]) -> list[float]:
@@ -85,7 +85,7 @@ def only_together(completions: list[str], rows: list[Any]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("function", "error", "said"),
+    ("function", "error", "message"),
     [
         (too_few, ModelError, r"returned 1 rewards for 2 completions, of rows \[7, 8\]"),
         (not_a_number, ModelError, "returned nan at row 8, for the completion 'two 1'"),
@@ -94,17 +94,17 @@ def only_together(completions: list[str], rows: list[Any]) -> list[float]:
         (only_together, DataError, r"raised AssertionError at rows \[7, 8\]"),
     ],
 )
-def test_a_failing_reward_is_named_with_its_row(function: Any, error: type[EvergreenError], said: str) -> None:
-    with pytest.raises(error, match=said) as caught:
-        judged(Call(name=f"tests.unit.trainer.test_rewards:{function.__name__}"))
+def test_failing_reward_is_named_with_its_row(function: Any, error: type[EvergreenError], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        rewards_of(Call(name=f"tests.unit.trainer.test_rewards:{function.__name__}"))
     assert function.__name__ in caught.value.where
 
 
-def test_a_reference_without_a_number_is_an_error() -> None:
+def test_reference_without_a_number_is_an_error() -> None:
     with pytest.raises(DataError, match="row 3: there is no number in its answer, 'many'"):
         Rewards([Call(name="trainer.rewards:numeric_answer")], [])(["1"], [{"row_id": 3, "answer": "many"}])
 
 
-def test_a_reward_that_cannot_be_called_is_refused() -> None:
+def test_uncallable_reward_is_refused() -> None:
     with pytest.raises(RecipeError, match="cannot be called with 2 values"):
         Rewards([Call(name="trainer.rewards:matches")], [])

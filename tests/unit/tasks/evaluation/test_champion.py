@@ -1,4 +1,4 @@
-"""The published model beside one that wants its place: scored on the same rows, replaced only by a better one."""
+"""The champion is scored on the same rows as a candidate and replaced only by a better one."""
 
 from __future__ import annotations
 
@@ -27,23 +27,16 @@ from tasks.stages import read_report
 from tasks.tokenization.stage import tokenize
 from tests.support import releases, tiny
 
-# The client's own upload of a large file; the other tests of the Hub let it pass as well.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+pytestmark = pytest.mark.usefixtures("no_hub_settings")
 REPO = "tests/tiny"
 WORSE, STEPS, BETTER = 4, 12, 40
-"""Steps of learning: of a worse model, of the one that is published first, and of a better one."""
+"""Training steps of a worse model, of the first release and of a better model."""
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2}
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
-    """A project with a first release, and the receipt of that."""
+    """A project with a first release, and its receipt."""
     artifacts, recipe = releases.tokenized(tmp_path_factory.mktemp("released"), tiny.recipe())
     releases.learn(artifacts, recipe, STEPS)
     releases.evaluate(artifacts, recipe)
@@ -52,14 +45,14 @@ def released(tmp_path_factory):
 
 @pytest.fixture
 def project(released, tmp_path):
-    """A copy of it."""
+    """A copy of `released`."""
     artifacts, recipe, receipt = released
-    return *copied(artifacts, recipe, tmp_path / "project"), receipt
+    return copied(artifacts, tmp_path / "project"), recipe, receipt
 
 
-def copied(artifacts, recipe, root):
+def copied(artifacts, root):
     shutil.copytree(artifacts.root, root)
-    return Artifacts("tiny", root), recipe
+    return Artifacts("tiny", root)
 
 
 def blessing_of(artifacts):
@@ -72,7 +65,7 @@ def comparisons_of(artifacts, against="champion"):
 
 
 def published(artifacts):
-    """What main of the repository holds."""
+    """The head of the repository."""
     with LocalHub(artifacts.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as hub:
         return Repository(HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN), REPO).head()
 
@@ -83,7 +76,7 @@ def file_of(artifacts, commit, name, tmp_path):
         return json.loads(Path(api.hf_hub_download(REPO, name, revision=commit, local_dir=tmp_path)).read_text())
 
 
-def test_a_first_release_is_better_than_its_start(released):
+def test_first_release_must_beat_the_untrained_model(released):
     artifacts, recipe, receipt = released
     blessing = blessing_of(artifacts)
     assert (blessing["verdict"], blessing["first_release"], blessing["champion"]) == ("publish", True, None)
@@ -96,10 +89,10 @@ def test_a_first_release_is_better_than_its_start(released):
     assert receipt.reasons == (first, better)
     found = published(artifacts)
     assert (found.commit, found.tag, found.weights) == (receipt.commit, receipt.tag, blessing["model"])
-    assert is_current(artifacts, recipe.publish), "what is published is the model itself"
+    assert is_current(artifacts, recipe.publish)
 
 
-def test_a_first_release_that_is_no_better_is_refused(tmp_path):
+def test_first_release_no_better_than_untrained_is_refused(tmp_path):
     artifacts, recipe = releases.tokenized(tmp_path, tiny.recipe())
     releases.learn(artifacts, recipe, 0, seed=recipe.seed)
     assert releases.evaluate(artifacts, recipe).verdict == "refuse"
@@ -111,7 +104,7 @@ def test_a_first_release_that_is_no_better_is_refused(tmp_path):
     assert published(artifacts) is None
 
 
-def test_the_same_weights_are_not_published_twice(project):
+def test_same_weights_are_not_published_twice(project):
     artifacts, recipe, first = project
     report = releases.evaluate(artifacts, recipe)
     assert (report.verdict, report.champion) == ("keep", None)
@@ -122,13 +115,13 @@ def test_the_same_weights_are_not_published_twice(project):
     assert is_there(artifacts, recipe.publish)
 
 
-def test_a_worse_model_leaves_the_champion_where_it_is(project):
+def test_worse_model_keeps_the_champion(project):
     artifacts, recipe, first = project
     before = json.loads(artifacts.report("evaluate").read_text())["model"]
     releases.learn(artifacts, recipe, WORSE)
     report = releases.evaluate(artifacts, recipe)
     assert report.verdict == "keep"
-    assert report.champion == pytest.approx(before, rel=1e-9), "its figures are those it was published with"
+    assert report.champion == pytest.approx(before, rel=1e-9), "its metrics are those of its release"
     assert report.model["bits_per_byte"] > report.champion["bits_per_byte"]
     assert report.untrained is not None
     names = {path.stem for path in (artifacts.evaluation / "scores").iterdir()}
@@ -142,7 +135,7 @@ def test_a_worse_model_leaves_the_champion_where_it_is(project):
     assert published(artifacts).commit == first.commit
 
 
-def test_a_better_model_takes_the_champions_place(project, tmp_path):
+def test_better_model_replaces_the_champion(project, tmp_path):
     artifacts, recipe, first = project
     releases.learn(artifacts, recipe, BETTER)
     assert releases.evaluate(artifacts, recipe).verdict == "publish"
@@ -161,24 +154,24 @@ def test_a_better_model_takes_the_champions_place(project, tmp_path):
     assert is_current(artifacts, recipe.publish)
 
 
-def test_a_model_that_was_rolled_back_is_kept(project):
+def test_rolled_back_weights_are_not_published_again(project):
     artifacts, recipe, first = project
     releases.learn(artifacts, recipe, BETTER)
     releases.evaluate(artifacts, recipe)
     second = releases.publish(artifacts, recipe)
 
-    def go_back(tag, why):
+    def roll_back(tag, why):
         with LocalHub(artifacts.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as hub:
             api = HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN)
             return rollback.roll_back(Repository(api, REPO), tag, by="Ada", why=why).commit
 
-    back = go_back(first.tag, "wrong tone")
+    back = roll_back(first.tag, "wrong tone")
     assert releases.evaluate(artifacts, recipe).verdict == "keep"
     receipt = releases.publish(artifacts, recipe)
     assert (receipt.verdict, receipt.commit) == ("kept", back)
     assert receipt.reasons == ("a release of the same weights was rolled back: by Ada: wrong tone",)
     assert published(artifacts).commit == back
-    again = go_back(second.tag, "it was the right one")
+    again = roll_back(second.tag, "it was the right one")
     assert releases.evaluate(artifacts, recipe).verdict == "keep"
     assert blessing_of(artifacts)["reasons"] == [
         "the published model has the same weights: there is nothing to publish"
@@ -186,7 +179,7 @@ def test_a_model_that_was_rolled_back_is_kept(project):
     assert published(artifacts).commit == again
 
 
-def test_a_model_below_a_floor_is_refused_with_the_reason(project, monkeypatch, capsys):
+def test_model_below_floor_is_refused_with_the_reason(project, monkeypatch, capsys):
     artifacts, _, first = project
     content = tiny.recipe({"evaluation.gate.floors": {"bits_per_byte": 0.01}})
     recipe = load(tiny.write(artifacts.root / "params" / "tiny.yaml", content))
@@ -195,16 +188,16 @@ def test_a_model_below_a_floor_is_refused_with_the_reason(project, monkeypatch, 
     before = artifacts.receipt.read_text()
     monkeypatch.chdir(artifacts.root)
     assert main(["publish", "params/tiny.yaml"]) == ModelError.exit_code
-    said = capsys.readouterr().err
-    assert "ModelError: runs/tiny/evaluation/blessing.json: the gate refuses the model: bits_per_byte" in said
-    assert "0.01, the recipe's floor" in said
+    error = capsys.readouterr().err
+    assert "ModelError: runs/tiny/evaluation/blessing.json: the gate refuses the model: bits_per_byte" in error
+    assert "0.01, the recipe's floor" in error
     assert artifacts.receipt.read_text() == before
     assert artifacts.model.exists()
     assert published(artifacts).commit == first.commit
 
 
 @pytest.mark.parametrize("what", ["model", "data", "recipe", "repository"])
-def test_anothers_blessing_is_refused(project, what):
+def test_blessing_of_other_inputs_is_refused(project, what):
     artifacts, recipe, first = project
     releases.learn(artifacts, recipe, WORSE)
     releases.evaluate(artifacts, recipe)
@@ -218,16 +211,15 @@ def test_anothers_blessing_is_refused(project, what):
         recipe = recipe.model_copy(update={"seed": recipe.seed + 1})
     else:
         changes = {"repo_id": "tests/another"}
-    said = f"the blessing is for another {what}\n"
-    with pytest.raises(ModelError, match=said) as caught:
+    with pytest.raises(ModelError, match=f"the blessing is for another {what}\n") as caught:
         releases.publish(artifacts, recipe, **changes)
     assert caught.value.fix.startswith("run the evaluate stage again")
     assert published(artifacts).commit == first.commit
 
 
-def test_another_publisher_makes_the_blessing_stale(project, tmp_path, monkeypatch, capsys):
+def test_release_by_another_project_makes_the_blessing_stale(project, tmp_path, monkeypatch, capsys):
     artifacts, recipe, _ = project
-    other, _ = copied(artifacts, recipe, tmp_path / "other")
+    other = copied(artifacts, tmp_path / "other")
     releases.learn(artifacts, recipe, BETTER)
     releases.evaluate(artifacts, recipe)
     assert is_current(artifacts, recipe.publish)
@@ -252,19 +244,19 @@ def test_another_publisher_makes_the_blessing_stale(project, tmp_path, monkeypat
 
 
 def with_hub_of(released, root, content):
-    """A project with another recipe that publishes to where the first one did, and that one's figures."""
+    """A project with another recipe and the Hub of `released`, and the metrics of that release."""
     artifacts, recipe = releases.tokenized(root, content)
     first, *_ = released
     shutil.copytree(first.root / ".hub", root / ".hub")
     return artifacts, recipe, json.loads(first.report("evaluate").read_text())["model"]
 
 
-def test_a_champion_with_another_tokenizer_compares_in_bits_per_byte_alone(released, tmp_path):
+def test_champion_with_another_tokenizer_is_compared_in_bits_per_byte_only(released, tmp_path):
     content = tiny.recipe({"tokenization.tokenizer.vocab_size": 270})
     artifacts, recipe, before = with_hub_of(released, tmp_path, content)
     releases.learn(artifacts, recipe, BETTER)
     report = releases.evaluate(artifacts, recipe)
-    assert report.champion == pytest.approx(before, rel=1e-6), "it reads the same rows with its own tokenizer"
+    assert report.champion == pytest.approx(before, rel=1e-6), "the same rows, with its own tokenizer"
     assert comparisons_of(artifacts).keys() == {"bits_per_byte"}
     assert comparisons_of(artifacts, "untrained").keys() == report.model.keys()
     assert report.verdict == "publish"
@@ -279,7 +271,7 @@ def test_a_champion_with_another_tokenizer_compares_in_bits_per_byte_alone(relea
         releases.evaluate(artifacts, recipe)
 
 
-def test_a_champion_of_another_architecture_is_compared(released, tmp_path):
+def test_champion_of_another_architecture_is_compared(released, tmp_path):
     artifacts, recipe, before = with_hub_of(released, tmp_path, tiny.recipe({"model.config": GPT2}))
     releases.learn(artifacts, recipe, BETTER)
     report = releases.evaluate(artifacts, recipe)
@@ -288,7 +280,7 @@ def test_a_champion_of_another_architecture_is_compared(released, tmp_path):
     assert report.verdict == "publish"
 
 
-def test_a_champion_for_another_task_is_named(released, tmp_path):
+def test_champion_for_another_task_is_an_error(released, tmp_path):
     artifacts, recipe, _ = with_hub_of(released, tmp_path, tiny.recipe(**tiny.CLASSES))
     releases.learn(artifacts, recipe, STEPS)
     with pytest.raises(ModelError, match="cannot be scored") as caught:
@@ -297,7 +289,7 @@ def test_a_champion_for_another_task_is_named(released, tmp_path):
     assert not artifacts.evaluation.exists()
 
 
-def test_a_champion_that_knows_fewer_labels_guesses_the_others(tmp_path):
+def test_champion_that_lacks_a_label_scores_a_blind_guess_for_it(tmp_path):
     artifacts, recipe = releases.tokenized(tmp_path / "few", tiny.recipe(**tiny.CLASSES))
     every = {path.name: pq.read_table(path) for path in artifacts.rows.iterdir()}
     for name, table in every.items():
@@ -323,12 +315,12 @@ def test_a_champion_that_knows_fewer_labels_guesses_the_others(tmp_path):
     assert len(unknown) == report.rows - before.rows
     assert all(row["nll"] == pytest.approx(math.log(4), rel=1e-5) for row in unknown)
     right = sum(row["label"] == row["prediction"] for row in rows)
-    assert right == pytest.approx(before.model["accuracy"] * before.rows), "it knows the others as it did before"
+    assert right == pytest.approx(before.model["accuracy"] * before.rows), "other labels are scored as before"
     assert report.verdict == "publish"
     assert comparisons_of(artifacts)["accuracy"]["p_value"] < 0.05
 
 
-def test_only_a_run_with_a_blessing_is_published(project):
+def test_publish_needs_a_valid_blessing(project):
     artifacts, recipe, _ = project
     artifacts.blessing.unlink()
     with pytest.raises(ModelError, match=r"blessing\.json: is missing"):

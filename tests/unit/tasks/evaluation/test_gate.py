@@ -1,4 +1,4 @@
-"""The gate: every verdict with its reasons, the order of what is looked at, floors, slices, and what the hashes name."""
+"""The gate: every verdict with its reasons, the order of its checks, floors and slices."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def judge(
     )
 
 
-def test_a_better_model_is_published_and_it_says_by_how_much() -> None:
+def test_better_model_is_published_with_its_gain() -> None:
     verdict = judge()
     assert verdict.verdict == "publish"
     assert verdict.reasons == (
@@ -78,7 +78,7 @@ def test_a_better_model_is_published_and_it_says_by_how_much() -> None:
     assert (verdict.metric, verdict.first_release) == ("accuracy", False)
 
 
-def test_a_worse_one_is_kept_and_it_says_what_was_wanted() -> None:
+def test_worse_model_is_kept_with_the_required_gain() -> None:
     verdict = judge(None, WORSE)
     assert verdict.verdict == "keep"
     assert verdict.reasons == (
@@ -102,7 +102,7 @@ def test_a_worse_one_is_kept_and_it_says_what_was_wanted() -> None:
         (Gate(margin=0.01), -0.01, False),
     ],
 )
-def test_the_lower_end_must_be_above_the_bar(settings: Gate, low: float, *, published: bool) -> None:
+def test_lower_end_of_the_interval_must_be_above_the_bar(settings: Gate, low: float, *, published: bool) -> None:
     assert gate.passes(gain(0.02, low, 0.1), settings) is published
     assert judge(settings, gain(0.02, low, 0.1)).verdict == ("publish" if published else "keep")
 
@@ -110,13 +110,13 @@ def test_the_lower_end_must_be_above_the_bar(settings: Gate, low: float, *, publ
 @pytest.mark.parametrize(
     ("settings", "published"), [(Gate(), False), (Gate(gain=0.001), True), (Gate(margin=0.01), True)]
 )
-def test_an_equal_share_is_tested_exactly_where_the_bar_is_no_gain(settings: Gate, *, published: bool) -> None:
+def test_mcnemar_p_value_counts_only_where_the_bar_is_zero(settings: Gate, *, published: bool) -> None:
     assert gate.passes(gain(0.02, 0.002, 0.1, p_value=0.06), settings) is published
     assert gate.passes(gain(0.02, 0.002, 0.1, p_value=0.04), settings)
     assert gate.passes(gain(0.02, 0.002, 0.1, p_value=0.06), Gate(confidence=0.9))
 
 
-def test_the_very_same_weights_are_kept_before_anything_else_is_asked() -> None:
+def test_champions_own_weights_are_kept_before_any_other_check() -> None:
     verdict = judge(Gate(floors={"accuracy": 0.99}), is_champion=True, rolled_back_reason="it was bad")
     assert (verdict.verdict, verdict.reasons) == (
         "keep",
@@ -133,7 +133,7 @@ def test_the_very_same_weights_are_kept_before_anything_else_is_asked() -> None:
         ({"loss": 0.3}, "loss 0.4 is above 0.3, the recipe's floor"),
     ],
 )
-def test_floors_hold_in_the_metrics_direction(floors: dict[str, float], missed: str | None) -> None:
+def test_floors_follow_the_metrics_direction(floors: dict[str, float], missed: str | None) -> None:
     verdict = judge(Gate(floors=floors))
     assert verdict.verdict == ("refuse" if missed else "publish")
     assert missed is None or verdict.reasons == (missed,)
@@ -147,17 +147,17 @@ def test_every_failure_is_reported() -> None:
     assert verdict.reasons[2] == ("accuracy 0.7 of language 'a' (50 rows) misses 0.8, the recipe's floor of slices")
 
 
-def test_a_model_that_was_taken_back_stays_so_and_a_missed_floor_is_worse() -> None:
+def test_rolled_back_model_is_kept_and_a_missed_floor_refuses_it() -> None:
     verdict = judge(rolled_back_reason="it swore")
     assert (verdict.verdict, verdict.reasons) == (
         "keep",
         ("a release of the same weights was rolled back: it swore",),
     )
-    assert judge(has_champion=False, rolled_back_reason="it swore").verdict == "keep", "after a roll-back to nothing"
+    assert judge(has_champion=False, rolled_back_reason="it swore").verdict == "keep", "after a rollback to no release"
     assert judge(Gate(floors={"accuracy": 0.95}), rolled_back_reason="it swore").verdict == "refuse"
 
 
-def test_a_first_release_must_be_better_than_its_start() -> None:
+def test_gate_requires_a_first_release_to_beat_the_untrained_model() -> None:
     verdict = judge(None, START, has_champion=False)
     assert (verdict.verdict, verdict.first_release) == ("publish", True)
     assert verdict.reasons[0] == "first release: no model is published yet"
@@ -171,7 +171,7 @@ def test_a_first_release_must_be_better_than_its_start() -> None:
     )
 
 
-def test_a_margin_is_not_one_to_the_start() -> None:
+def test_margin_does_not_apply_to_the_untrained_model() -> None:
     no_better = gain(0.0, -0.005, 0.005, against="untrained")
     verdict = judge(Gate(margin=0.01), no_better, has_champion=False)
     assert verdict.verdict == "refuse"
@@ -180,8 +180,8 @@ def test_a_margin_is_not_one_to_the_start() -> None:
     assert judge(Gate(gain=0.01), gain(0.02, 0.005, 0.03, against="untrained"), has_champion=False).verdict == "refuse"
 
 
-def test_later_ones_need_not_be_better_than_their_start() -> None:
-    """They start from the champion, perhaps, which they are compared with anyway."""
+def test_later_releases_need_not_beat_the_untrained_model() -> None:
+    """They may start from the champion, with which they are compared anyway."""
     assert judge(None, BETTER, gain(-0.1, -0.2, 0.1, against="untrained")).verdict == "publish"
 
 
@@ -197,7 +197,7 @@ def test_later_ones_need_not_be_better_than_their_start() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["floor", "margin"])
-def test_slices_are_tested_together(kind: str, p_values: list[float | None], misses: list[int]) -> None:
+def test_slices_are_tested_with_holms_correction(kind: str, p_values: list[float | None], misses: list[int]) -> None:
     settings = Gate(slice_floors={"accuracy": 0.8}, slice_margin=0.05)
     slices = [slice_result(str(i), **{f"{kind}_p_value": p}) for i, p in enumerate(p_values)]
     verdict = judge(settings, slices=slices)
@@ -205,13 +205,13 @@ def test_slices_are_tested_together(kind: str, p_values: list[float | None], mis
     assert [reason.split("'")[1] for reason in verdict.reasons if "language" in reason] == [str(i) for i in misses]
 
 
-def test_a_slice_that_fell_keeps_the_champion_though_the_whole_is_better() -> None:
+def test_worse_slice_keeps_the_champion_although_the_whole_is_better() -> None:
     verdict = judge(Gate(slice_margin=0.05), slices=[slice_result(margin_p_value=0.001)])
     assert verdict.verdict == "keep"
     assert verdict.reasons[1] == "accuracy of language 'a' (50 rows) is 0.2 worse than the champion's, more than 0.05"
 
 
-def test_what_a_recipe_a_model_and_rows_are_called_depends_on_each_of_them() -> None:
+def test_recipe_digest_depends_on_each_setting() -> None:
     def digest(seed: int = 1, metric: str | None = None, **options: Any) -> str:
         return digests.recipe_digest(
             seed=seed,
@@ -224,7 +224,7 @@ def test_what_a_recipe_a_model_and_rows_are_called_depends_on_each_of_them() -> 
     assert len({digest(), digest(seed=2), digest(metric="loss"), digest(packing=False)}) == 4
 
 
-def test_rows_are_named_by_all_splits(tmp_path: Any) -> None:
+def test_data_digest_depends_on_every_split(tmp_path: Any) -> None:
     artifacts = Artifacts("tiny", tmp_path)
     artifacts.rows.mkdir(parents=True)
     for split in ("train", "validation", "test"):
@@ -236,7 +236,7 @@ def test_rows_are_named_by_all_splits(tmp_path: Any) -> None:
     assert len(seen) == 4
 
 
-def test_a_gate_asks_for_a_gain_or_allows_a_margin() -> None:
+def test_gate_takes_a_gain_or_a_margin() -> None:
     assert (Gate().bar, Gate(gain=0.02).bar, Gate(margin=0.03).bar) == (0.0, 0.02, -0.03)
     with pytest.raises(ValueError, match=r"`gain` .* and `margin` .* exclude each other"):
         Gate(gain=0.01, margin=0.01)

@@ -1,4 +1,4 @@
-"""Scores of rows: whatever the batches, windows and order; bytes and labels in which models compare; one process or two."""
+"""Scores of rows: independent of batches, windows, order and processes; byte counts and labels for comparing models."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def assert_equal(one: Scores, other: Scores) -> None:
         assert np.allclose(column, other.columns[name], rtol=1e-9, atol=1e-9), name
 
 
-def test_a_rows_scores_are_the_sums_of_its_sequences(bench: Bench) -> None:
+def test_row_scores_are_sums_over_its_sequences(bench: Bench) -> None:
     found = bench.score(4)
     expected: dict[int, np.ndarray] = {}
     sequences = [bench.sequences[i] for i in range(len(bench.sequences))]
@@ -111,17 +111,17 @@ def test_a_rows_scores_are_the_sums_of_its_sequences(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 7])
-def test_scores_do_not_depend_on_batches(bench: Bench, batch_size: int) -> None:
+def test_scores_do_not_depend_on_the_batch_size(bench: Bench, batch_size: int) -> None:
     assert_equal(bench.score(batch_size), bench.score(1000))
 
 
-def test_scores_do_not_depend_on_the_order_of_sequences(bench: Bench) -> None:
+def test_scores_do_not_depend_on_sequence_order(bench: Bench) -> None:
     order = np.random.default_rng(0).permutation(len(bench.sequences))
     shuffled = Dataset.from_list([bench.sequences[int(i)] for i in order])
     assert_equal(bench.score(3, shuffled), bench.score(3))
 
 
-def test_a_score_that_is_not_finite_names_the_rows(bench: Bench) -> None:
+def test_nonfinite_score_names_its_rows(bench: Bench) -> None:
     bench.score(8)
     spoiled = bench.sequences[0]["row_id"]
     score_batch = bench.objective.score_batch
@@ -131,7 +131,7 @@ def test_a_score_that_is_not_finite_names_the_rows(bench: Bench) -> None:
         measured[0, 0] = math.nan
         return measured
 
-    bench.objective.score_batch = spoil  # as a model does whose weights are not finite
+    bench.objective.score_batch = spoil  # as with NaN weights
     try:
         with pytest.raises(ModelError) as caught:
             bench.score(1000)
@@ -144,7 +144,7 @@ def test_a_score_that_is_not_finite_names_the_rows(bench: Bench) -> None:
         del bench.objective.score_batch
 
 
-def test_scores_are_kept_by_row(bench: Bench, tmp_path: Path) -> None:
+def test_scores_are_written_and_taken_by_row(bench: Bench, tmp_path: Path) -> None:
     scores = bench.score(16)
     scores.write(tmp_path / "scores.parquet")
     table = pq.read_table(tmp_path / "scores.parquet")
@@ -157,7 +157,7 @@ def test_scores_are_kept_by_row(bench: Bench, tmp_path: Path) -> None:
 
 TEXTS = ["plain letters", "naïve café, 12 €", "日本語の文章", "a 😀 and 👩‍👩‍👧 more", "x"]
 PER_BYTE = 2.0**-9
-"""What every byte costs the flat model: 9 bits."""
+"""The flat model's probability per byte: 9 bits."""
 END = 2.0**-12
 
 
@@ -166,7 +166,7 @@ def letters(size: int) -> Any:
 
 
 class Flat(torch.nn.Module):
-    """Gives every token the probability `PER_BYTE` to the power of its bytes, the end of the text `END`; a pad the rest."""
+    """Gives a token the probability PER_BYTE ** bytes, the end of a text END, and padding the rest."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__()
@@ -194,8 +194,8 @@ def flat_scores(objective: Any, tokenizer: Any, rows: list[dict[str, Any]], max_
     )
 
 
-def test_bits_per_byte_do_not_depend_on_the_tokenizer() -> None:
-    """9 bits a byte and 12 for the end of each text, however many tokens the text has."""
+def test_bits_per_byte_does_not_depend_on_the_tokenizer() -> None:
+    """9 bits per byte and 12 for the end of each text, however many tokens it has."""
     objective = objectives.build(ObjectiveChoice(name="sft"))
     rows = [{"prompt": "say ", "completion": text} for text in TEXTS]
     size = sum(len(text.encode()) for text in TEXTS)
@@ -208,13 +208,13 @@ def test_bits_per_byte_do_not_depend_on_the_tokenizer() -> None:
         found[vocabulary] = objective.compute_metrics(objective.additive_statistics(scores.columns, {}).sum(0), {})
     assert found[260]["bits_per_byte"] == pytest.approx((9 * size + 12 * len(TEXTS)) / size, rel=1e-6)
     assert found[340]["bits_per_byte"] == pytest.approx(found[260]["bits_per_byte"], rel=1e-6)
-    assert found[340]["loss"] > 1.2 * found[260]["loss"], "which a figure per token does"
+    assert found[340]["loss"] > 1.2 * found[260]["loss"], "loss per token depends on it"
 
 
 @pytest.mark.parametrize("max_length", [200, 16, 5, 2])
 @pytest.mark.parametrize("vocabulary", [260, 340])
-def test_counted_bytes_are_those_of_the_predicted_tokens(vocabulary: int, max_length: int) -> None:
-    """Every window's first token is not predicted. A border inside a character counts it to the window in which it begins."""
+def test_byte_counts_are_those_of_the_predicted_tokens(vocabulary: int, max_length: int) -> None:
+    """The first token of a window is not predicted. A character split by a border counts in the window where it begins."""
     objective, tokenizer = objectives.build(ObjectiveChoice(name="causal_lm")), letters(vocabulary)
     by_id = {i: len(token) for token, i in tokenizer.get_vocab().items()}
     rows = [{"text": text} for text in TEXTS]
@@ -227,11 +227,11 @@ def test_counted_bytes_are_those_of_the_predicted_tokens(vocabulary: int, max_le
             assert counted == sum(by_id[i] for i in predicted)
     scores = flat_scores(objective, tokenizer, rows[:1], max_length)
     assert scores.columns["nll"][0] == pytest.approx((9 * scores.columns["bytes"][0] + 12) * math.log(2), rel=1e-6), (
-        "9 bits a byte that is predicted, 12 for the end"
+        "9 bits per predicted byte, 12 for the end"
     )
 
 
-class Learned(torch.nn.Module):
+class FixedClassifier(torch.nn.Module):
     """A classifier that always gives the same logits."""
 
     def __init__(self, **logits: float) -> None:
@@ -243,27 +243,27 @@ class Learned(torch.nn.Module):
         return types.SimpleNamespace(logits=self.values.clone())
 
 
-def shares(model: Learned, *labels: str) -> list[float]:
+def shares(model: FixedClassifier, *labels: str) -> list[float]:
     made: Any = remap_classifier(model, labels)  # type: ignore[arg-type]
     return made().logits.softmax(-1)[0].tolist()
 
 
-def test_a_classifier_answers_in_the_labels_of_the_run() -> None:
+def test_remapped_classifier_uses_the_labels_of_the_run() -> None:
     logs = {name: math.log(share) for name, share in {"a": 0.5, "b": 0.3, "c": 0.2}.items()}
-    assert shares(Learned(**logs), "a", "b", "c") == pytest.approx([0.5, 0.3, 0.2])
-    assert shares(Learned(**logs), "c", "a", "b") == pytest.approx([0.2, 0.5, 0.3]), "another order"
-    assert shares(Learned(**logs), "c", "a") == pytest.approx([0.2, 0.5, 0.3]), "its own label comes last"
-    # a label that it does not know has the probability of a blind guess among four, the others share what is left
-    assert shares(Learned(**logs), "new", "c", "b", "a") == pytest.approx([0.25, 0.15, 0.225, 0.375])
-    model = Learned(**logs)
+    assert shares(FixedClassifier(**logs), "a", "b", "c") == pytest.approx([0.5, 0.3, 0.2])
+    assert shares(FixedClassifier(**logs), "c", "a", "b") == pytest.approx([0.2, 0.5, 0.3]), "another order"
+    assert shares(FixedClassifier(**logs), "c", "a") == pytest.approx([0.2, 0.5, 0.3]), "its own label comes last"
+    # an unknown label gets the probability of a blind guess among four; the others share the rest
+    assert shares(FixedClassifier(**logs), "new", "c", "b", "a") == pytest.approx([0.25, 0.15, 0.225, 0.375])
+    model = FixedClassifier(**logs)
     remap_classifier(model, ["a", "b", "c"])  # type: ignore[arg-type]
     assert not model._forward_hooks, "nothing to do"
 
 
-def test_a_label_of_its_own_is_wrong() -> None:
-    """The champion knew `x`, which the rows have no more; to say it is wrong, whatever the right label is."""
+def test_label_unknown_to_the_run_counts_as_wrong() -> None:
+    """The champion predicts `x`, which the rows no longer have."""
     objective = objectives.build(ObjectiveChoice(name="sequence_classification"))
-    champion: Any = remap_classifier(Learned(x=5.0, b=1.0, a=0.0), ["a", "b"])  # type: ignore[arg-type]
+    champion: Any = remap_classifier(FixedClassifier(x=5.0, b=1.0, a=0.0), ["a", "b"])  # type: ignore[arg-type]
     logits = champion().logits.expand(2, -1)
     columns = objective.score_logits(logits, torch.tensor([0, 1])).numpy().T
     scores = dict(zip(objective.score_names, columns, strict=True))
@@ -288,18 +288,12 @@ def history(artifacts: Artifacts) -> list[dict[str, float]]:
         *(pytest.param(k, marks=pytest.mark.slow) for k in ("causal_lm", "token_classification", "seq2seq")),
     ],
 )
-def test_training_on_two_processes_and_the_evaluate_stage_have_the_same_figures(tmp_path: Path, kind: str) -> None:
-    """37 sequences do not divide by two processes of batches of 4, so that some are measured twice, and must count once."""
-    changes = {
-        "training.max_steps": 4,
-        "launch.num_processes": 2,
-        "launch.eval_batch_size": 4,
-        "launch.micro_batch_size": 2,
-    }
+def test_two_process_training_and_the_evaluate_stage_agree_on_metrics(tmp_path: Path, kind: str) -> None:
+    """37 sequences do not fill two processes' batches of 4: some are scored twice and must count once."""
     content = {**KINDS[kind], "training": {**KINDS[kind]["training"], "max_steps": 4}}
     content["launch"] = {"num_processes": 2, "micro_batch_size": 2, "eval_batch_size": 4}
     artifacts, recipe = tiny.tokenized(tmp_path, content, {"train": 60, "validation": 37, "test": 12})
-    assert recipe.launch.num_processes == changes["launch.num_processes"]
+    assert recipe.launch.num_processes == 2
     run_train(artifacts, recipe)
     objective = objectives.build(recipe.objective)
     best = recipe.training.best_metric

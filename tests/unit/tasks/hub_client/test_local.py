@@ -1,4 +1,4 @@
-"""`serve`: what it prints, whom it lets in, and what it refuses to start with."""
+"""`serve`: its output, who may sign in, and invalid settings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def members(tmp_path: Path) -> Path:
 
 @contextmanager
 def serving(folder: Path, host: str = "127.0.0.1", tokens: Path | str = "") -> Iterator[tuple[str, str]]:
-    """Run a Hub in a child process: its first lines and its address on this machine. Stop it with Ctrl-C."""
+    """Run a Hub in a child process and stop it with Ctrl-C; yields its first lines and its address."""
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE, str(folder), host, str(tokens)],
         stdout=subprocess.PIPE,
@@ -67,7 +67,7 @@ def serving(folder: Path, host: str = "127.0.0.1", tokens: Path | str = "") -> I
         process.stdout.close()
 
 
-def test_this_machine_is_served_without_a_file(tmp_path: Path) -> None:
+def test_loopback_hub_needs_no_tokens_file(tmp_path: Path) -> None:
     with serving(tmp_path / "hub") as (output, endpoint):
         api = HfApi(endpoint=endpoint, token=LOCAL_TOKEN)
         api.create_repo("anybody/model", private=True)
@@ -79,7 +79,7 @@ def test_this_machine_is_served_without_a_file(tmp_path: Path) -> None:
             assert browser.get(f"{endpoint}/anybody/model").status_code == 200
 
 
-def test_a_team_is_served_by_its_tokens(tmp_path: Path, members: Path) -> None:
+def test_team_hub_admits_only_its_tokens(tmp_path: Path, members: Path) -> None:
     with serving(tmp_path / "hub", "0.0.0.0", members) as (output, endpoint):
         assert ALICE not in output
         assert "once" not in output
@@ -96,7 +96,7 @@ def test_a_team_is_served_by_its_tokens(tmp_path: Path, members: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1"])
-def test_other_machines_are_not_served_without_tokens(tmp_path: Path, host: str) -> None:
+def test_other_hosts_need_a_tokens_file(tmp_path: Path, host: str) -> None:
     with pytest.raises(HubRefusedError, match="without a tokens file"):
         serve(tmp_path / "hub", host=host, port=0, tokens=None)
     assert not (tmp_path / "hub").exists()
@@ -123,7 +123,7 @@ def test_other_machines_are_not_served_without_tokens(tmp_path: Path, host: str)
         (f"tokens: {{{ALICE}: api}}", 0o600, "not a valid name of a user"),
     ],
 )  # fmt: skip
-def test_invalid_tokens_files_are_refused(tmp_path: Path, text: str, mode: int, message: str) -> None:
+def test_invalid_tokens_file_is_refused(tmp_path: Path, text: str, mode: int, message: str) -> None:
     path = tmp_path / "tokens.yaml"
     path.write_text(text)
     path.chmod(mode)
@@ -134,13 +134,13 @@ def test_invalid_tokens_files_are_refused(tmp_path: Path, text: str, mode: int, 
     assert "aaaa" not in str(raised.value), "the message contains a token"
 
 
-def test_a_tokens_file_can_be_json(members: Path) -> None:
+def test_tokens_file_may_be_json(members: Path) -> None:
     members.write_text(json.dumps({"tokens": {ALICE: "alice"}, "teams": {"t": ["alice"]}}))
     assert read_members(members).teams == {"t": ["alice"]}
     assert ALICE not in repr(read_members(members))
 
 
-def test_a_port_in_use_is_an_error(tmp_path: Path) -> None:
+def test_port_in_use_is_an_error(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -164,7 +164,7 @@ def test_start_errors(tmp_path: Path, members: Path, folder: str, host: str, err
         serve(tmp_path / folder, host=host, port=0, tokens=members)
 
 
-def test_the_module_imports_quickly() -> None:
+def test_local_imports_nothing_slow() -> None:
     code = "import sys, tasks.hub_client.local; print([m for m in ('fastapi', 'torch', 'huggingface_hub') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)

@@ -1,4 +1,4 @@
-"""What a repository says it holds."""
+"""The head and the history of a repository."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from tasks.hub_client.repository import Head, Repository
 from tests.support.faulty_hub import Fault, FaultyHub
 from tests.support.publications import REPO, patient, plan, publish
 
-# huggingface_hub uploads by `data=`, which httpx2 deprecates:
-# https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 
-
-def test_the_head_is_the_model_that_main_holds(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+def test_head_is_the_model_on_main(api: HfApi, hub: FaultyHub, folder: Path) -> None:
     assert Repository(api, REPO).head() is None
     api.create_repo(REPO)
     assert Repository(api, REPO).head() is None, "there are no weights"
@@ -39,7 +35,7 @@ def test_the_head_is_the_model_that_main_holds(api: HfApi, hub: FaultyHub, folde
     assert len(lines) == 3
 
 
-def test_a_repository_holds_what_is_in_mains_history(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+def test_holds_only_commits_of_main(api: HfApi, hub: FaultyHub, folder: Path) -> None:
     assert not Repository(api, REPO).holds("0" * 40)
     first = publish(api, plan(folder))
     (folder / "config.json").write_text("{}")

@@ -20,9 +20,9 @@ TOKENS = {"token-of-alice": "alice", "token-of-bob": "bob"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """When another Hub is tested, run only the contract in test_hub_api.py."""
+    """When another Hub is tested, run only the contract in test_api.py."""
     for item in items:
-        if not IS_LOCAL and item.path.parent == Path(__file__).parent and item.path.name != "test_hub_api.py":
+        if not IS_LOCAL and item.path.parent == Path(__file__).parent and item.path.name != "test_api.py":
             item.add_marker(local_only)
 
 

@@ -1,6 +1,6 @@
-"""The Hub that the contract suite (test_hub_api.py) tests: a local one, unless EVERGREEN_CONTRACT_HUB names another.
+"""The Hub that the contract suite (test_api.py) tests: a local one, unless EVERGREEN_CONTRACT_HUB names another.
 
-    EVERGREEN_CONTRACT_HUB=https://huggingface.co HF_TOKEN=hf_... pytest tests/unit/tasks/hub_server/test_hub_api.py
+    EVERGREEN_CONTRACT_HUB=https://huggingface.co HF_TOKEN=hf_... pytest tests/unit/tasks/hub_server/test_api.py
 
 The token needs write access. Repositories are created in its user's namespace, with a random prefix, and deleted.
 """

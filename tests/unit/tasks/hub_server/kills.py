@@ -1,11 +1,11 @@
-"""Kill an operation of the local Hub before each of its writes in turn, and check what is left. A command-line program.
+"""Kill an operation of the local Hub before each of its writes in turn, and check what remains. A command-line program.
 
     python -m tests.unit.tasks.hub_server.kills <operation> <empty folder> <stride>
 
 For each call into C that can write to the disk (open, write, flush, close, truncate, fsync, mkdir, rename, unlink, lock,
 ...), a child process starts the operation on a fresh copy of the same repositories and is killed by SIGKILL just before
-that call. What is left must be the state before or after, never one in between. The operation is then repeated, as a client
-does that got no answer, and must lead to the state after. Prints the number of kills and how often the killed operation had
+that call. What remains must be the state before or after, never one in between. The operation is then repeated, as by a client
+that got no answer, and must lead to the state after. Prints the number of kills and how often the killed operation had
 already landed.
 """
 

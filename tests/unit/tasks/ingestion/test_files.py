@@ -34,7 +34,7 @@ def refused(root: Path, pattern: str, message: str) -> None:
     assert caught.value.fix
 
 
-def test_csv_columns_are_typed_by_all_of_their_cells(tmp_path: Path) -> None:
+def test_csv_columns_are_typed_by_all_cells(tmp_path: Path) -> None:
     text = (
         "\ufefftext,count,share,code,mixed,void\n" + '"a, ""b""\nc",1,1.5,007,1,\n' + "plain,-20,2,1e3,x,\n" + ",,,,,\n"
     )
@@ -52,7 +52,7 @@ def test_csv_numbers_that_would_lose_digits_stay_text(tmp_path: Path) -> None:
     assert rows(tmp_path, "a.csv")[0] == {"id": "12345678901234567890", "n": "12345678901234567"}
 
 
-def test_json_lines_keep_their_types_and_missing_keys_are_null(tmp_path: Path) -> None:
+def test_jsonl_keeps_types_and_missing_keys_are_null(tmp_path: Path) -> None:
     written = [{"text": "ä\u2028", "spans": [{"label": "x", "start": 1}]}, {"text": None, "n": 1}, {"meta": {}}]
     lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in written)
     (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8", newline="\r\n")
@@ -64,12 +64,12 @@ def test_json_lines_keep_their_types_and_missing_keys_are_null(tmp_path: Path) -
     assert addresses(tmp_path, "a.jsonl") == ["a.jsonl:1", "a.jsonl:3", "a.jsonl:5"]
 
 
-def test_only_line_feeds_end_a_line_of_json(tmp_path: Path) -> None:
+def test_only_line_feeds_end_a_jsonl_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text":\r"x"}\r\n{"text": "y"}')
     assert addresses(tmp_path, "a.jsonl") == ["a.jsonl:1", "a.jsonl:2"]
 
 
-def test_parquet_keeps_its_types_and_categories_become_plain_values(tmp_path: Path) -> None:
+def test_parquet_keeps_types_and_decodes_dictionaries(tmp_path: Path) -> None:
     table = pa.table({"n": pa.array([1, 2], pa.int8()), "kind": pa.array(["a", "b"]).dictionary_encode()})
     pq.write_table(table, tmp_path / "a.parquet")
     (batch,) = open_source(Files(kind="files", train="a.parquet"), tmp_path).batches("train")
@@ -92,7 +92,7 @@ def test_text_units(tmp_path: Path, unit: Any, expected: list[tuple[str, str]]) 
     assert list(zip(addresses(tmp_path, "a.txt", text_unit=unit), found, strict=True)) == expected
 
 
-def test_a_pattern_reads_files_by_name_in_several_formats(tmp_path: Path) -> None:
+def test_pattern_reads_files_in_name_order(tmp_path: Path) -> None:
     (tmp_path / "d" / "folder.csv").mkdir(parents=True)
     (tmp_path / "d" / "b.csv").write_text("text\nfrom csv\n")
     (tmp_path / "d" / "a.jsonl").write_text('{"text": "from json"}\n')
@@ -102,7 +102,7 @@ def test_a_pattern_reads_files_by_name_in_several_formats(tmp_path: Path) -> Non
     assert [row["text"] for row in rows(tmp_path, str(tmp_path / "d/b.csv"))] == ["from csv"]
 
 
-def test_a_path_may_hold_the_characters_of_patterns(tmp_path: Path) -> None:
+def test_path_may_contain_pattern_characters(tmp_path: Path) -> None:
     (tmp_path / "a[1].txt").write_text("x")
     assert rows(tmp_path, "a[1].txt") == [{"text": "x"}]
 
@@ -120,16 +120,16 @@ def test_revision_follows_names_and_contents(tmp_path: Path) -> None:
     assert len({first, revision(one, "*.txt"), revision(two, "*.txt")}) == 3
 
 
-def test_no_file_matches(tmp_path: Path) -> None:
+def test_pattern_without_files_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, "data/*.csv", f"data.source.train: data/*.csv: no file matches in {tmp_path}")
 
 
-def test_a_folder_instead_of_a_file(tmp_path: Path) -> None:
+def test_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     refused(tmp_path, "data", "data.source.train: data: is a folder\n  fix: write a pattern that matches files")
 
 
-def test_an_unknown_suffix(tmp_path: Path) -> None:
+def test_unknown_suffix_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.xlsx").write_text("x")
     refused(
         tmp_path,
@@ -139,14 +139,14 @@ def test_an_unknown_suffix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "txt"])
-def test_an_empty_file(tmp_path: Path, suffix: str) -> None:
+def test_empty_file_is_refused(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"a.{suffix}").touch()
     refused(tmp_path, "a.*", f"a.{suffix}: the file is empty")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "txt"])
 @pytest.mark.parametrize("before", [b"", b'{"t": "\xc3\xa4"}\n' * 100_000])
-def test_bytes_that_are_not_utf8(tmp_path: Path, suffix: str, before: bytes) -> None:
+def test_invalid_utf8_is_refused_with_its_offset(tmp_path: Path, suffix: str, before: bytes) -> None:
     bad = b'{"t": "caf\xe9"}\n'
     (tmp_path / f"a.{suffix}").write_bytes((before if suffix != "csv" else before.replace(b'"', b"")) + bad)
     size = len(before if suffix != "csv" else before.replace(b'"', b""))
@@ -154,12 +154,12 @@ def test_bytes_that_are_not_utf8(tmp_path: Path, suffix: str, before: bytes) -> 
     refused(tmp_path, "a.*", f"a.{suffix}:{line}: not UTF-8: the byte at offset {size + 10} (line {line})")
 
 
-def test_the_offset_is_right_when_a_character_straddles_blocks(tmp_path: Path) -> None:
+def test_invalid_utf8_offset_across_blocks(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"x\n" * (2**19 - 1) + b"x\xc3\xa4\n\xff")
     refused(tmp_path, "a.txt", f"not UTF-8: the byte at offset {2**20 + 2} (line {2**19 + 1})")
 
 
-def test_a_file_that_ends_inside_a_character(tmp_path: Path) -> None:
+def test_file_that_ends_inside_a_character_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\ntw\xc3")
     refused(tmp_path, "a.txt", "a.txt:2: not UTF-8: the byte at offset 6 (line 2)")
 
@@ -175,7 +175,7 @@ def test_a_file_that_ends_inside_a_character(tmp_path: Path) -> None:
         ("a,\n1,2\n", "a.csv:1: a column of the header has no name"),
     ],
 )
-def test_malformed_csv(tmp_path: Path, text: str, message: str) -> None:
+def test_malformed_csv_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.csv").write_text(text)
     refused(tmp_path, "a.csv", message)
 
@@ -195,18 +195,18 @@ def test_malformed_csv(tmp_path: Path, text: str, message: str) -> None:
         ('{"text": "y", "n": 1' + "0" * 30 + "}", "a.jsonl:2: column `n`: a value of type int cannot be stored"),
     ],
 )
-def test_malformed_json_lines(tmp_path: Path, line: str, message: str) -> None:
+def test_malformed_jsonl_is_refused(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' + line + "\n")
     refused(tmp_path, "a.jsonl", message)
 
 
-def test_a_torn_parquet_file(tmp_path: Path) -> None:
+def test_truncated_parquet_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": list(range(1000))}), tmp_path / "a.parquet")
     (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-100])
     refused(tmp_path, "a.parquet", "a.parquet: cannot be read as Parquet")
 
 
-def test_files_with_different_columns(tmp_path: Path) -> None:
+def test_files_with_different_columns_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\nx,1\n")
     (tmp_path / "b.csv").write_text("text,lable\nx,1\n")
     refused(tmp_path, "*.csv", "b.csv: its columns differ from those of a.csv: it lacks `label` and adds `lable`")
@@ -216,7 +216,7 @@ def test_files_with_different_columns(tmp_path: Path) -> None:
         list(source.batches("test"))
 
 
-def test_a_file_that_is_deleted_after_opening_is_a_data_error(tmp_path: Path) -> None:
+def test_file_deleted_after_opening_is_a_data_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     source = open_source(Files(kind="files", train="a.txt"), tmp_path)
     (tmp_path / "a.txt").unlink()

@@ -1,4 +1,4 @@
-"""Functions as a source, and the one that every Python can run."""
+"""Functions as a source, and params.python_documentation."""
 
 import decimal
 import sys
@@ -24,7 +24,7 @@ def numbers(count: int = 3, fail_at: int = -1) -> Iterator[dict[str, Any]]:
         yield {"n": i, "price": decimal.Decimal("1.50")}
 
 
-def strange(what: str) -> Any:
+def invalid_rows(what: str) -> Any:
     answers = {"none": None, "text": [{"a": 1}, "x"], "keys": [{1: 2}], "object": [{"a": object()}], "bare": [{}]}
     return answers[what]
 
@@ -48,7 +48,7 @@ def call(name: str, **arguments: Any) -> list[dict[str, Any]]:
     return [row for batch in source.batches("train") for row in batch.rows.to_pylist()]
 
 
-def test_a_function_gives_rows() -> None:
+def test_function_returns_rows() -> None:
     assert call("numbers", count=2) == [{"n": i, "price": decimal.Decimal("1.50")} for i in range(2)]
 
 
@@ -65,14 +65,18 @@ def test_a_function_gives_rows() -> None:
             "cannot be called with them: got an unexpected keyword argument 'cuont'\n  fix: give the arguments of its signature",
         ),
         ("broken_module:f", {}, "`broken_module` cannot be imported: RuntimeError: at import"),
-        ("needy_module:f", {}, "`needy_module` imports no_such_library, which is not installed"),
+        (
+            "module_without_dependency:f",
+            {},
+            "`module_without_dependency` imports no_such_library, which is not installed",
+        ),
     ],
 )
-def test_functions_that_cannot_be_called(
+def test_uncallable_function_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, arguments: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "broken_module.py").write_text("raise RuntimeError('at import')")
-    (tmp_path / "needy_module.py").write_text("import no_such_library")
+    (tmp_path / "module_without_dependency.py").write_text("import no_such_library")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RecipeError) as caught:
         call(name, **arguments)
@@ -84,17 +88,17 @@ def test_functions_that_cannot_be_called(
     [
         ("numbers", {"fail_at": 2}, "numbers row 2: the function raised ZeroDivisionError: oh"),
         (
-            "strange",
+            "invalid_rows",
             {"what": "none"},
-            "strange row 0: the function raised TypeError: 'NoneType' object is not iterable",
+            "invalid_rows row 0: the function raised TypeError: 'NoneType' object is not iterable",
         ),
-        ("strange", {"what": "text"}, "strange row 1: is a value of type str"),
-        ("strange", {"what": "keys"}, "strange row 0: is a dict with the keys [1]"),
-        ("strange", {"what": "object"}, "strange row 0: column `a`: a value of type object cannot be stored"),
-        ("strange", {"what": "bare"}, "strange row 0: the row has no columns"),
+        ("invalid_rows", {"what": "text"}, "invalid_rows row 1: is a value of type str"),
+        ("invalid_rows", {"what": "keys"}, "invalid_rows row 0: is a dict with the keys [1]"),
+        ("invalid_rows", {"what": "object"}, "invalid_rows row 0: column `a`: a value of type object cannot be stored"),
+        ("invalid_rows", {"what": "bare"}, "invalid_rows row 0: the row has no columns"),
     ],
 )
-def test_rows_that_cannot_be_used(name: str, arguments: dict[str, Any], message: str) -> None:
+def test_unusable_rows_are_refused(name: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError) as caught:
         call(name, **arguments)
     assert message in str(caught.value)
@@ -102,18 +106,18 @@ def test_rows_that_cannot_be_used(name: str, arguments: dict[str, Any], message:
 
 
 @pytest.mark.parametrize("at", [1, 700])
-def test_text_never_becomes_bytes(tmp_path: Path, at: int) -> None:
+def test_column_may_not_change_from_text_to_bytes(tmp_path: Path, at: int) -> None:
     source = Function(kind="function", function=f"{__name__}:text_and_bytes", arguments={"at": at})
     with pytest.raises(DataError, match=rf"row {at}: column `a` is binary here, and string in the rows before"):
         ingest(Artifacts("r", tmp_path), data=Data(source=source), seed=1)
 
 
-def test_an_error_of_ours_passes_through_a_function() -> None:
+def test_evergreen_error_of_a_function_passes_through() -> None:
     with pytest.raises(TransientError, match="is busy"):
         call("busy")
 
 
-def test_the_revision_of_a_function_follows_code_and_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_revision_follows_code_and_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
     def revision(code: str, **arguments: Any) -> str:
@@ -126,7 +130,7 @@ def test_the_revision_of_a_function_follows_code_and_arguments(tmp_path: Path, m
     assert len({revision(one), revision(one + "\n"), revision(one, a=2), revision(one, a="2")}) == 4
 
 
-def test_what_is_read_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documentation_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "a.py": r"""'It has a \d in it.'
 if True:
@@ -158,7 +162,7 @@ if True:
     ]
 
 
-def test_the_standard_library_is_real_and_dirty_text() -> None:
+def test_documentation_of_the_standard_library() -> None:
     modules = set(sys.modules)
     rows = list(documentation())
     assert set(sys.modules) == modules  # nothing was imported

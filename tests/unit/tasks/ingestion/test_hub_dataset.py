@@ -1,4 +1,4 @@
-"""A dataset on a Hub as a source, with the real client against the local Hub."""
+"""A Hub dataset as a source: the real client against the local Hub."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.support.faulty_hub import quick_client
 
 @pytest.fixture(autouse=True)
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The Hub's client with an empty cache and a token, and without pauses between its retries."""
+    """An empty cache, a token, and no pauses between the client's retries."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_TOKEN", "token-of-alice")
     with quick_client():
@@ -56,15 +56,15 @@ def commit(hub: LocalHub) -> str:
 
 
 def section(hub: LocalHub, commit: str, **source: Any) -> HubDataset:
-    given = {"kind": "hub", "repo_id": "alice/notes", "train": "data/train-*.jsonl", "endpoint": hub.endpoint}
-    return HubDataset.model_validate(given | {"revision": commit} | source)
+    fields = {"kind": "hub", "repo_id": "alice/notes", "train": "data/train-*.jsonl", "endpoint": hub.endpoint}
+    return HubDataset.model_validate(fields | {"revision": commit} | source)
 
 
 def read(source: HubDataset, split: str = "train") -> list[str]:
     return [row["text"] for batch in open_source(source).batches(split) for row in batch.rows.to_pylist()]
 
 
-def test_rows_come_from_the_commit_and_only_what_is_needed_is_fetched(
+def test_rows_come_from_the_commit_and_only_matching_files_are_fetched(
     hub: LocalHub, commit: str, tmp_path: Path
 ) -> None:
     source = section(hub, commit, test="**/*.csv")
@@ -75,7 +75,7 @@ def test_rows_come_from_the_commit_and_only_what_is_needed_is_fetched(
     assert fetched == {commit, "data", "train-0.jsonl", "train-1.jsonl", "test.csv"} - {commit}
 
 
-def test_the_stage_reads_a_dataset_of_the_hub(hub: LocalHub, commit: str, tmp_path: Path) -> None:
+def test_ingest_reads_a_hub_dataset(hub: LocalHub, commit: str, tmp_path: Path) -> None:
     data = Data(
         source=section(hub, commit, test="test.csv", validation="data/train-1.jsonl", train="data/train-0.jsonl")
     )
@@ -84,21 +84,19 @@ def test_the_stage_reads_a_dataset_of_the_hub(hub: LocalHub, commit: str, tmp_pa
     assert report.rows == {"train": 2, "validation": 1, "test": 1}
 
 
-def test_a_pattern_without_files(hub: LocalHub, commit: str) -> None:
+def test_pattern_without_files_is_an_error(hub: LocalHub, commit: str) -> None:
     with pytest.raises(
         DataError, match=rf"data.source.train: nothing/\*.csv: no file matches in alice/notes at {commit}"
     ):
         read(section(hub, commit, train="nothing/*.csv"))
 
 
-def test_a_commit_that_does_not_exist(hub: LocalHub, commit: str) -> None:
+def test_unknown_commit_is_an_error(hub: LocalHub, commit: str) -> None:
     with pytest.raises(RecipeError, match=rf"datasets/alice/notes: has no commit {'0' * 40}"):
         read(section(hub, "0" * 40))
 
 
-def test_a_dataset_that_does_not_exist_or_is_hidden(
-    hub: LocalHub, commit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_or_private_dataset_is_refused(hub: LocalHub, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HubRefusedError, match=r"datasets/alice/nothing: does not exist, or is private"):
         read(section(hub, commit, repo_id="alice/nothing"))
     monkeypatch.setenv("HF_TOKEN", "token-of-bob")
@@ -110,12 +108,12 @@ def test_a_dataset_that_does_not_exist_or_is_hidden(
     assert "wrong-token" not in str(caught.value)
 
 
-def test_a_hub_that_cannot_be_reached(hub: LocalHub, commit: str) -> None:
+def test_unreachable_hub_is_a_transient_error(hub: LocalHub, commit: str) -> None:
     with pytest.raises(TransientError, match=r"127.0.0.1:1/datasets/alice/notes: the Hub cannot be reached: Connect"):
         read(section(hub, commit, endpoint="http://127.0.0.1:1"))
 
 
-def test_a_cached_dataset_needs_no_hub(hub: LocalHub, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_dataset_works_offline(hub: LocalHub, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match=r"is not in the local cache, and HF_HUB_OFFLINE forbids"):
         read(section(hub, commit))
@@ -128,7 +126,7 @@ def test_a_cached_dataset_needs_no_hub(hub: LocalHub, commit: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("pattern", ["../../secret.csv", "/etc/secret.csv"])
-def test_a_pattern_stays_in_the_repository(hub: LocalHub, commit: str, pattern: str) -> None:
+def test_pattern_outside_the_repository_is_refused(hub: LocalHub, commit: str, pattern: str) -> None:
     with pytest.raises(RecipeError, match=r"points outside the repository"):
         open_source(section(hub, commit, train=pattern))
 
@@ -144,7 +142,7 @@ def test_a_pattern_stays_in_the_repository(hub: LocalHub, commit: str, pattern: 
         (httpx2.ReadError, 0, TransientError, "cannot be reached: ReadError"),
     ],
 )
-def test_error_answers_that_the_local_hub_never_gives(
+def test_hub_error_answers(
     hub: LocalHub, commit: str, monkeypatch: pytest.MonkeyPatch, kind: Any, status: int, expected: type, message: str
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""Databases as a source, SQLite for real."""
+"""Databases as a source, tested with SQLite."""
 
 import sqlite3
 from pathlib import Path
@@ -31,7 +31,7 @@ def query(root: Path, statement: str, url: str = "sqlite:///data.db") -> list[di
     return [row for batch in source.batches("train") for row in batch.rows.to_pylist()]
 
 
-def test_a_query_gives_its_rows_in_batches(database: Path) -> None:
+def test_query_returns_rows_in_batches(database: Path) -> None:
     statement = "select id, text, score from notes where text like '100% of :x%' order by id desc"
     source = open_source(Sql(kind="sql", url="sqlite:///data.db", query=statement), database.parent)
     batches = list(source.batches("train"))
@@ -41,8 +41,8 @@ def test_a_query_gives_its_rows_in_batches(database: Path) -> None:
     assert source.splits == ("train",)
 
 
-def test_a_statement_goes_to_the_driver_as_it_is(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drivers of the %s kind trip over a bare % as soon as they are given parameters, even none."""
+def test_statement_is_passed_to_the_driver_unchanged(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drivers with %s parameters fail on a bare % when they get parameters, even an empty list."""
     seen: list[str] = []
     execute = SQLiteDialect_pysqlite.do_execute_no_params
 
@@ -56,14 +56,14 @@ def test_a_statement_goes_to_the_driver_as_it_is(database: Path, monkeypatch: py
     assert seen == [statement]
 
 
-def test_the_url_takes_variables(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_expands_environment_variables(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOLDER", str(database.parent))
     monkeypatch.setenv("WHOLE", f"sqlite:///{database}")
     assert query(Path("elsewhere"), "select count(*) as n from notes", "sqlite:///${FOLDER}/data.db") == [{"n": 1300}]
     assert query(Path("elsewhere"), "select count(*) as n from notes", "${WHOLE}") == [{"n": 1300}]
 
 
-def test_a_missing_variable_is_named(tmp_path: Path) -> None:
+def test_missing_environment_variable_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"data.source.url: environment variables are not set: NO_SUCH_VARIABLE"):
         query(tmp_path, "select 1", "postgresql://me:${NO_SUCH_VARIABLE}@host/db")
 
@@ -77,20 +77,20 @@ def test_a_missing_variable_is_named(tmp_path: Path) -> None:
         ("select case when id = 700 then 'x' else id end as n from notes order by id", "n` is string here, and int64"),
     ],
 )
-def test_a_query_that_fails(database: Path, statement: str, message: str) -> None:
+def test_failing_query_is_an_error(database: Path, statement: str, message: str) -> None:
     with pytest.raises(DataError) as caught:
         query(database.parent, statement)
     assert message in str(caught.value)
     assert query(database.parent, "select count(*) as n from notes") == [{"n": 1300}]
 
 
-def test_a_missing_database_file_is_not_created(tmp_path: Path) -> None:
+def test_missing_database_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data.db: there is no such database file"):
         query(tmp_path, "select 1")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_locked_database_is_a_transient_error(database: Path) -> None:
+def test_locked_database_is_a_transient_error(database: Path) -> None:
     other = sqlite3.connect(database, isolation_level=None)
     other.execute("begin exclusive")
     with pytest.raises(TransientError, match=r"cannot be reached: database is locked"):
@@ -107,7 +107,7 @@ def test_a_locked_database_is_a_transient_error(database: Path) -> None:
         ("mssql+pymssql://me:s3cret@host/x", "the driver of `mssql+pymssql` is not installed"),
     ],
 )
-def test_urls_that_cannot_be_used_do_not_show_the_password(tmp_path: Path, url: str, message: str) -> None:
+def test_invalid_url_error_hides_the_password(tmp_path: Path, url: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         query(tmp_path, "select 1", url)
     assert message in str(caught.value)
@@ -129,7 +129,7 @@ class Leaky(SQLiteDialect_pysqlite):
 @pytest.mark.parametrize(
     ("host", "expected"), [("connection refused", TransientError), ("password authentication failed", DataError)]
 )
-def test_no_message_shows_the_password(monkeypatch: pytest.MonkeyPatch, host: str, expected: type) -> None:
+def test_connection_error_hides_the_password(monkeypatch: pytest.MonkeyPatch, host: str, expected: type) -> None:
     registry.register("leaky", __name__, "Leaky")
     monkeypatch.setenv("DB_PASSWORD", "p@ss/w:rd")
     monkeypatch.setenv("DB_HOST", host)
@@ -143,7 +143,7 @@ def test_no_message_shows_the_password(monkeypatch: pytest.MonkeyPatch, host: st
     assert caught.value.__suppress_context__
 
 
-def test_the_revision_of_a_query_has_no_password_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_revision_does_not_depend_on_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.register("leaky", __name__, "Leaky")
 
     def revision(password: str, statement: str) -> str:

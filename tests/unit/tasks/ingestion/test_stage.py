@@ -1,4 +1,4 @@
-"""The ingest stage: stable splits, reproducible bytes, and failures that leave earlier artifacts alone."""
+"""The ingest stage: stable splits, reproducible bytes, and failures that keep earlier artifacts."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def splits_by_text(root: Path) -> dict[str, str]:
     return {row["text"]: split for split in SPLITS for row in read(root, split)}
 
 
-def test_given_splits_are_used_and_row_ids_run_through_them(tmp_path: Path) -> None:
+def test_given_splits_are_used_with_consecutive_row_ids(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", [{"text": "a"}, {"text": "b"}])
     write_json_lines(tmp_path / "validation.jsonl", [{"text": "c"}])
     write_json_lines(tmp_path / "test.jsonl", [{"text": "d"}, {"text": "e"}])
@@ -68,11 +68,11 @@ def test_missing_splits_are_taken_from_the_training_rows(tmp_path: Path) -> None
     assert ids == list(range(2001))
 
 
-def test_rows_keep_their_split_when_rows_are_added_and_moved(tmp_path: Path) -> None:
+def test_rows_keep_their_split_when_others_are_added(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", rows_of(500))
     run(tmp_path)
     before = splits_by_text(tmp_path)
-    # the new rows make `label` a double and bring a column of their own
+    # the new rows make `label` a double and add a column
     grown = [*rows_of(500), *({"text": f"new {i}", "label": 0.5, "source": "web"} for i in range(500))]
     random.Random(0).shuffle(grown)
     write_json_lines(tmp_path / "train.jsonl", grown)
@@ -82,7 +82,7 @@ def test_rows_keep_their_split_when_rows_are_added_and_moved(tmp_path: Path) -> 
     assert set(before.values()) == set(SPLITS)
 
 
-def test_equal_rows_stay_together(tmp_path: Path) -> None:
+def test_equal_rows_get_the_same_split(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", rows_of(100) * 3)
     run(tmp_path)
     places = [
@@ -109,7 +109,7 @@ def test_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     assert set(before) == {"train.parquet", "validation.parquet", "test.parquet", "source.json"}
 
 
-def test_bytes_do_not_depend_on_how_rows_are_spread_over_files(tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_the_division_into_files(tmp_path: Path) -> None:
     rows = rows_of(20_000)
     write_json_lines(tmp_path / "train.jsonl", rows)
     whole = run(tmp_path).data_sha256
@@ -118,7 +118,7 @@ def test_bytes_do_not_depend_on_how_rows_are_spread_over_files(tmp_path: Path) -
     assert run(tmp_path, train="part-*.jsonl").data_sha256 == whole
 
 
-def test_columns_widen_after_row_groups_were_written(tmp_path: Path) -> None:
+def test_columns_widen_after_row_groups_are_written(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"text": "x", "n": None, "m": i} for i in range(30_000)]
     rows += [{"text": "y", "n": 1, "m": 0.5, "extra": {"a": 1}}, {"text": "z", "extra": {"b": "2"}}]
     write_json_lines(tmp_path / "train.jsonl", rows)
@@ -145,7 +145,7 @@ def test_memory_holds_one_row_group_per_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("distance", [2, 5121])  # within one batch, and in another, after a null
-def test_a_type_that_changes_names_row_column_and_both_types(tmp_path: Path, distance: int) -> None:
+def test_type_change_error_names_row_column_and_types(tmp_path: Path, distance: int) -> None:
     rows = [*rows_of(distance - 1), {"text": "none", "label": None}, {"text": "bad", "label": "three"}]
     write_json_lines(tmp_path / "train.jsonl", rows)
     with pytest.raises(DataError) as caught:
@@ -154,7 +154,7 @@ def test_a_type_that_changes_names_row_column_and_both_types(tmp_path: Path, dis
     assert "column `label` is string here, and int64 in the rows before" in caught.value.what
 
 
-def test_an_integer_that_a_double_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_integer_too_large_for_a_double_is_refused(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", [{"n": 2**60 + 1}] * 11_776 + [{"n": 0.5}] * 512)
     with pytest.raises(DataError, match=r"column `n` is double in other rows, which cannot hold all values here"):
         run(tmp_path)
@@ -165,7 +165,7 @@ def test_an_integer_that_a_double_cannot_hold_is_refused(tmp_path: Path) -> None
         run(tmp_path)
 
 
-def test_a_source_column_called_row_id_is_refused(tmp_path: Path) -> None:
+def test_source_column_row_id_is_refused(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", [{"row_id": 1, "text": "a"}])
     with pytest.raises(DataError, match=r"train.jsonl:1: there is a column `row_id`(?s:.*)fix: rename"):
         run(tmp_path)
@@ -178,19 +178,19 @@ def test_split_by_an_unknown_column_suggests_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_no_share_and_no_files_is_refused_before_reading(tmp_path: Path, split: str) -> None:
+def test_split_without_share_and_files_is_refused_before_reading(tmp_path: Path, split: str) -> None:
     (tmp_path / "train.jsonl").write_text("not even JSON")
     with pytest.raises(RecipeError, match=rf"data.split.{split}: there would be no {split} rows"):
         run(tmp_path, split={split: 0.0})
 
 
-def test_shares_that_leave_nothing_to_train_on_are_refused(tmp_path: Path) -> None:
+def test_shares_without_training_rows_are_refused(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", rows_of(5))
     with pytest.raises(RecipeError, match="no training rows"):
         run(tmp_path, split={"validation": 0.5, "test": 0.5})
 
 
-def test_an_empty_split_is_named_with_its_fix(tmp_path: Path) -> None:
+def test_empty_split_is_an_error(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", [{"text": "only one"}])
     with pytest.raises(DataError, match=r"(?s)validation: none of 1 training rows.*raise data.split.validation"):
         run(tmp_path)
@@ -199,7 +199,7 @@ def test_an_empty_split_is_named_with_its_fix(tmp_path: Path) -> None:
         run(tmp_path, validation="train.jsonl", test="blank.jsonl")
 
 
-def test_a_failure_leaves_earlier_artifacts_as_they_were(tmp_path: Path) -> None:
+def test_failure_keeps_earlier_artifacts(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", rows_of(200))
     run(tmp_path)
     before = folder_bytes(tmp_path)
@@ -229,7 +229,7 @@ except StorageError as error:
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 3000, 200_000])  # source.json and Parquet headers, a footer, a row group
-def test_a_full_disk_is_a_storage_error_that_leaves_no_files(tmp_path: Path, limit_bytes: int) -> None:
+def test_full_disk_is_a_storage_error_and_leaves_no_files(tmp_path: Path, limit_bytes: int) -> None:
     write_json_lines(tmp_path / "train.jsonl", rows_of(200))
     run(tmp_path)
     before = folder_bytes(tmp_path)

@@ -1,4 +1,4 @@
-"""Checkpoints on a branch of the Hub, with the real client: what is put there, what is taken from there, what is refused."""
+"""Mirroring checkpoints to a branch of the Hub and fetching them, with the real client."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from tests.support.project import ROOT
 from tests.support.training import plan_job
 from trainer.checkpoints import sealed
 
-# The client's own upload of a large file; the other tests of the Hub let it pass as well.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 TOKEN = "hf_tokenoftests"
 REPO = "tests/tiny"
 RECIPE = "params/tiny.yaml"
@@ -35,23 +33,23 @@ SIZES = {"train": 20, "validation": 8, "test": 8}
 
 
 class Machine:
-    """A project with tokens, the working directory; its checkpoints are made by hand."""
+    """A project with tokens as the working directory; its checkpoints are written by the test."""
 
     def __init__(self, root):
         self.root = root
         self.artifacts, _ = tiny.tokenized(root, tiny.recipe(), SIZES)
-        self.change()
+        self.write_recipe()
 
-    def change(self, **changes):
-        """Write the recipe anew; keys of two parts, joined by `__`."""
-        given = {"launch.mirror": "last", "publish.timeout_s": 1.0}
-        given |= {key.replace("__", "."): value for key, value in changes.items()}
-        recipe = load(tiny.write(self.root / RECIPE, tiny.recipe(given)))
+    def write_recipe(self, **changes):
+        """Write the recipe with some keys changed, such as `launch__mirror`."""
+        keys = {"launch.mirror": "last", "publish.timeout_s": 1.0}
+        keys |= {key.replace("__", "."): value for key, value in changes.items()}
+        recipe = load(tiny.write(self.root / RECIPE, tiny.recipe(keys)))
         self.job = plan_job(self.artifacts, recipe)
-        self.waiting = self.root / ".scratch" / "tiny" / "mirror" / self.job.folder.name
+        self.queue = self.root / ".scratch" / "tiny" / "mirror" / self.job.folder.name
 
     def checkpoint(self, folder, step, parts=PARTS):
-        """A checkpoint of this run with all that it needs, its files a few bytes long."""
+        """A complete checkpoint of this run, with files of a few bytes."""
         staged = folder / ".staging"
         staged.mkdir(parents=True)
         for name in parts:
@@ -71,7 +69,7 @@ class Machine:
         sealed.seal_best(staged, step=step, metric="loss", value=1.0)
         return folder / f"best-{step}"
 
-    def there(self):
+    def checkpoints(self):
         return sorted(p.name for p in self.job.folder.glob("*")) if self.job.folder.exists() else []
 
 
@@ -108,7 +106,7 @@ def files(api, revision="checkpoints"):
 
 
 def content(api, path, tmp_path):
-    place = tmp_path / "looked at"
+    place = tmp_path / "downloaded"
     shutil.rmtree(place, ignore_errors=True)
     return Path(api.hf_hub_download(REPO, path, revision="checkpoints", local_dir=place)).read_bytes()
 
@@ -117,33 +115,33 @@ def commits(api):
     return len(list(api.list_repo_commits(REPO, revision="checkpoints")))
 
 
-def test_a_checkpoint_and_the_best_weights_are_one_commit_that_replaces_the_one_before(machine, api, tmp_path):
-    machine.checkpoint(machine.waiting, 4)
-    machine.best(machine.waiting, 4)
+def test_mirror_replaces_checkpoint_and_best_weights_in_one_commit(machine, api, tmp_path):
+    machine.checkpoint(machine.queue, 4)
+    machine.best(machine.queue, 4)
     assert main(["mirror", RECIPE]) == os.EX_OK
-    assert commits(api) == 2, "the first one makes the branch"
+    assert commits(api) == 2, "the first creates the branch"
     first = files(api)
     assert {"last-checkpoint/optimizer.pt", "best/model.safetensors", "best/tokenizer.json"} <= first
-    machine.checkpoint(machine.waiting, 8, PARTS - {"scheduler.pt"} | {"another.pt"})
+    machine.checkpoint(machine.queue, 8, PARTS - {"scheduler.pt"} | {"another.pt"})
     assert main(["mirror", RECIPE]) == os.EX_OK
     assert commits(api) == 3
     assert files(api) == first - {"last-checkpoint/scheduler.pt"} | {"last-checkpoint/another.pt"}
     assert content(api, "last-checkpoint/model.safetensors", tmp_path) == b"model.safetensors at step 8"
     assert files(api, "main") == set()
     assert api.model_info(REPO).private
-    assert not machine.waiting.exists(), "what was uploaded waits no more"
+    assert not machine.queue.exists(), "uploaded files leave the queue"
 
 
-def test_what_is_fetched_is_what_was_sealed(machine, api, caplog):
-    here = machine.checkpoint(machine.root / "kept", 4)
-    best = machine.best(machine.root / "kept", 2)
-    for path in (here, best):
-        shutil.copytree(path, machine.waiting / path.name)
+def test_fetch_restores_the_mirrored_files(machine, api, caplog):
+    checkpoint = machine.checkpoint(machine.root / "sealed", 4)
+    best = machine.best(machine.root / "sealed", 2)
+    for path in (checkpoint, best):
+        shutil.copytree(path, machine.queue / path.name)
     assert main(["mirror", RECIPE]) == os.EX_OK
     assert main(["fetch", RECIPE]) == os.EX_OK
     assert f"fetch: step 4 of run {machine.job.folder.name} from " in caplog.text
-    assert machine.there() == ["best-2", "checkpoint-4"]
-    for path in (here, best):
+    assert machine.checkpoints() == ["best-2", "checkpoint-4"]
+    for path in (checkpoint, best):
         assert {p.name: p.read_bytes() for p in path.iterdir()} == {
             p.name: p.read_bytes() for p in (machine.job.folder / path.name).iterdir()
         }
@@ -151,25 +149,25 @@ def test_what_is_fetched_is_what_was_sealed(machine, api, caplog):
     assert "nothing to do: this machine is at step 4" in caplog.text
 
 
-def test_of_all_checkpoints_the_newest_of_this_run_is_fetched(machine, api):
-    machine.change(launch__mirror="all", seed=4)
-    machine.checkpoint(machine.waiting, 100)
-    machine.change(launch__mirror="all")
+def test_fetch_takes_the_newest_checkpoint_of_this_run(machine, api):
+    machine.write_recipe(launch__mirror="all", seed=4)
+    machine.checkpoint(machine.queue, 100)
+    machine.write_recipe(launch__mirror="all")
     for step in (2, 4, 10):
-        machine.checkpoint(machine.waiting, step)
+        machine.checkpoint(machine.queue, step)
     assert main(["mirror", RECIPE]) == os.EX_OK
     assert {p.partition("/")[0] for p in files(api)} == {f"checkpoint-{step}" for step in (2, 4, 10, 100)}
     assert main(["fetch", RECIPE]) == os.EX_OK
-    assert machine.there() == ["checkpoint-10"]
+    assert machine.checkpoints() == ["checkpoint-10"]
 
 
-def put(api, path, what):
+def upload(api, path, what):
     api.upload_file(path_or_fileobj=what, path_in_repo=path, repo_id=REPO, revision="checkpoints")
 
 
 DAMAGE = {
     "a flipped bit": (
-        lambda api: put(api, "last-checkpoint/optimizer.pt", b"optimizer.pt at step 5"),
+        lambda api: upload(api, "last-checkpoint/optimizer.pt", b"optimizer.pt at step 5"),
         "last-checkpoint: not as it was written: optimizer.pt",
     ),
     "a file is gone": (
@@ -181,39 +179,39 @@ DAMAGE = {
         "last-checkpoint: lacks last-checkpoint/manifest.json",
     ),
     "a torn manifest": (
-        lambda api: put(api, "last-checkpoint/manifest.json", b'{"model.sa'),
+        lambda api: upload(api, "last-checkpoint/manifest.json", b'{"model.sa'),
         "last-checkpoint/manifest.json: is damaged: ",
     ),
     "the best weights": (
-        lambda api: put(api, "best/model.safetensors", b"weights of step 5"),
+        lambda api: upload(api, "best/model.safetensors", b"weights of step 5"),
         "best: not as it was written: model.safetensors",
     ),
 }
 
 
-@pytest.mark.parametrize(("spoil", "said"), DAMAGE.values(), ids=DAMAGE)
-def test_what_is_damaged_is_not_fetched(machine, api, capsys, spoil, said):
-    machine.checkpoint(machine.waiting, 4)
-    machine.best(machine.waiting, 4)
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_fetch_refuses_damaged_files(machine, api, capsys, damage, message):
+    machine.checkpoint(machine.queue, 4)
+    machine.best(machine.queue, 4)
     assert main(["mirror", RECIPE]) == os.EX_OK
-    spoil(api)
+    damage(api)
     assert main(["fetch", RECIPE]) == os.EX_NOINPUT
     printed = capsys.readouterr().err
-    assert f"CheckpointError: {api.endpoint}/{REPO}, branch checkpoints, {said}" in printed
+    assert f"CheckpointError: {api.endpoint}/{REPO}, branch checkpoints, {message}" in printed
     assert "fix: " in printed
-    assert machine.there() == []
+    assert machine.checkpoints() == []
 
 
-def test_a_checkpoint_of_another_run_is_not_fetched(machine, api, capsys):
-    machine.checkpoint(machine.waiting, 4)
+def test_fetch_refuses_a_checkpoint_of_another_run(machine, api, capsys):
+    machine.checkpoint(machine.queue, 4)
     assert main(["mirror", RECIPE]) == os.EX_OK
-    machine.change(training__learning_rate=0.5)
+    machine.write_recipe(training__learning_rate=0.5)
     assert main(["fetch", RECIPE]) == os.EX_NOINPUT
     assert "is of another run: training.learning_rate was 0.01, is 0.5\n" in capsys.readouterr().err
-    assert machine.there() == []
+    assert machine.checkpoints() == []
 
 
-def test_where_there_is_nothing_fetch_says_so(machine, api, capsys):
+def test_fetch_without_a_checkpoint_is_an_error(machine, api, capsys):
     assert main(["fetch", RECIPE]) == os.EX_NOPERM
     assert "404" in capsys.readouterr().err
     api.create_repo(REPO)
@@ -224,49 +222,47 @@ def test_where_there_is_nothing_fetch_says_so(machine, api, capsys):
     assert "fix: run `evergreen tokenize params/tiny.yaml`" in capsys.readouterr().err
 
 
-def test_a_checkpoint_that_is_behind_the_branch_stays_here(machine, api, caplog, tmp_path):
-    machine.checkpoint(machine.waiting, 8)
+def test_mirror_does_not_upload_an_older_checkpoint(machine, api, caplog, tmp_path):
+    machine.checkpoint(machine.queue, 8)
     assert main(["mirror", RECIPE]) == os.EX_OK
     caplog.clear()
-    machine.checkpoint(machine.waiting, 8)
+    machine.checkpoint(machine.queue, 8)
     assert main(["mirror", RECIPE]) == os.EX_OK
-    assert "checkpoint-8" not in caplog.text, "it is there"
-    machine.checkpoint(machine.waiting, 4)
+    assert "checkpoint-8" not in caplog.text, "already on the branch"
+    machine.checkpoint(machine.queue, 4)
     assert main(["mirror", RECIPE]) == os.EX_OK
     assert "checkpoint-4 stays here: the branch has step 8 of this run" in caplog.text
     assert content(api, "last-checkpoint/model.safetensors", tmp_path).endswith(b"step 8")
-    machine.change(seed=4)  # another run takes its place, however far it is
-    machine.checkpoint(machine.waiting, 4)
+    machine.write_recipe(seed=4)  # another run replaces it, whatever its step
+    machine.checkpoint(machine.queue, 4)
     assert main(["mirror", RECIPE]) == os.EX_OK
     assert content(api, "last-checkpoint/model.safetensors", tmp_path).endswith(b"step 4")
 
 
-def test_a_damaged_checkpoint_is_not_uploaded(machine, api, caplog):
-    machine.change(launch__mirror="all")
-    machine.checkpoint(machine.waiting, 2)
-    (machine.checkpoint(machine.waiting, 4) / "optimizer.pt").write_bytes(b"optimizer.pt at step 5")
+def test_mirror_leaves_out_a_damaged_checkpoint(machine, api, caplog):
+    machine.write_recipe(launch__mirror="all")
+    machine.checkpoint(machine.queue, 2)
+    (machine.checkpoint(machine.queue, 4) / "optimizer.pt").write_bytes(b"optimizer.pt at step 5")
     assert main(["mirror", RECIPE]) == os.EX_OK
     assert {p.partition("/")[0] for p in files(api)} == {"checkpoint-2"}
     assert "checkpoint-4 is left out: " in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("token", "said"),
+    ("token", "message"),
     [("hf_tokenofnobody", "401"), ("hf_tokenofbob", "40"), ("hf_broken intwo", "white space"), ("", "no token")],
     ids=["unknown", "of another", "malformed", "none"],
 )
-def test_a_refusal_is_said_without_the_token_and_what_waits_is_kept(
-    machine, hub, monkeypatch, capsys, caplog, token, said
-):
-    machine.checkpoint(machine.waiting, 4)
+def test_refused_upload_hides_the_token_and_keeps_the_queue(machine, hub, monkeypatch, capsys, caplog, token, message):
+    machine.checkpoint(machine.queue, 4)
     monkeypatch.setenv("HF_TOKEN", token)
     assert main(["mirror", RECIPE]) == os.EX_NOPERM
     printed = "".join([caplog.text, *capsys.readouterr()])
     assert "HubRefusedError" in printed
-    assert said in printed
+    assert message in printed
     assert not token or token not in printed
     assert not token or token.split()[0] not in printed
-    assert (machine.waiting / "checkpoint-4" / "manifest.json").exists()
+    assert (machine.queue / "checkpoint-4" / "manifest.json").exists()
 
 
 class StoppedError(Exception):
@@ -274,82 +270,82 @@ class StoppedError(Exception):
 
 
 @pytest.mark.parametrize("error", [None, StoppedError], ids=["finished", "stopped"])
-def test_what_a_training_leaves_at_its_end_is_waited_for(machine, api, monkeypatch, error):
-    """The mirror has only just been started when the training is over."""
+def test_last_checkpoint_of_a_training_is_uploaded(machine, api, monkeypatch, error):
+    """The mirror has just started when the training ends."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
     patience = {"grace_s": 60.0 if error else 0.1, "stall_timeout_s": 0.1 if error else 60.0}
     launch = machine.job.launch.model_copy(update=patience)
     artifacts = Artifacts("tiny", machine.root)
-    with pytest.raises(error) if error else contextlib.nullcontext(), mirrored(artifacts, launch, machine.waiting.name):
+    with pytest.raises(error) if error else contextlib.nullcontext(), mirrored(artifacts, launch, machine.queue.name):
         machine.checkpoint(machine.job.folder, 4)
         if error:
             raise error
     assert "last-checkpoint/manifest.json" in files(api)
 
 
-def test_a_private_run_does_not_go_to_a_public_repository(machine, api, capsys):
+def test_private_run_is_not_mirrored_to_a_public_repository(machine, api, capsys):
     api.create_repo(REPO, private=False)
-    machine.checkpoint(machine.waiting, 4)
+    machine.checkpoint(machine.queue, 4)
     assert main(["mirror", RECIPE]) == os.EX_NOPERM
     assert "the repository is public" in capsys.readouterr().err
-    machine.change(publish__private=False)
+    machine.write_recipe(publish__private=False)
     assert main(["mirror", RECIPE]) == os.EX_OK
 
 
-def test_a_release_on_main_is_neither_touched_nor_copied(machine, api):
+def test_mirror_leaves_main_alone(machine, api):
     api.create_repo(REPO, private=True)
     api.upload_file(path_or_fileobj=b"released", path_in_repo="model.safetensors", repo_id=REPO)
-    machine.checkpoint(machine.waiting, 4)
+    machine.checkpoint(machine.queue, 4)
     assert main(["mirror", RECIPE]) == os.EX_OK
     assert files(api, "main") == {"model.safetensors"}
     assert {p.partition("/")[0] for p in files(api)} == {"last-checkpoint"}
 
 
 @pytest.mark.parametrize("keep_all", [False, True])
-def test_what_waits_outlives_its_deletion_and_only_as_much_as_is_needed(machine, keep_all, monkeypatch, caplog):
-    run, waiting = machine.job.folder, UploadQueue(machine.waiting, keep_all=keep_all)
-    waiting.collect(run)
-    assert waiting.next() == []
+def test_queue_keeps_needed_checkpoints_after_their_deletion(machine, keep_all, monkeypatch, caplog):
+    run, queue = machine.job.folder, UploadQueue(machine.queue, keep_all=keep_all)
+    queue.collect(run)
+    assert queue.next() == []
     for steps in ((2, 4), (6,)):
         for step in steps:
             machine.checkpoint(run, step)
             machine.best(run, step - 1)
-        waiting.collect(run)
+        queue.collect(run)
         sealed.retain(run, 0)
     expected = {"best-5", "checkpoint-6"} | ({"checkpoint-2", "checkpoint-4"} if keep_all else set())
-    assert {p.name for p in machine.waiting.iterdir()} == expected
-    assert [p.name for p in waiting.next()] == ["checkpoint-2" if keep_all else "checkpoint-6", "best-5"]
-    assert all(sealed.verify(p) is None for p in machine.waiting.iterdir())
+    assert {p.name for p in machine.queue.iterdir()} == expected
+    assert [p.name for p in queue.next()] == ["checkpoint-2" if keep_all else "checkpoint-6", "best-5"]
+    assert all(sealed.verify(p) is None for p in machine.queue.iterdir())
 
     machine.checkpoint(run, 8)
     monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1000, 990, 10))
-    waiting.collect(run)
-    taken = {"checkpoint-2" if keep_all else "checkpoint-6", "best-5"}
-    assert {p.name for p in machine.waiting.iterdir()} == taken | {"checkpoint-8"}, "what is being uploaded stays too"
+    queue.collect(run)
+    uploading = {"checkpoint-2" if keep_all else "checkpoint-6", "best-5"}
+    assert {p.name for p in machine.queue.iterdir()} == uploading | {"checkpoint-8"}
     assert ("no room on the disk: not uploaded: checkpoint-6, checkpoint-4" in caplog.text) is keep_all
 
 
-def test_a_checkpoint_that_is_being_deleted_is_not_taken_for_a_whole_one(machine, caplog):
-    run, waiting = machine.job.folder, UploadQueue(machine.waiting, keep_all=True)
+def test_queue_ignores_a_checkpoint_that_is_being_deleted(machine, caplog):
+    run, queue = machine.job.folder, UploadQueue(machine.queue, keep_all=True)
     (machine.checkpoint(run, 2) / "optimizer.pt").unlink()
-    waiting.collect(run)
-    assert waiting.next() == []
-    assert "left out" not in caplog.text, "a moment later it will be gone"
+    queue.collect(run)
+    assert queue.next() == []
+    assert "left out" not in caplog.text, "it will be gone in a moment"
     for _ in range(3):
-        waiting.collect(run)
-    assert waiting.next() == []
+        queue.collect(run)
+    assert queue.next() == []
     assert caplog.text.count("checkpoint-2 is left out: files are missing") == 1
 
 
 @pytest.mark.parametrize(
-    ("command", "changes", "said"),
+    ("command", "changes", "message"),
     [
         ("mirror", {"launch__mirror": "none"}, "launch.mirror: is `none`"),
         ("fetch", {"training__resume": "never"}, "training.resume: is `never`"),
     ],
 )
-def test_a_recipe_that_asks_for_nothing_of_it(machine, hub, capsys, command, changes, said):
-    machine.change(**changes)
+def test_mirror_and_fetch_refuse_a_recipe_that_disables_them(machine, hub, capsys, command, changes, message):
+    machine.write_recipe(**changes)
     assert main([command, RECIPE]) == os.EX_CONFIG
-    assert f"RecipeError: {said}" in capsys.readouterr().err
+    assert f"RecipeError: {message}" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Publishing through the real client to the local Hub, with faults in between: one commit and one tag."""
+"""Publishing with the real client to a local Hub with faults: exactly one commit and one tag."""
 
 from __future__ import annotations
 
@@ -24,18 +24,14 @@ from tasks.publishing.release import ReleasePlan
 from tests.support.faulty_hub import STRANGER, Clock, Fault, FaultyHub, quick_client
 from tests.support.publications import REPO, TOKEN, assert_published_once, plan, publish
 
-# huggingface_hub uploads by `data=`, which httpx2 deprecates:
-# https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 
-
-def test_first_release_then_the_same_again(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+def test_publishing_the_same_release_again_writes_nothing(api: HfApi, hub: FaultyHub, folder: Path) -> None:
     release, lines = plan(folder), []
     published = publish(api, release, log=lines.append)
     assert published.how == "committed"
     assert_published_once(api, release, published)
     assert published.commit in lines[-1]
-    assert len(api.list_repo_commits(REPO)) == 2  # and the Hub's initial one
+    assert len(api.list_repo_commits(REPO)) == 2  # plus the initial commit
 
     hub.done.clear()
     again = publish(api, plan(folder))
@@ -43,7 +39,7 @@ def test_first_release_then_the_same_again(api: HfApi, hub: FaultyHub, folder: P
     assert not [line for line in hub.done if not line.startswith("GET")], "a second publication wrote something"
 
 
-def test_a_changed_file_makes_exactly_one_more_commit(api: HfApi, folder: Path) -> None:
+def test_changed_file_makes_one_more_commit(api: HfApi, folder: Path) -> None:
     first = publish(api, plan(folder))
     (folder / "sub/empty.txt").unlink()
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
@@ -53,7 +49,7 @@ def test_a_changed_file_makes_exactly_one_more_commit(api: HfApi, folder: Path) 
     assert [commit.commit_id for commit in api.list_repo_commits(REPO)][:2] == [second.commit, first.commit]
 
 
-def test_a_release_is_found_under_foreign_commits(api: HfApi, folder: Path) -> None:
+def test_release_is_found_below_foreign_commits(api: HfApi, folder: Path) -> None:
     release = plan(folder)
     published = publish(api, release)
     api.create_commit(REPO, [CommitOperationAdd("LICENSE", b"mit")], commit_message="by hand")
@@ -64,18 +60,20 @@ def test_a_release_is_found_under_foreign_commits(api: HfApi, folder: Path) -> N
     assert len(api.list_repo_commits(REPO)) == 3
 
 
-def test_a_foreign_commit_between_look_and_act(api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_lands_after_concurrent_foreign_commits(
+    api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api.create_repo(REPO)
     commit, foreign = exactly_once._commit, iter(range(2))
 
-    def commit_after_another(*args: object) -> str:
+    def foreign_commit_first(*args: object) -> str:
         for number in foreign:
             content = f"from elsewhere {number}".encode()
             api.create_commit(REPO, [CommitOperationAdd("OTHER", content)], commit_message="by hand")
             break
         return commit(*args)
 
-    monkeypatch.setattr(exactly_once, "_commit", commit_after_another)
+    monkeypatch.setattr(exactly_once, "_commit", foreign_commit_first)
     release = plan(folder)
     clock = Clock()
     assert_published_once(api, release, publish(api, release, clock))
@@ -83,7 +81,7 @@ def test_a_foreign_commit_between_look_and_act(api: HfApi, folder: Path, monkeyp
     assert len(api.list_repo_commits(REPO)) == 4
 
 
-def test_a_tag_with_other_files_is_refused_and_left_alone(api: HfApi, folder: Path) -> None:
+def test_tag_with_other_files_is_refused(api: HfApi, folder: Path) -> None:
     api.create_repo(REPO)
     head = api.list_repo_commits(REPO)[0].commit_id
     api.create_tag(REPO, tag="v1")
@@ -93,7 +91,7 @@ def test_a_tag_with_other_files_is_refused_and_left_alone(api: HfApi, folder: Pa
     assert len(api.list_repo_commits(REPO)) == 1
 
 
-def test_two_publishers_of_one_release(hub: FaultyHub, folder: Path) -> None:
+def test_concurrent_publishers_land_one_release(hub: FaultyHub, folder: Path) -> None:
     apis = [HfApi(endpoint=hub.endpoint, token=TOKEN) for _ in range(4)]
     release, start = plan(folder), threading.Barrier(len(apis))
 
@@ -108,7 +106,7 @@ def test_two_publishers_of_one_release(hub: FaultyHub, folder: Path) -> None:
     assert len(apis[0].list_repo_commits(REPO)) == 2
 
 
-def test_a_private_release_never_goes_to_a_public_repository(api: HfApi, folder: Path) -> None:
+def test_private_release_is_refused_by_a_public_repository(api: HfApi, folder: Path) -> None:
     publish(api, plan(folder, repo_id="alice/secret", private=True))
     assert api.model_info("alice/secret").private is True
     api.create_repo(REPO, private=False)
@@ -117,7 +115,7 @@ def test_a_private_release_never_goes_to_a_public_repository(api: HfApi, folder:
     assert len(api.list_repo_commits(REPO)) == 1
 
 
-def test_a_file_that_changes_after_the_plan_is_never_published(api: HfApi, folder: Path) -> None:
+def test_file_changed_after_the_plan_is_not_published(api: HfApi, folder: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         release, before = plan(folder), (folder / name).read_bytes()
         (folder / name).write_bytes(before + b" ")
@@ -127,7 +125,7 @@ def test_a_file_that_changes_after_the_plan_is_never_published(api: HfApi, folde
     assert len(api.list_repo_commits(REPO)) == 1
 
 
-def test_a_release_that_was_rolled_back_by_hand_is_brought_back(
+def test_release_removed_by_hand_is_published_again(
     api: HfApi, running_hub: tuple[FaultyHub, Path], folder: Path
 ) -> None:
     first = publish(api, plan(folder))
@@ -148,7 +146,7 @@ def weights(folder: Path, content: bytes) -> None:
     (folder / "model.safetensors").write_bytes(content)
 
 
-def test_a_release_replaces_only_what_it_was_compared_with(api: HfApi, folder: Path) -> None:
+def test_release_replaces_only_the_weights_it_was_compared_with(api: HfApi, folder: Path) -> None:
     first = plan(folder)
     with pytest.raises(StaleBlessingError, match="another model"):
         publish(api, first, replaces="0" * 64)
@@ -161,10 +159,10 @@ def test_a_release_replaces_only_what_it_was_compared_with(api: HfApi, folder: P
     assert "evaluate again" in raised.value.fix
     assert len(api.list_repo_commits(REPO)) == 2
     assert publish(api, second, replaces=first.weights).how == "committed"
-    assert not publish(api, second, replaces=None).superseded, "it has landed, whatever it should have replaced"
+    assert not publish(api, second, replaces=None).superseded, "it has landed already"
 
 
-def test_a_foreign_commit_that_leaves_the_weights_does_not_stop_a_release(api: HfApi, folder: Path) -> None:
+def test_foreign_commit_with_the_same_weights_does_not_stop_a_release(api: HfApi, folder: Path) -> None:
     first = plan(folder)
     publish(api, first)
     api.create_commit(
@@ -174,27 +172,25 @@ def test_a_foreign_commit_that_leaves_the_weights_does_not_stop_a_release(api: H
     assert_published_once(api, plan(folder), publish(api, plan(folder), replaces=first.weights))
 
 
-def test_other_weights_that_land_between_look_and_act_stop_a_release(
-    api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_foreign_weights_stop_a_release(api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = plan(folder)
     publish(api, first)
     weights(folder, b"second")
     commit, foreign = exactly_once._commit, iter(range(1))
 
-    def commit_after_another(*args: object) -> str:
+    def foreign_commit_first(*args: object) -> str:
         for _ in foreign:
             operations = [CommitOperationAdd("model.safetensors", b"of a stranger")]
             api.create_commit(REPO, operations, commit_message="by hand")
         return commit(*args)
 
-    monkeypatch.setattr(exactly_once, "_commit", commit_after_another)
+    monkeypatch.setattr(exactly_once, "_commit", foreign_commit_first)
     with pytest.raises(StaleBlessingError):
         publish(api, plan(folder), replaces=first.weights)
     assert [commit.title for commit in api.list_repo_commits(REPO)][:2] == ["by hand", f"Publish {first.tag}"]
 
 
-def test_a_release_that_was_followed_by_another_says_so(api: HfApi, folder: Path) -> None:
+def test_superseded_release_is_reported(api: HfApi, folder: Path) -> None:
     first = plan(folder)
     assert not publish(api, first).superseded
     (folder / "config.json").write_text("{}")
@@ -211,7 +207,9 @@ def test_a_release_that_was_followed_by_another_says_so(api: HfApi, folder: Path
 
 @pytest.mark.parametrize("kind", ["before", "after", "lost"])
 @pytest.mark.parametrize("request_line", ["POST .*/commit/", "POST .*/tag/", "POST .*/repos/create", "GET .*/refs"])
-def test_an_unclear_answer_is_looked_at(api: HfApi, hub: FaultyHub, folder: Path, kind: str, request_line: str) -> None:
+def test_unclear_answer_does_not_repeat_the_commit(
+    api: HfApi, hub: FaultyHub, folder: Path, kind: str, request_line: str
+) -> None:
     release = plan(folder)
     fault = Fault(request_line, kind, 503)
     hub.faults.append(fault)
@@ -227,7 +225,7 @@ def test_an_unclear_answer_is_looked_at(api: HfApi, hub: FaultyHub, folder: Path
     "request_line", ["preupload", "objects/batch", "PUT /uploads", "GET .*/tree/", "GET .*/commits/"]
 )
 @pytest.mark.parametrize("status", [403, 502])
-def test_faults_of_the_other_requests(api: HfApi, hub: FaultyHub, folder: Path, request_line: str, status: int) -> None:
+def test_faults_of_other_requests(api: HfApi, hub: FaultyHub, folder: Path, request_line: str, status: int) -> None:
     release = plan(folder)
     hub.faults.append(Fault(request_line, "before", status))
     if status == 403 and "uploads" not in request_line:
@@ -238,7 +236,7 @@ def test_faults_of_the_other_requests(api: HfApi, hub: FaultyHub, folder: Path, 
 
 
 @pytest.mark.parametrize("kind", ["after", "lost"])
-def test_a_large_file_whose_parts_were_put_together_unheard(tmp_path: Path, folder: Path, kind: str) -> None:
+def test_assembled_upload_without_an_answer_is_not_repeated(tmp_path: Path, folder: Path, kind: str) -> None:
     with quick_client(), FaultyHub(tmp_path / "hub", tokens={TOKEN: "alice"}, part_bytes=2000) as hub:
         api, release = HfApi(endpoint=hub.endpoint, token=TOKEN), plan(folder)
         hub.faults.append(Fault("POST /uploads/.*/complete", kind))
@@ -247,7 +245,7 @@ def test_a_large_file_whose_parts_were_put_together_unheard(tmp_path: Path, fold
 
 
 @pytest.mark.parametrize("request_line", ["POST .*/commit/", "PUT /uploads", "GET .*/tree/", "preupload"])
-def test_retry_after_is_honoured(api: HfApi, hub: FaultyHub, folder: Path, clock: Clock, request_line: str) -> None:
+def test_retry_after_is_respected(api: HfApi, hub: FaultyHub, folder: Path, clock: Clock, request_line: str) -> None:
     release = plan(folder)
     hub.faults.append(Fault(request_line, "before", 429, {"retry-after": "37"}))
     hub.faults.append(Fault(request_line, "before", 503, {"retry-after": "11"}))
@@ -265,7 +263,7 @@ def test_retry_after_is_honoured(api: HfApi, hub: FaultyHub, folder: Path, clock
     ],
     ids=["seconds", "date", "ratelimit"],
 )
-def test_a_wait_beyond_the_deadline_is_not_begun(
+def test_wait_beyond_the_deadline_is_an_error(
     api: HfApi, hub: FaultyHub, folder: Path, clock: Clock, headers: Callable[[], dict[str, str]]
 ) -> None:
     hub.faults.append(Fault("preupload", "before", 429, headers(), times=99))
@@ -275,9 +273,7 @@ def test_a_wait_beyond_the_deadline_is_not_begun(
     assert hub.endpoint in str(raised.value)
 
 
-def test_a_commit_that_the_client_only_claims_is_not_believed(
-    api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_id_of_the_client_is_verified(api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     api.create_repo(REPO)
     initial = api.list_repo_commits(REPO)[0].commit_id
     commit, lies = exactly_once._commit, iter([initial])
@@ -288,8 +284,8 @@ def test_a_commit_that_the_client_only_claims_is_not_believed(
     assert_published_once(api, release, published)
 
 
-class Interruption(Clock):
-    """A stranger commits, again and again, while a publisher waits to look again."""
+class StrangerClock(Clock):
+    """A clock in whose sleeps a stranger commits."""
 
     def __init__(self, stranger: HfApi, repo: str) -> None:
         super().__init__()
@@ -297,13 +293,13 @@ class Interruption(Clock):
 
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds)
-        with contextlib.suppress(HfHubHTTPError):  # the head moved under it
+        with contextlib.suppress(HfHubHTTPError):  # the head has moved
             operations = [CommitOperationAdd(f"other-{time.monotonic_ns()}", b"x")]
             self.stranger.create_commit(self.repo, operations, commit_message="by hand")
 
 
-def test_any_schedule_of_faults_with_twins_and_a_stranger(hub: FaultyHub, api: HfApi, folder: Path) -> None:
-    """Faults at random requests, two publishers of one release and a foreign writer: never two, never none."""
+def test_random_faults_with_concurrent_writers_land_one_release(hub: FaultyHub, api: HfApi, folder: Path) -> None:
+    """Random faults, two publishers of one release and a foreign writer."""
     stranger = HfApi(endpoint=hub.endpoint, token=TOKEN, headers=STRANGER)
     for seed in range(8):
         rng, repo = random.Random(seed), f"alice/model-{seed}"
@@ -317,7 +313,7 @@ def test_any_schedule_of_faults_with_twins_and_a_stranger(hub: FaultyHub, api: H
 
         def run(number: int, release: ReleasePlan = release, repo: str = repo) -> PublishedRelease:
             twin = HfApi(endpoint=hub.endpoint, token=TOKEN)
-            return publish(twin, release, Interruption(stranger, repo), attempts=60, timeout_s=1e6)
+            return publish(twin, release, StrangerClock(stranger, repo), attempts=60, timeout_s=1e6)
 
         with ThreadPoolExecutor(2) as threads:
             first, second = threads.map(run, range(2))

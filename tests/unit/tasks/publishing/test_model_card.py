@@ -1,4 +1,4 @@
-"""The model card: what the Hub reads of it, what people read, that its snippets run, and that text stays text."""
+"""The model card: its metadata and text, its code snippets and escaping; the provenance of a release."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
@@ -27,25 +28,18 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.model.network import initial_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 EVIL = "a|b `c` <script>alert(1)</script> [x](https://evil.example) ![y](//evil.example/p) www.evil.example **z**\n---\n# h"
 DATASET = re.compile(r"(?:[\w-]+/)?[\w.-]+")
-"""What the Hub takes for dataset.type."""
+"""The form of dataset.type that the Hub accepts."""
 
 
 @pytest.fixture
 def run(tmp_path):
-    """The artifacts of a run, as its stages leave them."""
+    """The artifacts of a finished run."""
     artifacts = example.write(tmp_path, text=EVIL)
     artifacts.model.mkdir(parents=True)
-    save_file({"weight": example_weight()}, artifacts.model / "model.safetensors")
+    save_file({"weight": np.arange(4.0)}, artifacts.model / "model.safetensors")
     return artifacts
-
-
-def example_weight():
-    import numpy as np
-
-    return np.arange(4.0)
 
 
 def change(artifacts, changes, **sections):
@@ -62,7 +56,7 @@ def card_of(artifacts, **options):
     return write_card(artifacts, publish, **{**tags, **options})
 
 
-def test_the_client_reads_the_metrics_with_intervals_and_those_of_champion_and_base(run):
+def test_card_metadata_has_metrics_of_model_champion_and_base(run):
     card = ModelCard(card_of(run))
     found = {(r.metric_type, r.metric_name): r for r in card.data.eval_results}
     assert list(found) == [("accuracy", "accuracy"), ("loss", "loss"), ("f1", "macro F1")]
@@ -100,7 +94,7 @@ def hub(tmp_path_factory):
 
 
 @pytest.mark.parametrize("licence", ["other", "apache-2.0", "psf-2.0"])
-def test_the_hubs_own_validation_takes_the_card(run, hub, monkeypatch, licence):
+def test_hub_validates_the_card(run, hub, monkeypatch, licence):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
     change(run, {"publish.license": licence})
     card = ModelCard(card_of(run))
@@ -114,7 +108,7 @@ def test_the_hubs_own_validation_takes_the_card(run, hub, monkeypatch, licence):
         ModelCard(str(card).replace("      split: test\n", "      split: 3\n")).validate()
 
 
-def test_base_model_and_dataset_are_named_where_they_are_on_the_hub(run):
+def test_card_names_base_model_and_dataset_of_a_hub(run):
     plain = ModelCard(card_of(run)).data
     assert (plain.base_model, plain.datasets) == (None, None)
     model = {"pretrained": "google/bert_uncased_L-2_H-128_A-2", "revision": "abc"}
@@ -126,18 +120,18 @@ def test_base_model_and_dataset_are_named_where_they_are_on_the_hub(run):
     assert {result.dataset_type for result in named.eval_results} == {"PolyAI/banking77"}
     assert "Training started from `google/bert_uncased_L-2_H-128_A-2` at revision `abc`." in text
     (run.root / "google" / "bert_uncased_L-2_H-128_A-2").mkdir(parents=True)
-    assert ModelCard(card_of(run)).data.base_model is None, "a folder of this machine is no repository"
+    assert ModelCard(card_of(run)).data.base_model is None, "a local folder is not a repository"
 
 
 def parsed(card):
-    """The card as a renderer with raw HTML switched on sees it."""
+    """The card's tokens, parsed with raw HTML allowed."""
     body = ModelCard(card).content.split("\n---\n", 1)[1]
     every = MarkdownIt("commonmark", {"html": True}).enable("table").parse(body)
     return every, [inner for token in every for inner in (token, *(token.children or ()))]
 
 
-def test_text_of_data_and_recipe_stays_text(run):
-    fences = 'license: "mine\n   ```\n   ````\n   # h", repo_id:'  # a line of these could end the card's fence
+def test_card_escapes_text_of_data_and_recipe(run):
+    fences = 'license: "mine\n   ```\n   ````\n   # h", repo_id:'  # such lines could end the card's fence
     text = run.recipe_path.read_text().replace("repo_id:", fences)
     assert "\n   ```\n" in text
     run.recipe_path.write_text(text + "# </code> {{ 7 * 7 }} {% raw %}\n# ---\n")
@@ -159,20 +153,20 @@ def test_text_of_data_and_recipe_stays_text(run):
     assert any(cell.startswith("a|b `c` <script>alert(1)</script> [x](https://evil.example)") for cell in shown)
 
 
-def test_slices_are_grouped_by_column_the_worst_first(run):
-    edit(run.evaluation / "details.json", slices=[example.part(i, "x") for i in reversed(range(12))])
+def test_card_groups_slices_by_column_worst_first(run):
+    edit(run.evaluation / "details.json", slices=[example.slice_result(i, "x") for i in reversed(range(12))])
     text = card_of(run)
     shown = re.findall(r"^\| a b gnp .* (\d+) \| (\d+) \| (0\.5\d+) \| (.*) ?\| 0\.5200 \|$", text, re.MULTILINE)
     assert [int(i) for i, *_ in shown] == [3, 5, 7, 9, 11, 0, 2, 4, 6, 8, 10], "by label, then by length"
     assert {ends.strip() for _, rows, _, ends in shown if rows == "40"} == {"0.4000 to 0.9500"}
     assert {ends.strip() for _, rows, _, ends in shown if rows == "7"} == {""}
-    edit(run.evaluation / "details.json", slices=[example.part(2 * i, "x") for i in range(20)])
+    edit(run.evaluation / "details.json", slices=[example.slice_result(2 * i, "x") for i in range(20)])
     assert "8 better slices are not listed." in card_of(run)
     edit(run.evaluation / "details.json", slices=[])
     assert "## Slices" not in card_of(run)
 
 
-def test_the_card_tells_where_the_model_comes_from(run):
+def test_card_describes_the_lineage(run):
     text = card_of(run)
     assert f"It replaces `release-cafe`, at commit `{'c' * 40}`" in text
     assert "accuracy` is 0.0300 better than the previous release's on the same rows" in text
@@ -189,7 +183,7 @@ def test_the_card_tells_where_the_model_comes_from(run):
     assert "code that is not in git" in card_of(run)
 
 
-def test_the_same_run_gives_the_same_card(run):
+def test_same_run_gives_the_same_card(run):
     first = card_of(run)
     for path in run.root.rglob("*"):
         os.utime(path, (1, 1))
@@ -197,7 +191,7 @@ def test_the_same_run_gives_the_same_card(run):
 
 
 def lock_of(artifacts, training=None):
-    """dvc.lock as DVC leaves it after train, in small."""
+    """A small dvc.lock, as after train."""
     md5 = training or hashlib.md5(artifacts.report("train").read_bytes()).hexdigest()
     raw, rows, seqs = (
         {"path": f"runs/tiny/{n}", "hash": "md5", "md5": n[0] * 32} for n in ("raw", "validated", "tokens")
@@ -215,18 +209,18 @@ def lock_of(artifacts, training=None):
         YAML().dump({"schema": "2.0", "stages": stages}, file)
 
 
-def test_dvcs_lock_is_recorded_only_if_it_is_about_this_run(run):
+def test_dvc_lock_is_recorded_only_for_the_same_run(run):
     assert provenance(run)["dvc_lock"] is None
     lock_of(run)
-    kept = provenance(run)["dvc_lock"]["stages"]
-    assert list(kept) == ["ingest@tiny", "validate@tiny", "tokenize@tiny", "train@tiny"]
+    stages = provenance(run)["dvc_lock"]["stages"]
+    assert list(stages) == ["ingest@tiny", "validate@tiny", "tokenize@tiny", "train@tiny"]
     assert "| `runs/tiny/raw` | `" + "r" * 32 + "` |" in card_of(run)
     lock_of(run, training="0" * 32)
-    assert provenance(run)["dvc_lock"] is None, "DVC ran another training; this one was run without it"
+    assert provenance(run)["dvc_lock"] is None, "the lock is of another training"
     assert "What dvc.lock recorded" not in card_of(run)
 
 
-def test_the_provenance_is_json_and_holds_hashes_of_recipe_rows_and_weights(run, monkeypatch):
+def test_provenance_has_recipe_and_hashes_and_no_secrets(run, monkeypatch):
     monkeypatch.setenv("DATABASE_PASSWORD", "correct-horse")
     url = "postgresql://reader:${DATABASE_PASSWORD}@db/x"
     change(run, {}, data={"source": {"kind": "sql", "url": url, "query": "SELECT 1"}})
@@ -246,7 +240,7 @@ def test_the_provenance_is_json_and_holds_hashes_of_recipe_rows_and_weights(run,
 
 
 @pytest.mark.parametrize("url", ["postgresql://reader:hunter2@db/x", "https://me:hunter2@hub.example/x"])
-def test_a_recipe_with_a_password_is_not_published(run, url):
+def test_recipe_with_a_password_is_refused(run, url):
     change(run, {}, data={"source": {"kind": "sql", "url": url, "query": "SELECT 1"}})
     with pytest.raises(RecipeError, match=r"params/tiny\.yaml:\d+: there is a password") as caught:
         card_of(run)
@@ -263,7 +257,7 @@ CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
 def published(run, hub, folder, kind, repo_id, chat=None):
-    """A model of random weights on the Hub; its card."""
+    """Publish a model of random weights and return its card."""
     tag, sections = KINDS[kind]
     made, recipe = tiny.tokenized(folder, tiny.recipe(**sections), {"train": 60, "validation": 8, "test": 8})
     objective = objectives.build(recipe.objective)
@@ -282,7 +276,7 @@ def published(run, hub, folder, kind, repo_id, chat=None):
     return card
 
 
-def test_every_snippet_of_the_cards_runs(tmp_path, hub, monkeypatch):
+def test_code_snippets_of_the_cards_run(tmp_path, hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     cards = []
     for kind, chat in (*((kind, None) for kind in KINDS), ("causal_lm", CHAT)):
@@ -292,7 +286,7 @@ def test_every_snippet_of_the_cards_runs(tmp_path, hub, monkeypatch):
     snippets = ["\n".join(re.findall(r"^```python\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)) for card in cards]
     assert all("print(" in snippet for snippet in snippets)
     assert '"role": "user"' in snippets[-1]
-    program = "\nprint('=== next')\n".join(snippets)  # one process: the imports take longer than the models
+    program = "\nprint('=== next')\n".join(snippets)  # one process: imports are slow
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     environment |= {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": LOCAL_TOKEN, "HF_HUB_DISABLE_XET": "1"}
     done = subprocess.run(
@@ -306,5 +300,5 @@ def test_every_snippet_of_the_cards_runs(tmp_path, hub, monkeypatch):
     assert generated.startswith("Once upon a time")
     assert re.match(r"\[\{'label': '\w+', 'score': 0\.\d+\}\]", classified)
     assert tagged.startswith("[")
-    assert "user:" not in chatted, "the answer alone"
+    assert "user:" not in chatted, "only the answer"
     assert written is not None

@@ -1,4 +1,4 @@
-"""The search for secrets before publishing: what looks like one, and the tokens of this machine."""
+"""The search for secrets before publishing: known patterns, and the tokens in use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from tasks.publishing import secrets
 from tests.support.publications import plan
 
 SECRET = "hf_" + "a1B2" * 10
-
-
 IN_USE = "token.of-a-mirror_77"
 
 
 @pytest.mark.parametrize("place", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "file", "login"])
 @pytest.mark.parametrize("path", ["README.md", "model.safetensors", "sub/utf-16.txt"])
-def test_the_token_in_use_is_found_whatever_it_looks_like(
+def test_token_in_use_is_found(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, path: str
 ) -> None:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
@@ -40,9 +38,7 @@ def test_the_token_in_use_is_found_whatever_it_looks_like(
     assert IN_USE not in str(raised.value)
 
 
-def test_a_secret_across_two_blocks_is_found_and_numbers_cost_little(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secret_across_blocks_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "BLOCK_BYTES", 4096)
     monkeypatch.setenv("HF_TOKEN", IN_USE)
     for start in (4080, 8192 - 30, 3 * 4096 - 1):
@@ -55,13 +51,13 @@ def test_a_secret_across_two_blocks_is_found_and_numbers_cost_little(
         plan(folder)
 
 
-def test_a_secret_in_a_name_is_found_and_not_told(folder: Path) -> None:
+def test_secret_in_a_file_name_is_found_and_hidden(folder: Path) -> None:
     (folder / f"{SECRET}.txt").write_text("x")
     with pytest.raises(ModelError, match="the name of a file holds") as raised:
         plan(folder)
     assert SECRET not in str(raised.value)
 
 
-def test_a_secret_in_the_provenance_is_refused(folder: Path) -> None:
+def test_secret_in_the_provenance_is_refused(folder: Path) -> None:
     with pytest.raises(ModelError, match="something like a Hugging Face token"):
         plan(folder, made_from={"command": f"--token {SECRET}"})

@@ -1,4 +1,4 @@
-"""One run for the tests that only look at it."""
+"""Example runs for the tests of the report."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tests.unit.tasks.report import example
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
-    """A run that was published; nobody changes it."""
+    """A published run, shared: do not change it."""
     return example.write(tmp_path_factory.mktemp("published"))
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Artifacts:
-    """A run that was published, for one test alone."""
+    """A published run that a test may change."""
     return example.write(tmp_path)
 
 
 @pytest.fixture
 def plain(run: Artifacts) -> Artifacts:
-    """The same without what charts are drawn from, which takes longest."""
+    """A published run without chart data: charts are slow."""
     for path in ("evaluation/details.json", "history/train.csv", "history/validation.csv"):
         (run.run / path).unlink()
     return run

@@ -1,4 +1,4 @@
-"""What the stages leave of a run, in small: enough for every section of the report, with text that is hard to show."""
+"""A small finished run: enough for every section of the report, with text that is hard to display."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support import tiny
 EVIL = (
     "<script src='https://evil.example/x.js'>alert(1)</script><img src=//evil.example/p onerror=alert(2)>\"'&amp; $x_1$"
 )
-ODD = "a\tb\x00 \u202egnp 你好 \U0001f600 \ud7ff"
-"""Control characters, one that turns the reading direction round, and letters that the charts' font does not have."""
+STRANGE = "a\tb\x00 \u202egnp 你好 \U0001f600 \ud7ff"
+"""Control characters, a right-to-left override, and characters that the charts' font lacks."""
 DIGEST = "0123456789abcdef" * 4
 CHAMPION = {
     "endpoint": "local",
@@ -39,7 +39,7 @@ METRICS = ("accuracy", "loss", "macro_f1")
 
 
 def write(root: Path, *, slices: int = 12, worst: int = 8, text: str = EVIL) -> Artifacts:
-    """A run that was published, every stage of it."""
+    """Write the files of every stage of a published run."""
     artifacts = Artifacts("tiny", root)
     tiny.write(artifacts.recipe_path, tiny.recipe(**tiny.CLASSES))
     for path, content in files(slices=slices, worst=worst, text=text).items():
@@ -61,10 +61,10 @@ def write(root: Path, *, slices: int = 12, worst: int = 8, text: str = EVIL) -> 
             ],
             ["row_is_usable(): it holds nothing"],
         ],
-        "text": [text, ODD, None],
+        "text": [text, STRANGE, None],
     }
     pq.write_table(pa.table(quarantine), artifacts.validated / "quarantine.parquet")
-    (artifacts.validated / "report.html").write_text("<p>the page of the checks</p>")
+    (artifacts.validated / "report.html").write_text("<p>validation report</p>")
     return artifacts
 
 
@@ -83,10 +83,10 @@ def curve(path: Path, rows: list[dict[str, float]]) -> None:
 def files(*, slices: int, worst: int, text: str) -> dict[str, Any]:
     """The JSON files of a run, by path."""
     models = {"model": 0.9, "champion": 0.87, "untrained": 0.1}
-    figures = {name: {"accuracy": a, "loss": 1 - a, "macro_f1": a - 0.01} for name, a in models.items()}
+    metrics = {name: {"accuracy": a, "loss": 1 - a, "macro_f1": a - 0.01} for name, a in models.items()}
     intervals = {
         name: {metric: {"low": value - 0.02, "high": value + 0.02} for metric, value in of.items()}
-        for name, of in figures.items()
+        for name, of in metrics.items()
     }
     gains = {
         ("champion", 0): (0.03, 0.011, 0.049),
@@ -143,7 +143,7 @@ def files(*, slices: int, worst: int, text: str) -> dict[str, Any]:
             "sequences": 402,
             "metric": "accuracy",
             "verdict": "publish",
-            **figures,
+            **metrics,
         },
         "evaluation/details.json": {
             "confidence": 0.95,
@@ -151,13 +151,13 @@ def files(*, slices: int, worst: int, text: str) -> dict[str, Any]:
             "directions": {"accuracy": "max", "loss": "min", "macro_f1": "max"},
             "intervals": intervals,
             "comparisons": comparisons,
-            "slices": [part(i, text) for i in range(slices)],
+            "slices": [slice_result(i, text) for i in range(slices)],
             "worst": [
                 {
                     "row_id": i,
                     "text": text * 20,
                     "row_error": 9.5 - i / 9,
-                    "notes": {"expected": text, "predicted": ODD},
+                    "notes": {"expected": text, "predicted": STRANGE},
                 }
                 for i in range(worst)
             ],
@@ -188,21 +188,21 @@ def tokens(rows: int) -> dict[str, float]:
     return {"rows": rows, "sequences": rows, "tokens": 14 * rows, **lengths}
 
 
-def part(i: int, text: str) -> dict[str, Any]:
-    judged = i % 4 != 3
-    ends = {"low": 0.4, "high": 0.95} if judged else {"low": None, "high": None}
+def slice_result(i: int, text: str) -> dict[str, Any]:
+    is_judged = i % 4 != 3
+    interval = {"low": 0.4, "high": 0.95} if is_judged else {"low": None, "high": None}
     gains = (
         {"gain_low": -0.05 if i else -0.3, "gain_high": 0.09 if i else -0.01}
-        if judged
+        if is_judged
         else {"gain_low": None, "gain_high": None}
     )
-    names = {"slice_by": "label" if i % 2 else "length", "slice": f"{text if i == 1 else ODD} {i}"}
-    figures = {
+    names = {"slice_by": "label" if i % 2 else "length", "slice": f"{text if i == 1 else STRANGE} {i}"}
+    metrics = {
         "metric": "accuracy",
         "value": 0.5 + i / 1000,
-        **ends,
+        **interval,
         "champion": 0.52,
         "gain": -0.02 + i / 1000,
         **gains,
     }
-    return {**names, "rows": 40 if judged else 7, **figures, "floor_p_value": None, "margin_p_value": None}
+    return {**names, "rows": 40 if is_judged else 7, **metrics, "floor_p_value": None, "margin_p_value": None}

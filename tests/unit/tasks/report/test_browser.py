@@ -1,4 +1,4 @@
-"""The page in a real browser: it asks for nothing, has nothing to complain of, and fits a phone."""
+"""The page in a browser: no requests, no console messages, and it fits a phone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.tasks.report.test_page import TIMINGS
 
 @needs_browser
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True), (360, False)])
-def test_the_page_loads_nothing_and_fits(published, tmp_path, width, dark):
+def test_page_loads_nothing_and_fits(published, tmp_path, width, dark):
     page = write_report(published, timings=TIMINGS)
     text = page.read_text(encoding="utf-8")
     assert text.count("<details>") >= 4
@@ -24,7 +24,7 @@ def test_the_page_loads_nothing_and_fits(published, tmp_path, width, dark):
 
 
 @needs_browser
-def test_a_page_that_asks_is_found_out(published, tmp_path):
+def test_browser_detects_requests_and_overflow(published, tmp_path):
     page = tmp_path / "report.html"
     text = write_report(published, timings=TIMINGS).read_text(encoding="utf-8")
     page.write_text(

@@ -1,4 +1,4 @@
-"""Charts: the same bytes for the same figures, text as text, colours of the page, and nothing left of the style."""
+"""Charts: reproducible bytes, plain text, the page's colours, and an isolated style."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CHARTS = {
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_a_chart_is_the_same_twice(name):
+def test_charts_are_reproducible(name):
     drawn = svg(CHARTS[name]())
     assert drawn == svg(CHARTS[name]())
     image = png(CHARTS[name]())
@@ -59,7 +59,7 @@ def test_a_chart_is_the_same_twice(name):
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_an_svg_fits_into_a_page(name):
+def test_svg_can_be_embedded(name):
     drawn = svg(CHARTS[name]())
     assert re.match(r'<svg viewBox="[0-9. ]+" class="chart" role="img" aria-label="[^"]{10,}"><title>', drawn)
     assert not re.search(r"#[0-9a-fA-F]{6}\b|http|font-family|<style|<metadata|<image|mathdefault", drawn)
@@ -70,18 +70,18 @@ def test_an_svg_fits_into_a_page(name):
     assert set(re.findall(r'id="(\w)', drawn)) <= {"c"}
 
 
-def test_names_in_a_chart_are_text_and_not_formulas():
+def test_chart_names_are_not_parsed_as_formulas():
     drawn = svg(CHARTS["slices"]())
     assert re.search(r"<text[^>]*>\$slice_1\$ &lt;你好&gt;</text>", drawn)
 
 
-def test_what_is_said_aloud():
+def test_chart_has_an_aria_label():
     assert 'aria-label="Gain over the champion, with intervals: accuracy +0.020 (+0.005 to +0.035); loss' in svg(
         CHARTS["gains"]()
     )
 
 
-def test_the_style_leaves_the_users_own_alone():
+def test_charts_ignore_and_keep_the_users_style():
     before = dict(mpl.rcParams)
     svg(CHARTS["curves"]())
     assert dict(mpl.rcParams) == before
@@ -96,7 +96,7 @@ def test_long_curves_are_thinned():
     assert len(svg(draw_curves([Panel("loss", long)]))) < 30_000
 
 
-def test_pictures_of_the_card(published, tmp_path):
+def test_card_pictures(published, tmp_path):
     found = card_pictures(published)
     assert list(found) == ["curves.png", "comparison.png", "slices.png", "calibration.png"]
     for content in found.values():
@@ -104,14 +104,14 @@ def test_pictures_of_the_card(published, tmp_path):
     assert card_pictures(example.write(tmp_path)) == found
 
 
-def test_pictures_of_what_there_is(run):
+def test_card_pictures_of_an_incomplete_run(run):
     (run.evaluation / "details.json").unlink()
     (run.history / "train.csv").unlink()
     (run.history / "validation.csv").unlink()
     assert list(card_pictures(run)) == ["comparison.png"]
 
 
-def test_matplotlib_is_imported_only_to_draw():
+def test_matplotlib_is_imported_only_when_drawing():
     code = (
         "import sys, tasks.report.chart_data; assert 'matplotlib' not in sys.modules and 'pyarrow' not in sys.modules"
     )

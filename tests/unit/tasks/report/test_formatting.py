@@ -1,3 +1,5 @@
+"""Numbers, intervals and texts of the report."""
+
 from __future__ import annotations
 
 import pytest
@@ -57,7 +59,7 @@ def test_interval(ends, shown):
     assert interval(*ends) == shown
 
 
-def test_gain_has_the_digits_that_its_interval_leaves_it():
+def test_signed_gain_has_the_digits_of_its_interval():
     assert signed_gain(0.01234, 0.003, 0.021) == "+0.012"
     assert signed_gain(-0.01234, -0.2, 0.1) == f"{MINUS}0.01"
     assert signed_gain(-0.001, -0.2, 0.1) == "0.00"
@@ -82,7 +84,7 @@ def test_duration(value, shown):
     assert duration(value) == shown
 
 
-def test_the_rest():
+def test_percent_plural_and_truncate():
     assert percent(0.01) == "1%"
     assert percent(2 / 300) == "0.667%"
     assert percent(None) == MISSING
@@ -95,8 +97,8 @@ def test_the_rest():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said"),
+    ("low", "high", "css_class"),
     [(0.1, 0.2, "better"), (-0.2, -0.1, "worse"), (-0.1, 0.1, "undecided"), (None, None, "undecided")],
 )
-def test_gain_class(low, high, said):
-    assert gain_class(low, high) == said
+def test_gain_class(low, high, css_class):
+    assert gain_class(low, high) == css_class

@@ -1,4 +1,4 @@
-"""The page of a run: whole, escaped, the same for the same run, and there however early the run ended."""
+"""The page of a run: complete, escaped, reproducible, and written however early the run ended."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def change(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_every_section_stands_in_its_order(published):
+def test_sections_are_in_order(published):
     page = render(published, timings=TIMINGS)
     outline = assert_self_contained(page)
     assert [name for name in outline.ids if name in SECTIONS] == SECTIONS
@@ -104,7 +104,7 @@ def test_every_section_stands_in_its_order(published):
     assert all(page.count(f'href="#{name}"') == 1 for name in SECTIONS)
 
 
-def test_the_page_begins_with_the_verdict_and_its_reasons(published):
+def test_page_begins_with_verdict_and_reasons(published):
     page = words(render(published, timings=TIMINGS))
     assert (
         page.index("Published")
@@ -120,38 +120,38 @@ def test_the_page_begins_with_the_verdict_and_its_reasons(published):
         assert part.replace("0.9000", "0.900") in page, part
 
 
-def test_what_the_gate_asks_for(run):
+def test_page_shows_the_bar_of_the_gate(run):
     change(run.evaluation / "details.json", confidence=0.9)
     tiny.write(run.recipe_path, tiny.recipe({"evaluation.gate": {"margin": 0.02}}, **tiny.CLASSES))
     page = words(render(run, timings=TIMINGS))
     assert f"90% interval +0.011 to +0.049 the gate demands a lower end above {MINUS}0.020" in page
 
 
-def test_data_stay_text(published):
+def test_data_is_escaped(published):
     outline = assert_self_contained(render(published, timings=TIMINGS))
     assert outline.text.count("<script src='https://evil.example/x.js'>alert(1)</script>") > 20
     assert "\u202e" not in outline.text
     assert "\x00" not in outline.text
 
 
-def test_the_same_run_gives_the_same_page(published, tmp_path):
+def test_same_run_gives_the_same_page(published, tmp_path):
     again = example.write(tmp_path)
     assert render(published, timings=None) == render(again, timings=None)
     assert render(published, timings=TIMINGS) == render(again, timings=TIMINGS)
 
 
-def test_the_released_page_has_no_clock_and_nothing_of_the_receipt(run):
+def test_released_page_has_no_times_and_no_receipt(run):
     page = render(run, timings=None)
     assert headline(page) == "To be published"
     text = words(page)
-    for told in ("release-beef", "d" * 40, "min", " s ", "GiB", "validated/report.html", "publish</li>"):
-        assert told not in re.sub(r"min_value|minor", "", text), told
+    for unwanted in ("release-beef", "d" * 40, "min", " s ", "GiB", "validated/report.html", "publish</li>"):
+        assert unwanted not in re.sub(r"min_value|minor", "", text), unwanted
     run.receipt.unlink()
     (run.root / "dvc.lock").write_text("stages: {}")
     assert render(run, timings=None) == page
 
 
-def test_a_page_for_others_can_do_without_rows(published):
+def test_page_without_quoted_rows(published):
     page = render(published, timings=None, quote_rows=False)
     assert 'id="worst"' not in page
     assert "Examples of rows set aside" not in page
@@ -160,19 +160,19 @@ def test_a_page_for_others_can_do_without_rows(published):
 
 @pytest.mark.parametrize("missing", ["dvc.lock", *example.files(slices=0, worst=0, text=""), "validated/quarantine.parquet",
                                      "validated/report.html", "history/train.csv", "history/validation.csv", "recipe"])  # fmt: skip
-def test_every_input_may_be_missing(run, missing):
+def test_page_without_one_input(run, missing):
     (run.recipe_path if missing == "recipe" else run.run / missing).unlink(missing_ok=True)
     assert "could not be read" not in words(render(run, timings=TIMINGS))
 
 
-def test_a_file_that_cannot_be_read_is_named(plain):
+def test_unreadable_files_are_named(plain):
     plain.blessing.write_text('{"verdict": "pub')
     plain.recipe_path.write_text("seed: [")
     assert "These files could not be read and are not shown: blessing.json" in words(render(plain, timings={}))
 
 
 @pytest.mark.parametrize("stage", STAGES[:-1])
-def test_a_run_that_ended_early_says_how_far_it_came(plain, stage):
+def test_page_of_a_failed_run_names_the_failed_stage(plain, stage):
     folders = {
         "ingest": "raw",
         "validate": "validated",
@@ -198,7 +198,7 @@ def test_a_run_that_ended_early_says_how_far_it_came(plain, stage):
     assert "from an earlier run" not in text
 
 
-def test_nothing_at_all(tmp_path):
+def test_page_of_an_empty_run(tmp_path):
     artifacts = Artifacts("tiny", tmp_path)
     path = write_report(artifacts, timings={})
     assert path == artifacts.run / "report.html"
@@ -206,7 +206,7 @@ def test_nothing_at_all(tmp_path):
     assert_self_contained(path.read_text())
 
 
-def test_results_of_an_earlier_run_are_called_so(published):
+def test_results_of_an_earlier_run_are_marked(published):
     failed = {"train": Timing(stage="train", seconds=3.0, outcome="failed")}
     text = words(render(published, timings=failed))
     assert "published before release-beef" in text
@@ -216,7 +216,7 @@ def test_results_of_an_earlier_run_are_called_so(published):
     assert "The results of train, evaluate below are from an earlier run" in text
 
 
-def test_a_failed_validation_links_to_its_own_page(plain):
+def test_failed_validation_links_to_its_report(plain):
     shutil.rmtree(plain.validated)
     page = plain.scratch / "validation-failed" / "report.html"
     page.parent.mkdir(parents=True)
@@ -233,7 +233,7 @@ def test_a_failed_validation_links_to_its_own_page(plain):
         ({}, None, "To be published", "good"),
         ({}, {"verdict": "dry-run", "commit": None}, "To be published", "good"),
         ({"champion": None, "first_release": True}, example.RECEIPT, "Published", "good"),
-        # the receipt of an earlier run: of the champion's release, of a kept one, of a release before a kept one
+        # receipts of an earlier run: of the champion's release, of a kept run, of a release before a kept run
         ({"champion": {**example.CHAMPION, "commit": "d" * 40}}, example.RECEIPT, "To be published", "good"),
         ({}, {"verdict": "kept"}, "To be published", "good"),
         ({"verdict": "keep"}, example.RECEIPT, "Kept the champion", "note"),
@@ -242,7 +242,7 @@ def test_a_failed_validation_links_to_its_own_page(plain):
         ({"verdict": "refuse"}, None, "Refused", "bad"),
     ],
 )
-def test_verdicts(plain, blessing, receipt, shown, tone):
+def test_headline_of_each_verdict(plain, blessing, receipt, shown, tone):
     change(plain.blessing, **blessing)
     if receipt is None:
         plain.receipt.unlink()
@@ -255,13 +255,13 @@ def test_verdicts(plain, blessing, receipt, shown, tone):
         assert "published as" not in words(page)
 
 
-def test_a_refusal_is_not_called_a_failure(plain):
+def test_refusal_is_not_a_failure(plain):
     change(plain.blessing, verdict="refuse")
     failed = {"publish": Timing(stage="publish", seconds=1.0, outcome="failed", error="ModelError: the gate refuses")}
     assert headline(render(plain, timings=failed)) == "Refused"
 
 
-def test_a_release_on_a_network_is_a_link(plain):
+def test_release_on_a_remote_hub_is_a_link(plain):
     change(plain.receipt, endpoint="https://hub.example")
     page = render(plain, timings=TIMINGS)
     assert f'href="https://hub.example/tests/tiny/tree/{"d" * 40}"' in page
@@ -269,13 +269,13 @@ def test_a_release_on_a_network_is_a_link(plain):
     assert 'href="javascript' not in render(plain, timings=TIMINGS)
 
 
-def test_hundreds_of_slices_and_long_texts_stay_small(tmp_path):
+def test_page_limits_slices_and_long_texts(tmp_path):
     run = example.write(tmp_path, slices=1500, worst=100, text=example.EVIL * 30)
     page = render(run, timings=TIMINGS)
     assert "The worst 400 of 1500 slices" in words(page)
 
 
-def test_values_that_are_not_finite_are_dashes(run):
+def test_nonfinite_values_are_shown_as_missing(run):
     for name in ("metrics.json", "details.json"):
         path = run.evaluation / name
         path.write_text(re.sub(r"\b0\.9\b|0\.03\b|\b0\.5\d*", "NaN", path.read_text()))
@@ -283,7 +283,7 @@ def test_values_that_are_not_finite_are_dashes(run):
     assert MISSING in words(render(run, timings=TIMINGS))
 
 
-def test_the_shapes_are_those_that_the_stages_write():
+def test_example_files_match_the_report_models():
     from tasks.evaluation.report import Blessing, Details, EvaluationReport
     from tasks.hub_client.receipt import Receipt
     from tasks.ingestion.report import IngestReport
@@ -307,7 +307,7 @@ def test_the_shapes_are_those_that_the_stages_write():
         models[path].model_validate_json(json.dumps(content))
 
 
-def test_timings_are_kept_beside_the_artifacts(tmp_path):
+def test_timings_are_stored_in_scratch(tmp_path):
     artifacts = Artifacts("tiny", tmp_path)
     assert read_timings(artifacts) == {}
     for timing in reversed(TIMINGS.values()):
@@ -319,7 +319,7 @@ def test_timings_are_kept_beside_the_artifacts(tmp_path):
     assert "train" not in read_timings(artifacts)
 
 
-def test_a_later_failure_of_the_run_before_is_forgotten(tmp_path):
+def test_new_timing_removes_those_of_later_stages(tmp_path):
     artifacts = Artifacts("tiny", tmp_path)
     record_timing(artifacts, TIMINGS["ingest"])
     record_timing(artifacts, Timing(stage="train", seconds=1, outcome="failed"))
@@ -329,16 +329,18 @@ def test_a_later_failure_of_the_run_before_is_forgotten(tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_colours_of_text_can_be_told_from_their_ground(scheme):
+def test_text_colours_have_enough_contrast(scheme):
     style = files("tasks.report").joinpath("page.html.jinja").read_text()
     light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
     colours = dict(re.findall(r"(--[\w-]+): #(\w{6})", light + (dark if scheme == "dark" else "")))
-    grounds = {name: ["--page", "--card"] for name in ("--ink", "--soft", "--candidate", "--champion", "--base")}
-    grounds |= {f"--{name}": ["--card", f"--{name}-wash"] for name in ("good", "bad", "note")}
-    for ink, places in grounds.items():
-        for place in places:
-            dim, bright = sorted(luminance(colours[name]) for name in (ink, place))
-            assert (bright + 0.05) / (dim + 0.05) >= 4.5, (ink, place)
+    backgrounds = {
+        name: ["--page", "--card"] for name in ("--foreground", "--soft", "--candidate", "--champion", "--base")
+    }
+    backgrounds |= {f"--{name}": ["--card", f"--{name}-wash"] for name in ("good", "bad", "note")}
+    for foreground, pairs in backgrounds.items():
+        for background in pairs:
+            dim, bright = sorted(luminance(colours[name]) for name in (foreground, background))
+            assert (bright + 0.05) / (dim + 0.05) >= 4.5, (foreground, background)
 
 
 def luminance(colour: str) -> float:

@@ -1,4 +1,4 @@
-"""The page of a run that the real stages have made."""
+"""The page of a run of the real stages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.tasks.report.test_page import assert_self_contained, headline, w
 
 
 @pytest.mark.slow
-def test_the_stages_leave_what_the_page_shows(project: Project) -> None:
+def test_page_of_a_run_of_the_real_stages(project: Project) -> None:
     project.stages("params/tiny.yaml")
     artifacts = Artifacts("tiny", project.root)
     page = write_report(artifacts, timings={}).read_text(encoding="utf-8")

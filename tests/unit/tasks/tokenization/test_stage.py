@@ -1,4 +1,4 @@
-"""The tokenize stage on small validated splits: what it writes, what it refuses, and how much memory it takes."""
+"""The tokenize stage on small validated splits: output, errors and memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def artifacts(tmp_path):
 
 
 @pytest.mark.parametrize("objective", [LANGUAGE, CLASSES], ids=lambda o: o.name)
-def test_the_same_rows_give_the_same_bytes(artifacts, objective):
+def test_same_rows_give_the_same_bytes(artifacts, objective):
     first = run(artifacts, objective)
     before = digests(artifacts.tokens)
     assert run(artifacts, objective) == first
@@ -72,7 +72,7 @@ def test_another_process_gives_the_same_bytes(artifacts):
     assert digests(artifacts.tokens) == before
 
 
-def test_training_is_packed_and_held_out_splits_come_longest_first(artifacts):
+def test_train_split_is_packed_and_others_are_sorted_by_length(artifacts):
     run(artifacts)
     assert {len(s["input_ids"]) for s in sequences(artifacts, "train")} == {16}
     for split in ("validation", "test"):
@@ -82,10 +82,10 @@ def test_training_is_packed_and_held_out_splits_come_longest_first(artifacts):
     by_row = {s["row_id"] for s in sequences(artifacts, "test")}
     assert by_row == set(range(80, 100))
     same = [s["row_id"] for s in sequences(artifacts, "test") if len(s["input_ids"]) == 16]
-    assert same == sorted(same), "equally long ones keep their order"
+    assert same == sorted(same), "sequences of equal length keep their order"
 
 
-def test_sorting_moves_whole_sequences(artifacts, monkeypatch):
+def test_sorting_keeps_sequences_whole(artifacts, monkeypatch):
     """Also across the batches in which they are written."""
     monkeypatch.setattr("tasks.tokenization.arrow.BATCH_SEQUENCES", 7)
     run(artifacts)
@@ -99,7 +99,7 @@ def test_sorting_moves_whole_sequences(artifacts, monkeypatch):
     assert {row: text.removesuffix("<|endoftext|>") for row, text in found.items()} == texts
 
 
-def test_statistics_are_those_of_the_sequences(artifacts):
+def test_statistics_describe_the_sequences(artifacts):
     report = run(artifacts)
     for split in SPLITS:
         lengths = [len(s["input_ids"]) for s in sequences(artifacts, split)]
@@ -126,13 +126,13 @@ def test_truncated_rows_are_counted(artifacts):
 
 
 def pretrained(artifacts, folder):
-    """The tokenizer of an earlier run, as a folder of its own."""
+    """A saved tokenizer of an earlier run, as the recipe names it."""
     run(artifacts)
     tokens.read_tokenizer(artifacts.tokens).save_pretrained(folder)
     return {"kind": "pretrained", "path": str(folder)}
 
 
-def test_a_pretrained_tokenizer_is_taken_from_its_folder(artifacts, tmp_path):
+def test_pretrained_tokenizer_is_loaded_from_its_folder(artifacts, tmp_path):
     choice = pretrained(artifacts, tmp_path / "pretrained")
     before = sequences(artifacts, "test")
     run(artifacts, tokenizer=choice)
@@ -144,10 +144,8 @@ def test_a_pretrained_tokenizer_is_taken_from_its_folder(artifacts, tmp_path):
     ("objective", "trained", "reads"),
     [(LANGUAGE, True, 2), (LANGUAGE, False, 1), (CLASSES, True, 3), (CLASSES, False, 2)],
 )
-def test_the_train_rows_are_read_only_as_often_as_the_recipe_needs(
-    artifacts, tmp_path, monkeypatch, objective, trained, reads
-):
-    """Once to encode them, once more to train a tokenizer, and once more for the label names."""
+def test_train_rows_are_read_no_more_often_than_needed(artifacts, tmp_path, monkeypatch, objective, trained, reads):
+    """Once to encode, once more to train a tokenizer, and once more for the label names."""
     tokenizer = TRAINED if trained else pretrained(artifacts, tmp_path / "pretrained")
     opened = []
 
@@ -166,14 +164,14 @@ def test_the_train_rows_are_read_only_as_often_as_the_recipe_needs(
     assert opened.count("test.parquet") == opened.count("validation.parquet") == 1
 
 
-def test_a_tokenizer_that_is_not_there_is_an_error_that_names_it(artifacts, tmp_path):
+def test_missing_tokenizer_is_an_error(artifacts, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="no tokenizer can be loaded") as caught:
         run(artifacts, tokenizer={"kind": "pretrained", "path": str(tmp_path / "empty")})
     assert caught.value.where == str(tmp_path / "empty")
 
 
-def test_a_slow_tokenizer_is_refused(artifacts, tmp_path):
+def test_slow_tokenizer_is_refused(artifacts, tmp_path):
     choice = pretrained(artifacts, tmp_path / "pretrained")
     (tmp_path / "pretrained" / "tokenizer.json").unlink()
     (tmp_path / "pretrained" / "tokenizer_config.json").write_text('{"tokenizer_class": "CanineTokenizer"}')
@@ -181,7 +179,7 @@ def test_a_slow_tokenizer_is_refused(artifacts, tmp_path):
         run(artifacts, tokenizer=choice)
 
 
-def test_a_tokenizer_that_can_neither_end_nor_pad_is_refused(artifacts, tmp_path):
+def test_tokenizer_without_eos_and_pad_is_refused(artifacts, tmp_path):
     choice = pretrained(artifacts, tmp_path / "pretrained")
     config = tmp_path / "pretrained" / "tokenizer_config.json"
     config.write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
@@ -190,7 +188,7 @@ def test_a_tokenizer_that_can_neither_end_nor_pad_is_refused(artifacts, tmp_path
             run(artifacts, objective, tokenizer=choice)
 
 
-def test_a_split_that_gives_no_sequence_is_an_error_and_the_earlier_tokens_stay(artifacts):
+def test_split_without_sequences_is_an_error_and_keeps_earlier_tokens(artifacts):
     run(artifacts)
     before = digests(artifacts.tokens)
     tiny.write_rows(artifacts, train={"text": ["short"]}, validation={"text": ["a text"]}, test={"text": ["a text"]})
@@ -198,11 +196,11 @@ def test_a_split_that_gives_no_sequence_is_an_error_and_the_earlier_tokens_stay(
         run(artifacts, max_length=64)
     assert caught.value.where == str(artifacts.rows / "train.parquet")
     assert digests(artifacts.tokens) == before
-    assert not list(artifacts.run.glob(".*")), "nothing half-made is left"
+    assert not list(artifacts.run.glob(".*")), "no temporary files are left"
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_split_without_rows_is_an_error(artifacts, split):
+def test_split_without_rows_is_an_error(artifacts, split):
     import pyarrow as pa
 
     splits = {s: {"text": ["a fine text of some words"] * 9} for s in SPLITS} | {
@@ -215,7 +213,7 @@ def test_a_split_without_rows_is_an_error(artifacts, split):
     assert not artifacts.tokens.exists()
 
 
-def test_a_label_that_training_never_saw_is_an_error_with_the_row(artifacts):
+def test_unknown_label_is_an_error_with_the_row(artifacts):
     tiny.write_rows(
         artifacts,
         train={"text": ["one", "two"], "label": ["a", "b"]},
@@ -250,7 +248,7 @@ print(peak)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_memory_does_not_grow_with_the_rows(artifacts, tmp_path):
+def test_tokenization_memory_does_not_grow_with_the_rows(artifacts, tmp_path):
     choice = pretrained(artifacts, tmp_path / "pretrained")
     text = " ".join(tiny.sentences(12))
     peaks = []

@@ -1,4 +1,4 @@
-"""Rows that the objective rejects as a whole: set aside, counted and shown like rows that fail an expectation."""
+"""Rows that the objective rejects are quarantined, counted and shown like rows that fail an expectation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INVALID_SPANS = {
 
 
 @pytest.mark.parametrize(("spans", "reason_part"), INVALID_SPANS.values(), ids=INVALID_SPANS)
-def test_a_row_that_cannot_be_used_is_set_aside_with_the_reason(tmp_path, spans, reason_part):
+def test_unusable_row_is_quarantined_with_the_reason(tmp_path, spans, reason_part):
     artifacts = write_raw(tmp_path, train=rows([span(11, 17)], spans, [span(0, 3), span(3, 7)]), **HELD_OUT)
     report = run_validation(artifacts, objective=TAGS)
     assert good_rows(artifacts) == [0, 2]
@@ -56,14 +56,14 @@ def test_a_row_that_cannot_be_used_is_set_aside_with_the_reason(tmp_path, spans,
     assert (report.quarantined, report.rows_out["train"]) == (1, 2)
 
 
-def test_too_many_such_rows_end_the_stage(tmp_path):
+def test_too_many_unusable_rows_are_an_error(tmp_path):
     artifacts = write_raw(tmp_path, train=rows([span(11, 17)], [span(9, 9)], [span(5, 5)]), **HELD_OUT)
     with pytest.raises(DataError, match=r"2 of 5 rows \(40.0%\) would be set aside") as caught:
         run_validation(artifacts, objective=TAGS, max_quarantined=0.2)
     assert f"2 rows: {USABLE}(); row 1 of train: span 0: from 9 to 9 there is no text" in caught.value.what
 
 
-def test_an_objective_checks_only_rows_whose_columns_are_valid(tmp_path):
+def test_objective_checks_only_rows_with_valid_columns(tmp_path):
     train = rows([span(11, 17)], None, [span(1, 1)])
     train["text"][2] = None
     report = run_validation(write_raw(tmp_path, train=train, **HELD_OUT), objective=TAGS)
@@ -71,7 +71,7 @@ def test_an_objective_checks_only_rows_whose_columns_are_valid(tmp_path):
     assert [c.success for c in report.checks if c.type == USABLE] == [True]
 
 
-def test_a_good_row_is_no_duplicate_of_one_that_cannot_be_used(tmp_path):
+def test_good_row_does_not_repeat_an_unusable_row(tmp_path):
     train = rows([span(11, 11)], [span(11, 17)])
     train["text"] = ["see you on Friday"] * 2
     artifacts = write_raw(tmp_path, train=train, **HELD_OUT)
@@ -79,8 +79,8 @@ def test_a_good_row_is_no_duplicate_of_one_that_cannot_be_used(tmp_path):
     assert good_rows(artifacts) == [1]
 
 
-def test_a_label_that_only_held_out_rows_have_ends_the_stage(tmp_path):
-    train = rows([span(11, 17)], [span(11, 17), span(21, 99, "time")])  # the only training row with a time is flawed
+def test_span_label_missing_from_training_is_an_error(tmp_path):
+    train = rows([span(11, 17)], [span(11, 17), span(21, 99, "time")])  # the only training row with a time is unusable
     test = rows([span(21, 26, "time")], [span(11, 17)], text="see you on Sunday at seven")
     artifacts = write_raw(tmp_path, train=train, validation=HELD_OUT["validation"], test=test)
     with pytest.raises(DataError, match=KNOWN) as caught:

@@ -1,4 +1,4 @@
-"""Pitfalls of Great Expectations: what it would drop, hide or report as bad data."""
+"""Great Expectations: dropped expectations, engine errors, and the order of results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tasks.validation.expectations import columns_of, expectation_problems, run_
 FRAME = pd.DataFrame({"text": ["one", "two", None], "n": [1, 2, 3]})
 
 
-def test_an_unknown_expectation_is_named_with_its_index():
+def test_unknown_expectation_is_named_with_its_index():
     known = Expectation(type="expect_column_values_to_not_be_null", column="text")
     (problem,) = expectation_problems([known, Expectation(type="expect_column_values_to_be_uniqe", column="text")])
     assert problem.key == ("validation", "expectations", 1, "type")
@@ -25,7 +25,7 @@ def test_an_unknown_expectation_is_named_with_its_index():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "key", "told"),
+    ("arguments", "key", "fix"),
     [
         ({"column": "n", "value_set": [1], "mostyl": 1}, "mostyl", "did you mean `mostly`?"),
         ({"column": "n", "value_set": 7}, "value_set", "write a valid value"),
@@ -35,9 +35,9 @@ def test_an_unknown_expectation_is_named_with_its_index():
         ({"column": "n", "value_set": [1], "result_format": "BASIC"}, "result_format", "remove it"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, key, told):
+def test_wrong_arguments_are_named(arguments, key, fix):
     found = expectation_problems([Expectation(type="expect_column_values_to_be_in_set", **arguments)])
-    assert [(p.key[-1], p.fix) for p in found] == [(key, told)]
+    assert [(p.key[-1], p.fix) for p in found] == [(key, fix)]
 
 
 def test_arguments_that_contradict_each_other():
@@ -53,17 +53,17 @@ def test_all_problems_are_reported_together():
     assert "expect_less" in caught.value.what
 
 
-def test_a_dropped_expectation_is_not_a_passed_one(monkeypatch):
+def test_dropped_expectation_is_an_error(monkeypatch):
     from great_expectations import ExpectationSuite
 
     known = Expectation(type="expect_column_values_to_not_be_null", column="n")
     lost = Expectation(type="expect_column_values_to_be_unique", column="n")
     original = ExpectationSuite.__init__
 
-    def forgetful(self, name, expectations=()):
+    def init_without_the_last(self, name, expectations=()):
         original(self, name, expectations[:1])
 
-    monkeypatch.setattr(ExpectationSuite, "__init__", forgetful)
+    monkeypatch.setattr(ExpectationSuite, "__init__", init_without_the_last)
     with pytest.raises(RecipeError, match=f"Great Expectations ran only 1 of 2; missing: {lost.type}"):
         run_expectations([known, lost], FRAME)
 
@@ -77,12 +77,12 @@ def test_a_dropped_expectation_is_not_a_passed_one(monkeypatch):
         {"type": "expect_column_values_to_be_in_set", "column": "n", "value_set": {"$PARAMETER": "x"}},  # raised
     ],
 )
-def test_an_engine_error_is_not_bad_data(arguments):
+def test_engine_error_is_not_bad_data(arguments):
     with pytest.raises(ValidationEngineError):
         run_expectations([Expectation(**arguments)], FRAME)
 
 
-def test_results_come_in_the_order_of_the_expectations():
+def test_results_follow_the_order_of_expectations():
     """GX returns them in another order."""
     suite = [
         Expectation(type="expect_compound_columns_to_be_unique", column_list=["text", "n"]),
@@ -105,7 +105,7 @@ def test_results_come_in_the_order_of_the_expectations():
     ]
 
 
-def test_rows_keep_the_labels_of_the_frame():
+def test_rows_keep_the_index_of_the_frame():
     (found,) = run_expectations(
         [Expectation(type="expect_column_values_to_be_in_set", column="n", value_set=[2])], FRAME.drop(index=0)
     )
@@ -123,8 +123,8 @@ def test_columns_of():
     assert columns_of(suite) == ["a", "b", "c"]
 
 
-def test_it_logs_nothing_and_opens_no_connection(tmp_path):
-    """In a process of its own, since GX is imported once: no connection, no log line, no file in the home folder."""
+def test_run_expectations_logs_nothing_and_opens_no_connection(tmp_path):
+    """In a child process, since GX is imported once; it also writes no file to the home folder."""
     script = """
 import logging, socket
 logging.basicConfig(level=logging.INFO)

@@ -1,4 +1,4 @@
-"""The page: whatever the data hold, it loads nothing and runs nothing."""
+"""The validation report: whatever the data, it loads nothing and runs nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def assert_self_contained(page: str) -> Outline:
 
 
 @pytest.mark.parametrize("on_failure", ["quarantine", "fail", "report"])
-def test_data_are_escaped(tmp_path, on_failure):
+def test_validation_page_escapes_data(tmp_path, on_failure):
     rows = {"text": ["good", "good too", EVIL], EVIL: ["x", EVIL, EVIL]}
     artifacts = write_raw(tmp_path, train=rows, validation={k: v[:1] for k, v in rows.items()}, test=rows)
     short = Expectation(type=LONG.type, column="text", max_value=20, on_failure=on_failure)
@@ -69,7 +69,7 @@ def test_data_are_escaped(tmp_path, on_failure):
     assert "<script src='https://evil.example/x.js'>alert(1)</script>" in outline.text
 
 
-def test_the_page_of_a_passed_validation(tmp_path):
+def test_page_of_a_passed_validation(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["good"]})
     run_validation(artifacts)
     text = assert_self_contained((artifacts.validated / "report.html").read_text()).text
@@ -77,7 +77,7 @@ def test_the_page_of_a_passed_validation(tmp_path):
     assert "All 3 rows go on" in text
 
 
-def test_at_most_fifty_rows_are_shown_and_first_those_that_end_the_stage(tmp_path):
+def test_page_shows_fifty_rows_fatal_ones_first(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["no"] * 60 + ["good"] * 60}, test={"text": ["good", "fatal"]})
     fatal = Expectation(
         type="expect_column_values_to_not_be_in_set", column="text", value_set=["fatal"], on_failure="fail"
@@ -92,7 +92,7 @@ def test_at_most_fifty_rows_are_shown_and_first_those_that_end_the_stage(tmp_pat
     assert page.index('<dd class="value">&#39;fatal&#39;</dd>') < page.index('<dd class="value">&#39;no&#39;</dd>')
 
 
-def test_no_rows_at_all():
+def test_page_without_rows():
     empty = {"train": 0, "validation": 0, "test": 0}
     report = ValidationReport(
         rows_in=empty,
@@ -112,7 +112,7 @@ def test_no_rows_at_all():
     [
         ("plain", "'plain'"),
         ("a\nb\x00\u3000", r"'a\nb\x00\u3000'"),
-        ("\u202egnp", r"'\u202egnp'"),  # turns the reading direction round
+        ("\u202egnp", r"'\u202egnp'"),  # right-to-left override
         ("x" * 11, "'xxxxxxxxxx…"),
         (None, "null"),
         (list(range(9)), "[0, 1, 2, …"),

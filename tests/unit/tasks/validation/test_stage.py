@@ -1,4 +1,4 @@
-"""The validate stage on a few rows: which rows go where, and what the messages say."""
+"""The validate stage: which rows pass, which are quarantined, and its errors."""
 
 from __future__ import annotations
 
@@ -32,21 +32,19 @@ def test_good_rows_pass_unchanged(tmp_path):
     assert (report.rows_in, report.quarantined, report.share) == ({"train": 2, "validation": 1, "test": 2}, 0, 0)
 
 
-def test_null_and_blank_texts_are_set_aside_with_the_reason(tmp_path):
+def test_null_and_blank_texts_are_quarantined(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["good", None, "", " \n\t", "\u3000\u00a0", "also good"]})
     report = run_validation(artifacts, UNIQUE, LONG)
     assert good_rows(artifacts) == [0, 5]
     reasons = quarantine_reasons(artifacts)
     assert reasons["train", 1] == ["expect_column_values_to_not_be_null(column='text')"]
     blank = r"expect_column_values_to_match_regex(column='text', regex='\S')"
-    assert [r[0] for key, r in reasons.items() if key != ("train", 1)] == [
-        blank
-    ] * 3  # also what only Unicode calls space
+    assert [r[0] for key, r in reasons.items() if key != ("train", 1)] == [blank] * 3  # Unicode white space too
     assert report.rows_out == {"train": 2, "validation": 1, "test": 1}
     assert report.quarantined == 4
 
 
-def test_of_equal_rows_the_first_stays(tmp_path):
+def test_first_of_equal_rows_stays(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["one", "two", "one", "three", "one", "two"]})
     report = run_validation(artifacts, UNIQUE)
     assert good_rows(artifacts) == [0, 1, 3]
@@ -62,7 +60,7 @@ def test_of_equal_rows_the_first_stays(tmp_path):
     ]
 
 
-def test_a_training_row_that_repeats_a_held_out_row_leaves_training(tmp_path):
+def test_training_row_that_repeats_a_held_out_row_is_quarantined(tmp_path):
     artifacts = write_raw(
         tmp_path,
         train={"text": ["own", "in test", "in validation"]},
@@ -76,7 +74,7 @@ def test_a_training_row_that_repeats_a_held_out_row_leaves_training(tmp_path):
     assert quarantine_reasons(artifacts)["train", 1][0].endswith("repeats row 6 of test")
 
 
-def test_a_good_row_is_no_duplicate_of_a_bad_one(tmp_path):
+def test_good_row_does_not_repeat_a_bad_one(tmp_path):
     artifacts = write_raw(
         tmp_path,
         train={"text": ["same", "same", "same"], "kind": ["bad", "good", "good"]},
@@ -89,7 +87,7 @@ def test_a_good_row_is_no_duplicate_of_a_bad_one(tmp_path):
     assert good_rows(artifacts) == [1]
 
 
-def test_equal_in_several_columns(tmp_path):
+def test_uniqueness_over_several_columns(tmp_path):
     compound = Expectation(type="expect_compound_columns_to_be_unique", column_list=["text", "tags"])
     rows = {"text": ["a", "a", "a"], "tags": ["x", "y", "x"]}
     artifacts = write_raw(
@@ -99,7 +97,7 @@ def test_equal_in_several_columns(tmp_path):
     assert good_rows(artifacts) == [0, 1]
 
 
-def test_large_integers_beside_nulls_stay_apart(tmp_path):
+def test_large_integers_beside_nulls_stay_distinct(tmp_path):
     """As floats, 2**60 and 2**60 + 1 would be one number."""
     column = {"text": ["a", "b", "c"], "key": [2**60, 2**60 + 1, None]}
     artifacts = write_raw(
@@ -113,7 +111,7 @@ def test_large_integers_beside_nulls_stay_apart(tmp_path):
     assert good_rows(artifacts) == [0, 2]
 
 
-def test_every_failing_row_is_found_past_the_limits_of_gx(tmp_path):
+def test_failing_rows_beyond_the_limits_of_gx_are_found(tmp_path):
     """GX lists 20 rows by default and caps lists of values at 200."""
     artifacts = write_raw(tmp_path, train={"text": ["ab" if i % 2 else "abc" for i in range(3000)]})
     report = run_validation(artifacts, LONG)
@@ -121,7 +119,7 @@ def test_every_failing_row_is_found_past_the_limits_of_gx(tmp_path):
     assert good_rows(artifacts) == list(range(0, 3000, 2))
 
 
-def test_row_ids_need_not_be_unique_over_splits(tmp_path):
+def test_row_ids_need_not_be_unique_across_splits(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["good", "no"]}, test={"text": ["no", "good"]})
     table = pa.table({"row_id": pa.array([0, 1], pa.int64()), "text": ["good", "also good"]})
     pq.write_table(table, artifacts.raw / "validation.parquet")
@@ -130,7 +128,7 @@ def test_row_ids_need_not_be_unique_over_splits(tmp_path):
     assert good_rows(artifacts) == [0]
 
 
-def test_a_check_can_be_limited_to_one_split(tmp_path):
+def test_check_can_be_limited_to_one_split(tmp_path):
     only_train = Expectation(
         type=LONG.type,
         column="text",
@@ -147,7 +145,7 @@ def test_a_check_can_be_limited_to_one_split(tmp_path):
     assert list(quarantine_reasons(artifacts)) == [("train", 1)]
 
 
-def test_a_source_column_called_split_survives(tmp_path):
+def test_source_column_split_is_kept(tmp_path):
     rows = {"text": ["good", "no"], "split": ["x", "y"]}
     artifacts = write_raw(tmp_path, train=rows, validation={"text": ["vvv"], "split": ["x"]}, test=rows)
     run_validation(
@@ -174,7 +172,7 @@ def test_failing_rows_stay_when_they_are_only_reported(tmp_path):
     assert (report.checks[-1].success, report.checks[-1].unexpected_count, report.quarantined) == (False, 1, 0)
 
 
-def test_failing_checks_end_the_stage_and_name_rows_and_values(tmp_path):
+def test_failing_checks_name_rows_and_values(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["good", "no", "x" * 500] + ["no"] * 20})
     strict = Expectation(type=LONG.type, column="text", min_value=3, max_value=99, on_failure="fail")
     with pytest.raises(DataError) as caught:
@@ -183,12 +181,10 @@ def test_failing_checks_end_the_stage_and_name_rows_and_values(tmp_path):
     assert "22 of 25 rows fail; row 1 of train: 'no'; row 2 of train: 'xxx" in message
     assert message.count(" of train: ") == 10
     assert "x" * 100 not in message
-    assert (
-        "expect_table_row_count_to_equal(value=7): the table fails; observed 25" in message
-    )  # names no rows, so it ends the stage
+    assert "expect_table_row_count_to_equal(value=7): the table fails; observed 25" in message  # it names no rows
 
 
-def test_a_label_that_training_never_sees_is_named_with_its_rows(tmp_path):
+def test_label_missing_from_training_is_named_with_its_rows(tmp_path):
     artifacts = write_raw(
         tmp_path,
         train={"text": ["a", "b"], "label": ["refund", "card"]},
@@ -199,7 +195,7 @@ def test_a_label_that_training_never_sees_is_named_with_its_rows(tmp_path):
         run_validation(artifacts, objective=CLASSES)
 
 
-def test_a_label_whose_training_rows_are_all_set_aside_is_unknown_too(tmp_path):
+def test_label_with_only_quarantined_training_rows_is_unknown(tmp_path):
     artifacts = write_raw(
         tmp_path,
         train={"text": ["a", None], "label": [1, 2]},
@@ -210,7 +206,7 @@ def test_a_label_whose_training_rows_are_all_set_aside_is_unknown_too(tmp_path):
         run_validation(artifacts, objective=CLASSES)
 
 
-def test_too_many_bad_rows_end_the_stage(tmp_path):
+def test_too_many_bad_rows_are_an_error(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["good", None, "no", "No", "good too", "fine", "well", "yes!"]})
     with pytest.raises(DataError) as caught:
         run_validation(artifacts, LONG, max_quarantined=0.25)
@@ -224,7 +220,7 @@ def test_too_many_bad_rows_end_the_stage(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("splits", "told"),
+    ("splits", "message"),
     [
         ({"train": {"text": ["good"] * 8}, "test": {"text": ["no"]}}, "no rows remain in test"),
         ({"train": {"text": ["good"] * 8}, "test": {"text": pa.nulls(2)}}, "no rows remain in test"),  # of type null
@@ -232,12 +228,12 @@ def test_too_many_bad_rows_end_the_stage(tmp_path):
         ({s: {"text": ["no"]} for s in SPLITS}, "no rows remain in any split: all 3 rows would be set aside"),
     ],
 )
-def test_a_split_whose_rows_are_all_set_aside(tmp_path, splits, told):
-    with pytest.raises(DataError, match=told):
+def test_split_with_only_bad_rows_is_an_error(tmp_path, splits, message):
+    with pytest.raises(DataError, match=message):
         run_validation(write_raw(tmp_path, **splits), LONG, max_quarantined=0.99)
 
 
-def test_a_held_out_split_without_raw_rows_is_allowed(tmp_path):
+def test_held_out_split_may_be_empty(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["good"]}, test={"text": pa.array([], pa.string())})
     assert run_validation(artifacts).rows_out == {"train": 1, "validation": 1, "test": 0}
 
@@ -254,18 +250,18 @@ def test_missing_columns_are_named_together(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("columns", "objective", "told"),
+    ("columns", "objective", "message"),
     [
         ({"text": [1, 2]}, LANGUAGE, "column `text` of train must hold text, but holds int64"),
         ({"text": ["a"], "label": [[1]]}, CLASSES, "column `label` of train must hold text or integers"),
     ],
 )
-def test_columns_of_the_wrong_type(tmp_path, columns, objective, told):
-    with pytest.raises(DataError, match=told):
+def test_column_of_the_wrong_type_is_an_error(tmp_path, columns, objective, message):
+    with pytest.raises(DataError, match=message):
         run_validation(write_raw(tmp_path, **dict.fromkeys(SPLITS, columns)), objective=objective)
 
 
-def test_splits_with_different_column_types(tmp_path):
+def test_different_column_types_between_splits_are_an_error(tmp_path):
     text = {"text": ["a"]}
     artifacts = write_raw(
         tmp_path, train=text | {"label": ["x"]}, validation=text | {"label": [1]}, test=text | {"label": ["x"]}
@@ -274,7 +270,7 @@ def test_splits_with_different_column_types(tmp_path):
         run_validation(artifacts, objective=CLASSES)
 
 
-def test_missing_and_damaged_files(tmp_path):
+def test_missing_and_damaged_files_are_errors(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["good"]})
     (artifacts.raw / "test.parquet").write_bytes(b"PAR1 torn")
     with pytest.raises(DataError, match=r"test\.parquet: cannot be read as Parquet"):
@@ -284,7 +280,7 @@ def test_missing_and_damaged_files(tmp_path):
         run_validation(artifacts)
 
 
-def test_the_same_rows_give_the_same_files(tmp_path):
+def test_same_rows_give_the_same_files(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["good", None, "no", "good", "good"]})
     aggregate = Expectation(
         type="expect_column_distinct_values_to_be_in_set", column="text", value_set=["x"], on_failure="report"
@@ -301,14 +297,14 @@ def test_the_same_rows_give_the_same_files(tmp_path):
     assert written() == first
 
 
-def test_the_report_on_disk_is_the_one_returned(tmp_path):
+def test_returned_report_is_on_disk(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["good", None]})
     report = run_validation(artifacts)
     assert json.loads(artifacts.report("validate").read_text()) == report.model_dump(mode="json")
     assert report.share == pytest.approx(1 / 4)
 
 
-def test_a_failing_run_leaves_what_was_validated_and_says_why(tmp_path):
+def test_failing_run_keeps_earlier_results_and_explains(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["good", "no"]})
     run_validation(artifacts)
     before = {p: p.read_bytes() for p in artifacts.validated.rglob("*") if p.is_file()}
@@ -320,4 +316,4 @@ def test_a_failing_run_leaves_what_was_validated_and_says_why(tmp_path):
     assert pq.read_table(failed / "quarantine.parquet")["row_id"].to_pylist() == [1]
     assert {p: p.read_bytes() for p in artifacts.validated.rglob("*") if p.is_file()} == before
     run_validation(artifacts)
-    assert not failed.exists(), "an old failure must not stand beside a success"
+    assert not failed.exists(), "a success removes an earlier failure"

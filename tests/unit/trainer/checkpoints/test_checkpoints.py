@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not at all, the newest valid one taken, the identity of a run."""
+"""Checkpoints on disk: sealing, verification, resuming and saving."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from collections import namedtuple
 import pytest
 import torch
 
-from params import CheckpointError, Recipe, StorageError
+from params import CheckpointError, StorageError
 from tests.support import tiny
 from trainer.checkpoints import saver, sealed
 from trainer.checkpoints.resume import choose
 from trainer.checkpoints.saver import Snapshot, Writer, checking_space
-from trainer.identity import run_identity, run_key
 
 RUN = sealed.identity_text({"seed": "3"})
 
@@ -37,12 +36,12 @@ def checkpoint_of(folder, step, content=b"weights", without=(), processes=1):
     return folder / f"checkpoint-{step}"
 
 
-def test_a_sealed_checkpoint_verifies(tmp_path):
+def test_sealed_checkpoint_verifies(tmp_path):
     assert sealed.verify(checkpoint_of(tmp_path, 5)) is None
     assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
 
 
-def test_the_newest_is_that_of_the_highest_step_not_of_the_last_name(tmp_path):
+def test_newest_checkpoint_has_the_highest_step(tmp_path):
     for step in (900, 1000, 20):
         checkpoint_of(tmp_path, step)
     (tmp_path / "checkpoint-best").mkdir()
@@ -70,13 +69,13 @@ def _empty(checkpoint):
         path.rmdir() if path.is_dir() else path.unlink()
 
 
-FLAWS = {
+DAMAGE = {
     "truncated": (_truncate, "not as it was written: model.safetensors"),
     "a flipped bit": (_flip, "not as it was written: model.safetensors"),
     "a file is gone": (lambda c: (c / "rng_state.pth").unlink(), "not as it was written: rng_state.pth"),
     "a file too many": (lambda c: (c / "extra").write_text("x"), "not as it was written: extra"),
     "no manifest": (lambda c: (c / "manifest.json").unlink(), "it has no manifest"),
-    "a torn manifest": (lambda c: (c / "manifest.json").write_text('{"model'), "its manifest is damaged"),
+    "a incomplete manifest": (lambda c: (c / "manifest.json").write_text('{"model'), "its manifest is damaged"),
     "an empty manifest": (lambda c: (c / "manifest.json").write_text(""), "its manifest is damaged"),
     "a manifest of another kind": (lambda c: (c / "manifest.json").write_text("[1]"), "its manifest is damaged"),
     "a manifest that is no text": (lambda c: (c / "manifest.json").write_bytes(b"\xff\xfe"), "its manifest is damaged"),
@@ -84,38 +83,38 @@ FLAWS = {
 }
 
 
-@pytest.mark.parametrize(("spoil", "said"), FLAWS.values(), ids=FLAWS)
-def test_a_broken_checkpoint_is_set_aside_and_an_older_one_taken(tmp_path, caplog, spoil, said):
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_damaged_checkpoint_is_set_aside_for_an_older_one(tmp_path, caplog, damage, message):
     checkpoint_of(tmp_path, 5)
-    spoil(checkpoint_of(tmp_path, 10))
-    assert sealed.verify(tmp_path / "checkpoint-10") == said
+    damage(checkpoint_of(tmp_path, 10))
+    assert sealed.verify(tmp_path / "checkpoint-10") == message
     with caplog.at_level(logging.WARNING):
         assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
     assert (tmp_path / "broken-checkpoint-10").is_dir()
     assert [p.name for p in sealed.all_checkpoints(tmp_path)] == ["checkpoint-5"]
-    assert f"set aside {tmp_path / 'broken-checkpoint-10'}: {said}" in caplog.text
-    spoil(checkpoint_of(tmp_path, 10))  # and once more: an earlier one set aside is in nobody's way
+    assert f"set aside {tmp_path / 'broken-checkpoint-10'}: {message}" in caplog.text
+    damage(checkpoint_of(tmp_path, 10))  # again: an earlier one set aside does not conflict
     assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
 
 
-def test_with_no_checkpoint_that_verifies_there_is_none(tmp_path):
+def test_newest_valid_is_none_without_a_valid_checkpoint(tmp_path):
     assert sealed.newest_valid(tmp_path, RUN) is None
     _flip(checkpoint_of(tmp_path, 5))
     assert sealed.newest_valid(tmp_path, RUN) is None
 
 
-def test_what_was_never_sealed_is_not_seen(tmp_path):
+def test_unsealed_checkpoint_is_ignored(tmp_path):
     (tmp_path / ".staging" / "checkpoint-7").mkdir(parents=True)
     assert sealed.newest_valid(tmp_path, RUN) is None
 
 
-def test_sealing_again_replaces(tmp_path):
+def test_sealing_again_replaces_the_checkpoint(tmp_path):
     checkpoint_of(tmp_path, 5, b"old")
     assert (checkpoint_of(tmp_path, 5, b"new") / "model.safetensors").read_bytes() == b"new" * 100
     assert sealed.verify(tmp_path / "checkpoint-5") is None
 
 
-def test_the_newest_are_retained(tmp_path):
+def test_retain_keeps_the_newest(tmp_path):
     for step in (2, 4, 10, 8):
         checkpoint_of(tmp_path, step)
     sealed.retain(tmp_path, 2)
@@ -129,7 +128,7 @@ def best_of(folder, step: int, value: float) -> None:
     sealed.seal_best(staged, step=step, metric="loss", value=value)
 
 
-def test_a_better_model_takes_the_place_of_the_best(tmp_path):
+def test_better_weights_replace_the_best(tmp_path):
     best_of(tmp_path, 10, 2.0)
     best_of(tmp_path, 20, 1.0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best-20"]
@@ -137,7 +136,7 @@ def test_a_better_model_takes_the_place_of_the_best(tmp_path):
     assert (best.step, best.metric, best.value) == (20, "loss", 1.0)
 
 
-def test_the_best_of_another_run_does_not_count(tmp_path):
+def test_best_weights_of_another_run_are_ignored(tmp_path):
     for folder, value in (("run", 2.0), ("other", 1.0)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "run.json").write_text(folder)
@@ -146,91 +145,17 @@ def test_the_best_of_another_run_does_not_count(tmp_path):
     assert sealed.best_weights(tmp_path / "run", "min").value == 2.0
 
 
-def test_between_two_bests_neither_is_lost(tmp_path):
-    """A kill after the new one is sealed and before the old one is deleted leaves both; a torn one does not count."""
+def test_kill_between_two_best_weights_loses_neither(tmp_path):
+    """A kill after sealing the new weights and before deleting the old ones leaves both; damaged ones are ignored."""
     best_of(tmp_path, 10, 2.0)
-    (tmp_path / "best-10").rename(tmp_path / "kept")
+    (tmp_path / "best-10").rename(tmp_path / "older")
     best_of(tmp_path, 20, 1.0)
-    (tmp_path / "kept").rename(tmp_path / "best-10")
+    (tmp_path / "older").rename(tmp_path / "best-10")
     assert sealed.best_weights(tmp_path, "min").step == 20
     assert sealed.best_weights(tmp_path, "max").step == 10
-    (tmp_path / "best-20" / "model.safetensors").write_text("torn")
+    (tmp_path / "best-20" / "model.safetensors").write_text("incomplete")
     assert sealed.best_weights(tmp_path, "min").step == 10
     assert sealed.best_weights(tmp_path / "nowhere", "min") is None
-
-
-@pytest.fixture
-def tokens(tmp_path):
-    folder = tmp_path / "tokens"
-    (folder / "tokenizer").mkdir(parents=True)
-    for name in ("train.arrow", "objective.json", "tokenizer/tokenizer.json"):
-        (folder / name).write_text(name)
-    return folder
-
-
-def determined(tokens, changes=None):
-    made = Recipe.model_validate(tiny.recipe(changes))
-    return run_identity(
-        seed=made.seed, objective=made.objective, model=made.model, training=made.training, tokens=tokens
-    )
-
-
-def key(tokens, changes=None):
-    return run_key(determined(tokens, changes))
-
-
-SAME_RUN = {
-    "launch.num_processes": 4,
-    "launch.micro_batch_size": 1,
-    "launch.eval_batch_size": 2,
-    "training.logging_steps": 7,
-    "training.keep_checkpoints": 5,
-    "training.save_steps": 3,
-    "training.save_minutes": 1.5,
-    "training.resume": "never",
-    "training.arguments": {"log_level": "info", "logging_first_step": True, "report_to": "none", "run_name": "a"},
-    "evaluation.split": "validation",
-}
-OTHER_RUN = {
-    "seed": 4,
-    "training.learning_rate": 1e-3,
-    "training.max_steps": 13,
-    "training.eval_steps": 3,
-    "training.streaming": True,
-    "training.arguments": {"adam_beta2": 0.95},
-    "objective.packing": False,
-    "objective.name": "sequence_classification",
-    "model.config.hidden_size": 64,
-    "model": {"pretrained": "owner/name"},
-}
-
-
-@pytest.mark.parametrize("path", SAME_RUN)
-def test_what_is_written_down_and_where_it_runs_is_the_same_run(tokens, path):
-    assert key(tokens, {path: SAME_RUN[path]}) == key(tokens)
-
-
-def test_whatever_is_learned_otherwise_is_another_run(tokens):
-    keys = [key(tokens, {path: value}) for path, value in OTHER_RUN.items()]
-    assert len({key(tokens), *keys}) == len(OTHER_RUN) + 1
-    assert len(key(tokens)) == 16
-
-
-@pytest.mark.parametrize("name", ["train.arrow", "objective.json", "tokenizer/tokenizer.json"])
-def test_other_data_or_another_tokenizer_is_another_run(tokens, name):
-    before = key(tokens)
-    (tokens / name).write_text("changed")
-    assert key(tokens) != before
-
-
-def test_other_weights_in_the_base_models_folder_are_another_run(tokens, tmp_path):
-    base = tmp_path / "base"
-    base.mkdir()
-    (base / "model.safetensors").write_text("a")
-    changes = {"model": {"pretrained": str(base)}}
-    before = key(tokens, changes)
-    (base / "model.safetensors").write_text("b")
-    assert key(tokens, changes) != before
 
 
 @pytest.mark.parametrize(
@@ -245,20 +170,20 @@ def test_other_weights_in_the_base_models_folder_are_another_run(tokens, tmp_pat
         ("rng_state.pth", "the random state"),
     ],
 )
-def test_a_checkpoint_that_lacks_a_part_is_not_gone_on_from(tmp_path, caplog, name, what):
+def test_incomplete_checkpoint_is_not_resumed(tmp_path, caplog, name, what):
     checkpoint_of(tmp_path, 5)
-    torn = checkpoint_of(tmp_path, 10, without=[name])
-    assert sealed.verify(torn) is None
-    assert sealed.defect(torn) == f"it lacks {what}"
+    incomplete = checkpoint_of(tmp_path, 10, without=[name])
+    assert sealed.verify(incomplete) is None
+    assert sealed.defect(incomplete) == f"it lacks {what}"
     assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
     assert f"it lacks {what}" in caplog.text
 
 
-def test_a_checkpoint_needs_the_random_state_of_every_process(tmp_path):
+def test_checkpoint_needs_the_random_state_of_every_process(tmp_path):
     assert sealed.defect(checkpoint_of(tmp_path, 5, processes=2)) == "it has the random state of 1 of 2 processes"
 
 
-def test_a_checkpoint_of_another_run_is_set_aside(tmp_path, caplog):
+def test_checkpoint_of_another_run_is_set_aside(tmp_path, caplog):
     checkpoint_of(tmp_path, 5)
     assert sealed.newest_valid(tmp_path, sealed.identity_text({"seed": "4"})) is None
     assert "it belongs to another run" in caplog.text
@@ -268,50 +193,50 @@ def test_a_checkpoint_of_another_run_is_set_aside(tmp_path, caplog):
 IDENTITY = {"seed": "3"}
 
 
-def chosen(tmp_path, caplog, resume="auto", run=IDENTITY, folder="run"):
+def choose_logged(tmp_path, caplog, resume="auto", run=IDENTITY, folder="run"):
     caplog.clear()
     with caplog.at_level(logging.INFO):
         found = choose(tmp_path / folder, run, resume)
-    assert len([r for r in caplog.records if r.levelno == logging.INFO]) == 1, "one line says it"
+    assert len([r for r in caplog.records if r.levelno == logging.INFO]) == 1, "one log line"
     return found, caplog.records[-1].getMessage()
 
 
-def test_the_newest_valid_checkpoint_is_gone_on_from(tmp_path, caplog):
-    assert chosen(tmp_path, caplog) == (None, "train: run run starts at step 0: it has no checkpoint")
+def test_resume_from_the_newest_valid_checkpoint(tmp_path, caplog):
+    assert choose_logged(tmp_path, caplog) == (None, "train: run run starts at step 0: it has no checkpoint")
     checkpoint_of(tmp_path / "run", 5)
-    found, said = chosen(tmp_path, caplog)
+    found, message = choose_logged(tmp_path, caplog)
     assert found == tmp_path / "run" / "checkpoint-5"
-    assert said == f"train: run run goes on at step 5 from {found}, the newest valid checkpoint"
+    assert message == f"train: run run goes on at step 5 from {found}, the newest valid checkpoint"
 
 
-def test_what_another_run_left_is_named_with_the_difference(tmp_path, caplog):
+def test_checkpoint_of_another_run_is_named_with_the_difference(tmp_path, caplog):
     checkpoint_of(tmp_path / "other", 5)
     (tmp_path / "other" / "run.json").write_text(json.dumps({"seed": "4", "code trainer.py": "a", "gone": "1"}))
-    _, said = chosen(tmp_path, caplog, run=IDENTITY | {"code trainer.py": "b"})
-    there = tmp_path / "other" / "checkpoint-5"
-    expected = f"{there} is of another run (code trainer.py has changed, gone was 1, is not set, seed was 4, is 3)"
-    assert said == f"train: run run starts at step 0: {expected}"
+    _, message = choose_logged(tmp_path, caplog, run=IDENTITY | {"code trainer.py": "b"})
+    other = tmp_path / "other" / "checkpoint-5"
+    expected = f"{other} is of another run (code trainer.py has changed, gone was 1, is not set, seed was 4, is 3)"
+    assert message == f"train: run run starts at step 0: {expected}"
 
 
-def test_never_starts_at_step_0_and_leaves_nothing_of_before(tmp_path, caplog):
+def test_resume_never_deletes_checkpoints_and_starts_at_step_0(tmp_path, caplog):
     checkpoint_of(tmp_path / "run", 5)
     best_of(tmp_path / "run", 5, 1.0)
-    found, said = chosen(tmp_path, caplog, "never")
+    found, message = choose_logged(tmp_path, caplog, "never")
     assert found is None
-    assert said.endswith("because training.resume is `never`, 1 checkpoint(s) deleted")
+    assert message.endswith("because training.resume is `never`, 1 checkpoint(s) deleted")
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["run.json"]
 
 
-def test_a_named_checkpoint_is_gone_on_from_until_the_run_has_a_later_one_of_its_own(tmp_path, caplog):
+def test_resume_from_a_named_checkpoint_until_the_run_has_a_later_one(tmp_path, caplog):
     named = checkpoint_of(tmp_path / "elsewhere", 5)
     checkpoint_of(tmp_path / "run", 3)
-    found, said = chosen(tmp_path, caplog, str(named))
-    assert (found, said) == (named, f"train: run run goes on at step 5 from {named}, as training.resume says")
+    found, message = choose_logged(tmp_path, caplog, str(named))
+    assert (found, message) == (named, f"train: run run goes on at step 5 from {named}, as training.resume says")
     checkpoint_of(tmp_path / "run", 7)
-    assert chosen(tmp_path, caplog, str(named))[0] == tmp_path / "run" / "checkpoint-7"
+    assert choose_logged(tmp_path, caplog, str(named))[0] == tmp_path / "run" / "checkpoint-7"
 
 
-def test_a_named_checkpoint_that_cannot_be_used_is_an_error_and_no_fresh_start(tmp_path):
+def test_unusable_named_checkpoint_is_an_error(tmp_path):
     named = checkpoint_of(tmp_path / "elsewhere", 5)
     with pytest.raises(CheckpointError, match="there is no such folder"):
         choose(tmp_path / "run", IDENTITY, str(tmp_path / "nowhere"))
@@ -323,7 +248,7 @@ def test_a_named_checkpoint_that_cannot_be_used_is_an_error_and_no_fresh_start(t
         choose(tmp_path / "run", IDENTITY, str(named))
 
 
-def test_a_snapshot_keeps_values_and_sharing_and_its_memory():
+def test_snapshot_copies_values_keeps_sharing_and_reuses_memory():
     weight = torch.arange(4.0)
     snapshot = Snapshot()
     first = snapshot.take({"a": weight, "tied": weight, "n": 3, "part": weight[:2]})
@@ -340,7 +265,7 @@ def test_a_snapshot_keeps_values_and_sharing_and_its_memory():
     assert third["a"].dtype == torch.float64
 
 
-def test_a_writer_works_in_order_and_raises_the_first_failure_once():
+def test_writer_works_in_order_and_raises_the_first_error_once():
     done = []
 
     def fail():
@@ -356,7 +281,7 @@ def test_a_writer_works_in_order_and_raises_the_first_failure_once():
     writer.wait()
 
 
-def test_a_save_without_room_says_how_much_is_missing_and_tidies_up(tmp_path, monkeypatch):
+def test_save_without_space_is_an_error_and_cleans_up(tmp_path, monkeypatch):
     staging = tmp_path / "run" / ".staging"
     staging.mkdir(parents=True)
     usage = namedtuple("usage", "free")

@@ -1,4 +1,4 @@
-"""The iterative trainer: what a step learns, from what it is given, alone and with other processes."""
+"""The iterative trainer: its API, its rows, and what a step learns on one process or two."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ ROWS = [torch.tensor(ids) for ids in ([2, 3, 4, 5, 6], [7, 8], [9, 10, 11, 12], 
 
 
 def tokenizer():
-    """A word a letter; it pads with its end-of-text token, which it does not add by itself."""
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", pad_token="</s>", unk_token="<unk>")
+    """One token per letter; pads with the end-of-text token, which it does not add itself."""
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", pad_token="</s>", unk_token="<unk>")
 
 
 def llama(seed=0):
@@ -61,7 +61,7 @@ def llama(seed=0):
 
 
 def gpt2():
-    """Of those for which Trainer counts one token a row too many."""
+    """One of the models for which Trainer counts one token too many per row."""
     torch.manual_seed(0)
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
     return GPT2LMHeadModel(GPT2Config(vocab_size=len(WORDS), bos_token_id=0, eos_token_id=0, **sizes)).eval()
@@ -79,7 +79,7 @@ def config(folder, **fields):
     return IterativeSFTConfig(output_dir=str(folder), **(QUIET | fields))
 
 
-def made(folder, model=None, **fields):
+def new_trainer(folder, model=None, **fields):
     return IterativeSFTTrainer(model or llama(), args=config(folder, **fields), processing_class=tokenizer())
 
 
@@ -87,13 +87,13 @@ def weights(trained):
     return {name: value.detach().clone() for name, value in trained.model.state_dict().items()}
 
 
-def furthest(first, second):
+def largest_difference(first, second):
     assert first.keys() == second.keys()
     return max((first[name] - second[name]).abs().max().item() for name in first)
 
 
 def nll(model, rows):
-    """Summed over the predicted tokens of `rows`, one row at a time; and how many there are."""
+    """The negative log-likelihood summed over the predicted tokens of `rows`, and their number."""
     total, count = 0.0, 0
     with torch.no_grad():
         for row in rows:
@@ -103,11 +103,11 @@ def nll(model, rows):
     return total, count
 
 
-# The page of the trainer that TRL had
+# The API of TRL's former trainer
 
 
-def test_the_snippets_of_trls_page_work(tmp_path, monkeypatch):
-    """As they stand in docs/iterative.md, where only the import differs."""
+def test_snippets_of_trls_documentation_work(tmp_path, monkeypatch):
+    """The snippets of docs/iterative.md, which differ only in the import."""
     folder = tmp_path / "facebook" / "opt-350m"
     sizes = {
         "hidden_size": 16,
@@ -129,13 +129,13 @@ def test_the_snippets_of_trls_page_work(tmp_path, monkeypatch):
     for snippet in (tensors, strings):
         exec(snippet, names)
         after = weights(names["trainer"])
-        assert furthest(before, after) > 0
+        assert largest_difference(before, after) > 0
         before = after
     exec(configuration, names)
-    wanted = names["config"]
-    assert (wanted.max_length, wanted.max_steps, wanted.optimize_device_cache) == (512, 1000, True)
-    wanted.report_to = []
-    by_name = IterativeSFTTrainer("facebook/opt-350m", args=wanted)
+    made_config = names["config"]
+    assert (made_config.max_length, made_config.max_steps, made_config.optimize_device_cache) == (512, 1000, True)
+    made_config.report_to = []
+    by_name = IterativeSFTTrainer("facebook/opt-350m", args=made_config)
     assert by_name.model.dtype == torch.bfloat16
     assert by_name.step(texts=["a b c", "d e"] * 8)["updates"] == 1
     kwargs = {"torch_dtype": "bfloat16", "device_map": "auto", "trust_remote_code": True}
@@ -143,7 +143,7 @@ def test_the_snippets_of_trls_page_work(tmp_path, monkeypatch):
     assert by_name.step(texts=["a b c"])["loss"] > 0
 
 
-def test_the_oldest_form_of_the_call(tmp_path, monkeypatch):
+def test_positional_model_and_tokenizer(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, words = llama(), tokenizer()
     trained = IterativeSFTTrainer(model, words)
@@ -152,7 +152,7 @@ def test_the_oldest_form_of_the_call(tmp_path, monkeypatch):
     assert trained.step(texts=["a b c"])["updates"] == 1
 
 
-def test_a_parser_of_arguments_reads_the_config(tmp_path):
+def test_hf_argument_parser_reads_the_config(tmp_path):
     flags = ["--output_dir", str(tmp_path), "--max_length", "7", "--truncation_mode", "keep_start", "--use_cpu", "true"]
     flags += ["--model_init_kwargs", '{"dtype": "bfloat16"}', "--optimize_device_cache"]
     parser = HfArgumentParser(IterativeSFTConfig)
@@ -166,7 +166,7 @@ def test_a_parser_of_arguments_reads_the_config(tmp_path):
         parser.parse_args_into_dataclasses(["--truncation_mode", "keep_middle"])
 
 
-def test_the_package_stays_free_of_torch_until_it_is_asked():
+def test_package_imports_torch_lazily():
     code = "import sys, trainer; print('torch' in sys.modules, trainer.IterativeSFTConfig.__name__, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False IterativeSFTConfig True\n"
@@ -174,7 +174,7 @@ def test_the_package_stays_free_of_torch_until_it_is_asked():
         _ = package.IterativeSFT
 
 
-def test_no_run_of_a_recipe_depends_on_it(tmp_path):
+def test_run_identity_excludes_the_iterative_trainer(tmp_path):
     _, recipe = tiny.tokenized(tmp_path, tiny.recipe())
     sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training")}
     hashed = set(run_identity(tokens=tmp_path, **sections).values())
@@ -191,11 +191,11 @@ def test_no_run_of_a_recipe_depends_on_it(tmp_path):
 
 
 def collator(**changes):
-    given = {"encoder_decoder": False, "tokenizer": tokenizer(), "max_length": None, "keep_end": True}
-    return RowCollator(**(given | changes))
+    fields = {"encoder_decoder": False, "tokenizer": tokenizer(), "max_length": None, "keep_end": True}
+    return RowCollator(**(fields | changes))
 
 
-def test_padding_is_recognized_by_position_and_never_learned():
+def test_padding_is_recognized_by_position():
     batch = collator()(
         [
             {"input_ids": [5, 6, 0], "attention_mask": [1, 1, 1]},  # ends with the end-of-text token, learned
@@ -210,7 +210,7 @@ def test_padding_is_recognized_by_position_and_never_learned():
 
 
 @pytest.mark.parametrize(("keep_end", "kept"), [(True, slice(2, 5)), (False, slice(0, 3))])
-def test_long_sequences_lose_one_end_in_all_tensors(keep_end, kept):
+def test_truncation_cuts_all_tensors_alike(keep_end, kept):
     ids, mask, labels = torch.tensor([3, 4, 5, 6, 7]), torch.tensor([1, 1, 0, 1, 1]), torch.tensor([-100, 4, 5, 6, 9])
     (row,) = collator(max_length=3, keep_end=keep_end).rows_of_tensors([ids], [mask], [labels])
     assert row["input_ids"].tolist() == ids[kept].tolist()
@@ -227,8 +227,8 @@ def test_long_sequences_lose_one_end_in_all_tensors(keep_end, kept):
 
 
 @pytest.mark.parametrize(("pad", "wanted"), [("</s>", [4, 5, 0]), ("<unk>", [4, 5, 0, 0])])
-def test_labels_of_a_decoder_lose_their_padding(pad, wanted):
-    """But for the token that ends them, where the two are one."""
+def test_decoder_labels_lose_their_padding(pad, wanted):
+    """Except the end-of-text token, if it is also the padding token."""
     words = tokenizer()
     words.pad_token = pad
     labels = torch.tensor([4, 5, 0, 0, *[words.pad_token_id] * 3])
@@ -240,7 +240,7 @@ ONE, TWO = [torch.tensor([2, 3])], [torch.tensor([2, 3]), torch.tensor([4, 5])]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({}, "neither input_ids nor texts"),
         ({"input_ids": ONE, "texts": ["a b"]}, "both input_ids and texts are given"),
@@ -270,15 +270,15 @@ ONE, TWO = [torch.tensor([2, 3])], [torch.tensor([2, 3]), torch.tensor([4, 5])]
         ({"input_ids": ONE, "labels": [torch.tensor([2, -100])]}, "row 0 has no token to predict"),
     ],
 )
-def test_invalid_arguments_of_step(given, message, trained):
+def test_invalid_step_arguments_are_refused(arguments, message, trained):
     with pytest.raises(ValueError, match=message):
-        trained.step(**given)
+        trained.step(**arguments)
     assert trained.state.global_step == 0
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    return made(tmp_path_factory.mktemp("unused"))
+    return new_trainer(tmp_path_factory.mktemp("unused"))
 
 
 @pytest.mark.parametrize(
@@ -291,9 +291,9 @@ def trained(tmp_path_factory):
         ({"model_init_kwargs": {"dtype": "bfloat16"}}, "is for a model given by name, and model is a model object"),
     ],
 )
-def test_arguments_that_need_trainers_loop(fields, message, tmp_path):
+def test_arguments_that_need_trainers_loop_are_refused(fields, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        made(tmp_path, **fields)
+        new_trainer(tmp_path, **fields)
 
 
 @pytest.mark.parametrize(
@@ -304,12 +304,12 @@ def test_arguments_that_need_trainers_loop(fields, message, tmp_path):
         ({"model_init_kwargs": "bfloat16"}, "use a dictionary"),
     ],
 )
-def test_invalid_configs(fields, message, tmp_path):
+def test_invalid_config_is_refused(fields, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         config(tmp_path, **fields)
 
 
-def test_models_and_arguments_of_the_wrong_kind(tmp_path):
+def test_invalid_models_and_arguments_are_refused(tmp_path):
     llama().save_pretrained(tmp_path / "llama")
     for kwargs, message in (
         ({"dtype": "bfloat61"}, "no dtype 'bfloat61'"),
@@ -324,15 +324,15 @@ def test_models_and_arguments_of_the_wrong_kind(tmp_path):
     with pytest.raises(TypeError, match="args is of type dict"):
         IterativeSFTTrainer(llama(), {"max_length": 3})
     with pytest.raises(TypeError, match="the loop is yours"):
-        made(tmp_path).train()
+        new_trainer(tmp_path).train()
 
 
 # What a step learns
 
 
 @pytest.mark.parametrize("form", ["tensors", "texts", "masked"])
-def test_the_loss_is_the_mean_over_predicted_tokens(form, tmp_path):
-    first = made(tmp_path, per_device_train_batch_size=2, learning_rate=0.0)
+def test_loss_is_the_mean_over_predicted_tokens(form, tmp_path):
+    first = new_trainer(tmp_path, per_device_train_batch_size=2, learning_rate=0.0)
     texts = ["a b c d e", "f g", "h i j"]
     total, count = nll(first.model, [torch.tensor(tokenizer()(text)["input_ids"]) for text in texts])
     if form == "texts":
@@ -354,21 +354,21 @@ def test_the_loss_is_the_mean_over_predicted_tokens(form, tmp_path):
     }
 
 
-def test_only_labels_have_a_loss(tmp_path):
+def test_loss_covers_only_labels(tmp_path):
     model = llama()
     labels = torch.tensor([-100, -100, -100, 5, 6])
     with torch.no_grad():
         log_p = model(input_ids=ROWS[0][None]).logits[0].log_softmax(-1)
-    metrics = made(tmp_path, model).step(input_ids=ROWS[:1], labels=[labels])
+    metrics = new_trainer(tmp_path, model).step(input_ids=ROWS[:1], labels=[labels])
     assert metrics["tokens"] == 2
     assert metrics["loss"] == pytest.approx(-(log_p[2, 5] + log_p[3, 6]).item() / 2, rel=1e-6)
 
 
 def test_steps_lower_the_loss_of_their_rows(tmp_path):
-    better = made(tmp_path, learning_rate=3e-2, logging_steps=5, max_steps=20)
+    better = new_trainer(tmp_path, learning_rate=3e-2, logging_steps=5, max_steps=20)
     losses = [better.step(texts=["a b c d e f", "z y x w"])["loss"] for _ in range(20)]
     assert losses[-1] < 0.3 * losses[0]
-    assert not better.model.training, "it is left in the mode that it was in, to generate from"
+    assert not better.model.training, "the model is back in its former mode"
     assert better.control.should_training_stop
     logged = [line for line in better.state.log_history if "loss" in line]
     assert [line["step"] for line in logged] == [5, 10, 15, 20]
@@ -376,27 +376,27 @@ def test_steps_lower_the_loss_of_their_rows(tmp_path):
     assert [line["learning_rate"] for line in logged] == pytest.approx([3e-2 * (20 - s) / 20 for s in (4, 9, 14, 19)])
     before = weights(better)
     assert better.step(texts=["a b"])["learning_rate"] == 0.0
-    assert furthest(before, weights(better)) == 0
+    assert largest_difference(before, weights(better)) == 0
 
 
-def test_without_an_end_the_learning_rate_stays_after_its_warm_up(tmp_path):
-    endless = made(tmp_path, learning_rate=1e-2, warmup_steps=2)
+def test_learning_rate_is_constant_after_warmup_without_max_steps(tmp_path):
+    endless = new_trainer(tmp_path, learning_rate=1e-2, warmup_steps=2)
     rates = [endless.step(texts=["a b"])["learning_rate"] for _ in range(4)]
     assert rates == pytest.approx([0.0, 5e-3, 1e-2, 1e-2])
 
 
-@pytest.mark.parametrize("most", [0.0, 0.05])
-def test_accumulation_is_one_large_batch(most, tmp_path):
-    """In one call, over calls that each bring a part, and with what is left over taken by `finish`."""
-    sgd = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": most}
-    whole = made(tmp_path, per_device_train_batch_size=5, **sgd)
+@pytest.mark.parametrize("max_norm", [0.0, 0.05])
+def test_accumulation_equals_one_large_batch(max_norm, tmp_path):
+    """In one call, over several calls, and with a remainder that `finish` applies."""
+    sgd = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": max_norm}
+    whole = new_trainer(tmp_path, per_device_train_batch_size=5, **sgd)
     norm = whole.step(input_ids=ROWS)["grad_norm"]
     before, after = llama().state_dict(), weights(whole)
     moved = sum((after[name] - before[name]).double().square().sum().item() for name in before) ** 0.5
     assert norm > 0.1
-    assert moved == pytest.approx(most or norm, rel=1e-3), "by the gradient, clipped"
+    assert moved == pytest.approx(max_norm or norm, rel=1e-3), "by the gradient, clipped"
     parts = {"per_device_train_batch_size": 1, **sgd}
-    at_once, one_by_one, unfinished = (made(tmp_path, gradient_accumulation_steps=n, **parts) for n in (5, 5, 7))
+    at_once, one_by_one, unfinished = (new_trainer(tmp_path, gradient_accumulation_steps=n, **parts) for n in (5, 5, 7))
     assert at_once.step(input_ids=ROWS)["grad_norm"] == pytest.approx(norm, rel=1e-5)
     seen = [one_by_one.step(input_ids=[row]) for row in ROWS]
     assert [metrics["pending"] for metrics in seen] == [1, 2, 3, 4, 0]
@@ -405,21 +405,21 @@ def test_accumulation_is_one_large_batch(most, tmp_path):
     assert seen[4]["grad_norm"] == pytest.approx(norm, rel=1e-5)
     unfinished.step(input_ids=ROWS[:2])
     unfinished.step(input_ids=ROWS[2:])
-    assert furthest(weights(unfinished), llama().state_dict()) == 0
+    assert largest_difference(weights(unfinished), llama().state_dict()) == 0
     assert unfinished.finish()["grad_norm"] == pytest.approx(norm, rel=1e-5)
     for other in (at_once, one_by_one, unfinished):
-        assert furthest(weights(other), weights(whole)) < 1e-6
+        assert largest_difference(weights(other), weights(whole)) < 1e-6
 
 
 SCRIPT = """
 import json, sys
 import torch
-from tests.unit.trainer.iterative.test_iterative import ROWS, made
+from tests.unit.trainer.iterative.test_iterative import ROWS, new_trainer
 from safetensors.torch import save_file
 
 folder, rank = sys.argv[1], int(__import__("os").environ["RANK"])
 own = [ROWS[:3], ROWS[3:]][rank]
-trained = made(folder, per_device_train_batch_size=1, gradient_accumulation_steps=3, optim="sgd", learning_rate=0.3)
+trained = new_trainer(folder, per_device_train_batch_size=1, gradient_accumulation_steps=3, optim="sgd", learning_rate=0.3)
 seen = [trained.step(input_ids=own), trained.step(input_ids=own[:1])]
 try:
     trained.step(input_ids=[] if rank else own)
@@ -434,8 +434,8 @@ torch.distributed.destroy_process_group()
 """
 
 
-def test_two_processes_learn_what_one_does(tmp_path):
-    """Of five rows one process has three and the other two; then each has one more, taken by `finish`."""
+def test_two_processes_train_like_one(tmp_path):
+    """Five rows as three and two; then one more each, applied by `finish`."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [
@@ -451,11 +451,11 @@ def test_two_processes_learn_what_one_does(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    alone = made(tmp_path / "alone", per_device_train_batch_size=5, optim="sgd", learning_rate=0.3)
+    alone = new_trainer(tmp_path / "alone", per_device_train_batch_size=5, optim="sgd", learning_rate=0.3)
     wanted = [alone.step(input_ids=ROWS), alone.step(input_ids=[ROWS[0], ROWS[3]])]
-    moved = furthest(weights(alone), llama().state_dict())
+    moved = largest_difference(weights(alone), llama().state_dict())
     shared = load_file(tmp_path / "model" / "model.safetensors")
-    assert furthest(shared, weights(alone)) < 1e-6 < 1e-3 < moved
+    assert largest_difference(shared, weights(alone)) < 1e-6 < 1e-3 < moved
     first, second = (json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in (0, 1))
     assert first[:2] == second[:2]
     assert (first[0]["loss"], first[0]["grad_norm"]) == pytest.approx(
@@ -469,18 +469,18 @@ def test_two_processes_learn_what_one_does(tmp_path):
     assert first[2] == f"on process 1, {second[2]}"
 
 
-# Other models, other parts of Trainer
+# Other models and parts of Trainer
 
 
-def test_an_encoder_decoder_model_needs_labels(tmp_path):
+def test_encoder_decoder_model_needs_labels(tmp_path):
     model = t5()
     model.save_pretrained(tmp_path / "t5")
     tokenizer().save_pretrained(tmp_path / "t5")
     named = IterativeSFTTrainer(str(tmp_path / "t5"), config(tmp_path, learning_rate=3e-2))
     assert isinstance(named.model, T5ForConditionalGeneration)
-    for given, missing in (({"texts": ["a b"]}, "texts_labels"), ({"input_ids": ONE}, "labels")):
+    for arguments, missing in (({"texts": ["a b"]}, "texts_labels"), ({"input_ids": ONE}, "labels")):
         with pytest.raises(ValueError, match=f"encoder-decoder model needs labels; give {missing}"):
-            named.step(**given)
+            named.step(**arguments)
     labels = [torch.tensor([5, 6, 0]), torch.tensor([7, 0])]
     with torch.no_grad():
         losses = [model(input_ids=row[None], labels=own[None]).loss for row, own in zip(TWO, labels, strict=True)]
@@ -495,10 +495,10 @@ def test_an_encoder_decoder_model_needs_labels(tmp_path):
 
 # peft 0.21.2 asks transformers 5.23 by the old name: https://github.com/huggingface/peft
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_an_adapter_alone_is_trained_and_saved(tmp_path):
+def test_only_the_adapter_is_trained_and_saved(tmp_path):
     model = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj"], lora_alpha=4, task_type="CAUSAL_LM"))
     base = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
-    adapted = made(tmp_path, model, learning_rate=1e-2)
+    adapted = new_trainer(tmp_path, model, learning_rate=1e-2)
     losses = [adapted.step(texts=["a b c d e f"])["loss"] for _ in range(10)]
     assert losses[-1] < losses[0]
     assert all(torch.equal(p, base[n]) for n, p in model.named_parameters() if n in base)
@@ -508,7 +508,7 @@ def test_an_adapter_alone_is_trained_and_saved(tmp_path):
     assert "library_name: peft" in (tmp_path / "README.md").read_text()
 
 
-def test_evaluation_checkpoints_and_saving_are_trainers(tmp_path):
+def test_evaluation_checkpoints_and_saving(tmp_path):
     evaluated = [{"input_ids": row.tolist()} for row in ROWS[:2]]
     fields = {
         "eval_strategy": "steps",
@@ -529,11 +529,11 @@ def test_evaluation_checkpoints_and_saving_are_trainers(tmp_path):
     assert (tmp_path / "checkpoint-4" / "optimizer.pt").exists()
     full.save_model(str(tmp_path / "saved"))
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert furthest(reloaded.state_dict(), weights(full)) == 0
+    assert largest_difference(reloaded.state_dict(), weights(full)) == 0
     assert full.model.is_activation_checkpointing
 
 
-def test_a_custom_collator_and_optimizer(tmp_path):
+def test_custom_collator_and_optimizer(tmp_path):
     model = llama()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
     collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
@@ -541,32 +541,32 @@ def test_a_custom_collator_and_optimizer(tmp_path):
     own = IterativeSFTTrainer(model, args, collator, processing_class=tokenizer(), optimizers=(optimizer, None))
     with_end = torch.tensor([2, 3, 0])
     metrics = own.step(input_ids=[with_end, ROWS[0]])
-    assert metrics["tokens"] == 1 + 4, "this collator takes the end of the text for padding"
+    assert metrics["tokens"] == 1 + 4, "this collator treats the end of the text as padding"
     assert metrics["learning_rate"] == 0.25
-    assert made(tmp_path).step(input_ids=[with_end])["tokens"] == 2
+    assert new_trainer(tmp_path).step(input_ids=[with_end])["tokens"] == 2
 
 
-def test_weights_of_a_schedule_free_optimizer_are_those_to_use(tmp_path):
-    free = made(tmp_path, optim="schedule_free_adamw", lr_scheduler_type="constant", learning_rate=3e-2)
+def test_schedule_free_optimizer_exposes_averaged_weights(tmp_path):
+    free = new_trainer(tmp_path, optim="schedule_free_adamw", lr_scheduler_type="constant", learning_rate=3e-2)
     losses = [free.step(texts=["a b c d e f"])["loss"] for _ in range(20)]
     averaged = weights(free)
     total, count = nll(free.model, [torch.arange(2, 8)])
     assert total / count < losses[0]
     free.optimizer.train()
-    assert furthest(averaged, weights(free)) > 1e-4, "others are trained with"
+    assert largest_difference(averaged, weights(free)) > 1e-4, "training uses other weights"
 
 
-def test_the_device_cache_is_emptied_with_optimize_device_cache(tmp_path, monkeypatch):
+def test_optimize_device_cache_empties_the_cache(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("trainer.iterative.trainer.clear_device_cache", lambda **options: calls.append(options))
-    made(tmp_path).step(texts=["a b"])
+    new_trainer(tmp_path).step(texts=["a b"])
     assert calls == []
-    made(tmp_path, optimize_device_cache=True).step(texts=["a b"])
+    new_trainer(tmp_path, optimize_device_cache=True).step(texts=["a b"])
     assert len(calls) == 1
 
 
-def test_the_card_says_what_the_trainer_knows(tmp_path):
-    described = made(tmp_path / "My-model", max_steps=2, logging_steps=1)
+def test_model_card_describes_the_training(tmp_path):
+    described = new_trainer(tmp_path / "My-model", max_steps=2, logging_steps=1)
     described.model.config._name_or_path = "acme/base"
     loss = described.step(texts=["a b c"])["loss"]
     described.create_model_card(dataset_name="acme/rows", tags="toy")
@@ -580,17 +580,17 @@ def test_the_card_says_what_the_trainer_knows(tmp_path):
     assert str(tmp_path) not in text
 
 
-def test_rows_of_a_data_set_can_be_given(tmp_path):
+def test_step_accepts_dataset_columns(tmp_path):
     from datasets import Dataset
 
     table = Dataset.from_dict({"input_ids": [[2, 3, 4], [5, 6, 7]], "text": ["a b", "c d"]})
-    given = made(tmp_path)
-    assert given.step(texts=table["text"])["rows"] == 2
-    assert given.step(input_ids=table.with_format("torch")["input_ids"])["tokens"] == 4
+    trainer = new_trainer(tmp_path)
+    assert trainer.step(texts=table["text"])["rows"] == 2
+    assert trainer.step(input_ids=table.with_format("torch")["input_ids"])["tokens"] == 4
 
 
-def test_the_model_that_was_passed_is_the_one_that_is_trained(tmp_path):
+def test_passed_model_is_trained_in_place(tmp_path):
     model = llama()
     before = copy.deepcopy(model.state_dict())
-    made(tmp_path, model, learning_rate=1e-2).step(input_ids=ROWS)
-    assert furthest(before, model.state_dict()) > 0
+    new_trainer(tmp_path, model, learning_rate=1e-2).step(input_ids=ROWS)
+    assert largest_difference(before, model.state_dict()) > 0

@@ -1,4 +1,4 @@
-"""Adapters: nothing else learns, checkpoints hold nothing else, and what is published stands alone."""
+"""LoRA adapters: only they are trained and saved; the published model is merged. Also on quantized models."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SFT = {"name": "sft", "prompt_column": "text", "completion_column": "label", "pa
 STEPS = {"tokenization.max_length": 96, "training.max_steps": 6, "training.save_steps": 3, "training.eval_steps": 3}
 
 
-def adapted(root, changes=None, **sections):
-    """Trains adapters to say the second word of a sentence."""
+def adapter_job(root, changes=None, **sections):
+    """A job that trains adapters to give the second word of a sentence."""
     sections = {"objective": SFT} | sections
     return job(root, STEPS | {"training.global_batch_size": 4, "model.lora": LORA} | (changes or {}), **sections)
 
@@ -36,7 +36,7 @@ def untrained(job):
 
 
 def parts(job):
-    """What a model is built from, beside the recipe's section."""
+    """What builds a model, apart from the recipe's `model` section."""
     return {
         "objective": objectives.build(job.objective),
         "state": tokens.read_state(job.tokens),
@@ -56,34 +56,34 @@ CLASSES = tiny.CLASSES | {"training": tiny.RECIPE["training"]}
     ],
     ids=["sft", "a head for classes"],
 )
-def test_adapters_learn_alone_are_saved_alone_and_merged_for_others(tmp_path, sections, auto_class, head):
-    planned = adapted(tmp_path, {"training.learning_rate": 1e-2}, **sections)
+def test_adapters_are_trained_saved_and_merged_for_publishing(tmp_path, sections, auto_class, head):
+    planned = adapter_job(tmp_path, {"training.learning_rate": 1e-2}, **sections)
     trainer = trained(planned)
     base, model = untrained(planned).state_dict(), trainer.model.eval()
-    said = losses(trainer)
-    assert said[max(said)] < said[1]
+    found = losses(trainer)
+    assert found[max(found)] < found[1]
 
-    learns = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert learns
-    assert all("lora_" in name or "modules_to_save" in name for name in learns)
-    stays = {
+    trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trainable
+    assert all("lora_" in name or "modules_to_save" in name for name in trainable)
+    frozen = {
         name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".original_module", ""): weight
         for name, weight in model.state_dict().items()
-        if name not in learns
+        if name not in trainable
     }
-    assert stays.keys() == base.keys()
-    assert all(torch.equal(weight, base[name]) for name, weight in stays.items()), "the base model stays as it is"
+    assert frozen.keys() == base.keys()
+    assert all(torch.equal(weight, base[name]) for name, weight in frozen.items()), "the base model is unchanged"
 
     best = best_weights(planned.folder, planned.direction)
     assert best.step == trainer.state.best_global_step
     whole = sum(weight.nbytes for weight in base.values())
     for folder in (best.folder, planned.folder / "checkpoint-6"):
         saved = load_file(folder / "adapter_model.safetensors")
-        assert len(saved) == len(learns)
+        assert len(saved) == len(trainable)
         assert not list(folder.glob("model*.safetensors"))
         if not head:
             assert sum(weight.nbytes for weight in saved.values()) < whole / 4
-    assert best.step == 6, "the weights in memory are the best ones"  # by loss, which falls here
+    assert best.step == 6, "the loss falls, so the weights in memory are the best"
 
     parameters = network.merge_adapters(best.folder, tmp_path / "published", planned.model, **parts(planned))
     published = auto_class.from_pretrained(tmp_path / "published", use_safetensors=True).eval()
@@ -93,7 +93,7 @@ def test_adapters_learn_alone_are_saved_alone_and_merged_for_others(tmp_path, se
         "model.safetensors",
     }
     assert parameters == sum(weight.numel() for weight in published.parameters())
-    assert published.state_dict().keys() == base.keys(), "nothing of the adapters is left"
+    assert published.state_dict().keys() == base.keys(), "no adapter weights remain"
     objective = objectives.build(planned.objective)
     rows = tokens.read_split(planned.tokens, "test")
     batch = objective.collate([rows[i] for i in range(4)], tokens.read_tokenizer(planned.tokens))
@@ -103,10 +103,10 @@ def test_adapters_learn_alone_are_saved_alone_and_merged_for_others(tmp_path, se
         torch.testing.assert_close(logits, model(**batch).logits, rtol=1e-4, atol=1e-5)
         assert (logits - untrained(planned).eval()(**batch).logits).abs().max() > 1e-2
     for name in head:
-        assert not torch.equal(published.state_dict()[name], base[name]), "a new head learns whole"
+        assert not torch.equal(published.state_dict()[name], base[name]), "a new head is trained fully"
 
 
-def test_two_processes_take_the_steps_of_one_and_leave_a_model_that_stands_alone(tmp_path):
+def test_two_processes_train_adapters_like_one(tmp_path):
     changes = STEPS | {"model.lora": LORA, "training.global_batch_size": 4, "model.config.attention_dropout": 0.0}
     found = []
     for number in (1, 2):
@@ -123,42 +123,42 @@ def test_two_processes_take_the_steps_of_one_and_leave_a_model_that_stands_alone
     assert found[1] == pytest.approx(found[0], abs=1e-5)
 
 
-def test_activations_that_are_recomputed_change_nothing_for_adapters(tmp_path):
-    plain = trained(adapted(tmp_path / "plain"))
-    found = trained(adapted(tmp_path / "again", {"training.gradient_checkpointing": True}))
+def test_gradient_checkpointing_does_not_change_adapter_losses(tmp_path):
+    plain = trained(adapter_job(tmp_path / "plain"))
+    found = trained(adapter_job(tmp_path / "again", {"training.gradient_checkpointing": True}))
     assert found.model.is_activation_checkpointing
     assert losses(found) == pytest.approx(losses(plain), rel=1e-5)
 
 
-def test_layers_that_are_not_there_are_an_error_that_names_those_that_are(tmp_path):
+def test_unknown_target_modules_error_lists_the_layers(tmp_path):
     with pytest.raises(ModelError, match=r"(?s)peft rejects it.*query.*the model's layers: .*q_proj"):
-        trainer_of(adapted(tmp_path, {"model.lora": {"target_modules": ["query"]}}))
+        trainer_of(adapter_job(tmp_path, {"model.lora": {"target_modules": ["query"]}}))
 
 
-# A base model in few bits
+# Quantized base models
 
 needs_bitsandbytes = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="pip install 'evergreen[quantization]'"
 )
 
 
-def quantized(root, bits, changes=None, **more):
-    """As `adapted`, on a base model in a folder, kept in so many bits."""
+def quantized_job(root, bits, changes=None, **more):
+    """An adapter job on a quantized base model in a folder."""
     torch.manual_seed(5)
     size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     base = root / "base"
     LlamaForCausalLM(LlamaConfig(vocab_size=300, num_key_value_heads=2, **size)).save_pretrained(base)
     section = {"pretrained": str(base), "quantization": {"bits": bits, **more}}
-    return adapted(root, {"training.learning_rate": 1e-2} | (changes or {}), model=section)
+    return adapter_job(root, {"training.learning_rate": 1e-2} | (changes or {}), model=section)
 
 
 @needs_bitsandbytes
 @pytest.mark.parametrize(("bits", "more"), [(4, {"compute_dtype": "fp32"}), (4, {"double_quant": False}), (8, {})])
-def test_adapters_learn_on_a_quantized_model_and_are_merged_into_the_full_one(tmp_path, bits, more):
-    planned = quantized(tmp_path, bits, **more)
+def test_adapters_of_a_quantized_model_are_merged_into_the_full_model(tmp_path, bits, more):
+    planned = quantized_job(tmp_path, bits, **more)
     trainer = trained(planned)
-    said = losses(trainer)
-    assert said[6] < said[1] - 0.1
+    found = losses(trainer)
+    assert found[6] < found[1] - 0.1
     layer = trainer.model.base_model.model.model.layers[0].self_attn.q_proj.base_layer
     assert type(layer).__name__ == {4: "Linear4bit", 8: "Linear8bitLt"}[bits]
     assert layer.weight.dtype in (torch.uint8, torch.int8)
@@ -177,8 +177,8 @@ def test_adapters_learn_on_a_quantized_model_and_are_merged_into_the_full_one(tm
 
 
 @needs_bitsandbytes
-def test_a_resumed_run_on_a_quantized_model_ends_with_the_same_bits(tmp_path):
-    planned = quantized(tmp_path, 4, {"model.lora": LORA | {"dropout": 0.1}})
+def test_resumed_run_on_a_quantized_model_ends_with_the_same_bits(tmp_path):
+    planned = quantized_job(tmp_path, 4, {"model.lora": LORA | {"dropout": 0.1}})
     trained(planned)
     golden = shutil.move(planned.folder, tmp_path / "golden")
     shutil.copytree(golden / "checkpoint-3", planned.folder / "checkpoint-3")
@@ -187,7 +187,7 @@ def test_a_resumed_run_on_a_quantized_model_ends_with_the_same_bits(tmp_path):
         assert (planned.folder / "checkpoint-6" / name).read_bytes() == (golden / "checkpoint-6" / name).read_bytes()
 
 
-# What `check` says
+# Conflicts that `check` reports
 
 
 def test_conflicts_of_adapters_and_quantization(monkeypatch):
@@ -198,13 +198,13 @@ def test_conflicts_of_adapters_and_quantization(monkeypatch):
     config, few = {"model_type": "llama"}, {"bits": 4}
     assert found(pretrained="a/b", lora={}, quantization=few) == []
     assert found(config=config, lora={}) == []
-    (said,) = found(pretrained="a/b", quantization=few)
-    assert said.startswith("model.quantization: quantized weights have no gradients, so only biases")
-    assert "add `lora: {}`" in said
-    (said,) = found(config=config, lora={}, quantization=few)
-    assert "set model.pretrained" in said
-    (said,) = found({"accelerate_config": "params/accelerate/fsdp2.yaml"}, config=config, lora={})
-    assert "adapters are not supported with FSDP or DeepSpeed" in said
+    (problem,) = found(pretrained="a/b", quantization=few)
+    assert problem.startswith("model.quantization: quantized weights have no gradients, so only biases")
+    assert "add `lora: {}`" in problem
+    (problem,) = found(config=config, lora={}, quantization=few)
+    assert "set model.pretrained" in problem
+    (problem,) = found({"accelerate_config": "params/accelerate/fsdp2.yaml"}, config=config, lora={})
+    assert "adapters are not supported with FSDP or DeepSpeed" in problem
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    (said,) = found(pretrained="a/b", lora={}, quantization=few)
-    assert "pip install 'evergreen[quantization]'" in said
+    (problem,) = found(pretrained="a/b", lora={}, quantization=few)
+    assert "pip install 'evergreen[quantization]'" in problem

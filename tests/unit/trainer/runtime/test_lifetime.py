@@ -1,4 +1,4 @@
-"""Locks that their owner's death frees, and process groups that stop within a grace period."""
+"""Locks that end with their owner, and process groups that stop within a grace period."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def is_alive(pid: int) -> bool:
 
 class TestExclusive:
     @pytest.mark.parametrize("child", CHILDREN)
-    def test_a_killed_owner_frees_the_lock_although_its_children_live(self, tmp_path: Path, child: str) -> None:
+    def test_killed_owner_frees_the_lock_despite_living_children(self, tmp_path: Path, child: str) -> None:
         path = tmp_path / "folder" / "x.lock"
         owner = start(HOLD.format(child=CHILDREN[child]), str(path))
         try:
@@ -71,7 +71,7 @@ class TestExclusive:
         finally:
             end(owner)
 
-    def test_a_second_holder_waits_for_one_that_is_about_to_end(self, tmp_path: Path) -> None:
+    def test_exclusive_waits_for_the_current_owner(self, tmp_path: Path) -> None:
         path, held, release = tmp_path / "x.lock", threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -89,13 +89,13 @@ class TestExclusive:
             pass
         thread.join()
 
-    def test_a_longer_id_of_an_earlier_owner_does_not_shine_through(self, tmp_path: Path) -> None:
+    def test_shorter_pid_replaces_a_longer_one(self, tmp_path: Path) -> None:
         path = tmp_path / "x.lock"
         path.write_text("1234567890123")
         with exclusive(path, "a test"):
             assert path.read_text() == str(os.getpid())
 
-    def test_an_error_in_the_block_frees_the_lock(self, tmp_path: Path) -> None:
+    def test_error_in_the_block_frees_the_lock(self, tmp_path: Path) -> None:
         path = tmp_path / "x.lock"
         with pytest.raises(KeyError), exclusive(path, "a test"):
             raise KeyError
@@ -112,7 +112,7 @@ class TestStopGroup:
     @pytest.mark.parametrize(
         ("code", "grace_s", "status", "at_most_s"), [(ORDERLY, 30.0, 7, 10.0), (STUBBORN, 1.0, -signal.SIGKILL, 10.0)]
     )
-    def test_a_process_has_its_grace_and_no_more(self, code, grace_s, status, at_most_s) -> None:
+    def test_stop_group_kills_after_the_grace(self, code, grace_s, status, at_most_s) -> None:
         process = start(code)
         assert process.stdout is not None
         process.stdout.readline()
@@ -124,12 +124,12 @@ class TestStopGroup:
         assert took_s < at_most_s
         assert status != -signal.SIGKILL or took_s >= grace_s
 
-    def test_what_a_process_leaves_behind_in_its_group_ends_too(self) -> None:
+    def test_stop_group_kills_remaining_children(self) -> None:
         process = start("import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True)")
         assert process.stdout is not None
-        left = int(process.stdout.readline())
+        child = int(process.stdout.readline())
         process.wait()
-        assert is_alive(left)
+        assert is_alive(child)
         stop_group(process, 10.0)
         process.stdout.close()
-        wait_for(lambda: not is_alive(left), "the end of the group", 5)
+        wait_for(lambda: not is_alive(child), "the end of the group", 5)

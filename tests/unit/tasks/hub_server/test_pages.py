@@ -1,4 +1,4 @@
-"""The web pages: what they show, to whom, and that uploaded files can do no harm in a browser."""
+"""The web pages: content, permissions, and the isolation of uploaded files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ from huggingface_hub import HfApi
 
 from tasks.hub_server.server import LocalHub
 from tests.support.browser import needs_browser, open_page
-
-# huggingface_hub uploads by `data=`, which httpx2 deprecates:
-# https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 
 REPO = "alice/model"
 HTML = {"Accept": "text/html,*/*"}
@@ -57,7 +53,7 @@ def filled(alice: HfApi) -> HfApi:
     """Two releases of one repository, and a private repository."""
     files = {"README.md": CARD.encode(), "report.html": REPORT.encode(), "images/a.png": picture()}
     files |= {"config.json": b'{"a": "<b>&"}', "notes/a&b.txt": b"1", "weights.safetensors": b"\0" * 3000}
-    files |= {"long.txt": b"x" * (600 << 10), "odd.bin2": b"\xff\xfe", "drawing.svg": b"<svg onload='alert(1)'/>"}
+    files |= {"long.txt": b"x" * (600 << 10), "binary.bin2": b"\xff\xfe", "drawing.svg": b"<svg onload='alert(1)'/>"}
     for repo, private in ((REPO, False), ("alice/secret", True)):
         alice.create_repo(repo, private=private)
         operations = [Add(path, content) for path, content in files.items()]
@@ -102,12 +98,12 @@ def test_pages_show_the_repositories(filled: HfApi, browser: httpx2.Client) -> N
     assert [title in revisions for title in ("later", "Release &lt;1&gt;", "initial commit")] == [True] * 3
     assert revisions.index("release/1") < revisions.index("because\nof it") < revisions.index("initial commit")
     assert "Too large" in browser.get(f"/{REPO}/blob/main/long.txt").text
-    assert "not text" in browser.get(f"/{REPO}/blob/main/odd.bin2").text
+    assert "not text" in browser.get(f"/{REPO}/blob/main/binary.bin2").text
     commit = filled.list_repo_commits(REPO)[1].commit_id
     assert browser.get(f"/{REPO}/commit/{commit}").url.path == f"/{REPO}/tree/{commit}"
 
 
-def test_no_page_has_a_broken_link(filled: HfApi, browser: httpx2.Client) -> None:
+def test_pages_have_no_broken_links(filled: HfApi, browser: httpx2.Client) -> None:
     queue, seen = ["/"], set()
     while queue:
         url = queue.pop()
@@ -165,7 +161,7 @@ def test_private_pages_need_permission(filled: HfApi, hub: LocalHub, browser: ht
     assert httpx2.get(f"{hub.endpoint}/alice/secret", cookies=stolen).status_code == 404, "signing out ends the session"
 
 
-def test_a_cookie_does_not_permit_writing(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
+def test_cookie_does_not_permit_writing(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
     sign_in(browser, "token-of-alice")
     head = filled.model_info(REPO).sha
     commit = '{"key":"header","value":{"summary":"x"}}\n{"key":"file","value":{"path":"x","content":"x"}}'
@@ -186,7 +182,7 @@ def test_a_cookie_does_not_permit_writing(filled: HfApi, hub: LocalHub, browser:
     assert from_elsewhere.status_code == 403
 
 
-def test_a_sign_in_link_works_once(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
+def test_sign_in_link_works_once(filled: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
     link = hub.sign_in_link("alice")
     assert browser.get(link).status_code == 200
     assert browser.get("/alice/secret").status_code == 200
@@ -202,7 +198,7 @@ def test_files_are_sent_with_safe_headers(filled: HfApi, browser: httpx2.Client)
         "images/a.png": "image/png",
         "drawing.svg": "image/svg+xml",
         "weights.safetensors": "application/octet-stream",
-        "odd.bin2": "application/octet-stream",
+        "binary.bin2": "application/octet-stream",
     }
     for path, expected in types.items():
         answer = browser.get(f"/{REPO}/resolve/main/{path}")
@@ -217,7 +213,7 @@ def test_files_are_sent_with_safe_headers(filled: HfApi, browser: httpx2.Client)
     assert "unsafe" not in policy
 
 
-def test_foreign_host_names_are_refused(filled: HfApi, hub: LocalHub) -> None:
+def test_foreign_host_headers_are_refused(filled: HfApi, hub: LocalHub) -> None:
     port = hub.endpoint.rpartition(":")[2]
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", "[::2]:80", "192.168.0.7"):
         assert httpx2.get(f"{hub.endpoint}/api/models", headers={"Host": host}).status_code == 421, host
@@ -233,7 +229,7 @@ def check_in_browser(hub: LocalHub, path: str, *, width: int, dark: bool) -> Non
 
 
 @needs_browser
-def test_a_card_in_a_browser(filled: HfApi, hub: LocalHub) -> None:
+def test_card_in_a_browser(filled: HfApi, hub: LocalHub) -> None:
     check_in_browser(hub, "/alice/secret", width=390, dark=True)
 
 
@@ -247,7 +243,7 @@ def test_all_pages_in_a_browser(filled: HfApi, hub: LocalHub, width: int, dark: 
 
 
 @needs_browser
-def test_a_report_does_nothing_in_a_browser(filled: HfApi, hub: LocalHub) -> None:
+def test_report_of_a_repository_is_sandboxed(filled: HfApi, hub: LocalHub) -> None:
     visit = open_page(f"{hub.endpoint}/{REPO}/resolve/main/report.html", by_way_of=hub.sign_in_link("alice"))
     assert visit.requests == [f"{hub.endpoint}/{REPO}/resolve/main/report.html"]
     assert "https://evil.example/a.css" in visit.blocked

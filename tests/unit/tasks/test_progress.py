@@ -1,4 +1,4 @@
-"""Lines of progress: whatever takes long, they come, and stop nothing."""
+"""Progress lines in the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tasks.progress import progress
 
 
 @pytest.mark.parametrize("total", [3, None])
-def test_the_first_item_may_take_as_long_as_it_likes(caplog, total):
+def test_progress_logs_the_first_item(caplog, total):
     with caplog.at_level(logging.INFO):
         assert list(progress("abc", what="letters", total=total, every_s=0.0)) == ["a", "b", "c"]
     assert caplog.records[0].getMessage().startswith("letters: 1")

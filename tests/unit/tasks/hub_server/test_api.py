@@ -1,4 +1,4 @@
-"""The contract: what the real client relies on, one promise per test. contract.py says which Hub is tested."""
+"""The contract: what the client relies on, one promise per test. contract.py chooses the Hub."""
 
 from __future__ import annotations
 
@@ -29,10 +29,6 @@ from huggingface_hub.errors import (
 
 from tasks.hub_server.server import LocalHub
 from tests.unit.tasks.hub_server.contract import IS_LOCAL, TOKEN, local_only
-
-# huggingface_hub uploads by `data=`, which httpx2 deprecates:
-# https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 
 
 def commit(api: HfApi, repo: str, files: dict[str, bytes], **more: object) -> CommitInfo:
@@ -145,7 +141,7 @@ def test_multipart_upload(alice: HfApi, tmp_path: Path, local_root: Path | None,
 
 
 @local_only
-def test_a_large_file_is_uploaded_once(alice: HfApi, repo: str, endpoint: str) -> None:
+def test_large_file_is_uploaded_once(alice: HfApi, repo: str, endpoint: str) -> None:
     alice.create_repo(repo)
     content = random.Random(2).randbytes(1000)
     commit(alice, repo, {"one.safetensors": content})
@@ -168,7 +164,7 @@ def test_stale_parent_is_refused(alice: HfApi, repo: str) -> None:
     assert alice.list_repo_commits(repo)[0].commit_id == second.oid
 
 
-def test_of_twin_commits_exactly_one_lands(alice: HfApi, repo: str) -> None:
+def test_exactly_one_of_concurrent_commits_lands(alice: HfApi, repo: str) -> None:
     alice.create_repo(repo)
     head = commit(alice, repo, {"a.txt": b"0"}).oid
     start = threading.Barrier(4)
@@ -215,7 +211,7 @@ def test_tags_and_branches(alice: HfApi, repo: str) -> None:
 
 
 @local_only
-def test_pages_of_tree_and_history(alice: HfApi, repo: str, endpoint: str) -> None:
+def test_tree_and_history_are_paginated(alice: HfApi, repo: str, endpoint: str) -> None:
     alice.create_repo(repo)
     many = [{"key": "file", "value": {"path": f"d/{number:04}", "content": "x"}} for number in range(1010)]
     assert post_lines(endpoint, repo, *many).status_code == 200
@@ -232,7 +228,7 @@ def test_pages_of_tree_and_history(alice: HfApi, repo: str, endpoint: str) -> No
     assert history[-1].title == "initial commit"
 
 
-def test_a_path_cannot_be_both_a_file_and_a_folder(alice: HfApi, repo: str) -> None:
+def test_path_cannot_be_both_file_and_folder(alice: HfApi, repo: str) -> None:
     alice.create_repo(repo)
     commit(alice, repo, {"a": b"file"})
     with pytest.raises(BadRequestError, match="cannot be both a file and the folder" if IS_LOCAL else None):
@@ -243,7 +239,7 @@ def test_a_path_cannot_be_both_a_file_and_a_folder(alice: HfApi, repo: str) -> N
 # -- permissions -------------------------------------------------------------------------------------------------------
 
 
-def test_private_is_invisible_without_a_token(alice: HfApi, anyone: HfApi, repo: str, me: str) -> None:
+def test_private_repository_is_hidden_without_a_token(alice: HfApi, anyone: HfApi, repo: str, me: str) -> None:
     alice.create_repo(repo, private=True)
     head = commit(alice, repo, {"a.txt": b"1"}).oid
     assert alice.model_info(repo).private is True
@@ -260,7 +256,9 @@ def test_private_is_invisible_without_a_token(alice: HfApi, anyone: HfApi, repo:
 
 
 @local_only
-def test_private_is_invisible_without_permission(alice: HfApi, bob: HfApi, anyone: HfApi, endpoint: str) -> None:
+def test_private_repository_is_hidden_without_permission(
+    alice: HfApi, bob: HfApi, anyone: HfApi, endpoint: str
+) -> None:
     alice.create_repo("alice/secret", private=True)
     commit(alice, "alice/secret", {"a.txt": b"1"})
     assert alice.model_info("alice/secret").private is True
@@ -309,7 +307,7 @@ def test_writing_needs_a_token_and_permission(
 
 
 @local_only
-def test_only_listed_writers_can_write_in_a_team(alice: HfApi, bob: HfApi) -> None:
+def test_only_team_members_write_in_a_team(alice: HfApi, bob: HfApi) -> None:
     alice.create_repo("team/model")
     commit(alice, "team/model", {"a.txt": b"1"})
     with pytest.raises(HfHubHTTPError) as raised:
@@ -340,7 +338,7 @@ def test_upload_urls_are_signed(alice: HfApi, root: Path, repo: str, endpoint: s
 # -- missing and refused -----------------------------------------------------------------------------------------------
 
 
-def test_missing_things_raise_the_clients_own_errors(alice: HfApi, tmp_path: Path, repo: str) -> None:
+def test_missing_things_raise_the_clients_errors(alice: HfApi, tmp_path: Path, repo: str) -> None:
     alice.create_repo(repo)
     with pytest.raises(RepositoryNotFoundError):
         alice.model_info(f"{repo}-nothing")
@@ -363,7 +361,7 @@ def test_missing_things_raise_the_clients_own_errors(alice: HfApi, tmp_path: Pat
 
 
 @local_only
-def test_names_without_a_namespace_are_not_found(alice: HfApi, tmp_path: Path) -> None:
+def test_name_without_a_namespace_is_not_found(alice: HfApi, tmp_path: Path) -> None:
     with pytest.raises(RepositoryNotFoundError):
         alice.model_info("gpt2")
     with pytest.raises(RepositoryNotFoundError):
@@ -417,13 +415,13 @@ def test_malformed_commits_change_nothing(alice: HfApi, root: Path, repo: str, e
 
 
 @local_only
-def test_pull_requests_are_refused_clearly(alice: HfApi, repo: str) -> None:
+def test_pull_requests_are_refused(alice: HfApi, repo: str) -> None:
     alice.create_repo(repo)
     with pytest.raises(HfHubHTTPError, match="no pull requests"):
         commit(alice, repo, {"a.txt": b"1"}, create_pr=True)
 
 
-def test_an_invalid_model_card_is_refused(alice: HfApi, repo: str) -> None:
+def test_invalid_model_card_is_refused(alice: HfApi, repo: str) -> None:
     alice.create_repo(repo)
     result = "{task: {type: t}, dataset: {type: d, name: D, config: 3}, metrics: [{type: m, value: 1}]}"
     for metadata, error in {
@@ -439,7 +437,7 @@ def test_an_invalid_model_card_is_refused(alice: HfApi, repo: str) -> None:
         commit(alice, repo, {"README.md": b"# no metadata\n"})
 
 
-def test_repository_info_holds_the_metadata_of_the_card(alice: HfApi, repo: str) -> None:
+def test_repository_info_has_the_cards_metadata(alice: HfApi, repo: str) -> None:
     alice.create_repo(repo)
     metadata = "license: mit\ntags: [evergreen]\nlibrary_name: transformers\npipeline_tag: text-classification"
     commit(alice, repo, {"README.md": f"---\n{metadata}\n---\n# Card\n".encode()})
@@ -454,7 +452,7 @@ def test_repository_info_holds_the_metadata_of_the_card(alice: HfApi, repo: str)
 
 @local_only
 @pytest.mark.parametrize("name", ["text.txt", "weights.safetensors"])
-def test_ranges(alice: HfApi, name: str, repo: str, endpoint: str) -> None:
+def test_range_requests(alice: HfApi, name: str, repo: str, endpoint: str) -> None:
     alice.create_repo(repo)
     content = b"0123456789" * 10
     head = commit(alice, repo, {name: content}).oid
@@ -485,7 +483,7 @@ def test_ranges(alice: HfApi, name: str, repo: str, endpoint: str) -> None:
     assert raw == content if info.lfs is None else raw.startswith(b"version https://git-lfs")
 
 
-def test_the_client_resumes_a_partial_download(alice: HfApi, tmp_path: Path, repo: str) -> None:
+def test_client_resumes_a_partial_download(alice: HfApi, tmp_path: Path, repo: str) -> None:
     alice.create_repo(repo)
     content = random.Random(3).randbytes(300_000)
     commit(alice, repo, {"model.safetensors": content})
@@ -513,7 +511,7 @@ def test_snapshot_of_a_tag(alice: HfApi, tmp_path: Path, repo: str) -> None:
 
 @local_only
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "10.0.0.1"])
-def test_other_hosts_than_loopback_are_refused(tmp_path: Path, host: str) -> None:
+def test_only_loopback_hosts_are_accepted(tmp_path: Path, host: str) -> None:
     with pytest.raises(ValueError, match="loopback"):
         LocalHub(tmp_path, tokens={}, host=host)
 
@@ -531,7 +529,7 @@ def test_tokens_are_not_shown(hub: LocalHub) -> None:
 
 
 @local_only
-def test_starts_and_stops_quickly_with_a_client_still_connected(root: Path) -> None:
+def test_server_stops_quickly_with_a_client_connected(root: Path) -> None:
     threads = threading.active_count()
     with LocalHub(root, tokens={}) as hub, httpx2.Client() as client:
         assert client.get(f"{hub.endpoint}/api/models").json() == []
@@ -545,7 +543,7 @@ def test_starts_and_stops_quickly_with_a_client_still_connected(root: Path) -> N
 
 
 @local_only
-def test_the_module_imports_quickly() -> None:
+def test_local_imports_nothing_slow() -> None:
     code = "import sys, tasks.hub_server.server; print([m for m in ('fastapi', 'uvicorn', 'dulwich', 'pydantic') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)

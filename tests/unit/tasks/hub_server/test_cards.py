@@ -57,7 +57,7 @@ def test_metadata_is_validated_as_on_the_hub(metadata: str, error: str | None) -
 @pytest.mark.parametrize(
     "text", ["# Title\n", "---\n---\n# Title\n", "---\n{}\n---\n# Title\n", "---\nlicense: mit\n", ""]
 )
-def test_a_card_without_metadata_gets_a_warning(text: str) -> None:
+def test_card_without_metadata_gets_a_warning(text: str) -> None:
     assert (read_card(text).errors, read_card(text).warnings) == ([], [NO_METADATA])
 
 
@@ -118,7 +118,7 @@ def test_unsafe_links_become_text(url: str, href: str | None) -> None:
         assert ("noopener" in shown) == (":" in href)
 
 
-def test_images_come_from_the_repository() -> None:
+def test_images_must_come_from_the_repository() -> None:
     assert 'src="/content/sub/a.png"' in html("![a](a.png)", folder="sub")
     assert html("![a](../../a.png)", folder="sub") == "<p>[image: a]</p>\n"
     assert html("![a](javascript:x)") == html("![a](data:image/png;base64,xx)") == "<p>[image: a]</p>\n"

@@ -1,4 +1,4 @@
-"""A tiny model on the local Hub: from_pretrained loads what was committed, bit for bit."""
+"""from_pretrained loads a model from the local Hub, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
 import torch
 from huggingface_hub import CommitOperationAdd, HfApi
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-# huggingface_hub uploads by `data=`, which httpx2 deprecates:
-# https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 
 LOAD = """
     import hashlib, json

@@ -1,4 +1,4 @@
-"""Hostile or malformed requests, such as bodies that are too large and names that mean something to git, change nothing."""
+"""Hostile or malformed requests change nothing: bodies that are too large, names special to git, and more."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from tasks.hub_server import limits
 from tasks.hub_server.server import LocalHub
 
-# huggingface_hub uploads by `data=`, which httpx2 deprecates:
-# https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
-
 REPO = "alice/model"
 HEADERS = {"Authorization": "Bearer token-of-alice"}
 
@@ -39,7 +35,7 @@ def chunks(count: int, size: int) -> Iterator[bytes]:
         yield b" " * size
 
 
-def test_the_size_of_bodies_is_limited(alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_size_is_limited(alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     alice.create_repo(REPO)
     monkeypatch.setattr(limits, "BODY_BYTES", 20_000)
     monkeypatch.setattr(limits, "COMMIT_BYTES", 40_000)
@@ -62,7 +58,7 @@ def test_the_size_of_bodies_is_limited(alice: HfApi, hub: LocalHub, monkeypatch:
     assert len(alice.list_repo_commits(REPO)) == 1
 
 
-def test_a_part_larger_than_declared_is_refused(alice: HfApi, hub: LocalHub, root: Path) -> None:
+def test_part_larger_than_declared_is_refused(alice: HfApi, hub: LocalHub, root: Path) -> None:
     alice.create_repo(REPO)
     size = (2 << 20) + 10
     answer = httpx2.post(
@@ -93,7 +89,7 @@ DANGEROUS_PATHS += ["x" * 256, "ä" * 128, "/".join(["y" * 99] * 11), "C:\\x"]
 
 
 @pytest.mark.parametrize("path", DANGEROUS_PATHS)
-def test_paths_with_a_meaning_to_git_or_a_file_system_are_refused(alice: HfApi, hub: LocalHub, path: str) -> None:
+def test_paths_special_to_git_or_a_file_system_are_refused(alice: HfApi, hub: LocalHub, path: str) -> None:
     alice.create_repo(REPO)
     assert post_commit(hub, (path, "x")).status_code == 400
     assert len(alice.list_repo_commits(REPO)) == 1
@@ -136,7 +132,7 @@ def test_invalid_revisions_are_not_found(alice: HfApi, hub: LocalHub) -> None:
             assert answer.status_code in (400, 404), name
 
 
-def test_symlinks_and_annotated_tags_made_by_git(alice: HfApi, hub: LocalHub, root: Path) -> None:
+def test_symlinks_and_annotated_tags_of_git(alice: HfApi, hub: LocalHub, root: Path) -> None:
     """A symlink is served as its text and never followed; an annotated tag resolves to its commit."""
     alice.create_repo(REPO)
     (root / "secret.txt").write_text("secret")
@@ -194,7 +190,7 @@ def test_deleting_needs_write_permission(alice: HfApi, bob: HfApi, anyone: HfApi
     assert len(alice.list_repo_commits(REPO)) == 1
 
 
-def test_leftovers_of_killed_processes_are_deleted_at_start(tmp_path: Path) -> None:
+def test_start_deletes_leftovers_of_killed_processes(tmp_path: Path) -> None:
     folder = tmp_path / "models/alice"
     for name, age_s in ((".deleted-a", 0), (".new-fresh", 0), (".new-old", 2 * 24 * 3600)):
         (folder / name / "objects").mkdir(parents=True)
@@ -204,14 +200,14 @@ def test_leftovers_of_killed_processes_are_deleted_at_start(tmp_path: Path) -> N
         assert [path.name for path in folder.iterdir()] == [".new-fresh"]
 
 
-def test_a_card_is_also_validated_at_the_commit(alice: HfApi, hub: LocalHub) -> None:
+def test_commit_validates_the_card(alice: HfApi, hub: LocalHub) -> None:
     alice.create_repo(REPO)
     refused = post_commit(hub, ("README.md", "---\nlicense: mine\n---\n"))
     assert (refused.status_code, '"license" must be one of' in refused.json()["error"]) == (400, True)
     assert post_commit(hub, ("sub/README.md", "---\nlicense: mine\n---\n")).status_code == 200
 
 
-def test_an_unfinished_request_does_not_block_others(alice: HfApi, hub: LocalHub) -> None:
+def test_unfinished_request_does_not_block_others(alice: HfApi, hub: LocalHub) -> None:
     port = int(hub.endpoint.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)) as slow:
         slow.sendall(b"POST /api/repos/create HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")

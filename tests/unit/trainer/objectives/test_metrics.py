@@ -1,4 +1,4 @@
-"""Totals and figures: those of well-kept libraries, of any part of the rows, over any leading dimensions."""
+"""The metrics of every objective: as libraries compute them, from summed statistics, over leading dimensions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def build(name: str) -> Any:
 
 
 def random_scores(objective: Any, rows: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Scores as they could be: counts are integers, a label is one of five, a confidence a share."""
+    """Plausible scores: integer counts, one of five labels, a confidence between 0 and 1."""
     draw = np.random.default_rng(seed)
     integers = {"label", "prediction"}
     found = {}
@@ -41,47 +41,49 @@ def random_scores(objective: Any, rows: int, seed: int = 0) -> dict[str, np.ndar
 
 
 @pytest.mark.parametrize(("seed", "rows", "classes"), [(0, 500, 5), (1, 40, 5), (2, 6, 5), (3, 1, 5), (4, 2000, 5)])
-def test_a_classifiers_figures_are_those_of_the_libraries(seed: int, rows: int, classes: int) -> None:
+def test_classifier_metrics_match_sklearn_and_torchmetrics(seed: int, rows: int, classes: int) -> None:
     objective = build("sequence_classification")
     draw = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(rows, classes, generator=draw, dtype=torch.float64)
     labels = torch.randint(0, classes - 1, (rows,), generator=draw)  # the last label is only ever predicted
     scores = dict(zip(objective.score_names, objective.score_logits(logits, labels).numpy().T, strict=True))
     found = objective.compute_metrics(objective.additive_statistics(scores, LABELS).sum(0), LABELS)
-    told, truth, shares = logits.argmax(-1).numpy(), labels.numpy(), logits.softmax(-1)
-    assert found["accuracy"] == pytest.approx(accuracy_score(truth, told), abs=1e-15)
-    assert found["macro_f1"] == pytest.approx(f1_score(truth, told, average="macro", zero_division=0), abs=1e-12)
+    predicted, truth, shares = logits.argmax(-1).numpy(), labels.numpy(), logits.softmax(-1)
+    assert found["accuracy"] == pytest.approx(accuracy_score(truth, predicted), abs=1e-15)
+    assert found["macro_f1"] == pytest.approx(f1_score(truth, predicted, average="macro", zero_division=0), abs=1e-12)
     assert found["loss"] == pytest.approx(log_loss(truth, shares.numpy(), labels=range(classes)), rel=1e-6)
     # torchmetrics keeps the confidences as float32
     error = multiclass_calibration_error(shares, labels, num_classes=classes, n_bins=15, norm="l1")
     assert found["calibration_error"] == pytest.approx(float(error), abs=1e-6)
 
 
-def test_a_prediction_that_is_no_label_of_the_rows_is_wrong_and_nothing_else() -> None:
-    """A champion that knows more labels says one of its own."""
+def test_prediction_of_an_unknown_label_only_counts_as_wrong() -> None:
+    """A champion with more labels predicts one that the rows do not have."""
     objective = build("sequence_classification")
-    truth, told = np.array([0.0, 1, 1, 2]), np.array([0.0, 1, 7, 7])
-    scores = {"nll": truth, "label": truth, "prediction": told, "confidence": truth / 4 + 0.3}
+    truth, predicted = np.array([0.0, 1, 1, 2]), np.array([0.0, 1, 7, 7])
+    scores = {"nll": truth, "label": truth, "prediction": predicted, "confidence": truth / 4 + 0.3}
     found = objective.compute_metrics(objective.additive_statistics(scores, LABELS).sum(0), LABELS)
     assert found["accuracy"] == 0.5
     assert found["macro_f1"] == pytest.approx(np.mean([1.0, 2 / 3, 0.0]))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_f1_of_spans_is_seqevals(seed: int) -> None:
+def test_span_f1_matches_seqeval(seed: int) -> None:
     objective = build("token_classification")
     draw = np.random.default_rng(seed)
     labels = draw.choice(5, (30, 8), p=[0.4, 0.2, 0.1, 0.2, 0.1])
-    told = np.where(draw.random(labels.shape) < 0.7, labels, draw.integers(0, 5, labels.shape))
-    logits = torch.nn.functional.one_hot(torch.tensor(told), 5) * 9.0
+    predicted = np.where(draw.random(labels.shape) < 0.7, labels, draw.integers(0, 5, labels.shape))
+    logits = torch.nn.functional.one_hot(torch.tensor(predicted), 5) * 9.0
     measured = objective.score_logits(logits, torch.tensor(labels))
     scores = dict(zip(objective.score_names, measured.numpy().T, strict=True))
     found = objective.compute_metrics(objective.additive_statistics(scores, TAGS).sum(0), TAGS)
-    truth, guess = ([[TAGS["labels"][tag] for tag in row] for row in table.tolist()] for table in (labels, told))
-    assert found["f1"] == pytest.approx(span_f1(truth, guess), abs=1e-12)
+    truth, predicted_tags = (
+        [[TAGS["labels"][tag] for tag in row] for row in table.tolist()] for table in (labels, predicted)
+    )
+    assert found["f1"] == pytest.approx(span_f1(truth, predicted_tags), abs=1e-12)
 
 
-def test_figures_of_tokens_by_hand() -> None:
+def test_token_metrics_by_hand() -> None:
     scores = {name: np.array(v) for name, v in {"nll": [2.0, 4.0], "tokens": [3, 1], "correct": [1, 1]}.items()}
     objective = build("causal_lm")
     found = objective.compute_metrics(
@@ -96,7 +98,7 @@ def test_figures_of_tokens_by_hand() -> None:
     )
 
 
-def test_a_tie_of_preferences_counts_half() -> None:
+def test_preference_tie_counts_half() -> None:
     objective = build("dpo")
     scores = random_scores(objective, 3) | {
         "chosen_reward": np.array([1.0, 0.5, -1.0]),
@@ -106,7 +108,7 @@ def test_a_tie_of_preferences_counts_half() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_sums_of_parts_give_the_figures_of_the_whole(name: str) -> None:
+def test_summed_statistics_of_parts_give_the_metrics_of_the_whole(name: str) -> None:
     objective, state = build(name), STATES.get(name, {})
     scores = random_scores(objective, 101)
     whole = objective.compute_metrics(objective.additive_statistics(scores, state).sum(0), state)
@@ -123,7 +125,7 @@ def test_the_sums_of_parts_give_the_figures_of_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_figures_are_computed_over_leading_dimensions(name: str) -> None:
+def test_metrics_are_computed_over_leading_dimensions(name: str) -> None:
     objective, state = build(name), STATES.get(name, {})
     table = np.array(
         [
@@ -142,8 +144,8 @@ def test_figures_are_computed_over_leading_dimensions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_weighting_rows_is_counting_them_so_often(name: str) -> None:
-    """What the bootstrap rests on."""
+def test_weighted_rows_equal_repeated_rows(name: str) -> None:
+    """The bootstrap relies on this."""
     objective, state = build(name), STATES.get(name, {})
     scores = random_scores(objective, 30)
     times = np.random.default_rng(2).poisson(1.0, 30)
@@ -155,13 +157,13 @@ def test_weighting_rows_is_counting_them_so_often(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_outcomes_average_to_their_metric(name: str) -> None:
+def test_correct_rows_average_to_their_metric(name: str) -> None:
     objective, state = build(name), STATES.get(name, {})
     scores = random_scores(objective, 50)
     if "exact_match" in scores:
         scores |= {"exact_match": np.arange(50) % 2.0, "generated": np.ones(50)}
-    figures = objective.compute_metrics(objective.additive_statistics(scores, state).sum(0), state)
-    shares = {metric: right for metric in figures if (right := objective.correct_rows(metric, scores)) is not None}
+    metrics = objective.compute_metrics(objective.additive_statistics(scores, state).sum(0), state)
+    shares = {metric: right for metric in metrics if (right := objective.correct_rows(metric, scores)) is not None}
     assert set(shares) == {"sequence_classification": {"accuracy"}, "seq2seq": {"exact_match"}}.get(name, set())
     for metric, right in shares.items():
-        assert right.mean() == pytest.approx(figures[metric])
+        assert right.mean() == pytest.approx(metrics[metric])

@@ -1,4 +1,4 @@
-"""The evaluate stage: the figures are those of the rows, whatever the batch size, in memory that does not grow."""
+"""The evaluate stage: metrics, scores, details, slices, errors and memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = {"train": 60, "validation": 12, "test": 30}
 
 
 def with_model(root, content, seed=11):
-    """Tokens, and a model of other random weights than the untrained one."""
+    """Tokens, and a model of random weights that are not those of the untrained one."""
     artifacts, recipe = tiny.tokenized(root, content, SIZES)
     network = initial_model(
         recipe.model,
@@ -57,7 +57,7 @@ def details_of(artifacts):
     return json.loads((artifacts.evaluation / "details.json").read_text())
 
 
-def test_figures_are_those_of_a_plain_loop_over_the_rows(prepared):
+def test_metrics_match_a_plain_loop_over_the_rows(prepared):
     artifacts, recipe = prepared
     report = run(artifacts, recipe)
     objective = objectives.build(recipe.objective)
@@ -80,8 +80,8 @@ def test_figures_are_those_of_a_plain_loop_over_the_rows(prepared):
     if "perplexity" in report.model:
         assert report.model["perplexity"] == pytest.approx(math.exp(nll / count), rel=1e-5)
     if "bits_per_byte" in report.model:
-        said = sum(s["bytes"] for s in tokens.read_split(artifacts.tokens, "test"))
-        assert report.model["bits_per_byte"] == pytest.approx(nll / math.log(2) / said, rel=1e-6)
+        size = sum(s["bytes"] for s in tokens.read_split(artifacts.tokens, "test"))
+        assert report.model["bits_per_byte"] == pytest.approx(nll / math.log(2) / size, rel=1e-6)
     found = {row["row_id"]: row["nll"] for row in scores_of(artifacts).to_pylist()}
     assert found == pytest.approx({row_id: sum(values) for row_id, values in rows.items()}, rel=1e-4)
 
@@ -93,7 +93,7 @@ def test_metrics_do_not_depend_on_the_batch_size(prepared):
         assert report == pytest.approx(reports[0], rel=1e-6, abs=1e-8)
 
 
-def test_the_scores_of_every_row_are_kept_on_one_line(tmp_path):
+def test_scores_have_one_line_per_row(tmp_path):
     content = tiny.recipe({"tokenization.max_length": 8})  # rows of several windows
     artifacts, recipe = with_model(tmp_path, content)
     sequences = tokens.read_split(artifacts.tokens, "test")
@@ -110,36 +110,36 @@ def test_the_scores_of_every_row_are_kept_on_one_line(tmp_path):
     assert dict(zip(table.column("row_id").to_pylist(), table.column("tokens").to_pylist(), strict=True)) == labels
 
 
-def test_the_untrained_model_is_scored_beside_and_everything_is_written(prepared):
+def test_untrained_model_is_scored_and_all_files_are_written(prepared):
     artifacts, recipe = prepared
     report = run(artifacts, recipe, untrained=True)
     assert report.untrained is not None
     assert report.untrained.keys() == report.model.keys()
     assert report.untrained["loss"] != report.model["loss"]
     assert json.loads(artifacts.report("evaluate").read_text()) == report.model_dump()
-    assert report.untrained["loss"] == pytest.approx(total(scores_of(artifacts, "untrained"), recipe), rel=1e-6)
+    assert report.untrained["loss"] == pytest.approx(mean_loss(scores_of(artifacts, "untrained"), recipe), rel=1e-6)
     lines = (artifacts.evaluation / "plots" / "comparison.csv").read_text().splitlines()
     assert lines[0] == "model,metric,value"
     assert len(lines) == 1 + 2 * len(report.model)
 
 
-def total(table, recipe):
-    """The mean loss by the scores of the rows."""
+def mean_loss(table, recipe):
+    """The mean loss, computed from the scores of the rows."""
     weight = "tokens" if recipe.objective.name == "causal_lm" else None
     nll = sum(table.column("nll").to_pylist())
     return nll / (sum(table.column(weight).to_pylist()) if weight else table.num_rows)
 
 
-def test_details_tell_intervals_differences_and_the_worst_rows(prepared):
+def test_details_hold_intervals_gains_and_the_worst_rows(prepared):
     artifacts, recipe = prepared
     report = run(artifacts, recipe, untrained=True, worst_rows=5)
     details = details_of(artifacts)
-    for name, figures in (("model", report.model), ("untrained", report.untrained)):
-        assert details["intervals"][name].keys() == figures.keys()
+    for name, metrics in (("model", report.model), ("untrained", report.untrained)):
+        assert details["intervals"][name].keys() == metrics.keys()
         for metric, interval in details["intervals"][name].items():
             assert interval["low"] <= interval["high"]
-            if metric != "calibration_error":  # whose resamples are greater: chance adds to a distance
-                assert interval["low"] <= figures[metric] <= interval["high"]
+            if metric != "calibration_error":  # its resamples are larger: noise adds to a distance
+                assert interval["low"] <= metrics[metric] <= interval["high"]
     for comparison in details["comparisons"]:
         assert comparison["against"] == "untrained"
         assert comparison["rows"] == report.rows
@@ -161,11 +161,11 @@ def test_details_tell_intervals_differences_and_the_worst_rows(prepared):
 
 
 def number_is_even(row):
-    """Slices by a function: whether the row's number is even."""
+    """A slice function: whether the row's number is even."""
     return "even" if int(row["text"].rstrip(".").rpartition(" ")[2]) % 2 == 0 else "odd"
 
 
-def test_slices_are_those_of_a_column_and_of_a_function(tmp_path):
+def test_slices_by_column_and_by_function(tmp_path):
     slices = ["label", {"name": "number", "function": f"{__name__}:number_is_even"}]
     content = tiny.recipe({"evaluation.slices": slices, "evaluation.gate.min_slice_rows": 12}, **tiny.CLASSES)
     artifacts, recipe = with_model(tmp_path, content)
@@ -183,21 +183,21 @@ def test_slices_are_those_of_a_column_and_of_a_function(tmp_path):
     for part in found:
         shares = expected[part["slice_by"], part["slice"]]
         assert (part["metric"], part["value"]) == ("accuracy", pytest.approx(sum(shares) / len(shares)))
-        assert (part["low"] is not None) is (len(shares) >= 12), "too few rows are shown and not judged"
+        assert (part["low"] is not None) is (len(shares) >= 12), "small slices are shown but not judged"
         assert part["champion"] is part["gain"] is None
     assert {part["low"] is None for part in found} == {True, False}
 
 
 @pytest.mark.parametrize(
-    ("slices", "said"),
+    ("slices", "message"),
     [
         (["labl"], r"evaluation\.slices\.0: the rows have no column `labl`"),
         ([{"name": "n", "function": f"{__name__}:fails"}], r"evaluation\.slices\.0\.function: raised KeyError"),
     ],
 )
-def test_a_slice_that_cannot_be_is_named(tmp_path, slices, said):
+def test_invalid_slice_is_an_error_with_its_key(tmp_path, slices, message):
     artifacts, recipe = with_model(tmp_path, tiny.recipe({"evaluation.slices": slices}))
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(RecipeError, match=message):
         run(artifacts, recipe)
     assert not artifacts.evaluation.exists()
 
@@ -207,13 +207,13 @@ def fails(row):
     return row["nothing"]
 
 
-def test_the_untrained_model_is_the_one_that_training_starts_from(tmp_path):
+def test_untrained_model_is_the_one_training_starts_from(tmp_path):
     artifacts, recipe = with_model(tmp_path, tiny.recipe(), seed=tiny.RECIPE["seed"])
     report = run(artifacts, recipe, untrained=True)
     assert report.model == report.untrained
 
 
-def test_the_split_is_the_recipes(prepared):
+def test_recipe_chooses_the_split(prepared):
     artifacts, recipe = prepared
     report = run(artifacts, recipe, split="validation")
     assert (report.split, report.sequences) == ("validation", len(tokens.read_split(artifacts.tokens, "validation")))
@@ -221,14 +221,14 @@ def test_the_split_is_the_recipes(prepared):
 
 @pytest.mark.parametrize("share", ["all", "one"])
 @pytest.mark.parametrize("kind", ["causal_lm", "sequence_classification"])
-def test_a_figure_that_is_not_finite_is_an_error_and_the_earlier_evaluation_stays(tmp_path, kind, share):
+def test_nonfinite_scores_are_an_error_and_the_earlier_report_stays(tmp_path, kind, share):
     artifacts, recipe = with_model(tmp_path, tiny.recipe() if kind == "causal_lm" else tiny.recipe(**tiny.CLASSES))
     before = run(artifacts, recipe)
     network = trained_model(artifacts.model, objectives.build(recipe.objective))
     with torch.no_grad():
         weights = network.get_input_embeddings().weight
         last = tokens.read_split(artifacts.tokens, "test")[0]["input_ids"][-2]
-        weights[last if share == "one" else slice(None)] = math.nan  # a single token spoils the rows that have it
+        weights[last if share == "one" else slice(None)] = math.nan  # one token makes the scores of its rows NaN
     network.save_pretrained(artifacts.model)
     with pytest.raises(ModelError, match=r"model: scores of \d+ of \d+ rows are not finite \(row_id \d+"):
         run(artifacts, recipe)
@@ -248,7 +248,7 @@ evaluate(Artifacts("tiny", root), repo_id="tests/tiny", endpoint="local", **sect
 
 
 def peak_anonymous_mib(root):
-    """Largest anonymous memory of an evaluation in a process of its own; mapped files do not count."""
+    """The peak anonymous memory of an evaluation in a child process; mapped files do not count."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", MEASURE, str(root)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -268,7 +268,7 @@ def peak_anonymous_mib(root):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_memory_does_not_grow_with_the_rows(tmp_path):
+def test_evaluation_memory_does_not_grow_with_the_rows(tmp_path):
     peaks = []
     for rows in (200, 2000):
         content = tiny.recipe({"evaluation.compare_untrained": False, "tokenization.tokenizer.vocab_size": 300})

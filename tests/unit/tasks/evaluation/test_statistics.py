@@ -1,4 +1,4 @@
-"""Intervals and tests: against tables and hand-made examples, the same for the same rows, in memory that does not grow."""
+"""Intervals and significance tests, against published and worked examples."""
 
 from __future__ import annotations
 
@@ -32,8 +32,13 @@ def texts(rows: int, seed: int = 0) -> Scores:
 def labelled(rows: int, seed: int = 0, right: float = 0.7) -> Scores:
     draw = np.random.default_rng(seed)
     label = np.random.default_rng(99).integers(0, 3, rows)
-    told = np.where(draw.random(rows) < right, label, (label + 1) % 3)
-    columns = {"nll": draw.random(rows), "label": label, "prediction": told, "confidence": draw.uniform(0.4, 1, rows)}
+    predicted = np.where(draw.random(rows) < right, label, (label + 1) % 3)
+    columns = {
+        "nll": draw.random(rows),
+        "label": label,
+        "prediction": predicted,
+        "confidence": draw.uniform(0.4, 1, rows),
+    }
     return Scores(np.arange(rows), {name: np.asarray(column, float) for name, column in columns.items()})
 
 
@@ -47,7 +52,7 @@ def rows_of(one: int, other: int, both: int, neither: int) -> tuple[np.ndarray, 
     return np.repeat([True, False, True, False], counts), np.repeat([False, True, True, False], counts)
 
 
-def test_mcnemar_is_the_published_example() -> None:
+def test_mcnemar_matches_agrestis_example() -> None:
     """Agresti, Categorical Data Analysis, table 10.1: approval of a prime minister; 150 and 86 changed their minds."""
     assert mcnemar(150, 86) == pytest.approx(3.7e-5, rel=0.03)
     assert mcnemar(1, 6) == pytest.approx(2 * (1 + 7) / 2**7)
@@ -57,7 +62,7 @@ def test_mcnemar_is_the_published_example() -> None:
 
 
 @pytest.mark.parametrize("only_one", [0, 1, 5, 12, 100])
-def test_mcnemar_is_twice_the_smaller_tail(only_one: int) -> None:
+def test_mcnemar_is_twice_the_smaller_binomial_tail(only_one: int) -> None:
     """As it was computed before scipy.stats.binomtest did it."""
     for only_other in (1, 4, 5, 13, 400):
         tail = bdtr(float(min(only_one, only_other)), only_one + only_other, 0.5)
@@ -65,27 +70,29 @@ def test_mcnemar_is_twice_the_smaller_tail(only_one: int) -> None:
 
 
 def test_holm_by_hand() -> None:
-    """0.01 and 0.005 against 0.05 / 3 and 0.05 / 4; 0.03 misses 0.05 / 2, so that 0.04 is not looked at any more."""
+    """0.01 and 0.005 against 0.05 / 3 and 0.05 / 4; 0.03 misses 0.05 / 2, so 0.04 is not tested."""
     assert holm([0.01, 0.04, 0.03, 0.005], 0.05) == [True, False, False, True]
     assert holm([0.04, 0.02], 0.05) == [True, True]
     assert holm([0.04, 0.03], 0.05) == [False, False]
     assert holm([], 0.05) == []
 
 
-def test_the_score_test_is_mcnemars_where_the_shares_are_equal() -> None:
+def test_score_test_at_zero_is_mcnemars() -> None:
     assert score_test(16, 4, 100, 0.0) == pytest.approx(norm.sf((12 - 1) / 20**0.5))
-    assert score_test(16, 4, 5000, 0.0) == pytest.approx(score_test(16, 4, 100, 0.0)), "rows that agree say nothing"
+    assert score_test(16, 4, 5000, 0.0) == pytest.approx(score_test(16, 4, 100, 0.0)), (
+        "rows on which both agree do not count"
+    )
 
 
-def test_the_score_test_by_hand() -> None:
-    """Both models are right on the same rows. If one were worse by d, a share d of n rows would differ, and none does."""
+def test_score_test_by_hand() -> None:
+    """Both models are right on the same rows; were one worse by d, they would differ on a share d of the rows."""
     rows, worse = 200, 0.01
     z = (rows * worse - 1) / (rows * worse * (1 - worse)) ** 0.5
     assert score_test(0, 0, rows, -worse) == pytest.approx(norm.sf(z))
 
 
 @pytest.mark.parametrize(("one", "other", "rows"), [(30, 20, 1000), (0, 0, 200), (5, 0, 80), (0, 9, 90), (3, 4, 7)])
-def test_the_interval_holds_what_the_score_test_does_not_rule_out(one: int, other: int, rows: int) -> None:
+def test_interval_inverts_the_score_test(one: int, other: int, rows: int) -> None:
     gain = share_gain(*rows_of(one, other, rows - one - other, 0), 0.95)
     assert gain.value == pytest.approx((one - other) / rows)
     assert gain.low <= gain.value <= gain.high
@@ -95,7 +102,7 @@ def test_the_interval_holds_what_the_score_test_does_not_rule_out(one: int, othe
     assert (mirrored.low, mirrored.high) == pytest.approx((-gain.high, -gain.low))
 
 
-def test_two_models_that_agree_on_few_rows_are_not_shown_to_be_equal() -> None:
+def test_agreement_on_few_rows_does_not_prove_equality() -> None:
     """The percentile interval of differences that are all 0 is 0 to 0, and passes any margin."""
     own = other = labelled(200)
     same = resampler(CLASSES).resample([own, other])
@@ -105,7 +112,7 @@ def test_two_models_that_agree_on_few_rows_are_not_shown_to_be_equal() -> None:
     assert found["accuracy"].high > 0.02
 
 
-def test_the_jackknife_of_a_mean_is_students_test() -> None:
+def test_jackknife_of_a_mean_matches_the_t_test() -> None:
     draw = np.random.default_rng(0)
     values = np.concatenate([side := draw.normal(0, 1, 200), -side]) + 0.1  # no skewness
     left_out = (values.sum() - values) / (len(values) - 1)
@@ -117,7 +124,7 @@ def test_the_jackknife_of_a_mean_is_students_test() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_jackknifes_interval_and_its_tail_say_the_same(seed: int) -> None:
+def test_jackknife_interval_agrees_with_its_tail(seed: int) -> None:
     values = np.random.default_rng(seed).exponential(1.0, 40) * (-1) ** seed
     left_out = (values.sum() - values) / 39
     found, mirrored = Jackknife.of(values.mean(), left_out), Jackknife.of(-values.mean(), -left_out)
@@ -127,7 +134,7 @@ def test_the_jackknifes_interval_and_its_tail_say_the_same(seed: int) -> None:
     assert mirrored.interval(0.95) == pytest.approx((-high, -low))
 
 
-def test_few_rows_that_weigh_most_give_few_degrees_of_freedom() -> None:
+def test_dominant_rows_give_few_degrees_of_freedom() -> None:
     even, uneven = np.random.default_rng(0).normal(size=(2, 1000))
     uneven[:5] *= 100
     assert Jackknife.of(0.0, even).freedom > 500
@@ -138,7 +145,7 @@ def test_few_rows_that_weigh_most_give_few_degrees_of_freedom() -> None:
 
 
 @pytest.mark.parametrize(("objective", "scores"), [(CAUSAL, texts), (CLASSES, labelled)], ids=["texts", "labels"])
-def test_a_gain_is_the_difference_of_the_figures_in_the_metrics_direction(objective: Any, scores: Any) -> None:
+def test_gain_is_the_metric_difference_in_the_metrics_direction(objective: Any, scores: Any) -> None:
     own, other, source = scores(300, 1), scores(300, 2), resampler(objective)
     (found,) = source.gains([(own, other)], DIRECTIONS)
     (back,) = source.gains([(other, own)], DIRECTIONS)
@@ -155,8 +162,8 @@ def test_a_gain_is_the_difference_of_the_figures_in_the_metrics_direction(object
             assert gain.low <= low <= high <= gain.high
 
 
-def test_all_models_get_the_same_draws() -> None:
-    """However many are compared, and in which order; another seed gives others."""
+def test_all_models_get_the_same_resamples() -> None:
+    """Whatever their number and order; another seed gives other resamples."""
     one, two, three = texts(500, 1), texts(500, 2), texts(500, 3)
     source = resampler()
     alone = source.resample([two])[0]["loss"]
@@ -166,7 +173,7 @@ def test_all_models_get_the_same_draws() -> None:
     assert not np.allclose(resampler(seed=4).resample([two])[0]["loss"], alone)
 
 
-def test_the_weights_of_rows_are_drawn_once_for_all_models_and_comparisons() -> None:
+def test_row_weights_are_drawn_once_for_all_models_and_comparisons() -> None:
     statistics._weights.cache_clear()
     own, other, source = texts(3000, 1), texts(3000, 2), resampler(resamples=200)
     source.resample([own])
@@ -175,8 +182,8 @@ def test_the_weights_of_rows_are_drawn_once_for_all_models_and_comparisons() -> 
     assert statistics._weights.cache_info().misses == 2, "one draw for each of two chunks"
 
 
-def test_resamples_are_weighted_rows_whatever_the_chunks(monkeypatch: Any) -> None:
-    """Chunks have draws of their own, by the place of their first row; the rows' totals are summed over all of them."""
+def test_resamples_do_not_depend_on_the_chunk_size(monkeypatch: Any) -> None:
+    """Each chunk has its own generator, seeded by the index of its first row; totals are summed over the chunks."""
     scores = texts(150)
     monkeypatch.setattr(statistics, "_CHUNK", 64)
     weights = np.concatenate(
@@ -187,12 +194,12 @@ def test_resamples_are_weighted_rows_whatever_the_chunks(monkeypatch: Any) -> No
     by_chunks = resampler().metrics(scores), resampler().floor_p_values(scores, {"loss": 4.0}, DIRECTIONS)
     monkeypatch.setattr(statistics, "_CHUNK", 2048)
     at_once = resampler().metrics(scores), resampler().floor_p_values(scores, {"loss": 4.0}, DIRECTIONS)
-    for some, all_ in zip(by_chunks, at_once, strict=True):
-        assert some == pytest.approx(all_, rel=1e-9)
+    for chunked, whole in zip(by_chunks, at_once, strict=True):
+        assert chunked == pytest.approx(whole, rel=1e-9)
 
 
 @pytest.mark.parametrize("rows", [100, 1000])
-def test_intervals_cover_the_truth(rows: int) -> None:
+def test_intervals_cover_the_true_value(rows: int) -> None:
     """The loss per token of texts whose lengths differ; 600 samples: 95% is 93% to 97%, give or take."""
     source = resampler(resamples=300)
     samples = [texts(rows, seed) for seed in range(600)]
@@ -205,7 +212,7 @@ def test_intervals_cover_the_truth(rows: int) -> None:
     assert 0.92 < covered / 600 < 0.975
 
 
-def test_a_shortfall_of_a_share_is_the_binomial_test() -> None:
+def test_floor_of_a_share_uses_the_binomial_test() -> None:
     scores = labelled(60, right=0.6)
     right = int((scores.columns["label"] == scores.columns["prediction"]).sum())
     found = resampler(CLASSES).floor_p_values(scores, {"accuracy": 0.8, "loss": 0.4, "macro_f1": 0.8}, DIRECTIONS)
@@ -218,7 +225,7 @@ def test_a_shortfall_of_a_share_is_the_binomial_test() -> None:
     assert resampler(CLASSES).floor_p_values(scores, {"accuracy": 1.0}, DIRECTIONS) == {"accuracy": 0.0}
 
 
-def test_a_figure_that_some_resamples_or_rows_do_not_have_is_no_failure() -> None:
+def test_gain_of_a_single_row_is_finite() -> None:
     one = Scores(np.array([1]), {name: values[:1] for name, values in texts(2).columns.items()})
     (found,) = resampler(resamples=200).gains([(one, one)], DIRECTIONS)
     assert all(np.isfinite([gain.low, gain.high]).all() for gain in found.values())
@@ -234,7 +241,7 @@ def peak_mib(rows: int) -> float:
         tracemalloc.stop()
 
 
-def test_memory_of_resampling_does_not_grow_with_the_rows() -> None:
+def test_resampling_memory_does_not_grow_with_the_rows() -> None:
     """Weights of 200 resamples of 50,000 rows would take 76 MiB. What grows are figures without a row, as the scores do."""
     small, large = peak_mib(5_000), peak_mib(50_000)
     assert large - small < 20

@@ -1,4 +1,4 @@
-"""The command line: what it lists, how it takes a recipe, and how a command ends."""
+"""The command line: help, arguments, recipes and exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ APPS = {"python -m tasks": tasks_cli.app, "evergreen": flows_cli.app}
 
 @pytest.fixture(autouse=True)
 def project(tmp_path, monkeypatch):
-    """A project's folder with one recipe, and commands that leave this process's log as it is."""
+    """A project folder with one recipe; commands do not configure logging."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("logging.basicConfig", lambda **_: None)
     tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe())
@@ -30,14 +30,14 @@ def project(tmp_path, monkeypatch):
 
 
 def listed(name, capsys):
-    """The lines of the commands that `--help` lists."""
+    """The commands that `--help` lists, with their descriptions."""
     assert main(["--help"], commands=APPS[name], name=name) == 0
     _, _, lines = capsys.readouterr().out.partition("Commands:\n")
     return dict(line.split(maxsplit=1) for line in lines.splitlines())
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_help_lists_every_command_in_one_whole_line(name, capsys):
+def test_help_shows_each_command_on_one_line(name, capsys):
     found = listed(name, capsys)
     assert set(found) == set(typer.main.get_command(APPS[name]).commands)
     assert [stage for stage in found if stage in STAGES] == list(STAGES)
@@ -46,7 +46,7 @@ def test_help_lists_every_command_in_one_whole_line(name, capsys):
         assert not line.endswith("..."), f"{command} is cut: {line}"
 
 
-def test_evergreen_has_the_commands_of_tasks_and_those_of_the_flow(capsys):
+def test_evergreen_adds_the_flows_commands(capsys):
     assert listed("evergreen", capsys).items() - listed("python -m tasks", capsys).items() == {
         ("run", "Run every stale stage of a recipe, and publish the model."),
         ("watch", "Make the Prefect server mark silent runs as crashed."),
@@ -69,7 +69,7 @@ def test_help_imports_nothing_slow(module):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         ([], "Usage: python -m tasks"),
         (["trian", "tiny"], "No such command 'trian'. Did you mean 'train'"),
@@ -81,15 +81,15 @@ def test_help_imports_nothing_slow(module):
         (["check", "tiny", "--quick"], "No such option"),
     ],
 )
-def test_wrong_usage_ends_with_2(argv, said, capsys):
+def test_wrong_usage_exits_with_2(argv, message, capsys):
     assert main(argv) == 2
     out, err = capsys.readouterr()
-    assert said in err
+    assert message in err
     assert out == ""
 
 
 @pytest.mark.parametrize("recipe", ["tiny", "params/tiny.yaml", "./params/tiny.yaml"])
-def test_a_recipe_is_given_by_name_or_by_path(recipe, capsys):
+def test_commands_take_a_recipe_by_name_or_path(recipe, capsys):
     assert main(["tokenize", recipe]) == os.EX_DATAERR
     assert "fix: run `evergreen validate params/tiny.yaml` first" in capsys.readouterr().err
 
@@ -97,22 +97,22 @@ def test_a_recipe_is_given_by_name_or_by_path(recipe, capsys):
 @pytest.mark.parametrize(
     "argv", [[stage, "tinny"] for stage in (*STAGES, "check", "report", "mirror", "fetch", "releases", "verify-resume")]
 )
-def test_every_command_says_which_recipe_was_meant(argv, capsys):
+def test_every_command_suggests_the_closest_recipe(argv, capsys):
     assert main(argv) == os.EX_CONFIG
     expected = "RecipeError: params/tinny.yaml: there is no such recipe\n  fix: did you mean `params/tiny.yaml`?"
     assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("recipe", "said"), [("tinny", "did you mean `params/tiny.yaml`?"), ("x.yaml", "params/x.yaml")]
+    ("recipe", "message"), [("tinny", "did you mean `params/tiny.yaml`?"), ("x.yaml", "params/x.yaml")]
 )
-def test_the_flow_takes_only_recipes_that_dvc_finds(project, recipe, said, capsys):
+def test_flow_accepts_only_recipes_in_params(project, recipe, message, capsys):
     (project / "x.yaml").write_text("seed: 1\n")
     assert main(["run", recipe], commands=flows_cli.app) == os.EX_CONFIG
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_an_error_ends_a_command_with_its_own_exit_code(monkeypatch, capsys):
+def test_error_sets_the_exit_code(monkeypatch, capsys):
     def fails(path):
         raise StorageError(str(path), "cannot be written", "free space")
 
@@ -121,17 +121,17 @@ def test_an_error_ends_a_command_with_its_own_exit_code(monkeypatch, capsys):
     assert capsys.readouterr().err == "\nStorageError: params/tiny.yaml: cannot be written\n  fix: free space\n"
 
 
-def test_an_interrupt_ends_a_command_with_130(monkeypatch, capsys):
-    def is_interrupted(path):
+def test_interrupt_exits_with_130(monkeypatch, capsys):
+    def interrupt(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tasks.diagnostics.check.check", is_interrupted)
+    monkeypatch.setattr("tasks.diagnostics.check.check", interrupt)
     assert main(["check", "tiny"]) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError("gone"), EOFError("torn")])
-def test_no_error_of_a_command_is_hidden(monkeypatch, error):
+def test_unexpected_errors_are_raised(monkeypatch, error):
     def fails(path):
         raise error
 
@@ -140,8 +140,8 @@ def test_no_error_of_a_command_is_hidden(monkeypatch, error):
         main(["check", "tiny"])
 
 
-def test_evergreen_imports_a_recipes_own_code_from_the_working_directory(project):
-    """As `python -m tasks` does: a console script has its own folder there instead."""
+def test_evergreen_imports_user_code_from_the_working_directory(project):
+    """As `python -m tasks` does; a console script starts with its own folder in sys.path instead."""
     (project / "own_rows.py").write_text("def rows():\n    yield from ({'text': str(i)} for i in range(200))\n")
     source = {"data.source": {"kind": "function", "function": "own_rows:rows"}}
     tiny.write(project / "params" / "own.yaml", tiny.recipe(source))

@@ -1,4 +1,4 @@
-"""Loading a recipe: every problem at once, each with file:line, key, what is wrong and what to write instead."""
+"""Loading a recipe: all problems at once, each with file:line, key, cause and fix."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ publish:
   endpoint: local
   license: psf-2.0
 """
-"""A recipe of every section; the default one may change."""
+"""A recipe with every section, independent of params/default.yaml."""
 
 
 def recipe(tmp_path, *changes, name="trial.yaml"):
@@ -99,7 +99,7 @@ def recipe(tmp_path, *changes, name="trial.yaml"):
     return path
 
 
-def complaints(path):
+def error_lines(path):
     """The lines of the error, without the path."""
     with pytest.raises(RecipeError) as caught:
         load(path)
@@ -112,15 +112,15 @@ def line_of(path, text):
 
 
 @pytest.mark.parametrize("path", sorted(Path("params").glob("*.yaml")) + sorted(Path("docs").glob("*.yaml")), ids=str)
-def test_every_recipe_that_comes_with_the_project_loads(path):
+def test_shipped_recipes_load(path):
     assert isinstance(load(path), Recipe)
 
 
-def test_exponents_are_numbers(tmp_path):
+def test_exponent_is_a_number(tmp_path):
     assert load(recipe(tmp_path, ("learning_rate: 2e-3", "learning_rate: 1e-4"))).training.learning_rate == 1e-4
 
 
-def test_a_recipe_cannot_be_changed_once_loaded():
+def test_loaded_recipe_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
         load(DEFAULT).training.learning_rate = 1.0
 
@@ -221,18 +221,18 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("change", "where", "said"), WRONG.values(), ids=WRONG)
-def test_a_problem_has_line_key_cause_and_fix(tmp_path, change, where, said):
+@pytest.mark.parametrize(("change", "where", "message"), WRONG.values(), ids=WRONG)
+def test_problem_has_line_key_cause_and_fix(tmp_path, change, where, message):
     path = recipe(tmp_path, change)
-    found = complaints(path)
-    assert any(said in line for line in found), found
-    told = next(line for line in found if said in line)
+    found = error_lines(path)
+    assert any(message in line for line in found), found
+    line = next(line for line in found if message in line)
     if where:
-        assert told.startswith(f"{line_of(path, where)}: ")
-    assert "; " in told  # what; fix
+        assert line.startswith(f"{line_of(path, where)}: ")
+    assert "; " in line  # cause; fix
 
 
-def test_all_problems_come_together_in_the_order_of_the_file(tmp_path):
+def test_all_problems_are_reported_in_file_order(tmp_path):
     path = recipe(
         tmp_path,
         ("seed: 17", "seed: -1"),
@@ -241,7 +241,7 @@ def test_all_problems_come_together_in_the_order_of_the_file(tmp_path):
         ("learning_rate: 2e-3", "learning_rat: 2e-3"),
         ("license: psf-2.0", "licence: psf-2.0"),
     )
-    found = complaints(path)
+    found = error_lines(path)
     keys = {line.split(": ")[1] for line in found}
     wrong = {"seed", "data.source.refreshh", "tokenization.max_length", "training.learning_rat", "publish.licence"}
     assert keys == wrong | {"training.learning_rate"}  # the last is missing
@@ -251,14 +251,14 @@ def test_all_problems_come_together_in_the_order_of_the_file(tmp_path):
         load(path)
 
 
-def test_every_section_that_is_missing_is_named(tmp_path):
+def test_missing_sections_are_named(tmp_path):
     path = tmp_path / "trial.yaml"
     path.write_text("seed: 1\n")
-    missing = {line.split(": ")[1] for line in complaints(path)}
+    missing = {line.split(": ")[1] for line in error_lines(path)}
     assert missing == set(Recipe.model_fields) - {"seed"}
 
 
-def test_a_key_may_stand_once(tmp_path):
+def test_duplicate_key_is_an_error(tmp_path):
     path = recipe(tmp_path, ("seed: 17", "seed: 17\nseed: 18"))
     with pytest.raises(RecipeError) as caught:
         load(path)
@@ -268,7 +268,7 @@ def test_a_key_may_stand_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "holds no recipe"),
         (b"# nothing\n", "holds no recipe"),
@@ -295,17 +295,17 @@ def test_a_key_may_stand_once(tmp_path):
         (b"\xff\xfe\x00", "cannot be read as text"),
     ],
 )
-def test_what_is_no_recipe_is_an_error_that_says_so(tmp_path, content, said):
+def test_file_that_is_no_recipe_is_an_error(tmp_path, content, message):
     path = tmp_path / "trial.yaml"
     path.write_bytes(content)
     with pytest.raises(RecipeError) as caught:
         load(path)
-    assert said in caught.value.what
+    assert message in caught.value.what
     assert str(path) in caught.value.where
     assert caught.value.fix
 
 
-def test_a_recipe_that_is_not_there_suggests_one_that_is(tmp_path):
+def test_missing_recipe_suggests_others(tmp_path):
     recipe(tmp_path, name="german.yaml")
     with pytest.raises(RecipeError, match="no such recipe") as caught:
         load(tmp_path / "germann.yaml")
@@ -323,7 +323,7 @@ def test_a_recipe_that_is_not_there_suggests_one_that_is(tmp_path):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A project's root with the recipes params/german.yaml and others/french.yaml, and a YAML file that is no recipe."""
+    """A project's root with the recipes params/german.yaml and others/french.yaml, and a dvc.yaml."""
     monkeypatch.chdir(tmp_path)
     for folder in ("params", "others"):
         (tmp_path / folder).mkdir()
@@ -333,14 +333,14 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_recipe_is_found_by_name_and_by_path(project):
+def test_find_recipe_takes_a_name_or_a_path(project):
     assert find_recipe("german") == find_recipe("params/german.yaml") == Path("params/german.yaml")
     assert find_recipe("others/french.yaml") == Path("others/french.yaml")
     assert find_recipe(f"{project}/params/german.yaml") == project / "params/german.yaml"
 
 
 @pytest.mark.parametrize(
-    ("given", "fix"),
+    ("recipe_path", "fix"),
     [
         ("germann", "did you mean `params/german.yaml`?"),
         ("german.yaml", "did you mean `params/german.yaml`?"),
@@ -352,19 +352,19 @@ def test_a_recipe_is_found_by_name_and_by_path(project):
         ("nowhere/german.yaml", "check the path"),
     ],
 )
-def test_a_recipe_that_is_not_found_is_an_error_with_those_there_are(project, given, fix):
+def test_find_recipe_suggests_existing_recipes(project, recipe_path, fix):
     with pytest.raises(RecipeError) as caught:
-        find_recipe(given)
+        find_recipe(recipe_path)
     assert caught.value.fix == fix
 
 
-def test_outside_of_a_project_the_root_is_asked_for(tmp_path, monkeypatch):
+def test_find_recipe_outside_a_project_asks_for_its_root(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError, match="run this in the project's root"):
         find_recipe("german")
 
 
-def test_a_recipe_of_the_flow_is_in_params(project):
+def test_recipe_name_accepts_only_yaml_files_in_params(project):
     assert recipe_name("german") == recipe_name("params/german.yaml") == "german"
     assert recipe_name(f"{project}/params/german.yaml") == "german"
     recipe(project / "params", name="spanish.yml")
@@ -375,11 +375,11 @@ def test_a_recipe_of_the_flow_is_in_params(project):
         recipe_name("french")
 
 
-def test_a_malformed_section_does_not_hide_the_sound_ones(tmp_path):
+def test_valid_sections_are_returned_beside_a_malformed_one(tmp_path):
     path = recipe(tmp_path, ("learning_rate: 2e-3", "learning_rate: fast"), ("license: psf-2.0", "licence: psf-2.0"))
     sections = valid_sections(read(path))
     assert set(sections) == set(Recipe.model_fields) - {"training"}
-    assert sections["publish"].repo_id == "evergreen/python-documentation"  # sound but for a key too many
+    assert sections["publish"].repo_id == "evergreen/python-documentation"  # valid apart from an unknown key
 
 
 VALUES = [None, 0, -1, 3.5, float("nan"), True, "", "text", "a/b", [], [1, [2]], {}, {"kind": "files"}, {"kind": []}]
@@ -394,42 +394,42 @@ def _places(node, at=()):
         yield from _places(value, (*at, name))
 
 
-def _mutated(content, chance):
+def _mutated(content, rng):
     content = copy.deepcopy(content)
-    for _ in range(chance.randint(1, 4)):
-        *parents, last = chance.choice(list(_places(content)))
+    for _ in range(rng.randint(1, 4)):
+        *parents, last = rng.choice(list(_places(content)))
         node = content
         for part in parents:
             node = node[part]
-        what = chance.randrange(5)
+        what = rng.randrange(5)
         if what == 0:
             del node[last]
         elif what == 1 and isinstance(node, dict):
-            node[chance.choice(["kind", "lerning_rate", "train", 7, "name", "config"])] = chance.choice(VALUES)
+            node[rng.choice(["kind", "lerning_rate", "train", 7, "name", "config"])] = rng.choice(VALUES)
         elif what == 2:
             node[last] = [node[last]]
         else:
-            node[last] = copy.deepcopy(chance.choice(VALUES))
+            node[last] = copy.deepcopy(rng.choice(VALUES))
         if not content:
             break
     return content
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_mutation_of_a_recipe_gives_anything_but_a_recipe_or_its_error(tmp_path, seed):
-    chance = random.Random(seed)
+def test_mutated_recipe_gives_a_recipe_or_an_error(tmp_path, seed):
+    rng = random.Random(seed)
     content = YAML(typ="safe").load(TEXT)
     path = tmp_path / "trial.yaml"
     outcomes = set()
     for i in range(50):
-        YAML(typ="safe").dump(_mutated(content, chance), path)
+        YAML(typ="safe").dump(_mutated(content, rng), path)
         document = read(path)
         found, problems = parse(document)
         outcomes.add(type(found))
         assert bool(found) != bool(problems)
         str(document.error(problems))
         valid_sections(document)
-        if i % 12 == 0:  # the longer look
-            document.content.pop("data", None)  # its rows take seconds to read
+        if i % 12 == 0:  # all_problems is slower
+            document.content.pop("data", None)  # reading its rows takes seconds
             str(document.error(all_problems(document)))
     assert outcomes == {Recipe, type(None)}

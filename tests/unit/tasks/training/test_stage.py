@@ -1,4 +1,4 @@
-"""The train stage as it is: real processes, killed, stopped, out of disk; and the same weights in the end."""
+"""The train stage in real processes: killed, stopped, out of disk, and still the same weights."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ STEPS = {"training.max_steps": 16, "training.eval_steps": 6, "training.save_step
 
 
 def project(root, changes=None):
-    """A folder with tokens and a recipe, in which nothing has been trained."""
+    """A project with a recipe and tokens, before training."""
     return tiny.tokenized(root, tiny.recipe(STEPS | (changes or {})))[0]
 
 
 def start(artifacts, *, log="train.log", preexec=None):
-    """`python -m tasks train` in the project's folder, in a process group of its own."""
+    """Start `python -m tasks train` in the project's folder, in a new session."""
     with (artifacts.root / log).open("wb") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "tasks", "train", "params/tiny.yaml"],
@@ -47,7 +47,7 @@ def start(artifacts, *, log="train.log", preexec=None):
 
 
 def finish(process, artifacts, *, log="train.log"):
-    """Its exit status, and what it said."""
+    """The exit status and the output of a training."""
     code = process.wait(90)
     return code, (artifacts.root / log).read_text()
 
@@ -84,7 +84,7 @@ def same_weights(first, second):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """A run without incident; `kept` is its folder as it was before the artifacts were made."""
+    """An uninterrupted run; `kept` is its run folder before the artifacts were written."""
     artifacts = project(tmp_path_factory.mktemp("uninterrupted"))
     recipe = load(artifacts.root / "params" / "tiny.yaml")
     collect = stage._collect
@@ -100,11 +100,11 @@ def uninterrupted(tmp_path_factory):
 
 
 def train(artifacts, recipe):
-    wanted = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
-    return stage.train(artifacts, **wanted)
+    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
+    return stage.train(artifacts, **sections)
 
 
-def test_a_run_ends_with_model_checkpoint_and_history(uninterrupted):
+def test_run_leaves_model_checkpoint_and_history(uninterrupted):
     artifacts, _, report = uninterrupted
     assert {p.name for p in artifacts.model.iterdir()} >= {"model.safetensors", "config.json", "tokenizer.json"}
     assert not [p.name for p in artifacts.model.iterdir() if p.suffix in {".bin", ".pt", ".pth"}]
@@ -120,11 +120,11 @@ def test_a_run_ends_with_model_checkpoint_and_history(uninterrupted):
     assert curve[report.best_step] == pytest.approx(report.best_value, rel=1e-9)
     with (artifacts.history / "train.csv").open() as file:
         assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 17))
-    assert list((artifacts.scratch / "checkpoints").iterdir()) == [], "a finished run leaves nothing to resume"
+    assert list((artifacts.scratch / "checkpoints").iterdir()) == [], "a finished run leaves no checkpoints"
 
 
-def test_stopped_between_the_last_step_and_the_artifacts(uninterrupted, tmp_path):
-    """The whole training is there already: nothing is trained again, and the artifacts are the same."""
+def test_stop_before_the_artifacts_are_written_trains_nothing_again(uninterrupted, tmp_path):
+    """The artifacts are the same, without another training step."""
     first, recipe, report = uninterrupted
     artifacts = Artifacts("tiny", tmp_path)
     shutil.copytree(first.tokens, artifacts.tokens)
@@ -136,7 +136,7 @@ def test_stopped_between_the_last_step_and_the_artifacts(uninterrupted, tmp_path
         assert (artifacts.history / name).read_text() == (first.history / name).read_text()
 
 
-def test_a_killed_worker_is_transient_and_the_next_start_ends_with_the_same_bits(uninterrupted, tmp_path):
+def test_killed_worker_is_transient_and_the_next_start_ends_with_the_same_bits(uninterrupted, tmp_path):
     artifacts = project(tmp_path)
     first = start(artifacts)
     wait_for(lambda: list(artifacts.scratch.glob("checkpoints/*/checkpoint-4")))
@@ -144,21 +144,21 @@ def test_a_killed_worker_is_transient_and_the_next_start_ends_with_the_same_bits
     worker.suspend()
 
     second = start(artifacts, log="second.log")
-    code, said = finish(second, artifacts, log="second.log")
+    code, output = finish(second, artifacts, log="second.log")
     assert code == os.EX_TEMPFAIL
-    assert f"a training of tiny is already running in process {first.pid}" in said
-    assert "Traceback" not in said
+    assert f"a training of tiny is already running in process {first.pid}" in output
+    assert "Traceback" not in output
 
-    assert not (run_folder(artifacts) / "finished.json").exists(), "the worker was too quick for this test"
+    assert not (run_folder(artifacts) / "finished.json").exists(), "the worker finished before this test stopped it"
     worker.kill()
-    code, said = finish(first, artifacts)
-    assert code == os.EX_TEMPFAIL, said
-    assert "KilledError" in said
+    code, output = finish(first, artifacts)
+    assert code == os.EX_TEMPFAIL, output
+    assert "KilledError" in output
     assert not artifacts.model.exists()
 
-    code, said = finish(start(artifacts), artifacts)
-    assert code == 0, said
-    assert "goes on at step 4 from " in said
+    code, output = finish(start(artifacts), artifacts)
+    assert code == 0, output
+    assert "goes on at step 4 from " in output
     whole = uninterrupted[0]
     assert (artifacts.model / "model.safetensors").read_bytes() == (whole.model / "model.safetensors").read_bytes()
     for name in ("model.safetensors", "optimizer.pt", "scheduler.pt"):
@@ -167,11 +167,7 @@ def test_a_killed_worker_is_transient_and_the_next_start_ends_with_the_same_bits
         assert (artifacts.history / name).read_text() == (whole.history / name).read_text()
 
 
-def losses(artifacts, recipe):
-    return releases.evaluate(artifacts, recipe).model
-
-
-def test_a_killed_supervisor_leaves_no_trainer_and_two_processes_give_the_same_losses(uninterrupted, tmp_path):
+def test_killed_supervisor_leaves_no_worker_and_two_processes_give_the_same_losses(uninterrupted, tmp_path):
     artifacts = project(tmp_path, {"launch.num_processes": 2})
     supervisor = start(artifacts)
     wait_for(lambda: len(workers(artifacts)) == 2)
@@ -179,63 +175,62 @@ def test_a_killed_supervisor_leaves_no_trainer_and_two_processes_give_the_same_l
     supervisor.wait()
     wait_for(lambda: not workers(artifacts), timeout_s=5)
 
-    code, said = finish(start(artifacts), artifacts)
-    assert code == 0, said
+    code, output = finish(start(artifacts), artifacts)
+    assert code == 0, output
     whole, recipe, _ = uninterrupted
-    assert losses(artifacts, recipe) == pytest.approx(losses(whole, recipe), rel=1e-3)
+    assert releases.evaluate(artifacts, recipe).model == pytest.approx(releases.evaluate(whole, recipe).model, rel=1e-3)
 
 
-def test_a_killed_rank_is_transient_too(tmp_path):
+def test_killed_rank_is_transient(tmp_path):
     artifacts = project(tmp_path, {"launch.num_processes": 2, "training.max_steps": 500, "training.save_steps": 100})
     process = start(artifacts)
     wait_for(lambda: "step 2 of 500" in (artifacts.root / "train.log").read_text())
     ranks = sorted(workers(artifacts), key=lambda p: p.environ()["RANK"])
     ranks[1].kill()
-    code, said = finish(process, artifacts)
-    assert code == os.EX_TEMPFAIL, said
-    assert "KilledError" in said
+    code, output = finish(process, artifacts)
+    assert code == os.EX_TEMPFAIL, output
+    assert "KilledError" in output
     wait_for(lambda: not workers(artifacts), timeout_s=5)
 
 
-def test_best_may_come_from_before_the_last_step(tmp_path):
-    """At this rate the weights are ruined at once: the best evaluation is the one at start."""
+def test_best_weights_may_precede_the_last_step(tmp_path):
+    """At this learning rate the model diverges: the first evaluation is the best."""
     artifacts = project(tmp_path, {"training.learning_rate": 30.0, "training.max_steps": 4})
-    code, said = finish(start(artifacts), artifacts)
-    assert code == 0, said
+    code, output = finish(start(artifacts), artifacts)
+    assert code == 0, output
     report = json.loads(artifacts.report("train").read_text())
     assert report["best_step"] == 0
     assert not same_weights(artifacts.model, artifacts.checkpoint)
 
 
-def test_a_model_of_pickles_is_refused(tmp_path):
+def test_pretrained_pickle_weights_are_refused(tmp_path):
     (tmp_path / "pickles").mkdir()
     for name in ("config.json", "pytorch_model.bin"):
         (tmp_path / "pickles" / name).write_text('{"model_type": "llama"}')
     artifacts = project(tmp_path, {"model": {"pretrained": "pickles"}})
-    code, said = finish(start(artifacts), artifacts)
-    assert code == os.EX_NOINPUT, said
-    assert "ModelError: pickles: has weights as pickle only" in said
+    code, output = finish(start(artifacts), artifacts)
+    assert code == os.EX_NOINPUT, output
+    assert "ModelError: pickles: has weights as pickle only" in output
 
 
-def test_a_full_disk_ends_with_its_name_and_the_earlier_model_stays(uninterrupted, tmp_path):
+def test_full_disk_is_named_and_keeps_the_earlier_model(uninterrupted, tmp_path):
     artifacts = project(tmp_path)
     shutil.copytree(uninterrupted[0].model, artifacts.model)
     weights = (artifacts.model / "model.safetensors").stat().st_size
-    room = weights * 3 // 2  # enough for the weights, and too little for the optimizer's state
+    room = weights * 3 // 2  # enough for the weights, too little for the optimizer state
 
     process = start(artifacts, preexec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)))
-    code, said = finish(process, artifacts)
-    assert code == os.EX_IOERR, said
-    assert "StorageError: " in said
-    assert "MiB free on that disk" in said
+    code, output = finish(process, artifacts)
+    assert code == os.EX_IOERR, output
+    assert "StorageError: " in output
+    assert "MiB free on that disk" in output
     assert same_weights(artifacts.model, uninterrupted[0].model)
     assert not artifacts.checkpoint.exists()
 
 
-def test_a_launcher_that_does_not_start_is_no_dead_worker(tmp_path):
-    """So that it is not tried again and again."""
+def test_launcher_that_does_not_start_is_not_retried(tmp_path):
     (tmp_path / "broken.yaml").write_text("no_such_key: 1\n")
     artifacts = project(tmp_path, {"launch.accelerate_config": "broken.yaml"})
-    code, said = finish(start(artifacts), artifacts)
-    assert code == os.EX_NOINPUT, said
-    assert "the trainer did not start" in said
+    code, output = finish(start(artifacts), artifacts)
+    assert code == os.EX_NOINPUT, output
+    assert "the trainer did not start" in output

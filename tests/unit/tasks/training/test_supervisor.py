@@ -1,4 +1,4 @@
-"""What supervises a training, against small real processes: who failed, who stands still, how the processes end."""
+"""The supervisor of a training, against small real processes: failures, stalls, stops and memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def work(until=lambda: False):
         step += 1
         heart.beat("training", step)
         time.sleep(0.02)
-def leave(kind, what="it said so"):
+def fail(kind, what="bad data"):
     heart.fail(getattr(params, kind)("here", what, "fix it"))
     sys.exit(3)
 """
@@ -61,8 +61,8 @@ def command(**launch):
     return launch_command(Launch(micro_batch_size=1, **launch), Path("job.json"))[1:]
 
 
-def test_the_launch_command():
-    """accelerate starts one process, whatever --num_processes says, unless it is told --multi_gpu."""
+def test_launch_command():
+    """accelerate starts one process, whatever --num_processes says, without --multi_gpu."""
     assert " ".join(command()) == (
         "-m trainer.runtime.launcher --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no "
         "-m trainer.worker job.json"
@@ -76,8 +76,8 @@ def test_the_launch_command():
     )
 
 
-class Fake:
-    """A run whose processes do what `code` says; the launcher is the real one for several, and none for one."""
+class FakeTraining:
+    """A run whose processes execute `code`: through the real launcher if there are several."""
 
     def __init__(self, folder, monkeypatch):
         self.folder, self._monkeypatch = folder, monkeypatch
@@ -88,13 +88,13 @@ class Fake:
         script = self.folder / "rank.py"
         script.write_text(START + code)
 
-        def starts(launch, job_path, _machine):
+        def command_of(launch, job_path, _machine):
             self.starts.append(launch)
             if launch.num_processes == 1:
                 return [sys.executable, str(script), str(job_path)]
             return [*launch_command(launch, job_path)[:-3], str(script), str(job_path)]
 
-        self._monkeypatch.setattr(processes, "launch_command", starts)
+        self._monkeypatch.setattr(processes, "launch_command", command_of)
         return Job(
             seed=1,
             objective=ObjectiveChoice(name="causal_lm"),
@@ -107,14 +107,14 @@ class Fake:
         )
 
     def fails(self, code, **launch):
-        """The error, and how long it took to come since the first process died."""
+        """Supervise the run and return its error."""
         with pytest.raises(EvergreenError) as caught:
             supervise(self.job(code, **launch), lambda: None)
         assert self.processes() == []
         return caught.value
 
     def processes(self):
-        """Living processes of this run, whatever they have become."""
+        """The living processes of this run."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -123,12 +123,12 @@ class Fake:
         return found
 
     def signal(self, *numbers, phase="training"):
-        """Send signals to this process as soon as a rank is in `phase`."""
+        """Send signals to this process once a rank is in `phase`."""
 
         def send():
             wait_for(lambda: any(p.phase == phase for p in heartbeat.pulses(self.folder)), "a heartbeat", 20)
             for number in numbers:
-                assert isinstance(signal.getsignal(number), processes.StopSignals), "it would end the tests"
+                assert isinstance(signal.getsignal(number), processes.StopSignals), "the signal would end the tests"
                 os.kill(os.getpid(), number)
                 time.sleep(0.1)
 
@@ -137,21 +137,21 @@ class Fake:
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    return Fake(tmp_path, monkeypatch)
+    return FakeTraining(tmp_path, monkeypatch)
 
 
 class TestFailures:
-    def test_the_first_to_fail_is_the_cause_even_if_others_say_that_they_failed_too(self, fake):
+    def test_first_rank_to_fail_is_the_cause(self, fake):
         code = "def has_failed(path): return path.exists() and b'DataError' in path.read_bytes()\n"
         code += "if rank == 1: heart.fail(params.DataError('here', 'rank 1 failed', 'fix it')); time.sleep(1); sys.exit(3)\n"
         code += "while not has_failed(job.folder / 'rank-1'): time.sleep(0.01)\n"
-        code += "time.sleep(0.1); leave('ModelError', 'rank 0 failed')"
+        code += "time.sleep(0.1); fail('ModelError', 'rank 0 failed')"
         error = fake.fails(BEATS + code, num_processes=2)
         assert type(error) is DataError
         assert error.what.startswith("rank 1 failed (rank 1, process ")
         assert (error.where, error.fix) == ("here", "fix it")
 
-    def test_a_killed_rank_ends_the_others_at_once_although_they_take_sigterm_as_a_request(self, fake, capfd):
+    def test_killed_rank_ends_ranks_that_ignore_sigterm(self, fake, capfd):
         code = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n"
         code += "work(until=lambda: rank == 1 and heart._beats == 30); os.kill(os.getpid(), signal.SIGKILL)"
         start = time.monotonic()
@@ -163,52 +163,52 @@ class TestFailures:
         assert "out of memory" in error.fix
         assert capfd.readouterr() == ("", "")
 
-    def test_a_rank_that_exits_without_reporting_an_error(self, fake):
+    def test_rank_that_exits_without_an_error_report(self, fake):
         error = fake.fails(BEATS + "work(until=lambda: rank == 1)", num_processes=2)
         assert type(error) is ModelError
         assert error.what == "rank 1 exited without reporting an error"
 
-    def test_who_has_said_what_it_failed_of_and_does_not_end_is_ended(self, fake, monkeypatch):
+    def test_failed_rank_that_does_not_exit_is_killed(self, fake, monkeypatch):
         monkeypatch.setattr(supervisor, "END_S", 0.5)
         code = "heart.fail(params.StorageError('here', 'the disk is full', 'make room')); time.sleep(600)"
         assert fake.fails(BEATS + code).what == "the disk is full"
 
-    def test_what_a_rank_started_ends_with_it(self, fake):
+    def test_children_of_a_failed_rank_are_killed(self, fake):
         code = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', str(job.folder)]); "
-        assert fake.fails(BEATS + code + "leave('DataError')").what == "it said so"
+        assert fake.fails(BEATS + code + "fail('DataError')").what == "bad data"
 
-    def test_a_launcher_that_starts_nothing_says_why(self, fake, tmp_path, capfd):
+    def test_failed_launcher_reports_the_reason(self, fake, tmp_path, capfd):
         (tmp_path / "broken.yaml").write_text("no_such_key: 1\n")
         error = fake.fails("", num_processes=2, accelerate_config=str(tmp_path / "broken.yaml"))
         assert type(error) is ModelError
         assert error.what.startswith("the trainer did not start: ValueError: A `distributed_type` must be specified")
         assert capfd.readouterr() == ("", "")
 
-    def test_the_end_of_the_launcher_is_the_end_of_the_training(self, fake, monkeypatch):
+    def test_killed_launcher_ends_the_training(self, fake, monkeypatch):
         code = "import signal; work(until=lambda: heart._beats == 20); os.kill(os.getppid(), signal.SIGKILL); work()"
         job = fake.job(BEATS + code)
-        starts = processes.launch_command
-        between = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
-        monkeypatch.setattr(processes, "launch_command", lambda *args: between + starts(*args))
+        command_of = processes.launch_command
+        parent = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
+        monkeypatch.setattr(processes, "launch_command", lambda *args: parent + command_of(*args))
         with pytest.raises(KilledError, match="its launcher was killed by SIGKILL"):
             supervise(job, lambda: None)
         assert fake.processes() == []
 
 
 class TestStalls:
-    def test_before_the_first_sign_of_life(self, fake, monkeypatch):
+    def test_rank_that_never_starts_is_stalled(self, fake, monkeypatch):
         monkeypatch.setattr(ranks, "STARTING_S", 0.0)
         error = fake.fails("time.sleep(600)", stall_timeout_s=1.5)
         assert type(error) is StalledError
         assert error.what == "rank 0 has not started in 2 s"
 
-    def test_a_rank_that_never_came_is_told_from_those_that_wait_for_it(self, tmp_path, monkeypatch):
+    def test_missing_rank_is_named_instead_of_those_waiting(self, tmp_path, monkeypatch):
         monkeypatch.setattr(ranks, "STARTING_S", 0.0)
-        with Standing(tmp_path, 1) as standing:
-            standing.count = 2
-            assert [str(one) for one in standing.watch()] == ["rank 1 has not started in 1 s"]
+        with StalledProcesses(tmp_path, 1) as stalled:
+            stalled.count = 2
+            assert [str(one) for one in stalled.watch()] == ["rank 1 has not started in 1 s"]
 
-    def test_user_code_that_hangs_is_named_with_its_place(self, fake, caplog):
+    def test_hanging_user_code_is_named_with_its_line(self, fake, caplog):
         code = "def endless():\n    time.sleep(600)\nwork(until=lambda: heart._beats > 20)\nendless()"
         error = fake.fails(BEATS + code, stall_timeout_s=1.5)
         assert type(error) is StalledError
@@ -217,40 +217,40 @@ class TestStalls:
         assert places[0].endswith("rank.py:19 in endless")
         assert "most recent call first" in caplog.text
 
-    def test_a_stopped_rank_is_told_from_the_one_that_waits_for_it(self, tmp_path):
-        with Standing(tmp_path, 2) as standing:
-            standing.processes[1].suspend()
-            (found,) = standing.watch()
+    def test_stopped_rank_is_named_instead_of_those_waiting(self, tmp_path):
+        with StalledProcesses(tmp_path, 2) as stalled:
+            stalled.processes[1].suspend()
+            (found,) = stalled.watch()
         assert (found.rank, found.state, found.pulse.step) == (1, "stopped", 5)
-        assert "in here" in str(found), "it went on to write its stack"
+        assert "in here" in str(found), "it was resumed to write its stack"
 
-    def test_behind_in_steps(self, tmp_path):
-        with Standing(tmp_path, 2, "heart.beat('training', 5 - rank)") as standing:
-            assert [one.rank for one in standing.watch()] == [1]
+    def test_rank_behind_in_steps_is_named(self, tmp_path):
+        with StalledProcesses(tmp_path, 2, "heart.beat('training', 5 - rank)") as stalled:
+            assert [one.rank for one in stalled.watch()] == [1]
 
-    def test_stood_still_before_the_others(self, tmp_path, monkeypatch):
+    def test_rank_that_stalled_first_is_named(self, tmp_path, monkeypatch):
         monkeypatch.setattr(ranks, "_NOISE_S", 0.5)
         code = "end = time.monotonic() + 1.5 * (rank != 1)\nwhile time.monotonic() < end: heart.beat('training', 5)"
-        with Standing(tmp_path, 3, code) as standing:
-            assert [one.rank for one in standing.watch(4.0)] == [1]
+        with StalledProcesses(tmp_path, 3, code) as stalled:
+            assert [one.rank for one in stalled.watch(4.0)] == [1]
 
-    def test_does_not_wait_in_a_collective(self, tmp_path):
-        """By its stack alone: both stopped at the same step in the same moment."""
+    def test_rank_outside_a_collective_is_named(self, tmp_path):
+        """Only the stacks differ: both stopped at the same step at the same time."""
         waiting = "code = compile('def all_reduce(): here()', '/lib/torch/distributed/distributed_c10d.py', 'exec')\n"
-        with Standing(tmp_path, 2, waiting + "exec(code)\nif rank == 0: all_reduce()") as standing:
-            assert [one.rank for one in standing.watch()] == [1]
+        with StalledProcesses(tmp_path, 2, waiting + "exec(code)\nif rank == 0: all_reduce()") as stalled:
+            assert [one.rank for one in stalled.watch()] == [1]
 
-    def test_all_are_named_when_nothing_tells(self, tmp_path):
-        with Standing(tmp_path, 2) as standing:
-            assert [one.rank for one in standing.watch()] == [0, 1]
+    def test_all_ranks_are_named_when_undecided(self, tmp_path):
+        with StalledProcesses(tmp_path, 2) as stalled:
+            assert [one.rank for one in stalled.watch()] == [0, 1]
 
-    def test_starting_may_take_longer(self, tmp_path, monkeypatch):
-        with Standing(tmp_path, 1, "heart.beat('starting')") as standing:
+    def test_starting_has_a_longer_timeout(self, tmp_path, monkeypatch):
+        with StalledProcesses(tmp_path, 1, "heart.beat('starting')") as stalled:
             monkeypatch.setattr(ranks, "STARTING_S", 3.0)
-            (found,) = standing.watch(1.0)
+            (found,) = stalled.watch(1.0)
         assert 3.0 <= found.idle_s < 4.0
 
-    def test_time_in_which_the_watcher_itself_was_suspended_does_not_count(self, tmp_path, monkeypatch):
+    def test_time_while_the_watcher_is_suspended_does_not_count(self, tmp_path, monkeypatch):
         clock = [0.0]
         monkeypatch.setattr(ranks.time, "monotonic", lambda: clock[0])
         seen = Ranks(tmp_path, 1)
@@ -262,15 +262,15 @@ class TestStalls:
             seen.poll()
         assert [one.rank for one in seen.stalled(100.0)] == [0]
 
-    def test_one_that_hangs_when_all_is_done_has_finished(self, fake, caplog):
+    def test_hang_after_the_end_counts_as_finished(self, fake, caplog):
         code = "heart.beat('finished'); (job.folder / 'finished.json').write_text('{}'); time.sleep(600)"
         supervise(fake.job(BEATS + code, stall_timeout_s=1.0), lambda: None)
         assert "finished, although" in caplog.text
         assert fake.processes() == []
 
 
-class Standing:
-    """Real processes that run some code and then stand still in a function `here`."""
+class StalledProcesses:
+    """Real processes that run some code and then sleep in a function `here`."""
 
     def __init__(self, folder, count, code=""):
         self.folder, self.count = folder, count
@@ -303,9 +303,9 @@ class Standing:
 
 
 class TestStops:
-    def test_a_request_is_handed_on_and_the_checkpoint_named(self, fake, caplog):
+    def test_stop_request_is_forwarded_and_names_the_checkpoint(self, fake, caplog):
         code = "work(until=(job.folder / 'stop').exists); (job.folder / f'checkpoint-{heart._step}').mkdir()\n"
-        job = fake.job(BEATS + code + "leave('PreemptedError')")
+        job = fake.job(BEATS + code + "fail('PreemptedError')")
         before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
         fake.signal(signal.SIGTERM)
         with caplog.at_level(logging.INFO), pytest.raises(PreemptedError) as caught:
@@ -317,7 +317,7 @@ class TestStops:
         assert caplog.messages == ["train: SIGTERM: stopping with a checkpoint, in at most 15 s; Ctrl-C twice: at once"]
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
-    def test_who_does_not_obey_is_killed_after_the_grace(self, fake):
+    def test_rank_that_ignores_a_stop_is_killed_after_the_grace(self, fake):
         (fake.folder / "checkpoint-2").mkdir()
         fake.signal(signal.SIGTERM)
         start = time.monotonic()
@@ -328,9 +328,9 @@ class TestStops:
         wanted = "stopped by SIGTERM, and killed after 1 s of grace; its newest checkpoint is of step 2"
         assert error.what.startswith(wanted)
         repeated = int(error.what.removeprefix(f"{wanted}, and the ").split()[0])
-        assert reached - 20 < repeated + 2 <= reached, "as many as were seen when it was killed"
+        assert reached - 20 < repeated + 2 <= reached, "the steps seen when it was killed"
 
-    def test_a_second_interrupt_ends_at_once(self, fake):
+    def test_second_interrupt_kills_at_once(self, fake):
         fake.signal(signal.SIGINT, signal.SIGINT)
         start = time.monotonic()
         error = fake.fails(BEATS + "work()", grace_s=60.0)
@@ -338,18 +338,16 @@ class TestStops:
         assert error.what.startswith("stopped by SIGINT, at once; it has no checkpoint yet, and the ")
         assert error.fix == "start again: it resumes from step 0"
 
-    def test_before_the_first_step_nobody_waits(self, fake):
+    def test_stop_before_the_first_step_has_no_grace(self, fake):
         fake.signal(signal.SIGTERM, phase="starting")
         start = time.monotonic()
         error = fake.fails(BEATS + "time.sleep(600)", grace_s=60.0)
         assert time.monotonic() - start < 10
         assert error.what == "stopped by SIGTERM before its first step; it has no checkpoint yet"
 
-    def test_a_failure_while_stopping_is_not_hidden(self, fake):
+    def test_failure_while_stopping_is_reported(self, fake):
         fake.signal(signal.SIGTERM)
-        error = fake.fails(
-            BEATS + "work(until=(job.folder / 'stop').exists); leave('StorageError', 'the disk is full')"
-        )
+        error = fake.fails(BEATS + "work(until=(job.folder / 'stop').exists); fail('StorageError', 'the disk is full')")
         assert error.what == "the disk is full"
 
 
@@ -357,14 +355,14 @@ class TestMemory:
     CODE = """
 if job.launch.micro_batch_size > 2:
     heart.beat("training")
-    leave("MemoryExhaustedError")
+    fail("MemoryExhaustedError")
 if job.launch.eval_batch_size > 8:
     heart.beat("evaluating")
-    leave("MemoryExhaustedError")
+    fail("MemoryExhaustedError")
 (job.folder / "finished.json").write_text(str(job.checkpoint))
 """
 
-    def test_what_did_not_fit_is_halved_and_the_run_goes_on_from_its_newest_checkpoint(self, fake, caplog):
+    def test_out_of_memory_halves_the_batch_and_resumes(self, fake, caplog):
         job = fake.job(BEATS + self.CODE, eval_batch_size=32, out_of_memory_retries=3)
         newest = iter(range(10))
         supervise(job, lambda: Path(f"checkpoint-{next(newest)}"))
@@ -374,32 +372,33 @@ if job.launch.eval_batch_size > 8:
             "train: out of memory: launch.micro_batch_size goes from 4 to 2, at the same global batch"
         )
 
-    def test_the_size_that_is_halved_is_the_one_that_was_in_use(self, fake):
-        """A global batch of 8 has no share of 7 sequences: 4 were in use."""
+    def test_out_of_memory_halves_the_batch_size_in_use(self, fake):
+        """With a global batch of 8, a micro-batch of 7 means 4 in use."""
         job = fake.job(BEATS + self.CODE, eval_batch_size=8)
         job = job.model_copy(update={"launch": job.launch.model_copy(update={"micro_batch_size": 7})})
         supervise(job, lambda: None)
         assert [start.micro_batch_size for start in fake.starts] == [7, 2]
 
-    def test_no_more_often_than_the_recipe_allows(self, fake):
+    def test_out_of_memory_retries_are_limited(self, fake):
         error = fake.fails(BEATS + self.CODE, eval_batch_size=32, out_of_memory_retries=1)
         assert type(error) is MemoryExhaustedError
         assert error.where == "launch.eval_batch_size"
         assert error.what == "out of memory with 32 sequence(s) in a forward pass, after halving that 1 time(s)"
         assert "raise launch.out_of_memory_retries" in error.fix
 
-    def test_a_single_sequence_is_the_end(self, fake):
-        error = fake.fails(BEATS + "leave('MemoryExhaustedError')", out_of_memory_retries=9)
+    def test_out_of_memory_with_one_sequence_is_final(self, fake):
+        error = fake.fails(BEATS + "fail('MemoryExhaustedError')", out_of_memory_retries=9)
         assert len(fake.starts) == 3
         assert error.what == "out of memory with 1 sequence(s) in a forward pass, after halving that 2 time(s)"
         assert "raise" not in error.fix
 
 
-def test_the_launcher_reports_a_single_process(tmp_path):
+def test_launcher_reports_a_single_process(tmp_path):
     script = tmp_path / "rank.py"
     script.write_text("import os; os.kill(os.getpid(), 9)")
+    launch = launch_command(Launch(micro_batch_size=1), Path("job.json"))[:-3]
     done = subprocess.run(
-        [*command_of(), str(script)],
+        [*launch, str(script)],
         env={**os.environ, launcher.REPORT: str(tmp_path / "launch.json")},
         cwd=ROOT,
         capture_output=True,
@@ -410,7 +409,3 @@ def test_the_launcher_reports_a_single_process(tmp_path):
         "failures": [{"rank": 0, "pid": None, "exit_code": -9}],
         "error": None,
     }
-
-
-def command_of():
-    return launch_command(Launch(micro_batch_size=1), Path("job.json"))[:-3]

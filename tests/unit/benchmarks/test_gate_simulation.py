@@ -1,4 +1,4 @@
-"""A short form of benchmarks/gate_simulation.py: rates of error and power, of a few hundred pairs of models."""
+"""A short form of benchmarks/gate_simulation.py: error rate and power over a few hundred pairs of models."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def id_of(value: object) -> str | None:
 
 
 @pytest.mark.parametrize(("family", "pairs"), SHORT, ids=id_of)
-def test_a_model_that_is_not_above_the_bar_is_published_as_seldom_as_was_asked(family: Family, pairs: int) -> None:
-    """At most 2.5% of them; of a few hundred pairs more are seen by chance, so that up to three standard errors are allowed."""
+def test_false_publish_rate_is_at_most_2_5_percent(family: Family, pairs: int) -> None:
+    """Of models that are not above the bar. Three standard errors are allowed for the small sample."""
     allowed = 0.025 + 3 * (0.025 * 0.975 / pairs) ** 0.5
     found = list(cells(family, pairs))
     errors = [cell for cell in found if cell.is_error]
@@ -30,19 +30,19 @@ def test_a_model_that_is_not_above_the_bar_is_published_as_seldom_as_was_asked(f
         assert cell.published <= allowed, cell
     for gate, settings in GATES.items():
         rates = [cell.published for cell in found if cell.gate == gate]
-        assert rates == sorted(rates), "the better, the more often"
+        assert rates == sorted(rates), "better models are published more often"
         clearly_worse = [cell.published for cell in errors if cell.gate == gate and cell.gain < settings.bar - 0.015]
         assert all(rate < 0.02 for rate in clearly_worse)
 
 
-def test_a_better_model_is_published() -> None:
+def test_clearly_better_model_is_published() -> None:
     rates = {(cell.gate, cell.gain): cell.published for cell in cells(Accuracy(1000, 0.9, 0.05), 100)}
     assert rates["no worse (default)", 0.04] > 0.98
     assert rates["margin: 0.01", 0.02] > 0.85
     assert rates["gain: 0.01", 0.04] > 0.85
 
 
-def test_slices_that_are_fine_raise_no_alarm_and_a_bad_one_does() -> None:
+def test_slice_alarms_are_rare_for_good_slices_and_reliable_for_bad_ones() -> None:
     rates = {(cell.gate, cell.truth, cell.rows): cell for cell in slice_cells(25, slices=50)}
     for cell in rates.values():
         if cell.is_error:
@@ -53,6 +53,6 @@ def test_slices_that_are_fine_raise_no_alarm_and_a_bad_one_does() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [Spans(200), MacroF1(300, 0.1), BitsPerByte(1000, 1.0, rare=False)], ids=id_of)
-def test_so_it_is_for_other_scores(family: Family) -> None:
+def test_false_publish_rate_of_other_metrics(family: Family) -> None:
     assert family in FAMILIES
-    test_a_model_that_is_not_above_the_bar_is_published_as_seldom_as_was_asked(family, 1000)
+    test_false_publish_rate_is_at_most_2_5_percent(family, 1000)

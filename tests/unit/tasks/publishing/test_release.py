@@ -1,4 +1,4 @@
-"""The plan of a release: its id, and what may not be published."""
+"""The plan of a release: its id, its digest, and files that may not be published."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.publishing.release import RELEASE_FILE
 from tests.support.publications import REPO, plan
 
 
-def test_the_id_is_that_of_the_content(folder: Path, tmp_path: Path) -> None:
+def test_publish_id_follows_the_content(folder: Path, tmp_path: Path) -> None:
     first = plan(folder)
     copy = tmp_path / "elsewhere"
     copy.mkdir()
@@ -31,9 +31,9 @@ def test_the_id_is_that_of_the_content(folder: Path, tmp_path: Path) -> None:
     (folder / "sub/empty.txt").write_bytes(b"x")
     assert plan(folder).publish_id != first.publish_id
     receipt = next(file for file in first.files if file.path == RELEASE_FILE)
-    told = json.loads(receipt.source)
-    assert (told["publish_id"], told["repo"], told["made_from"]) == (first.publish_id, REPO, {"data": "abc"})
-    assert [file["path"] for file in told["files"]] == sorted(
+    content = json.loads(receipt.source)
+    assert (content["publish_id"], content["repo"], content["made_from"]) == (first.publish_id, REPO, {"data": "abc"})
+    assert [file["path"] for file in content["files"]] == sorted(
         ["README.md", "config.json", "model.safetensors", "sub/empty.txt"]
     )
 
@@ -71,7 +71,7 @@ SECRET = "hf_" + "a1B2" * 10
         (RELEASE_FILE, b"{}", "is written by the publish stage itself"),
     ],
 )
-def test_what_may_not_be_published(folder: Path, name: str, content: bytes, problem: str) -> None:
+def test_dangerous_files_are_refused(folder: Path, name: str, content: bytes, problem: str) -> None:
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
     with pytest.raises(ModelError, match=re.escape(problem)) as raised:
@@ -89,12 +89,12 @@ def test_what_may_not_be_published(folder: Path, name: str, content: bytes, prob
         ("more.safetensors", b"\0://\x81\x02:\x83\x04\x85\xa6\x07@a"),
     ],
 )
-def test_what_may_be_published(folder: Path, name: str, content: bytes) -> None:
+def test_harmless_files_are_accepted(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
     assert name in {file.path for file in plan(folder).files}
 
 
-def test_all_problems_are_told_at_once(folder: Path, tmp_path: Path) -> None:
+def test_all_problems_of_a_folder_are_reported(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (folder / "link.txt").symlink_to(folder / "README.md")
     (folder / "linked").symlink_to(tmp_path / "outside")
@@ -102,13 +102,13 @@ def test_all_problems_are_told_at_once(folder: Path, tmp_path: Path) -> None:
     (folder / "a.pkl").write_bytes(b"x")
     with pytest.raises(ModelError) as raised:
         plan(folder)
-    told = str(raised.value)
-    assert [told.count(f"{name}: is a symbolic link") for name in ("link.txt", "linked", "dangling")] == [1, 1, 1]
-    assert "a.pkl" in told
+    message = str(raised.value)
+    assert [message.count(f"{name}: is a symbolic link") for name in ("link.txt", "linked", "dangling")] == [1, 1, 1]
+    assert "a.pkl" in message
     assert raised.value.where == str(folder)
 
 
-def test_an_empty_folder_and_a_wrong_name_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_empty_folder_and_invalid_name_are_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="no file"):
         plan(tmp_path / "empty")
@@ -117,7 +117,7 @@ def test_an_empty_folder_and_a_wrong_name_are_refused(folder: Path, tmp_path: Pa
             plan(folder, repo_id=name)
 
 
-def test_the_digest_of_the_weights_is_that_of_the_weights_alone(folder: Path, tmp_path: Path) -> None:
+def test_weights_digest_covers_only_the_weights(folder: Path, tmp_path: Path) -> None:
     first = plan(folder).weights
     sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert first == hashlib.sha256(f"model.safetensors {sha256}\n".encode()).hexdigest() == folder_weights(folder)
@@ -128,7 +128,7 @@ def test_the_digest_of_the_weights_is_that_of_the_weights_alone(folder: Path, tm
     assert both == folder_weights(folder) != first
     assert both == weights_digest(dict(reversed([(file.path, file.sha256) for file in plan(folder).files])))
     (folder / "sub/more.safetensors").rename(folder / "sub/other.safetensors")
-    assert plan(folder).weights != both, "the name of a file is a part of it"
+    assert plan(folder).weights != both, "the digest includes the name"
     assert weights_digest({"README.md": sha256}) is None
     with pytest.raises(ModelError, match=r"no \.safetensors"):
         folder_weights(tmp_path / "sub")

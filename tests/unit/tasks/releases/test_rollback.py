@@ -1,4 +1,4 @@
-"""The log of a repository's releases, and rolling back: what main holds then, what the log says, what is refused."""
+"""Rolling back a release, and the log of releases."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from tasks.releases.rollback import RollbackResult, roll_back
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub
 from tests.support.publications import REPO, TOKEN, patient, plan, publish
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
-
 
 def release(api: HfApi, folder: Path, number: int) -> PublishedRelease:
-    """Publish the model of that number; each has a file that the others do not have."""
+    """Publish model `number`; each has a file that the others lack."""
     folder = folder / f"model-{number}"
     (folder / "sub").mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(f'{{"number": {number}}}')
@@ -31,7 +29,7 @@ def release(api: HfApi, folder: Path, number: int) -> PublishedRelease:
     return publish(api, plan(folder, tag=f"v{number}", made_from={}))
 
 
-def back(api: HfApi, tag: str = "v1", *, by: str = "ann", why: str = "wrong answers") -> RollbackResult:
+def roll_back_to(api: HfApi, tag: str = "v1", *, by: str = "ann", why: str = "wrong answers") -> RollbackResult:
     return roll_back(patient(api, attempts=9), tag, by=by, why=why)
 
 
@@ -39,9 +37,7 @@ def blobs(api: HfApi, revision: str) -> dict[str, str]:
     return {path: file.blob_id for path, file in Repository(api, REPO).tree(revision).items()}
 
 
-def test_main_is_rolled_back_by_a_new_commit_with_the_very_files_of_the_tag(
-    api: HfApi, hub: FaultyHub, tmp_path: Path
-) -> None:
+def test_rollback_commits_the_files_of_the_tag(api: HfApi, hub: FaultyHub, tmp_path: Path) -> None:
     first, second = release(api, tmp_path, 1), release(api, tmp_path, 2)
     (tmp_path / "attributes").write_text("*.other filter=lfs\n")
     api.upload_file(
@@ -49,8 +45,8 @@ def test_main_is_rolled_back_by_a_new_commit_with_the_very_files_of_the_tag(
     )
     by_hand = api.list_repo_commits(REPO)[0].commit_id
     hub.done.clear()
-    done = back(api)
-    assert blobs(api, "main") == blobs(api, done.commit) == blobs(api, "v1"), "every file, the receipt and the card too"
+    done = roll_back_to(api)
+    assert blobs(api, "main") == blobs(api, done.commit) == blobs(api, "v1"), "every file"
     assert not [line for line in hub.done if "/uploads/" in line or "/batch" in line], "the weights were sent again"
     history = api.list_repo_commits(REPO)
     assert [commit.commit_id for commit in history][:4] == [done.commit, by_hand, second.commit, first.commit]
@@ -72,22 +68,22 @@ def test_main_is_rolled_back_by_a_new_commit_with_the_very_files_of_the_tag(
     }
 
 
-def test_rolling_back_again_does_nothing_and_says_so(api: HfApi, tmp_path: Path) -> None:
+def test_repeated_rollback_changes_nothing(api: HfApi, tmp_path: Path) -> None:
     release(api, tmp_path, 1)
     release(api, tmp_path, 2)
-    done = back(api)
-    told: list[str] = []
-    again = roll_back(patient(api, log=told.append), "v1", by="ann", why="to be sure")
+    done = roll_back_to(api)
+    lines: list[str] = []
+    again = roll_back(patient(api, log=lines.append), "v1", by="ann", why="to be sure")
     assert again == RollbackResult(done.commit, "v1", changed=False)
-    assert "holds the files of v1 already" in told[-1]
-    assert back(api, "v2").changed, "a rollback can be undone"
+    assert "holds the files of v1 already" in lines[-1]
+    assert roll_back_to(api, "v2").changed, "a rollback can be undone"
     assert blobs(api, "main") == blobs(api, "v2")
-    assert back(api).changed, "and done once more"
+    assert roll_back_to(api).changed, "and repeated"
 
 
-def test_what_was_rolled_back_is_not_published_again_and_says_so(api: HfApi, tmp_path: Path) -> None:
+def test_rolled_back_release_is_not_published_again(api: HfApi, tmp_path: Path) -> None:
     first, second = release(api, tmp_path, 1), release(api, tmp_path, 2)
-    done = back(api)
+    done = roll_back_to(api)
     again = release(api, tmp_path, 2)
     assert (again.commit, again.how, again.superseded) == (second.commit, "found by its tag", True)
     again = release(api, tmp_path, 1)
@@ -100,21 +96,21 @@ def test_what_was_rolled_back_is_not_published_again_and_says_so(api: HfApi, tmp
 @pytest.mark.parametrize(
     "request_line", ["POST .*/commit/", "GET .*/refs", "GET .*/tree/", "/paths-info/", "/resolve/"]
 )
-def test_a_rollback_lands_once_whatever_fails(
+def test_rollback_lands_once_despite_a_fault(
     api: HfApi, hub: FaultyHub, tmp_path: Path, kind: str, request_line: str
 ) -> None:
     release(api, tmp_path, 1)
     release(api, tmp_path, 2)
     fault = Fault(request_line, kind, 503)
     hub.faults.append(fault)
-    done = back(api)
+    done = roll_back_to(api)
     assert fault.times == 0, "the fault was never met"
     assert (done.commit, done.changed) == (api.list_repo_commits(REPO)[0].commit_id, True)
     assert blobs(api, done.commit) == blobs(api, "v1")
     assert len(api.list_repo_commits(REPO)) == 4
 
 
-def test_a_rollback_that_landed_is_not_repeated_over_a_release_that_followed(
+def test_landed_rollback_is_not_repeated_over_a_later_release(
     api: HfApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release(api, tmp_path, 1)
@@ -128,14 +124,14 @@ def test_a_rollback_that_landed_is_not_repeated_over_a_release_that_followed(
         raise TimeoutError("no answer")
 
     monkeypatch.setattr(Repository, "commit", commit_and_lose)
-    done = back(api)
+    done = roll_back_to(api)
     entries = releases(Repository(api, REPO))
     assert [entry.kind for entry in entries] == ["release", "rollback", "release", "release", "other"]
     assert (entries[1].commit, entries[0].tags) == (done.commit, ("v3",))
 
 
 @pytest.mark.parametrize("request_line", ["GET .*/tree/", "POST .*/commit/"])
-def test_a_foreign_commit_in_between_is_rolled_back_as_well(
+def test_rollback_includes_a_concurrent_foreign_commit(
     api: HfApi, hub: FaultyHub, tmp_path: Path, request_line: str
 ) -> None:
     release(api, tmp_path, 1)
@@ -146,44 +142,44 @@ def test_a_foreign_commit_in_between_is_rolled_back_as_well(
         stranger.create_commit(REPO, [CommitOperationAdd("OTHER", b"x")], commit_message="by hand")
 
     hub.faults.append(Fault(request_line, "none", action=commit_another))
-    done = back(api)
+    done = roll_back_to(api)
     assert blobs(api, done.commit) == blobs(api, "main") == blobs(api, "v1")
     entries = releases(Repository(api, REPO))
     assert [entry.title for entry in entries[:2]] == ["Roll back to v1", "by hand"]
     assert entries[0].came_from == entries[1].commit
 
 
-def test_what_is_refused(api: HfApi, hub: FaultyHub, tmp_path: Path) -> None:
+def test_invalid_rollbacks_are_refused(api: HfApi, hub: FaultyHub, tmp_path: Path) -> None:
     with pytest.raises(HubRefusedError, match="no such repository"):
-        back(api)
+        roll_back_to(api)
     api.create_repo(REPO)
     with pytest.raises(HubRefusedError, match="nothing has been published"):
-        back(api)
+        roll_back_to(api)
     release(api, tmp_path, 1)
     release(api, tmp_path, 2)
     with pytest.raises(HubRefusedError, match="there is no tag 'v9'") as raised:
-        back(api, "v9")
+        roll_back_to(api, "v9")
     assert raised.value.fix == "choose one of v1, v2"
     with pytest.raises(HubRefusedError, match="needs a reason"):
-        back(api, why=" \n")
+        roll_back_to(api, why=" \n")
     with pytest.raises(HubRefusedError, match="needs the name"):
-        back(api, by="")
+        roll_back_to(api, by="")
     with pytest.raises(HubRefusedError, match="403"):
-        back(HfApi(endpoint=hub.endpoint, token="token-of-bob"))
+        roll_back_to(HfApi(endpoint=hub.endpoint, token="token-of-bob"))
     hub.faults.append(Fault("", "before", 500, times=999))
     with pytest.raises(TransientError, match="no clear answer after 9 attempts"):
-        back(api)
+        roll_back_to(api)
     hub.faults.clear()
     assert len(api.list_repo_commits(REPO)) == 3
 
 
-def test_the_log_tells_releases_rollbacks_and_commits_of_others(api: HfApi, tmp_path: Path) -> None:
+def test_log_lists_releases_rollbacks_and_other_commits(api: HfApi, tmp_path: Path) -> None:
     first = release(api, tmp_path, 1)
     api.create_tag(REPO, tag="a-nickname", revision=first.commit)
     operations = [CommitOperationAdd("NOTES", b"x")]
     by_hand = api.create_commit(REPO, operations, commit_message="by hand\x1b[2J", commit_description="Thanks: to all")
     release(api, tmp_path, 2)
-    done = back(api, by="ann\nPublish-Id: 1", why="it said:\nRolled-Back-To: v2\x1b[31m")
+    done = roll_back_to(api, by="ann\nPublish-Id: 1", why="it said:\nRolled-Back-To: v2\x1b[31m")
     entries = releases(Repository(api, REPO))
     assert [entry.kind for entry in entries] == ["rollback", "release", "other", "release", "other"]
     assert [entry.is_head for entry in entries] == [True, False, False, False, False]
@@ -216,7 +212,7 @@ def test_the_log_tells_releases_rollbacks_and_commits_of_others(api: HfApi, tmp_
     assert rows[5].endswith(initial.title)
 
 
-def test_the_log_of_nothing(api: HfApi, hub: FaultyHub) -> None:
+def test_log_of_an_empty_repository(api: HfApi, hub: FaultyHub) -> None:
     with pytest.raises(HubRefusedError, match="no such repository"):
         releases(Repository(api, REPO))
     api.create_repo(REPO)

@@ -1,4 +1,4 @@
-"""The publish stage against the Hub of this machine, with the real client: what lands there, what does not."""
+"""The publish stage, with the real client and a local Hub."""
 
 from __future__ import annotations
 
@@ -21,28 +21,19 @@ from tests.support import releases, tiny
 from tests.support.project import free_port
 from trainer import objectives
 
-# The client's own upload of a large file; the other tests of the Hub let it pass as well.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
-OWN = {"README.md", "comparison.png", "evergreen-provenance.json", "evergreen-release.json", "report.html"}
-"""Files of a release beside the model's."""
+pytestmark = pytest.mark.usefixtures("no_hub_settings")
+RELEASE_FILES = {"README.md", "comparison.png", "evergreen-provenance.json", "evergreen-release.json", "report.html"}
+"""The files of a release apart from the model's."""
 STEPS = 12
-"""Of learning: the model is better than before them."""
 REPO = "tests/tiny"
 
 
 def evaluated(root, content=None):
-    """A run up to its evaluation."""
+    """A run up to its evaluation, better than its untrained model."""
     artifacts, recipe = releases.tokenized(root, content or tiny.recipe())
     releases.learn(artifacts, recipe, STEPS)
     releases.evaluate(artifacts, recipe)
     return artifacts, recipe
-
-
-@pytest.fixture(autouse=True)
-def offline(tmp_path, monkeypatch):
-    for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +53,7 @@ def client(running):
     return HfApi(endpoint=running.endpoint, token=LOCAL_TOKEN)
 
 
-def test_a_dry_run_makes_no_repository(whole):
+def test_dry_run_creates_no_repository(whole):
     artifacts, _ = whole
     receipt = run(whole, dry_run=True)
     assert (receipt.verdict, receipt.commit, receipt.endpoint) == ("dry-run", None, "local")
@@ -72,7 +63,7 @@ def test_a_dry_run_makes_no_repository(whole):
     assert run(whole, dry_run=True, endpoint="http://127.0.0.1:9").verdict == "dry-run"  # no Hub, no token
 
 
-def test_a_release_is_one_commit_and_one_tag_and_publishing_again_makes_no_second(whole):
+def test_release_is_one_commit_and_one_tag_even_when_repeated(whole):
     artifacts, recipe = whole
     receipt = run(whole)
     assert (receipt.verdict, receipt.repo_id, receipt.endpoint) == ("published", REPO, "local")
@@ -90,10 +81,10 @@ def test_a_release_is_one_commit_and_one_tag_and_publishing_again_makes_no_secon
         assert api.model_info(REPO).private
         published = set(api.list_repo_files(REPO, revision=receipt.commit)) - {".gitattributes"}
     expected = {p.relative_to(artifacts.model).as_posix() for p in artifacts.model.rglob("*") if p.is_file()}
-    assert published == expected | OWN
+    assert published == expected | RELEASE_FILES
 
 
-def test_a_release_that_was_removed_from_the_hub_is_missed(tmp_path):
+def test_release_removed_from_the_hub_is_published_again(tmp_path):
     prepared = evaluated(tmp_path)
     receipt = run(prepared)
     shutil.rmtree(tmp_path / ".hub")
@@ -103,7 +94,7 @@ def test_a_release_that_was_removed_from_the_hub_is_missed(tmp_path):
 
 
 def from_hub(artifacts, receipt, tmp_path, auto_class):
-    """What a user's `from_pretrained` loads, written down by a process of its own."""
+    """The weights that `from_pretrained` loads in a child process."""
     code = (
         f"from transformers import AutoTokenizer, {auto_class}; import sys; "
         f"model = {auto_class}.from_pretrained(sys.argv[1], revision=sys.argv[2], use_safetensors=True); "
@@ -127,7 +118,7 @@ def from_hub(artifacts, receipt, tmp_path, auto_class):
 
 
 @pytest.mark.parametrize("kind", ["causal_lm", "sequence_classification"])
-def test_what_is_loaded_from_the_hub_is_what_was_trained(tmp_path, kind):
+def test_from_pretrained_loads_the_trained_weights(tmp_path, kind):
     artifacts, recipe = evaluated(tmp_path, tiny.recipe(**(tiny.CLASSES if kind == "sequence_classification" else {})))
     receipt = run((artifacts, recipe))
     with hub(artifacts) as running:
@@ -139,18 +130,18 @@ def test_what_is_loaded_from_the_hub_is_what_was_trained(tmp_path, kind):
     assert loaded.keys() == trained.keys()
     assert all(loaded[name].equal(trained[name]) for name in trained)
 
-    figures = json.loads(artifacts.report("evaluate").read_text())["model"]
-    own = {"f1": "macro_f1"}  # which the Hub knows under another name
-    said = {own.get(r.metric_type, r.metric_type): r.metric_value for r in card.data.eval_results}
-    assert said == pytest.approx(figures, abs=1e-6)
+    metrics = json.loads(artifacts.report("evaluate").read_text())["model"]
+    names = {"f1": "macro_f1"}  # the Hub's name for it
+    on_card = {names.get(r.metric_type, r.metric_type): r.metric_value for r in card.data.eval_results}
+    assert on_card == pytest.approx(metrics, abs=1e-6)
     assert (card.data.license, card.data.library_name) == ("other", "transformers")
     assert card.data.pipeline_tag == objectives.find(kind).pipeline_tag
-    for said in ("00112233445566aa", "c0ffee", "0123456789ab", "| rows before the checks | 41 | 8 | 8 |", "train" * 4):
-        assert said in card.text
-    assert "model_type: " in card.text, "the recipe itself"
+    for text in ("00112233445566aa", "c0ffee", "0123456789ab", "| rows before the checks | 41 | 8 | 8 |", "train" * 4):
+        assert text in card.text
+    assert "model_type: " in card.text, "the recipe"
 
 
-def test_without_a_token_a_remote_hub_is_refused_at_once(whole, monkeypatch, capsys):
+def test_remote_hub_needs_a_token(whole, monkeypatch, capsys):
     artifacts, _ = whole
     before = artifacts.receipt.read_text() if artifacts.receipt.exists() else None
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -162,7 +153,7 @@ def test_without_a_token_a_remote_hub_is_refused_at_once(whole, monkeypatch, cap
     assert (artifacts.receipt.read_text() if artifacts.receipt.exists() else None) == before
 
 
-def test_a_hub_that_is_down_is_worth_another_try_and_the_earlier_receipt_stays(whole, monkeypatch, capsys):
+def test_unreachable_hub_is_a_transient_error_and_keeps_the_receipt(whole, monkeypatch, capsys):
     artifacts, recipe = whole
     run(whole)
     before = artifacts.receipt.read_text()
@@ -174,13 +165,13 @@ def test_a_hub_that_is_down_is_worth_another_try_and_the_earlier_receipt_stays(w
     monkeypatch.chdir(artifacts.root)
     tiny.write(artifacts.root / "params" / "tiny.yaml", tiny.recipe({"publish.timeout_s": 0.5}))
     assert main(["publish", "params/tiny.yaml"]) == os.EX_TEMPFAIL == 75
-    said = capsys.readouterr().err
-    assert "TransientError" in said
-    assert "hf_nobody" not in said
+    error = capsys.readouterr().err
+    assert "TransientError" in error
+    assert "hf_nobody" not in error
     assert artifacts.receipt.read_text() == before
 
 
-def test_a_token_without_write_access_is_refused(whole, monkeypatch):
+def test_token_without_write_access_is_refused(whole, monkeypatch):
     artifacts, _ = whole
     with LocalHub(artifacts.root / "elsewhere", tokens={"token-of-bob": "bob"}) as running:
         monkeypatch.setenv("HF_TOKEN", "token-of-bob")
@@ -189,7 +180,7 @@ def test_a_token_without_write_access_is_refused(whole, monkeypatch):
     assert not list((artifacts.root / "elsewhere").rglob("model.safetensors"))
 
 
-def test_a_hub_named_by_the_recipe_gets_the_release(whole, monkeypatch):
+def test_release_goes_to_the_recipes_hub(whole, monkeypatch):
     artifacts, _ = whole
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     with LocalHub(artifacts.root / "named", tokens={"token-of-tests": "tests"}) as running:
@@ -199,7 +190,7 @@ def test_a_hub_named_by_the_recipe_gets_the_release(whole, monkeypatch):
         assert HfApi(endpoint=running.endpoint, token="token-of-tests").repo_exists(REPO)
 
 
-def test_a_pickle_beside_the_weights_is_not_published(tmp_path):
+def test_pickle_beside_the_weights_is_not_published(tmp_path):
     prepared = evaluated(tmp_path)
     (prepared[0].model / "training_args.bin").write_bytes(b"\x80\x04")
     with pytest.raises(ModelError, match=r"training_args\.bin"):

@@ -1,4 +1,4 @@
-"""Slices of a split: by a column, by a function, and what cannot be sliced."""
+"""Slices of a split by column and by function, and their errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(tmp_path: Path, monkeypatch: Any) -> Iterator[Path]:
     pq.write_table(table, tmp_path / "test.parquet")
     (tmp_path / "own_slices.py").write_text(OWN_CODE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("tasks.evaluation.slices._BATCH_ROWS", 2)  # so that there are several
+    monkeypatch.setattr("tasks.evaluation.slices._BATCH_ROWS", 2)  # several batches
     yield tmp_path / "test.parquet"
     sys.modules.pop("own_slices", None)
 
@@ -50,7 +50,7 @@ def sliced(
     return {name: {one: positions.tolist() for one, positions in slices.items()} for name, slices in found}
 
 
-def test_a_columns_values_are_its_slices_the_largest_first(rows: Path) -> None:
+def test_column_values_are_slices_largest_first(rows: Path) -> None:
     found = sliced(rows, SliceBy(column="language"), SliceBy(column="stars", name="rating"))
     assert found == {
         "language": {"en": [0, 2, 4], "None": [3], "de": [1]},
@@ -60,17 +60,17 @@ def test_a_columns_values_are_its_slices_the_largest_first(rows: Path) -> None:
     assert list(found["rating"]) == ["1", "5", "3"]
 
 
-def test_a_function_names_the_slice_of_a_row(rows: Path) -> None:
+def test_function_names_the_slice_of_a_row(rows: Path) -> None:
     by_length = SliceBy(name="length", function="own_slices:length")
     assert sliced(rows, by_length) == {"length": {"short": [0, 2, 4], "long": [1, 3]}}
 
 
-def test_rows_that_were_not_scored_are_in_no_slice_and_positions_count_the_others(rows: Path) -> None:
+def test_unscored_rows_are_in_no_slice(rows: Path) -> None:
     assert sliced(rows, SliceBy(column="language"), row_ids=(3, 5, 11)) == {"language": {"en": [1, 2], "de": [0]}}
     assert sliced(rows, SliceBy(column="language"), row_ids=(3, 12)) == {"language": {"de": [0]}}
 
 
-def test_a_missing_column_is_told_with_those_there_are(rows: Path) -> None:
+def test_missing_column_error_lists_the_columns(rows: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         sliced(rows, SliceBy(column="stars"), SliceBy(column="country"))
     assert caught.value.where == "evaluation.slices.1"
@@ -78,21 +78,21 @@ def test_a_missing_column_is_told_with_those_there_are(rows: Path) -> None:
     assert caught.value.fix == "use one of row_id, text, language, stars"
 
 
-def test_a_column_of_too_many_values_is_refused(rows: Path, monkeypatch: Any) -> None:
+def test_column_with_too_many_values_is_refused(rows: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("tasks.evaluation.slices._MAX_SLICES", 4)
     assert len(sliced(rows, SliceBy(column="language"))["language"]) == 3
     with pytest.raises(RecipeError, match="text gives 5 slices, more than the limit of 4"):
         sliced(rows, SliceBy(column="text"))
 
 
-def test_a_function_that_raises_is_named_with_the_row(rows: Path) -> None:
+def test_failing_slice_function_is_an_error_with_the_row(rows: Path) -> None:
     with pytest.raises(RecipeError) as caught:
-        sliced(rows, SliceBy(name="odd", function="own_slices:fails"))
+        sliced(rows, SliceBy(name="failing", function="own_slices:fails"))
     assert caught.value.where == "evaluation.slices.0.function"
     assert "raised ZeroDivisionError for row_id 7" in caught.value.what
 
 
-def test_the_texts_of_some_rows(rows: Path) -> None:
+def test_read_texts_of_chosen_rows(rows: Path) -> None:
     assert read_texts(rows, [11, 3], lambda row: row["text"].upper()) == {3: "A LONG TEXT", 11: "C"}
     with pytest.raises(DataError, match="has no row with row_id 4"):
         read_texts(rows, [3, 4, 6], lambda row: row["text"])

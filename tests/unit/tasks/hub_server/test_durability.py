@@ -25,10 +25,6 @@ from huggingface_hub.errors import HfHubHTTPError
 from tasks.hub_server.server import LocalHub
 from tests.support.project import ROOT, wait_for
 
-# huggingface_hub uploads by `data=`, which httpx2 deprecates:
-# https://github.com/huggingface/huggingface_hub/blob/main/src/huggingface_hub/lfs.py (_upload_single_part)
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
-
 REPO = "alice/model"
 SERVE = """
     import sys
@@ -145,7 +141,7 @@ def test_kill_in_the_middle_of_commits(root: Path) -> None:
 
 
 STRIDES = {"create": 29, "commit": 31, "assemble": 37, "tag": 11, "untag": 7, "delete": 23}
-"""The quick test tries every n-th of some 640 places, because each takes a third of a second."""
+"""The quick test tries every n-th of about 640 writes, since each takes a third of a second."""
 
 
 def kill_at_writes(operation: str, folder: Path, stride: int) -> tuple[int, int]:
@@ -170,7 +166,7 @@ def test_kill_before_every_write(operation: str, tmp_path: Path) -> None:
     assert places > 20
 
 
-def test_a_repository_deleted_while_it_is_written(root: Path) -> None:
+def test_repository_deleted_during_commits(root: Path) -> None:
     """Commits and uploads to a repository that is being deleted get a 404 and leave nothing behind."""
     with server_process(root) as (_, one), server_process(root) as (_, two):
         for turn in range(3):
@@ -183,7 +179,7 @@ def test_a_repository_deleted_while_it_is_written(root: Path) -> None:
             assert [path.name for path in (root / "models/alice").iterdir()] == []
 
 
-def test_a_repository_deleted_during_an_upload(alice: HfApi, hub: LocalHub, root: Path) -> None:
+def test_repository_deleted_during_an_upload(alice: HfApi, hub: LocalHub, root: Path) -> None:
     alice.create_repo(REPO)
     content = b"x" * 1000
     answer = httpx2.post(
