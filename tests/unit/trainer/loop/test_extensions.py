@@ -1,4 +1,4 @@
-"""What a recipe brings of its own: a loss, a Trainer, callbacks, metrics; each is called, and the guarantees hold."""
+"""Custom losses, Trainers, callbacks and metrics of a recipe: they are used, and the guarantees hold."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ class Outputs:
 # training.loss
 
 
-def test_the_shipped_loss_is_torchs_on_literal_tensors():
+def test_cross_entropy_matches_torch():
     logits = torch.tensor([[[2.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]])  # (1, 3, 3)
     labels = torch.tensor([[0, 2, -100]])
-    given = {"smoothing": 0.1, "class_weights": [1.0, 2.0, 3.0]}
+    options = {"smoothing": 0.1, "class_weights": [1.0, 2.0, 3.0]}
     expected = F.cross_entropy(
         logits[0, :2], labels[0, :2], weight=torch.tensor([1.0, 2.0, 3.0]), label_smoothing=0.1, reduction="sum"
     )
-    assert cross_entropy(Outputs(logits), labels, 4, **given) == pytest.approx(float(expected) / 4)
-    assert cross_entropy(Outputs(logits), labels, None, **given) == pytest.approx(float(expected) / 2)
-    shifted = F.cross_entropy(logits[0, :1], labels[0, 1:2], reduction="sum")  # the first place predicts the second
+    assert cross_entropy(Outputs(logits), labels, 4, **options) == pytest.approx(float(expected) / 4)
+    assert cross_entropy(Outputs(logits), labels, None, **options) == pytest.approx(float(expected) / 2)
+    shifted = F.cross_entropy(logits[0, :1], labels[0, 1:2], reduction="sum")  # the first position predicts the second
     assert cross_entropy(Outputs(logits), labels, 1, next_token=True) == pytest.approx(float(shifted))
 
 
 SMOOTHED = {"name": "trainer.losses:cross_entropy", "arguments": {"smoothing": 0.2, "next_token": True}}
 
 
-def test_a_loss_of_ones_own_is_what_is_trained_on(tmp_path):
+def test_custom_loss_is_trained_on(tmp_path):
     own = losses(trained(job(tmp_path / "own", PLAIN | {"training.loss": SMOOTHED})))
     usual = losses(trained(job(tmp_path / "usual", PLAIN)))
-    # Both start from the same weights, near the uniform distribution, of which smoothing makes more.
+    # Both start near the uniform distribution, where smoothing changes little.
     assert own[1] == pytest.approx(usual[1], rel=0.05)
     assert own[4] != pytest.approx(usual[4], rel=1e-4)
 
@@ -67,8 +67,8 @@ def test_a_loss_of_ones_own_is_what_is_trained_on(tmp_path):
 @pytest.mark.parametrize(
     "loss", [SMOOTHED, {"name": "trainer.losses:cross_entropy", "arguments": {"next_token": True}}]
 )
-def test_the_gradient_is_that_of_the_whole_batch(tmp_path, loss):
-    """Two processes are tried in test_two_processes_learn_the_same."""
+def test_custom_loss_gradient_does_not_depend_on_the_micro_batch(tmp_path, loss):
+    """test_two_processes_agree_with_custom_loss_and_metrics tests two processes."""
     changes = PLAIN | {"training.loss": loss}
     weights = []
     for micro_batch in (8, 2, 1):
@@ -79,8 +79,8 @@ def test_the_gradient_is_that_of_the_whole_batch(tmp_path, loss):
             torch.testing.assert_close(other[name], value, rtol=0, atol=1e-6)
 
 
-def test_a_mean_over_the_micro_batch_would_not_be(tmp_path):
-    """The control: what the test before guards against is real."""
+def test_mean_loss_per_micro_batch_does_depend_on_the_micro_batch(tmp_path):
+    """The control of the test above."""
     changes = PLAIN | {"training.loss": f"{OWN}:mean_loss"}
     whole, split = (
         trained(job(tmp_path / str(n), changes | {"launch.micro_batch_size": n})).model.state_dict() for n in (8, 1)
@@ -88,7 +88,7 @@ def test_a_mean_over_the_micro_batch_would_not_be(tmp_path):
     assert max(float((whole[name] - split[name]).abs().max()) for name in whole) > 1e-3
 
 
-def test_class_weights_move_what_a_classifier_learns(tmp_path):
+def test_class_weights_change_what_a_classifier_learns(tmp_path):
     sections = {**tiny.CLASSES, "training": tiny.RECIPE["training"] | {"best_metric": "loss"}}
     weighted = {"name": "trainer.losses:cross_entropy", "arguments": {"class_weights": [100.0, 0.01, 0.01, 0.01]}}
     shares = {}
@@ -102,7 +102,7 @@ def test_class_weights_move_what_a_classifier_learns(tmp_path):
     assert shares["plain"] < 1.0
 
 
-def test_weights_of_another_number_of_classes_are_told():
+def test_wrong_number_of_class_weights_is_an_error():
     with pytest.raises(ModelError, match="has 2 class_weights for 3 classes"):
         cross_entropy(Outputs(torch.zeros(1, 3)), torch.tensor([0]), 1, class_weights=[1.0, 2.0])
 
@@ -110,17 +110,17 @@ def test_weights_of_another_number_of_classes_are_told():
 # training.trainer
 
 
-def test_a_trainer_of_ones_own_decides_on_loss_optimizer_schedule_and_rows(tmp_path):
+def test_custom_trainer_sets_loss_optimizer_schedule_and_rows(tmp_path):
     trainer = trained(job(tmp_path, {"training.trainer": f"{OWN}:Careful", "training.max_steps": 12}))
     assert isinstance(trainer, EvergreenTrainer)
     assert trainer.times == 12 * 2
     assert isinstance(trainer.optimizer.optimizer, torch.optim.SGD)
     assert trainer.lr_scheduler.get_last_lr() == [1e-2 * 0.5**6]
     drawn = [int(row) for epoch in (0, 1) for row in trainer.training_data.order.rows(epoch)]
-    assert sum(row < 32 for row in drawn) / len(drawn) > 0.75  # of 64 rows; the pipeline's own order gives 0.5
+    assert sum(row < 32 for row in drawn) / len(drawn) > 0.75  # of 64 rows; the default order gives 0.5
 
 
-def test_with_a_custom_trainer_a_killed_run_ends_like_one_left_alone(tmp_path):
+def test_killed_run_with_a_custom_trainer_ends_with_the_same_bits(tmp_path):
     changes = {
         "training.trainer": f"{OWN}:Careful",
         "training.callbacks": [{"name": f"{OWN}:Counter", "arguments": {"start": 100}}],
@@ -138,8 +138,7 @@ def test_with_a_custom_trainer_a_killed_run_ends_like_one_left_alone(tmp_path):
     assert state["stateful_callbacks"]["Counter"]["attributes"] == {"count": 140}  # its state survived the kill
 
 
-def test_two_processes_learn_the_same(tmp_path):
-    """With a loss and metrics of one's own."""
+def test_two_processes_agree_with_custom_loss_and_metrics(tmp_path):
     found = []
     for processes in (1, 2):
         changes = PLAIN | {
@@ -161,33 +160,33 @@ def test_two_processes_learn_the_same(tmp_path):
     assert found[0] == pytest.approx(found[1], abs=1e-5)
 
 
-def test_a_trainer_that_overrides_what_a_guarantee_rests_on_is_refused():
+def test_custom_trainer_that_breaks_a_guarantee_is_refused():
     with pytest.raises(RecipeError) as caught:
         extensions.trainer_class(training(trainer=f"{OWN}:OwnStep"), EvergreenTrainer)
     assert "overrides _save_checkpoint, training_step, on which" in caught.value.what
     assert "override only compute_loss" in caught.value.fix
 
 
-def test_a_trainer_that_makes_its_batches_itself_is_refused(tmp_path):
+def test_custom_trainer_with_its_own_batches_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="batches follow from the recipe"):
         trained(job(tmp_path, {"training.trainer": f"{OWN}:OwnBatches"}))
 
 
-def test_rows_in_their_order_stay_in_it(tmp_path):
+def test_custom_trainer_may_keep_the_row_order(tmp_path):
     trainer = trainer_of(job(tmp_path, {"training.trainer": f"{OWN}:InOrder"}))
     rows = [row for loaded in trainer.get_train_dataloader() for row in loaded["rows"]]
     assert rows == sorted(rows)
     assert len(rows) == 64
 
 
-def test_a_loader_of_the_pipeline_is_not_dealt_out_twice(tmp_path):
+def test_loader_of_the_pipeline_is_not_sharded_twice(tmp_path):
     trainer = trainer_of(job(tmp_path))
     loader = trainer.get_train_dataloader()
     assert isinstance(loader, DataLoader)
     assert trainer.shard_dataloader(loader) is loader
 
 
-def test_a_callback_may_end_a_training(tmp_path):
+def test_callback_may_stop_training(tmp_path):
     stops = {"name": f"{OWN}:StopsAt", "arguments": {"step": 5}}
     artifacts, recipe = tiny.tokenized(tmp_path, tiny.recipe({"training.callbacks": [stops]}))
     run_train(artifacts, recipe)
@@ -203,8 +202,8 @@ METRICS = {
 }
 
 
-def test_the_best_weights_follow_a_metric_of_ones_own(tmp_path):
-    """Together with a reduction of the logits; the same figure as the objective's accuracy, so the same best step."""
+def test_best_weights_follow_a_custom_metric(tmp_path):
+    """With reduced logits; it equals the objective's accuracy plus 1, so the best step is the same."""
     best = {}
     for name, changes in {
         "own": {
@@ -223,7 +222,7 @@ def test_the_best_weights_follow_a_metric_of_ones_own(tmp_path):
     assert best["own"][1] == pytest.approx(best["usual"][1] + 1.0)
 
 
-def test_what_metrics_need_is_moved_off_the_gpu_every_so_many_batches():
+def test_metric_inputs_are_moved_to_the_cpu_every_n_batches():
     metrics = Recipe.model_validate(tiny.recipe({"evaluation.metrics": METRICS})).evaluation.metrics
     evaluation = EvaluationMetrics(
         CausalLM(CausalLM.options_class()), state={}, tokenizer=None, metrics=metrics, to_cpu_every=2
@@ -238,12 +237,12 @@ def test_what_metrics_need_is_moved_off_the_gpu_every_so_many_batches():
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [(f"{OWN}:broken", "raised ZeroDivisionError: no rows"), (f"{OWN}:accuracy", "returns no 'whole', but")],
 )
-def test_a_metric_that_fails_ends_the_training_with_its_name(tmp_path, function, said):
+def test_failing_metric_is_an_error_with_its_name(tmp_path, function, message):
     metrics = {"function": function, "directions": {"whole": "max"}}
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         trained(job(tmp_path, {"evaluation.metrics": metrics}, **tiny.CLASSES))
 
 
@@ -255,7 +254,7 @@ def training(**fields):
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "said"),
+    ("changes", "key", "message"),
     [
         ({"training.loss": "trainer.losses:entropy"}, "training.loss", "has no `entropy`"),
         ({"training.loss": f"{OWN}:accuracy"}, "training.loss", "cannot be called with 3 values"),
@@ -290,7 +289,7 @@ def training(**fields):
         ),
     ],
 )
-def test_check_finds_what_cannot_be_called_or_does_not_go_together(tmp_path, monkeypatch, changes, key, said):
+def test_check_reports_uncallable_and_conflicting_extensions(tmp_path, monkeypatch, changes, key, message):
     from params.loading import read
 
     (tmp_path / "data").mkdir()
@@ -298,12 +297,12 @@ def test_check_finds_what_cannot_be_called_or_does_not_go_together(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     path = tiny.write(tmp_path / "own.yaml", tiny.recipe(changes))
     found = {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in all_problems(read(path))}
-    assert said in found[key]
+    assert message in found[key]
     assert len(found) == 1
 
 
-def test_the_code_that_a_recipe_names_is_part_of_its_run(tmp_path, monkeypatch):
-    """So that a changed loss is not taken for the one that a checkpoint was trained with."""
+def test_run_identity_includes_custom_code(tmp_path, monkeypatch):
+    """A checkpoint trained with another loss is not resumed."""
     package = tmp_path / "own_losses.py"
     package.write_text("def loss(outputs, labels, items):\n    return outputs.logits.sum()\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,4 +1,4 @@
-"""The loss and the gradient of a global batch do not depend on how it is split up, whatever the labels are."""
+"""The loss and gradient of a global batch do not depend on its micro-batches, for every kind of labels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def steps(root: Path, sections: dict[str, Any], changes: dict[str, Any]) -> list
 
 @pytest.mark.parametrize("smoothing", [{}, SMOOTHED], ids=["plain", "smoothed"])
 @pytest.mark.parametrize(("sections", "changes"), OBJECTIVES.values(), ids=OBJECTIVES)
-def test_micro_batches_add_up(tmp_path, sections, changes, smoothing):
+def test_loss_and_gradient_do_not_depend_on_the_micro_batch(tmp_path, sections, changes, smoothing):
     found = [
         steps(tmp_path / str(size), sections, {**changes, **smoothing, "launch.micro_batch_size": size})
         for size in (8, 2)
@@ -40,7 +40,7 @@ def test_micro_batches_add_up(tmp_path, sections, changes, smoothing):
         assert parts == pytest.approx(whole, rel=2e-4)
 
 
-def test_smoothing_changes_the_loss_that_is_trained(tmp_path):
+def test_label_smoothing_changes_the_training_loss(tmp_path):
     plain, smooth = (
         steps(tmp_path / name, tiny.TAGS, {**NO_DROPOUT, **changes})
         for name, changes in {"plain": {}, "smoothed": SMOOTHED}.items()

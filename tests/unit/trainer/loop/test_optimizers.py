@@ -1,4 +1,4 @@
-"""Every optimizer that transformers knows by name: it learns and keeps the guarantees here, or is refused with the reason."""
+"""Every optimizer of transformers: it learns and resumes exactly, or is refused with the reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainer.loop import optimizer_check, optimizers
 from trainer.model import config_check
 
 RUN = {
-    # 64 times 64 weights: from 4096 on, optimizers of 8 and 4 bits quantize
+    # 64 x 64 weights: 8-bit and 4-bit optimizers quantize from 4096 on
     "model.config.hidden_size": 64,
     "model.config.tie_word_embeddings": False,
     "training.max_steps": 8,
@@ -38,13 +38,13 @@ pytestmark = [
     # grokadamw 0.1.2, grokadamw.py: torch.cuda.amp.autocast() at each step, on any device
     pytest.mark.filterwarnings(r"ignore:`torch.cuda.amp.autocast:FutureWarning"),
     pytest.mark.filterwarnings("ignore:CUDA is not available or torch_xla is imported:UserWarning"),
-    # bitsandbytes 0.50.2: where there is no GPU, the paged optimizers are those without pages
+    # bitsandbytes 0.50.2: without a GPU, paged optimizers have no pages
     pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU:UserWarning"),
 ]
 
 
 @pytest.fixture(autouse=True)
-def _eager():
+def eager():
     """torchao compiles its steps, which takes seconds and changes nothing here."""
     torch.compiler.set_stance("force_eager")
     yield
@@ -52,21 +52,21 @@ def _eager():
 
 
 def changes(name, **more):
-    """What a recipe says to train with this optimizer."""
-    said = RUN | {"training.optimizer": name, "training.arguments": {}}
+    """The keys of a recipe that trains with this optimizer."""
+    settings = RUN | {"training.optimizer": name, "training.arguments": {}}
     if name.startswith(("galore", "apollo")):
-        said["training.arguments"] = dict(LOW_RANK)
+        settings["training.arguments"] = dict(LOW_RANK)
     if name.startswith("schedule_free"):
-        said |= {"training.lr_scheduler": "constant", "training.warmup_steps": 0}
-    if name == "schedule_free_radam":  # it stands still for its first steps, so many that adam_beta2 says
-        said |= {"training.arguments": {"adam_beta2": 0.8}, "training.learning_rate": 0.03}
-    if name == "adalomo":  # its rate is a share of a weight's size
-        said["training.learning_rate"] = 0.1
+        settings |= {"training.lr_scheduler": "constant", "training.warmup_steps": 0}
+    if name == "schedule_free_radam":  # it skips its first steps; adam_beta2 sets how many
+        settings |= {"training.arguments": {"adam_beta2": 0.8}, "training.learning_rate": 0.03}
+    if name == "adalomo":  # its rate is relative to the size of a weight
+        settings["training.learning_rate"] = 0.1
     if name in ("sgd", "lomo", "schedule_free_sgd"):
-        said["training.learning_rate"] = 0.5
+        settings["training.learning_rate"] = 0.5
     if name in ("lomo", "adalomo") or name.endswith("layerwise"):
-        said["training.max_grad_norm"] = 0.0
-    return said | more
+        settings["training.max_grad_norm"] = 0.0
+    return settings | more
 
 
 def checkpoint(trainer, step):
@@ -86,10 +86,10 @@ def state_of(trainer, weight):
 UP = "model.layers.0.mlp.up_proj.weight"
 
 
-# What runs here
+# Availability
 
 
-def test_what_does_not_run_here_is_known():
+def test_unavailable_optimizers_are_known():
     missing = {"adamw_torch_xla", "adamw_torch_npu_fused", "adamw_anyprecision"}
     missing |= {"galore_adamw_8bit", "galore_adamw_8bit_layerwise"}
     if not torch.cuda.is_available():
@@ -97,33 +97,33 @@ def test_what_does_not_run_here_is_known():
     assert set(optimizers.known()) - set(RUNNABLE) == missing
 
 
-def _is_a_variant(name):
-    """Of an optimizer that is tried under another name: in pages, in few bits by bitsandbytes, layer by layer."""
+def is_variant(name):
+    """A paged, 8-bit, layerwise or fused variant of an optimizer that is tested under another name."""
     return name.startswith("paged_") or name.endswith(("_8bit", "_layerwise")) or "_fused" in name
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if _is_a_variant(name) else ()) for name in RUNNABLE]
+    "name", [pytest.param(name, marks=pytest.mark.slow if is_variant(name) else ()) for name in RUNNABLE]
 )
-def test_it_learns_and_a_stopped_run_ends_with_the_same_bits(tmp_path, name):
+def test_optimizer_learns_and_resumes_with_the_same_bits(tmp_path, name):
     learns_and_resumes(tmp_path, changes(name), stop_at=5)
 
 
 @pytest.mark.parametrize("name", [n for n in RUNNABLE if n.startswith("schedule_free")])
-def test_schedule_free_stopped_at_an_evaluation_goes_on_exactly(tmp_path, name):
-    """The stop leaves the evaluation to the next start, which has to switch the weights as it would have."""
+def test_schedule_free_stopped_at_an_evaluation_resumes_with_the_same_bits(tmp_path, name):
+    """The next start makes the evaluation and must switch the weights as the first would have."""
     learns_and_resumes(tmp_path, changes(name), stop_at=4)
 
 
-def learns_and_resumes(tmp_path, said, stop_at):
-    whole = trained(job(tmp_path / "whole", said))
+def learns_and_resumes(tmp_path, settings, stop_at):
+    whole = trained(job(tmp_path / "whole", settings))
     curve = losses(whole)
     assert curve[8] < curve[1] - 0.2
-    planned = job(tmp_path / "stopped", said, stop_at_step=stop_at)
+    planned = job(tmp_path / "stopped", settings, stop_at_step=stop_at)
     first = trained(planned)
     assert first.guard.stopped
-    goes_on = planned.model_copy(update={"stop_at_step": None, "checkpoint": checkpoint(first, stop_at)})
-    second = trained(goes_on)
+    rest = planned.model_copy(update={"stop_at_step": None, "checkpoint": checkpoint(first, stop_at)})
+    second = trained(rest)
     for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "position.json"):
         assert (checkpoint(whole, 8) / name).read_bytes() == (checkpoint(second, 8) / name).read_bytes(), name
     assert losses(second) == curve
@@ -140,25 +140,25 @@ def same_bits(tensors, folder):
     return found.keys() == tensors.keys() and all(torch.equal(found[k], tensors[k]) for k in found)
 
 
-def test_adalomo_keeps_its_moments_in_a_checkpoint(tmp_path, monkeypatch):
-    """Its package asks for CUDA only where it makes its moments: with that left out, its steps run on a CPU as well."""
+def test_adalomo_learns_and_resumes_with_the_same_bits(tmp_path, monkeypatch):
+    """Its package uses CUDA only to create its moments; without that it runs on a CPU."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
         monkeypatch.setattr(optimizer_check, "unavailable", lambda name: None)
     learns_and_resumes(tmp_path, changes("adalomo"), stop_at=5)
 
 
-# What it does
+# Behaviour of each optimizer
 
 
 def weights(trainer):
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
 
 
-def test_galore_changes_a_weight_within_few_dimensions_only(tmp_path):
-    said = changes("galore_adamw", **{"training.max_steps": 3})
-    said["training.arguments"] = LOW_RANK | {"optim_args": "rank=4,update_proj_gap=50"}
-    trainer = trainer_of(job(tmp_path, said))
+def test_galore_updates_have_low_rank(tmp_path):
+    settings = changes("galore_adamw", **{"training.max_steps": 3})
+    settings["training.arguments"] = LOW_RANK | {"optim_args": "rank=4,update_proj_gap=50"}
+    trainer = trainer_of(job(tmp_path, settings))
     before = weights(trainer)
     trainer.train()
     state, parameter = state_of(trainer, UP)
@@ -174,7 +174,7 @@ def test_galore_changes_a_weight_within_few_dimensions_only(tmp_path):
     assert ranks[UP.replace("up_proj", "down_proj")] > 32, "not among optim_target_modules"
 
 
-def test_apollo_keeps_its_moments_in_few_dimensions(tmp_path):
+def test_apollo_moments_have_low_rank(tmp_path):
     trainer = trained(job(tmp_path, changes("apollo_adamw", **{"training.max_steps": 2})))
     state, parameter = state_of(trainer, UP)
     assert state["exp_avg"].shape == state["exp_avg_sq"].shape == (64, 4)
@@ -182,30 +182,34 @@ def test_apollo_keeps_its_moments_in_few_dimensions(tmp_path):
 
 
 @pytest.mark.parametrize("name", [n for n in RUNNABLE if n.endswith("layerwise")])
-def test_layer_by_layer_is_the_same_training_with_one_gradient_at_a_time(tmp_path, name):
+def test_layerwise_optimizer_trains_the_same_with_one_gradient_at_a_time(tmp_path, name):
     at_once = trained(
         job(tmp_path / "at-once", changes(name.removesuffix("_layerwise"), **{"training.max_grad_norm": 0.0}))
     )
     trainer = trainer_of(job(tmp_path / "layerwise", changes(name)))
-    optimizer, most = trainer.create_optimizer(), []
+    optimizer, gradient_counts = trainer.create_optimizer(), []
     for parameter in trainer.model.parameters():
-        parameter.register_hook(lambda _: most.append(sum(p.grad is not None for p in trainer.model.parameters())))
+        parameter.register_hook(
+            lambda _: gradient_counts.append(sum(p.grad is not None for p in trainer.model.parameters()))
+        )
     trainer.train()
     assert optimizer_of(trainer) is optimizer
-    assert max(most) == 0, "when a gradient comes, all before it are gone"
+    assert max(gradient_counts) == 0, "earlier gradients are freed when the next one arrives"
     assert same_bits(load_file(checkpoint(at_once, 8) / "model.safetensors"), checkpoint(trainer, 8))
     norms = [[e["grad_norm"] for e in t.state.log_history if "grad_norm" in e] for t in (at_once, trainer)]
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
-def test_lomo_is_sgd_without_a_state_and_with_few_gradients_at_a_time(tmp_path):
+def test_lomo_is_sgd_without_state_and_with_one_gradient_at_a_time(tmp_path):
     plain = trained(job(tmp_path / "sgd", changes("sgd", **{"training.max_grad_norm": 0.0})))
     trainer = trainer_of(job(tmp_path / "lomo", changes("lomo")))
-    most = []
+    gradient_counts = []
     for parameter in trainer.model.parameters():
-        parameter.register_hook(lambda _: most.append(sum(p.grad is not None for p in trainer.model.parameters())))
+        parameter.register_hook(
+            lambda _: gradient_counts.append(sum(p.grad is not None for p in trainer.model.parameters()))
+        )
     trainer.train()
-    assert max(most) <= 1
+    assert max(gradient_counts) <= 1
     assert optimizer_of(trainer).state_dict()["state"] == {}
     expected = weights(plain)
     for name, found in weights(trainer).items():
@@ -213,7 +217,7 @@ def test_lomo_is_sgd_without_a_state_and_with_few_gradients_at_a_time(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lomo", "galore_adamw_layerwise", "galore_adamw"])
-def test_a_gradient_that_is_not_finite_ends_the_run_before_that_step_is_saved(tmp_path, name):
+def test_nonfinite_gradient_stops_the_run_before_saving(tmp_path, name):
     trainer = trainer_of(job(tmp_path, changes(name, **{"training.save_steps": 1})))
     parameter = dict(trainer.model.named_parameters())[UP]
     parameter.register_hook(lambda grad: grad * float("inf") if trainer.state.global_step == 2 else grad)
@@ -225,7 +229,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_that_step_is_saved(tm
 
 
 @pytest.mark.parametrize("name", [n for n in RUNNABLE if n.startswith(("galore", "apollo"))])
-def test_weight_decay_reaches_the_weights_that_are_projected_and_those_that_are_not(tmp_path, name):
+def test_weight_decay_covers_projected_and_other_weights(tmp_path, name):
     trainer = trainer_of(job(tmp_path, changes(name, **{"training.weight_decay": 0.1})))
     decays = {p: group["weight_decay"] for group in trainer.create_optimizer().param_groups for p in group["params"]}
     found = {name: decays[p] for name, p in trainer.model.named_parameters()}
@@ -236,32 +240,32 @@ def test_weight_decay_reaches_the_weights_that_are_projected_and_those_that_are_
 
 
 @pytest.mark.parametrize("name", [n for n in RUNNABLE if n.startswith("schedule_free")])
-def test_schedule_free_evaluates_keeps_and_publishes_the_average(tmp_path, name):
+def test_schedule_free_evaluates_and_publishes_the_average(tmp_path, name):
     trainer = trainer_of(job(tmp_path, changes(name)))
-    steps_on, average = {}, {}
+    train_weights, average = {}, {}
 
-    def look(state, **_):
-        """After a step and before its evaluation: the weights that are trained, and by hand the average that they stand for."""
+    def record_average(state, **_):
+        """After a step, before its evaluation: the trained weights and their average, computed by hand."""
         optimizer = optimizer_of(trainer)
         beta = optimizer.param_groups[0].get("momentum") or optimizer.param_groups[0]["betas"][0]
         for weight, y in trainer.model.named_parameters():
             z = optimizer.state[y]["z"]
-            steps_on[weight] = y.detach().clone()
+            train_weights[weight] = y.detach().clone()
             average[weight] = ((y - (1 - beta) * z) / beta).detach()  # y = (1 - beta) z + beta x
 
-    trainer.add_callback(At("on_step_end", look))
+    trainer.add_callback(At("on_step_end", record_average))
     trainer.train()
     assert best(trainer).step == 8
-    kept = load_file(best(trainer).folder / "model.safetensors")
+    saved = load_file(best(trainer).folder / "model.safetensors")
     for weight, expected in average.items():
-        torch.testing.assert_close(kept[weight], expected, rtol=1e-4, atol=1e-5)
-    assert max((kept[w] - steps_on[w]).abs().max().item() for w in kept) > 1e-3
+        torch.testing.assert_close(saved[weight], expected, rtol=1e-4, atol=1e-5)
+    assert max((saved[w] - train_weights[w]).abs().max().item() for w in saved) > 1e-3
     logged = next(e["eval_loss"] for e in trainer.state.log_history if e["step"] == 8 and "eval_loss" in e)
     assert logged == best(trainer).value
     assert loss_of(best(trainer).folder, trainer) == pytest.approx(logged, abs=1e-5)
     with torch.no_grad():
         for weight, parameter in trainer.model.named_parameters():
-            parameter.copy_(steps_on[weight])
+            parameter.copy_(train_weights[weight])
     trainer.model.save_pretrained(tmp_path / "trained")
     assert abs(loss_of(tmp_path / "trained", trainer) - logged) > 1e-3
 
@@ -278,7 +282,7 @@ def loss_of(folder, trainer):
     return total / tokens
 
 
-def test_adafactor_keeps_a_row_and_a_column_of_each_weight(tmp_path):
+def test_adafactor_state_is_factored(tmp_path):
     state, parameter = state_of(trained(job(tmp_path, changes("adafactor", **{"training.max_steps": 2}))), UP)
     assert parameter.shape == (64, 64)
     assert {name: t.shape for name, t in state.items() if isinstance(t, torch.Tensor) and t.ndim} == {
@@ -299,7 +303,7 @@ def test_adafactor_keeps_a_row_and_a_column_of_each_weight(tmp_path):
         ("adamw_torch_4bit", "exp_avg", 4),
     ],
 )
-def test_moments_take_so_many_bits_in_memory_and_in_a_checkpoint(tmp_path, name, moment, bits):
+def test_moments_have_the_expected_bits_in_memory_and_checkpoint(tmp_path, name, moment, bits):
     trainer = trained(job(tmp_path, changes(name, **{"training.max_steps": 2})))
     state, parameter = state_of(trainer, UP)
     values = getattr(state[moment], "codes", state[moment])
@@ -307,7 +311,7 @@ def test_moments_take_so_many_bits_in_memory_and_in_a_checkpoint(tmp_path, name,
     assert values.dtype == (torch.float32 if bits == 32 else torch.uint8)
     saved = torch.load(checkpoint(trainer, 2) / "optimizer.pt", weights_only=True)
     same = [v for s in saved["state"].values() for v in tensors(s) if torch.equal(v, values)]
-    assert same, "the very bits are in the checkpoint"
+    assert same, "the checkpoint has the same bits"
 
 
 def tensors(value):
@@ -316,8 +320,8 @@ def tensors(value):
     return [value] if isinstance(value, torch.Tensor) else []
 
 
-def test_stable_adamw_does_not_look_for_triton_without_a_gpu(tmp_path, monkeypatch):
-    """Where triton can be imported, its package would use kernels that a CPU cannot run."""
+def test_stable_adamw_does_not_use_triton_without_a_gpu(tmp_path, monkeypatch):
+    """If triton is installed, the package would use kernels that a CPU cannot run."""
     module = importlib.import_module("optimi.stableadamw")
     monkeypatch.setattr(module, "_default_to_triton", lambda _: not torch.cuda.is_available())
     trained(job(tmp_path, changes("stable_adamw", **{"training.max_steps": 2})))
@@ -327,7 +331,7 @@ def test_stable_adamw_does_not_look_for_triton_without_a_gpu(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "key", "value"),
+    ("name", "optim_args", "key", "value"),
     [
         ("sgd", "momentum=0.8,nesterov=true", "momentum", 0.8),
         ("rmsprop_bnb", "alpha=0.9", "betas", (0.9, 0)),
@@ -341,10 +345,10 @@ def test_stable_adamw_does_not_look_for_triton_without_a_gpu(tmp_path, monkeypat
         ("apollo_adamw", "rank=8, proj=svd", "proj", "svd"),
     ],
 )
-def test_what_optim_args_says_is_what_the_optimizer_gets(tmp_path, name, given, key, value):
-    said = changes(name)
-    said["training.arguments"] = said["training.arguments"] | {"optim_args": given}
-    optimizer = trainer_of(job(tmp_path, said)).create_optimizer()
+def test_optim_args_reach_the_optimizer(tmp_path, name, optim_args, key, value):
+    settings = changes(name)
+    settings["training.arguments"] = settings["training.arguments"] | {"optim_args": optim_args}
+    optimizer = trainer_of(job(tmp_path, settings)).create_optimizer()
     found = (
         [getattr(optimizer, key)] if hasattr(optimizer, key) else [g[key] for g in optimizer.param_groups if key in g]
     )
@@ -353,47 +357,47 @@ def test_what_optim_args_says_is_what_the_optimizer_gets(tmp_path, name, given, 
 
 
 @pytest.mark.parametrize(
-    ("targets", "said"),
+    ("targets", "message"),
     [
         (["q_proj", "up_porj"], r"no linear layer of the model is named 'up_porj'\n  fix: did you mean `up_proj`\?"),
         ("model.layers.9.*", "no linear layer of the model is named"),
         (["embed_tokens"], "no linear layer of the model is named 'embed_tokens'"),
     ],
 )
-def test_a_target_that_the_model_does_not_have_is_named(tmp_path, targets, said):
-    asked = changes("galore_adamw")
-    asked["training.arguments"] = LOW_RANK | {"optim_target_modules": targets}
-    with pytest.raises(ModelError, match=said):
-        trained(job(tmp_path, asked))
+def test_unknown_target_module_is_an_error(tmp_path, targets, message):
+    settings = changes("galore_adamw")
+    settings["training.arguments"] = LOW_RANK | {"optim_target_modules": targets}
+    with pytest.raises(ModelError, match=message):
+        trained(job(tmp_path, settings))
 
 
-def test_all_linear_layers_are_a_target(tmp_path):
-    said = changes("galore_adamw")
-    said["training.arguments"] = LOW_RANK | {"optim_target_modules": "all-linear"}
-    optimizer = trainer_of(job(tmp_path, said)).create_optimizer()
+def test_all_linear_targets_every_linear_layer(tmp_path):
+    settings = changes("galore_adamw")
+    settings["training.arguments"] = LOW_RANK | {"optim_target_modules": "all-linear"}
+    optimizer = trainer_of(job(tmp_path, settings)).create_optimizer()
     assert sum(len(group["params"]) for group in optimizer.param_groups if "rank" in group) == 2 * 7 + 1
 
 
-# What is refused
+# Refused settings
 
 
 @pytest.fixture
 def problems(tmp_path, monkeypatch):
-    """What `check` finds in the tiny recipe so changed, by key."""
+    """A function that returns what `check` reports for a changed tiny recipe, by key."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text\na text\n")
 
-    def found(said):
-        document = read(tiny.write(tmp_path / "trial.yaml", tiny.recipe(said)))
+    def found(settings):
+        document = read(tiny.write(tmp_path / "trial.yaml", tiny.recipe(settings)))
         return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in all_problems(document)}
 
     return found
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_a_recipe_that_runs_is_sound(problems, name):
+def test_check_accepts_every_available_optimizer(problems, name):
     assert problems(changes(name)) == {}
 
 
@@ -401,21 +405,19 @@ PACKAGES = {optimizers.family(n): n for n in reversed(RUNNABLE) if optimizers.fa
 
 
 @pytest.mark.parametrize(("family", "name"), PACKAGES.items(), ids=PACKAGES)
-def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(
-    tmp_path, problems, monkeypatch, family, name
-):
+def test_missing_optimizer_package_names_its_extra(tmp_path, problems, monkeypatch, family, name):
     planned = job(tmp_path / "job", changes(name))
     module, extra = optimizer_check.PACKAGES[family]
     monkeypatch.setitem(sys.modules, module, None)
-    said = f"{name} needs {module}, which is not installed; install it with `pip install 'evergreen[{extra}]'`"
-    assert problems(changes(name)) == {"training.optimizer": said}
+    settings = f"{name} needs {module}, which is not installed; install it with `pip install 'evergreen[{extra}]'`"
+    assert problems(changes(name)) == {"training.optimizer": settings}
     with pytest.raises(RecipeError, match=f"{name} needs {module}, which is not installed"):
         trained(planned)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extra in extras
 
 
-def test_every_package_of_an_optimizer_has_an_extra():
+def test_every_optimizer_package_has_an_extra():
     assert set(PACKAGES) == set(optimizer_check.PACKAGES)
 
 
@@ -443,7 +445,7 @@ REFUSED = {
         changes(LAYERWISE, **{"launch.num_processes": 2}),
         {"launch.num_processes": "before its gradient is averaged over processes: their weights would differ; use 1"},
     ),
-    "LOMO as if it were another": (
+    "LOMO with settings it ignores": (
         changes(
             "lomo",
             **{
@@ -458,7 +460,7 @@ REFUSED = {
             "training.weight_decay": "transformers does not pass it to lomo: no weight would decay",
         },
     ),
-    "a share of the state": (
+    "a sharded state": (
         changes("galore_adamw", **{"launch.accelerate_config": str(ROOT / "params" / "accelerate" / "fsdp2.yaml")}),
         {"launch.accelerate_config": "shards the optimizer's state, which galore_adamw keeps in a form"},
     ),
@@ -473,7 +475,7 @@ REFUSED = {
         changes("schedule_free_radam", **{"training.warmup_steps": 5}),
         {"training.warmup_steps": "warms up by itself and ignores it; set it to 0"},
     ),
-    "betas for whom has none": (
+    "betas for an optimizer without them": (
         changes("galore_adamw", **{"training.arguments": LOW_RANK | {"adam_beta2": 0.95}}),
         {"training.arguments.adam_beta2": "transformers does not pass it to galore_adamw; remove it"},
     ),
@@ -481,7 +483,7 @@ REFUSED = {
         changes("apollo_adamw", **{"training.arguments": {}}),
         {"training.arguments.optim_target_modules": "it names none; for example [q_proj, v_proj], or all-linear"},
     ),
-    "a target for whom has none": (
+    "a target for an optimizer without one": (
         changes("sgd", **{"training.arguments": {"optim_target_modules": ["q_proj"]}}),
         {"training.arguments.optim_target_modules": "sgd ignores it; remove it"},
     ),
@@ -497,7 +499,7 @@ REFUSED = {
         changes("sgd", **{"training.arguments": {"optim_args": "momentum=much"}}),
         {"training.arguments.optim_args": "a value is of the wrong type: could not convert string to float: 'much'"},
     ),
-    "an argument for whom has none": (
+    "an argument for an optimizer without it": (
         changes("adamw_torch", **{"training.arguments": {"optim_args": "beta=1"}}),
         {"training.arguments.optim_args": "adamw_torch takes no beta; remove it"},
     ),
@@ -509,9 +511,9 @@ if not torch.cuda.is_available():
     )
 
 
-@pytest.mark.parametrize(("said", "expected"), REFUSED.values(), ids=REFUSED)
-def test_it_is_refused_with_the_reason_and_the_fix(problems, said, expected):
-    found = problems(said)
+@pytest.mark.parametrize(("settings", "expected"), REFUSED.values(), ids=REFUSED)
+def test_check_refuses_settings_an_optimizer_ignores(problems, settings, expected):
+    found = problems(settings)
     assert found.keys() == expected.keys()
-    for key, words in expected.items():
-        assert words in found[key]
+    for key, message in expected.items():
+        assert message in found[key]

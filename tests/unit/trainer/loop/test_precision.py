@@ -1,4 +1,4 @@
-"""What a forward and a backward pass is made of: number formats, recomputed activations, compiled graphs, determinism."""
+"""Number formats, gradient checkpointing, compiled models and determinism."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN = {"training.max_steps": 4, "training.eval_steps": 4}
 
 
 def formats(trainer):
-    """The number formats that the model's linear layers gave in training."""
+    """Count the output formats of the model's linear layers in training."""
     found = Counter()
     for module in trainer.model.modules():
         if isinstance(module, torch.nn.Linear):
@@ -41,9 +41,9 @@ def test_bf16_computes_in_bf16_and_keeps_weights_in_fp32(tmp_path):
     assert losses(trainer) != full
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"training.precision": "fp16"}, r"training.precision: fp16 .* needs a GPU.* use bf16, which CPUs can"),
         ({"training.arguments": {"use_liger_kernel": True}}, r"use_liger_kernel: Liger's kernels need a GPU.*; remove"),
@@ -51,13 +51,13 @@ def test_bf16_computes_in_bf16_and_keeps_weights_in_fp32(tmp_path):
     ],
     ids=["fp16", "liger", "tf32"],
 )
-def test_what_needs_a_gpu_is_refused_without_one(tmp_path, changes, said):
-    with pytest.raises(RecipeError, match=said):
+def test_gpu_settings_are_refused_without_a_gpu(tmp_path, changes, message):
+    with pytest.raises(RecipeError, match=message):
         trainer_of(job(tmp_path, changes))
 
 
 @needs_gpu
-def test_fp16_scales_its_gradients(tmp_path):
+def test_fp16_scales_gradients(tmp_path):
     trainer = trainer_of(job(tmp_path, PLAIN | {"training.precision": "fp16"}))
     found = formats(trainer)
     trainer.train()
@@ -67,7 +67,7 @@ def test_fp16_scales_its_gradients(tmp_path):
 
 
 @needs_gpu
-def test_liger_kernels_take_the_place_of_the_models_own(tmp_path):
+def test_liger_kernels_replace_the_models_modules(tmp_path):
     pytest.importorskip("liger_kernel")
     plain = losses(trained(job(tmp_path / "plain", PLAIN)))
     trainer = trained(job(tmp_path / "liger", PLAIN | {"training.arguments": {"use_liger_kernel": True}}))
@@ -76,13 +76,13 @@ def test_liger_kernels_take_the_place_of_the_models_own(tmp_path):
 
 
 @needs_gpu
-def test_tf32_is_switched_on(tmp_path):
+def test_tf32_is_enabled(tmp_path):
     trainer_of(job(tmp_path, {"training.arguments": {"tf32": True}}))
     assert torch.backends.cuda.matmul.allow_tf32
 
 
 def layer_passes(tmp_path, changes):
-    """How often each layer of the model ran forward in one step of two micro-batches, and the loss."""
+    """How often each layer ran forward in one step of two micro-batches, and the losses."""
     trainer = trainer_of(job(tmp_path, PLAIN | {"training.max_steps": 1} | changes))
     passes = Counter()
     for i, layer in enumerate(trainer.model.model.layers):
@@ -92,8 +92,8 @@ def layer_passes(tmp_path, changes):
     return dict(passes), losses(trainer)
 
 
-def test_checkpointed_layers_run_twice_and_the_loss_is_the_same(tmp_path):
-    """Twice: forward, and again in the backward pass, with the dropout masks of the first time."""
+def test_gradient_checkpointing_recomputes_layers_with_the_same_loss(tmp_path):
+    """The backward pass runs a layer again, with the same dropout masks."""
     plain = layer_passes(tmp_path / "plain", {})
     assert plain[0] == {0: 2, 1: 2}
     recomputed = layer_passes(tmp_path / "all", {"training.gradient_checkpointing": True})
@@ -103,7 +103,7 @@ def test_checkpointed_layers_run_twice_and_the_loss_is_the_same(tmp_path):
     assert some == ({0: 4, 1: 2}, plain[1])
 
 
-def test_full_determinism_refuses_operations_that_are_not(tmp_path):
+def test_full_determinism_refuses_nondeterministic_operations(tmp_path):
     refused = []
 
     def use(**_):
@@ -119,7 +119,7 @@ def test_full_determinism_refuses_operations_that_are_not(tmp_path):
     assert len(refused) == 4
 
 
-def test_a_compiled_model_is_saved_under_its_own_names_and_goes_on(tmp_path):
+def test_compiled_model_keeps_weight_names_and_resumes(tmp_path):
     from torch._dynamo.utils import counters
 
     arguments = {"torch_compile": True, "torch_compile_backend": "aot_eager"}

@@ -1,4 +1,4 @@
-"""From a recipe to TrainingArguments, the batch arithmetic, and what we rely on in transformers.Trainer."""
+"""TrainingArguments of a recipe, batch arithmetic, and the private parts of transformers.Trainer that we use."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from trainer.loop.trainer import PRIVATE_HOOKS, PRIVATE_STATE, EvergreenTrainer
 
 
 @pytest.mark.parametrize(
-    ("processes", "most", "expected"),
+    ("processes", "max_micro_batch", "expected"),
     [
         (1, 24, (24, 1)),
         (1, 8, (8, 3)),
-        (1, 7, (6, 4)),  # the largest divisor that is not above it
+        (1, 7, (6, 4)),  # the largest divisor that is at most 7
         (1, 1, (1, 24)),
         (2, 8, (6, 2)),
         (3, 100, (8, 1)),
         (24, 8, (1, 1)),
     ],
 )
-def test_the_global_batch_is_kept(processes, most, expected):
-    micro_batch, accumulation = split_batch(24, Launch(num_processes=processes, micro_batch_size=most))
+def test_split_batch_keeps_the_global_batch(processes, max_micro_batch, expected):
+    micro_batch, accumulation = split_batch(24, Launch(num_processes=processes, micro_batch_size=max_micro_batch))
     assert (micro_batch, accumulation) == expected
     assert micro_batch * accumulation * processes == 24
 
 
-def test_a_batch_that_cannot_be_shared_names_the_numbers_that_can():
+def test_indivisible_batch_error_lists_the_possible_process_counts():
     with pytest.raises(RecipeError) as caught:
         split_batch(12, Launch(num_processes=5, micro_batch_size=4))
     assert caught.value.fix == "use one of [1, 2, 3, 4, 6, 12] processes, or another global batch"
 
 
-def test_the_arguments_of_a_run_are_the_recipes(tmp_path):
+def test_training_arguments_follow_the_recipe(tmp_path):
     recipe = Recipe.model_validate(tiny.recipe({"training.arguments": {"adam_beta2": 0.95}}))
     args = arguments(tmp_path, recipe.training, recipe.launch)
     assert (args.seed, args.data_seed, args.max_steps, args.learning_rate) == (3, 3, 12, 1e-2)
@@ -50,7 +50,7 @@ def test_the_arguments_of_a_run_are_the_recipes(tmp_path):
     assert args.report_to == []
 
 
-def test_what_belongs_to_the_pipeline_is_refused(tmp_path):
+def test_arguments_owned_by_the_pipeline_are_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"training.arguments.push_to_hub: is set by the pipeline"):
         trainer_of(job(tmp_path, {"training.arguments": {"push_to_hub": True}}))
 
@@ -59,20 +59,20 @@ def arguments(folder, training, launch, rows=240):
     return build(folder=folder, seed=3, training=training, launch=launch, direction="min", rows=rows)
 
 
-def test_the_epochs_of_a_stream_are_counted_in_steps(tmp_path):
+def test_epochs_of_a_stream_become_steps(tmp_path):
     changes = {"training.max_steps": ..., "training.epochs": 1.5, "training.streaming": True}
     recipe = Recipe.model_validate(tiny.recipe(changes))
     assert arguments(tmp_path, recipe.training, recipe.launch, rows=83).max_steps == 15  # 1.5 times 10 global batches
 
 
 @pytest.mark.parametrize("name", PRIVATE_HOOKS)
-def test_transformers_still_has_the_private_methods_that_we_override(name):
+def test_overridden_private_methods_exist_in_transformers(name):
     theirs, ours = getattr(Trainer, name), getattr(EvergreenTrainer, name)
     assert ours is not theirs
     assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
 
 
-def test_every_private_method_that_we_override_is_listed():
+def test_overridden_private_methods_are_listed():
     overridden = {
         n for n in vars(EvergreenTrainer) if n.startswith("_") and not n.startswith("__") and hasattr(Trainer, n)
     }
@@ -83,10 +83,10 @@ def test_every_private_method_that_we_override_is_listed():
 
 
 @pytest.mark.parametrize("name", PRIVATE_STATE)
-def test_transformers_still_keeps_its_log_where_we_restore_it(name):
+def test_private_state_exists_in_transformers(name):
     assert f"self.{name} = " in inspect.getsource(Trainer)
 
 
-def test_the_log_is_restored_after_trainer_resets_it():
+def test_trainer_resets_its_log_before_on_train_begin():
     loop = inspect.getsource(Trainer._inner_training_loop)
     assert loop.index("self._globalstep_last_logged = ") < loop.index("on_train_begin")

@@ -1,4 +1,4 @@
-"""Causal language modelling on literal tokens: windows, packing, losses."""
+"""Causal language modelling on literal tokens: windows, packing, losses and metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ END = 9
 
 
 class Letters:
-    """A tokenizer that can be read: one token per letter, `a` is 1; 9 ends a text, 0 pads."""
+    """A readable tokenizer: one token per letter, `a` is 1; 9 ends a text, 0 pads."""
 
     eos_token_id = END
     pad_token_id = 0
@@ -43,11 +43,11 @@ def ids(examples):
     return [e["input_ids"] for e in examples]
 
 
-def test_a_text_ends_with_the_end_of_text_token(objective):
+def test_text_ends_with_the_end_of_text_token(objective):
     assert encode(objective, "ab") == [{"row_id": 10, "input_ids": [1, 2, 9], "labels": [1, 2, 9], "bytes": 1}]
 
 
-def test_a_long_text_becomes_windows_that_lose_nothing(objective):
+def test_long_text_is_split_into_windows(objective):
     assert ids(encode(objective, "abcdef")) == [[1, 2, 3, 4], [5, 6, 9]]
     assert ids(encode(objective, "abc")) == [[1, 2, 3, 9]]
     assert ids(encode(objective, "abcdefg")) == [[1, 2, 3, 4], [5, 6, 7, 9]]
@@ -63,7 +63,7 @@ def test_every_token_is_in_one_window_and_the_end_is_predicted(objective, length
     assert len(windows[-1]) > 1
 
 
-def test_a_window_knows_the_bytes_of_what_it_predicts(objective):
+def test_window_counts_the_bytes_it_predicts(objective):
     # the first token of a window is not predicted, the end of the text is, and has no bytes
     assert [e["bytes"] for e in encode(objective, "abcdef")] == [3, 1]
     assert [e["bytes"] for e in encode(objective, "abcdefgh")] == [3, 2, 0]
@@ -72,18 +72,18 @@ def test_a_window_knows_the_bytes_of_what_it_predicts(objective):
     assert [e["bytes"] for e in encode(objective, "äéa")] == [2 + 1]
 
 
-def test_an_empty_text_gives_no_sequence(objective):
+def test_empty_text_gives_no_sequence(objective):
     assert encode(objective, "") == []
 
 
-def test_a_tokenizer_without_an_end_of_text_token_is_refused(objective):
+def test_tokenizer_without_an_end_of_text_token_is_refused(objective):
     tokenizer = Letters()
     tokenizer.eos_token_id = None
     with pytest.raises(ModelError, match="no end-of-text token"):
         objective.encode({"row_id": 0, "text": "ab"}, tokenizer, 4, {})
 
 
-def test_packing_fills_blocks_and_loses_only_the_tail(objective):
+def test_packing_fills_blocks_and_drops_only_the_tail(objective):
     blocks = list(objective.pack(encode(objective, "abc", "d", "efg", "h"), 4))
     #          row 10         row 11 and 12   row 12; row 13's [8, 9] is left over
     assert ids(blocks) == [[1, 2, 3, 9], [4, 9, 5, 6], [7, 9, 8, 9]]
@@ -93,34 +93,34 @@ def test_packing_fills_blocks_and_loses_only_the_tail(objective):
 
 
 @pytest.mark.parametrize("length", range(1, 14))
-def test_packed_texts_are_always_kept_apart(objective, length):
-    """Also a text that fills its windows exactly, whose end would stand alone in one."""
+def test_packed_texts_are_separated_by_the_end_of_text_token(objective, length):
+    """Also for a text that fills its windows exactly, so that its end would be alone in one."""
     texts = ["abcdefghabcdefgh"[:length]] * 8
     stream = [i for block in ids(objective.pack(encode(objective, *texts), 4)) for i in block]
     whole = [*((k % 8) + 1 for k in range(length)), END] * 8
     assert stream == whole[: len(whole) // 4 * 4]
 
 
-def test_packing_names_the_row_that_a_block_begins_with(objective):
+def test_packed_block_has_the_row_id_of_its_first_token(objective):
     blocks = list(objective.pack(encode(objective, "abcdefgh", "a", "b"), 4))
     assert ids(blocks) == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 9, 2]]
     assert [b["row_id"] for b in blocks] == [10, 10, 10]
 
 
-def test_without_packing_sequences_stay_as_they_are():
+def test_pack_without_packing_changes_nothing():
     objective = objectives.build(ObjectiveChoice(name="causal_lm", packing=False))
     examples = encode(objective, "ab", "c")
     assert list(objective.pack(examples, 4)) == examples
 
 
-def test_a_batch_is_padded_on_the_right_and_padding_has_no_label(objective):
+def test_batch_is_padded_right_and_padding_has_no_label(objective):
     batch = objective.collate(encode(objective, "abc", "d"), Letters())
     assert batch["input_ids"].tolist() == [[1, 2, 3, 9], [4, 9, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert batch["labels"].tolist() == [[1, 2, 3, 9], [4, 9, -100, -100]]
 
 
-def test_losses_and_scores_of_logits_that_can_be_worked_out_by_hand(objective):
+def test_losses_and_scores_by_hand(objective):
     # V = 3, T = 3. Row 0 predicts labels 1 and 2; row 1 predicts label 0 and then padding.
     logits = torch.log(
         torch.tensor(
@@ -140,14 +140,14 @@ def test_losses_and_scores_of_logits_that_can_be_worked_out_by_hand(objective):
     ]
 
 
-def test_metrics_weigh_every_token_equally(objective):
+def test_metrics_weigh_tokens_equally(objective):
     accumulator = MetricAccumulator(objective, {})
     accumulator.update(torch.tensor([[6.0, 3.0, 1.0]], dtype=torch.float64))  # nll, tokens, correct
     accumulator.update(torch.tensor([[2.0, 1.0, 1.0], [0.0, 4.0, 4.0]], dtype=torch.float64))
     assert accumulator.compute() == {"loss": 1.0, "perplexity": pytest.approx(math.e), "token_accuracy": 0.75}
 
 
-def test_where_bytes_are_known_there_are_bits_per_byte(objective):
+def test_bits_per_byte_where_bytes_are_known(objective):
     # two rows of 8 and 4 bits over 4 and 2 bytes
     columns = {"nll": [8, 4], "tokens": [3, 1], "correct": [1, 1], "bytes": [4, 2]}
     columns = {name: np.array(values, float) for name, values in columns.items()}
@@ -157,7 +157,7 @@ def test_where_bytes_are_known_there_are_bits_per_byte(objective):
     assert metrics.keys() == {**objective.metrics, **objective.evaluate_only_metrics}.keys()
 
 
-def test_a_hopeless_loss_is_no_overflow(objective):
+def test_perplexity_of_a_huge_loss_is_finite(objective):
     accumulator = MetricAccumulator(objective, {})
     accumulator.update(torch.tensor([[5000.0, 1.0, 0.0]], dtype=torch.float64))
     assert math.isfinite(accumulator.compute()["perplexity"])

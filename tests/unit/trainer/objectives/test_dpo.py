@@ -1,4 +1,4 @@
-"""Preferences: the losses by hand and against TRL's, the reference, and that neither batches nor resumes change anything."""
+"""DPO: losses by hand and against TRL's, the reference model, micro-batches and resumes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def objective(**options: Any) -> Any:
     return objectives.build(ObjectiveChoice(name="dpo", **options))
 
 
-# By hand: beta 0.5; gains of the chosen completions 2 and -1, of the rejected ones -2 and 1; so margins are 2 and -1.
+# beta is 0.5; the gains are 2 and -1 (chosen), -2 and 1 (rejected), so the margins are 2 and -1.
 # sigma(2) = 0.880797, sigma(-1) = 0.268941, sigma(1) = 0.731059, sigma(0.5) = 0.622459
 HAND = {
     "sigmoid": [-math.log(0.880797), -math.log(0.268941)],
@@ -59,7 +59,7 @@ def test_label_smoothing_by_hand() -> None:
     assert float(robust) == pytest.approx((0.8 * right - 0.2 * wrong) / 0.6, abs=1e-5)
 
 
-def test_both_completions_follow_the_same_tokens_and_the_prompt_gives_way() -> None:
+def test_encode_shares_the_prompt_and_truncates_it_first() -> None:
     tokenizer = train_tokenizer(["x"], TrainTokenizer(kind="train", vocab_size=260))  # one token per byte
     end = tokenizer.eos_token_id
 
@@ -72,12 +72,12 @@ def test_both_completions_follow_the_same_tokens_and_the_prompt_gives_way() -> N
     assert whole["labels"] == [-100] * 5 + [*ids("xy"), end]
     assert whole["rejected"] == [*ids("w"), end]
     (shorter,) = objective().encode(row, tokenizer, 5, {})
-    assert shorter["input_ids"] == [*ids("cdxy"), end], "the beginning of the prompt goes first"
+    assert shorter["input_ids"] == [*ids("cdxy"), end], "the beginning of the prompt is cut first"
     (shortest,) = objective().encode({**row, "rejected": "vwxyz"}, tokenizer, 4, {})
-    assert shortest["input_ids"] == [*ids("dxy"), end], "one token of the prompt stays"
-    assert shortest["rejected"] == ids("vwx"), "then completions end earlier"
-    tried = [objective().is_truncated(row, [], tokenizer, length) for length in (6, 7)]
-    assert tried == [True, False]
+    assert shortest["input_ids"] == [*ids("dxy"), end], "one token of the prompt remains"
+    assert shortest["rejected"] == ids("vwx"), "then completions are cut"
+    truncated = [objective().is_truncated(row, [], tokenizer, length) for length in (6, 7)]
+    assert truncated == [True, False]
     assert objective().is_truncated({**row, "rejected": "vwxyz"}, [], tokenizer, 9)
 
     batch = objective().collate([shorter, whole], tokenizer)
@@ -92,7 +92,7 @@ def test_both_completions_follow_the_same_tokens_and_the_prompt_gives_way() -> N
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A trainer that has made two steps, and the folder of its tokens."""
+    """A trainer after two steps, and its job."""
     job = preferences.job(
         tmp_path_factory.mktemp("started"),
         {"training.max_steps": 2, "training.warmup_steps": 0, "training.learning_rate": 1e-3},
@@ -100,9 +100,9 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return in_process.trained(job), job
 
 
-@pytest.mark.filterwarnings("ignore")  # TRL's own, of its experimental parts and of what transformers renamed
+@pytest.mark.filterwarnings("ignore")  # TRL warns of experimental features and renamed arguments
 @pytest.mark.parametrize("kind", TYPES)
-def test_loss_and_gradients_are_those_of_trl(kind: str, started: Any, tmp_path: Path) -> None:
+def test_loss_and_gradients_match_trl(kind: str, started: Any, tmp_path: Path) -> None:
     from trl import DPOConfig, DPOTrainer
 
     trainer, job = started
@@ -161,7 +161,7 @@ def test_loss_and_gradients_are_those_of_trl(kind: str, started: Any, tmp_path: 
         torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-4, atol=1e-6)
 
 
-# Plain gradient descent: Adam would blow up what rounding leaves of gradients that are zero
+# Plain SGD: Adam would amplify the rounding errors of zero gradients
 STEPS = {"training.max_steps": 3, "training.optimizer": "sgd", "training.learning_rate": 0.1}
 EXACT = STEPS | {"model.config.attention_dropout": 0.0, "training.global_batch_size": 4}
 SPLITS = {
@@ -172,7 +172,7 @@ SPLITS = {
 }
 
 
-def test_gradients_do_not_depend_on_how_a_batch_is_split_up(tmp_path: Path) -> None:
+def test_gradients_do_not_depend_on_the_micro_batch(tmp_path: Path) -> None:
     found = {}
     for name, changes in SPLITS.items():
         if name == "two processes":
@@ -205,7 +205,7 @@ KINDS = {"model": {}, "precomputed": {"objective.reference": "precomputed"}, "ad
 
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
-def test_the_reference_is_the_start_model_without_dropout_and_stays_it(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_reference_is_the_start_model_without_dropout(changes: dict[str, Any], tmp_path: Path) -> None:
     job = preferences.job(tmp_path, {"training.max_steps": 4, **changes})
     trainer = in_process.trainer_of(job)
     batch = trainer.data_collator([trainer.eval_dataset[i] for i in range(3)])
@@ -213,12 +213,12 @@ def test_the_reference_is_the_start_model_without_dropout_and_stays_it(changes: 
     trainer.train()
     learned = trainer.model.train()
     torch.testing.assert_close(trainer.objective.reference_logprobs(batch), start, rtol=0, atol=1e-5)
-    assert learned.training, "asking the reference leaves dropout on"
+    assert learned.training, "the reference leaves dropout on"
     assert (trainer.objective.completion_logprobs(learned.eval(), batch) - start).abs().max() > 0.1
 
 
-def test_all_references_give_the_same_metrics(tmp_path: Path) -> None:
-    """They differ by rounding only; adapters learn other weights, so they are compared among themselves."""
+def test_reference_kinds_give_the_same_metrics(tmp_path: Path) -> None:
+    """They differ by rounding only. Adapters train other weights and are compared with each other."""
     for kinds in (({}, {"objective.reference": "precomputed"}), (LORA, LORA | {"objective.reference": "precomputed"})):
         logs = []
         for i, changes in enumerate(kinds):
@@ -230,7 +230,7 @@ def test_all_references_give_the_same_metrics(tmp_path: Path) -> None:
             assert found[0] == pytest.approx(found[1], rel=1e-3, abs=1e-4)
 
 
-def test_precomputed_logprobs_are_used_by_every_later_start(tmp_path: Path) -> None:
+def test_precomputed_logprobs_are_reused_by_later_starts(tmp_path: Path) -> None:
     job = preferences.job(tmp_path, {"objective.reference": "precomputed"}, stop_at_step=2)
     in_process.trained(job)
     path = job.folder / PRECOMPUTED
@@ -246,14 +246,14 @@ def test_precomputed_logprobs_are_used_by_every_later_start(tmp_path: Path) -> N
     path.write_text("{")
     assert json.loads(path.read_text() + "}") == {}
     trainer = in_process.trained(again)
-    assert json.loads(path.read_text()) == known, "a file that cannot be read is written again, the same"
+    assert json.loads(path.read_text()) == known, "a damaged file is computed again"
 
 
 VARIANTS = KINDS | {"model, accumulation, by length": {"launch.micro_batch_size": 2, "training.group_by_length": True}}
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_stopped_run_ends_with_the_same_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
     changes = {"training.max_steps": 6, "training.eval_steps": 3, **changes}
     golden = Path(in_process.trained(preferences.job(tmp_path / "golden", changes)).args.output_dir)
     job = preferences.job(tmp_path / "stopped", changes, stop_at_step=3)
@@ -269,7 +269,7 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, changes: dict[str
 
 
 @pytest.mark.slow
-def test_two_processes_that_were_killed_end_with_the_same_bits(tmp_path: Path) -> None:
+def test_two_killed_processes_end_with_the_same_bits(tmp_path: Path) -> None:
     two = {"objective.reference": "precomputed", "launch.num_processes": 2, "launch.micro_batch_size": 2}
     golden, recipe = preferences.tokenized(tmp_path / "golden", {"training.max_steps": 6, **two})
     killed = run_train_with_kills(golden, recipe, "checkpoint.renamed:2")
@@ -277,7 +277,7 @@ def test_two_processes_that_were_killed_end_with_the_same_bits(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["model", "adapters"])
-def test_training_and_the_evaluate_stage_give_the_same_metrics(tmp_path: Path, kind: str) -> None:
+def test_training_and_the_evaluate_stage_agree_on_metrics(tmp_path: Path, kind: str) -> None:
     artifacts, recipe = preferences.tokenized(tmp_path, {"evaluation.split": "validation", **KINDS[kind]})
     run_train(artifacts, recipe)
     evaluations = [entry for entry in history(artifacts) if "eval_loss" in entry]
@@ -292,17 +292,17 @@ def test_training_and_the_evaluate_stage_give_the_same_metrics(tmp_path: Path, k
     assert (report.untrained["reward_accuracy"], report.untrained["reward_margin"]) == (0.5, 0.0)
 
 
-class Twice(Trainer):
-    """A loss of one's own, on top of the preferences'."""
+class DoubledLoss(Trainer):
+    """Doubles the preference loss."""
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         return 2 * super().compute_loss(*args, **kwargs)
 
 
-def test_a_custom_trainer_may_change_the_loss(tmp_path: Path) -> None:
+def test_custom_trainer_may_change_the_loss(tmp_path: Path) -> None:
     first = {}
     for name, changes in {
-        "own": {"training.trainer": "tests.unit.trainer.objectives.test_dpo:Twice"},
+        "own": {"training.trainer": "tests.unit.trainer.objectives.test_dpo:DoubledLoss"},
         "usual": {},
     }.items():
         first[name] = in_process.losses(in_process.trained(preferences.job(tmp_path / name, STEPS | changes)))[1]
@@ -323,18 +323,18 @@ CONFLICTS = {
 
 
 @pytest.mark.parametrize("key", CONFLICTS)
-def test_what_does_not_go_together_is_refused(key: str) -> None:
+def test_conflicting_settings_are_refused(key: str) -> None:
     options, changes = CONFLICTS[key]
     found = objective(**options).conflicts(model=MODEL, training=Training(**(TRAINING | changes)), launch=LAUNCH)
     assert [".".join(problem.key) for problem in found] == [key.strip()]
 
 
-def test_usual_recipes_have_no_conflict() -> None:
+def test_common_settings_have_no_conflict() -> None:
     training = Training(**TRAINING, streaming=True, arguments={"include_num_input_tokens_seen": "no"})
     assert not list(objective().conflicts(model=MODEL, training=training, launch=LAUNCH))
 
 
-def test_a_pair_of_equal_completions_is_set_aside() -> None:
+def test_pair_of_equal_completions_is_rejected() -> None:
     row = {"prompt": "a", "chosen": "b", "rejected": "b"}
     assert "same text" in (objective().reject_reason(row) or "")
     assert objective().reject_reason({**row, "rejected": "c"}) is None

@@ -1,4 +1,4 @@
-"""GRPO: advantages and losses by hand and against TRL's, and what is refused."""
+"""GRPO: advantages and losses by hand and against TRL's, and conflicts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_advantages_by_hand() -> None:
     scaled = [0.75 / 0.5001, -0.25 / 0.5001]  # the mean is 1/4, the standard deviation 1/2
     found = objective().advantages(rewards)
     assert found[0].tolist() == pytest.approx([scaled[0], scaled[1], scaled[1], scaled[1]])
-    assert found[1].tolist() == [0.0] * 4, "nothing sets these apart"
+    assert found[1].tolist() == [0.0] * 4, "equal rewards have no advantage"
     assert objective(scale_rewards="none").advantages(rewards)[0].tolist() == [0.75, -0.25, -0.25, -0.25]
 
 
@@ -38,20 +38,20 @@ def test_losses_by_hand() -> None:
     now = torch.tensor([[1.0, 1.5, 0.5, 0.5]]).log()
     batch = {"old_logprobs": old, "weights": torch.tensor([2.0]), "ref_logprobs": torch.tensor([[0.0, 0.0, 0.0, -1.0]])}
     better, metrics = objective().token_losses(now, batch)
-    assert better.tolist()[0] == pytest.approx([-2.0, -2.4, -1.0, -1.0]), "it is not pushed above 1.2"
+    assert better.tolist()[0] == pytest.approx([-2.0, -2.4, -1.0, -1.0]), "clipped above 1.2"
     assert metrics["clip_ratio"].tolist() == [[0.0, 1.0, 0.0, 0.0]]
     worse, metrics = objective().token_losses(now, batch | {"weights": torch.tensor([-2.0])})
-    assert worse.tolist()[0] == pytest.approx([2.0, 3.0, 1.6, 1.6]), "nor below 0.8"
+    assert worse.tolist()[0] == pytest.approx([2.0, 3.0, 1.6, 1.6]), "clipped below 0.8"
     assert metrics["clip_ratio"].tolist() == [[0.0, 0.0, 1.0, 1.0]]
     wider, _ = objective(epsilon_high=0.4).token_losses(now, batch)
     assert wider.tolist()[0] == pytest.approx([-2.0, -2.8, -1.0, -1.0])
 
-    held, metrics = objective(beta=0.1).token_losses(now, batch)
-    apart = [0.0, math.log(2 / 3), math.log(2), math.log(2) - 1]
-    divergence = [math.exp(a) - a - 1 for a in apart]
+    penalized, metrics = objective(beta=0.1).token_losses(now, batch)
+    log_ratios = [0.0, math.log(2 / 3), math.log(2), math.log(2) - 1]
+    divergence = [math.exp(a) - a - 1 for a in log_ratios]
     assert metrics["kl"].tolist()[0] == pytest.approx(divergence, abs=1e-6)
     expected = [loss + 0.1 * d for loss, d in zip(better.tolist()[0], divergence, strict=True)]
-    assert held.tolist()[0] == pytest.approx(expected, abs=1e-6)
+    assert penalized.tolist()[0] == pytest.approx(expected, abs=1e-6)
 
 
 GROUPS = [
@@ -60,9 +60,9 @@ GROUPS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore")  # TRL's own, of its experimental parts and of what transformers renamed
+@pytest.mark.filterwarnings("ignore")  # TRL warns of experimental features and renamed arguments
 @pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo"])
-def test_loss_and_gradients_are_those_of_trl(kind: str, tmp_path: Path) -> None:
+def test_loss_and_gradients_match_trl(kind: str, tmp_path: Path) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
@@ -73,11 +73,11 @@ def test_loss_and_gradients_are_those_of_trl(kind: str, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path / "model")
     ours = objective(loss_type=kind, beta=0.2, temperature=0.8, max_new_tokens=6)
-    chance = torch.Generator().manual_seed(1)
-    for rollout in GROUPS:  # log-probabilities that are near those of a random model, and far enough to be clipped
+    generator = torch.Generator().manual_seed(1)
+    for rollout in GROUPS:  # log-probabilities near those of a random model, but far enough to be clipped
         for name in ("old_logprobs", "ref_logprobs"):
-            drawn = [-5.6 + 0.3 * torch.randn(len(c), generator=chance) for c in rollout.completions]
-            setattr(rollout, name, drawn)
+            logprobs = [-5.6 + 0.3 * torch.randn(len(c), generator=generator) for c in rollout.completions]
+            setattr(rollout, name, logprobs)
     training_samples = [training_sample for rollout in GROUPS for training_sample in ours.training_samples(rollout)]
     batch = training_batch(training_samples, 0)
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
@@ -93,7 +93,7 @@ def test_loss_and_gradients_are_those_of_trl(kind: str, tmp_path: Path) -> None:
             output_dir=str(tmp_path / "out"),
             loss_type=kind,
             beta=0.2,
-            use_bias_correction_kl=False,  # a later idea, which weighs the divergence by the ratio
+            use_bias_correction_kl=False,  # it would weigh the divergence by the ratio
             temperature=0.8,
             epsilon=0.2,
             max_completion_length=6,
@@ -110,15 +110,15 @@ def test_loss_and_gradients_are_those_of_trl(kind: str, tmp_path: Path) -> None:
     )
     theirs.model.train()
     theirs.current_gradient_accumulation_steps = 1
-    expected = theirs._compute_loss(theirs.model, theirs_of(training_samples))
+    expected = theirs._compute_loss(theirs.model, trl_batch(training_samples))
     expected.backward()
     assert float(loss) == pytest.approx(float(expected), abs=1e-5)
     for (name, weight), other in zip(model.named_parameters(), theirs.model.parameters(), strict=True):
         torch.testing.assert_close(weight.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def theirs_of(training_samples: list[TrainingSample]) -> dict[str, torch.Tensor]:
-    """The same sequences as TRL has them: prompts padded on the left, completions on the right."""
+def trl_batch(training_samples: list[TrainingSample]) -> dict[str, torch.Tensor]:
+    """The same sequences in TRL's layout: prompts padded left, completions right."""
     prompts, completions = (
         [torch.tensor(x.prompt) for x in training_samples],
         [torch.tensor(x.completion) for x in training_samples],
@@ -189,34 +189,32 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], st
 
 
 @pytest.mark.parametrize(("name", "options", "training", "launch", "key", "what"), REFUSED.values(), ids=REFUSED)
-def test_conflicts_say_what_would_happen(
-    name: str, options: Any, training: Any, launch: Any, key: str, what: str
-) -> None:
+def test_conflicts_are_reported(name: str, options: Any, training: Any, launch: Any, key: str, what: str) -> None:
     model = Model(config={"model_type": "llama"})
-    tried = objective(name, **({"rewards": [REWARD]} | options))
+    task = objective(name, **({"rewards": [REWARD]} | options))
     sections = {"training": Training(**(STEPS | training)), "launch": Launch(micro_batch_size=4, **launch)}
-    (found,) = tried.conflicts(model=model, **sections)
+    (found,) = task.conflicts(model=model, **sections)
     assert (".".join(map(str, found.key)), what in found.what, bool(found.fix)) == (key, True, True), found
     sound = objective(name, rewards=[REWARD])
     plain = {"training": Training(**STEPS), "launch": Launch(micro_batch_size=4)}
     assert list(sound.conflicts(model=model, **plain)) == []
 
 
-def test_a_prompt_is_filled_from_columns() -> None:
-    asked = objective(prompt="Q: {question} {{short}}\nA:", reference_columns=["goal"])
-    assert asked.columns() == {"question": "string", "goal": "label"}
-    assert asked.text({"question": "3 + 4?", "goal": 7}) == "Q: 3 + 4? {short}\nA:"
-    for wrong, said in (
+def test_prompt_is_filled_from_columns() -> None:
+    task = objective(prompt="Q: {question} {{short}}\nA:", reference_columns=["goal"])
+    assert task.columns() == {"question": "string", "goal": "label"}
+    assert task.text({"question": "3 + 4?", "goal": 7}) == "Q: 3 + 4? {short}\nA:"
+    for prompt, message in (
         ("Q:", "no column"),
         ("{a.b}", "not a column name"),
         ("{", "braces"),
         ("{0}", "not a column name"),
     ):
-        (found,) = objectives.option_problems(ObjectiveChoice(name="grpo", prompt=wrong))
-        assert said in found.what
+        (found,) = objectives.option_problems(ObjectiveChoice(name="grpo", prompt=prompt))
+        assert message in found.what
 
 
-def test_a_long_prompt_keeps_its_end() -> None:
+def test_long_prompt_keeps_its_end() -> None:
     tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
     (example,) = objective().encode({"row_id": 3, "prompt": "what is 3 + 4?", "answer": "7"}, tokenizer, 6, {})
     assert tokenizer.decode(example["input_ids"]) == "3 + 4?"

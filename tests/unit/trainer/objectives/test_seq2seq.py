@@ -1,4 +1,4 @@
-"""What an encoder reads, what a decoder learns, and the metrics of what it generates."""
+"""Sequence to sequence: encoder inputs, decoder targets, generation and its metrics."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def objective(**options: Any) -> Any:
     return objectives.build(ObjectiveChoice(name="seq2seq", **options))
 
 
-def model(config: dict[str, Any], made: Any) -> Any:
-    return initial_model(Model(config=config), objective=made, state={}, tokenizer=TOKENIZER, seed=5).eval()
+def model(config: dict[str, Any], task: Any) -> Any:
+    return initial_model(Model(config=config), objective=task, state={}, tokenizer=TOKENIZER, seed=5).eval()
 
 
-def encode(made: Any, row: dict[str, Any], max_length: int = 64) -> dict[str, Any]:
-    (example,) = made.encode(row, TOKENIZER, max_length, {})
+def encode(task: Any, row: dict[str, Any], max_length: int = 64) -> dict[str, Any]:
+    (example,) = task.encode(row, TOKENIZER, max_length, {})
     return example
 
 
-def test_a_target_ends_once_and_one_that_is_cut_is_not_taught_to_end():
+def test_truncated_target_has_no_end_of_text_token():
     whole = encode(objective(), ROWS[1])
     assert TOKENIZER.decode(whole["labels"]) == "it is four<|endoftext|>"
     assert TOKENIZER.decode(whole["input_ids"]) == ROWS[1]["input"]
@@ -61,7 +61,7 @@ def test_a_target_ends_once_and_one_that_is_cut_is_not_taught_to_end():
     assert TOKENIZER.decode(prefixed["input_ids"]) == "add: three plus four"
 
 
-def test_rows_that_lose_an_end_are_counted():
+def test_truncated_rows_are_counted():
     def truncates(row: dict[str, Any], max_length: int, **options: Any) -> bool:
         encoder = Encoder(objective(**options), TOKENIZER, max_length, {})
         return encoder.truncates(row, encoder.encode(row))
@@ -75,49 +75,49 @@ def test_rows_that_lose_an_end_are_counted():
 
 
 @pytest.mark.parametrize("config", [T5, BART], ids=["t5", "bart"])
-def test_a_decoder_reads_the_target_one_place_behind(config):
-    made = objective()
-    network = model(config, made)
-    batch = made.collate(
+def test_decoder_input_is_the_shifted_target(config):
+    task = objective()
+    network = model(config, task)
+    batch = task.collate(
         [{"row_id": 0, "input_ids": [5], "labels": [7, 8, EOS]}, {"row_id": 1, "input_ids": [5], "labels": [9]}],
         TOKENIZER,
     )
     assert batch["labels"].tolist() == [[7, 8, EOS], [9, -100, -100]]
-    shifted = made.prepare_inputs(network, batch)["decoder_input_ids"].tolist()
+    shifted = task.prepare_inputs(network, batch)["decoder_input_ids"].tolist()
     assert shifted == [[EOS, 7, 8], [EOS, 9, EOS]]  # begin, end and padding are one token here
     without = torch.nn.Module()
     without.config = network.config
-    assert made.prepare_inputs(without, batch)["decoder_input_ids"].tolist() == shifted
+    assert task.prepare_inputs(without, batch)["decoder_input_ids"].tolist() == shifted
     assert network.generation_config.decoder_start_token_id == EOS
     assert network.generation_config.forced_eos_token_id in (EOS, None)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_generated_text_depends_neither_on_chance_nor_on_other_rows(beams):
-    made = objective(max_new_tokens=12, num_beams=beams)
-    network = model(T5, made)
+def test_generation_is_deterministic_and_independent_of_the_batch(beams):
+    task = objective(max_new_tokens=12, num_beams=beams)
+    network = model(T5, task)
     with torch.no_grad():
         for weights in network.parameters():
-            weights.mul_(4)  # so that what is written hangs on what is read, padding included
-    examples = [encode(made, row) for row in ROWS]
+            weights.mul_(4)  # so that the output depends on the input, padding included
+    examples = [encode(task, row) for row in ROWS]
 
-    def measured(part: list[dict[str, Any]]) -> torch.Tensor:
-        batch = made.prepare_inputs(network, made.collate(part, TOKENIZER))
-        return made.score_batch(network, batch, TOKENIZER)
+    def score(examples: list[dict[str, Any]]) -> torch.Tensor:
+        batch = task.prepare_inputs(network, task.collate(examples, TOKENIZER))
+        return task.score_batch(network, batch, TOKENIZER)
 
     with torch.inference_mode():
-        together = measured(examples)
+        together = score(examples)
         torch.manual_seed(9)
-        alone = torch.cat([measured([example]) for example in examples])
+        alone = torch.cat([score([example]) for example in examples])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
-    written = made.generate(network, made.collate(examples, TOKENIZER), TOKENIZER)
-    assert written.shape[1] <= 13
-    for example, row in zip(examples, written.tolist(), strict=True):
-        (alone,) = made.generate(network, made.collate([example], TOKENIZER), TOKENIZER).tolist()
+    generated = task.generate(network, task.collate(examples, TOKENIZER), TOKENIZER)
+    assert generated.shape[1] <= 13
+    for example, row in zip(examples, generated.tolist(), strict=True):
+        (alone,) = task.generate(network, task.collate([example], TOKENIZER), TOKENIZER).tolist()
         assert row[: len(alone)] == alone
 
 
-def test_metrics_of_a_text():
+def test_score_text():
     exact, *rouge = score_text("The cat sat on the mat.", "the cat was on the mat")
     assert exact == 0.0
     # 5 of 6 words; "the cat", "on the", "the mat" of 5 pairs; "the cat on the mat" in this order
@@ -126,12 +126,14 @@ def test_metrics_of_a_text():
     assert score_text("four is it", "it is four") == pytest.approx([0.0, 1.0, 0.0, 1 / 3], rel=1e-6)
     assert score_text("", "four") == [0.0, 0.0, 0.0, 0.0]
     assert score_text("a b c d", "a")[1] == pytest.approx(2 * 1 / 4 / (1 + 1 / 4), rel=1e-6)
-    assert score_text("Добрый день", "добрый вечер")[1] == 0.5  # the usual one knows Latin letters only
+    assert (
+        score_text("Добрый день", "добрый вечер")[1] == 0.5
+    )  # the usual tokenization of ROUGE knows only Latin letters
 
 
-def test_metrics_are_means_over_rows_and_over_tokens():
-    made = objective()
-    accumulator = MetricAccumulator(made, {})
+def test_metrics_average_over_rows_or_tokens():
+    task = objective()
+    accumulator = MetricAccumulator(task, {})
     # nll, tokens, correct, generated, and the metrics of the generated text
     scores = torch.tensor([[2.0, 4, 1, 1, 1, 1, 1, 1], [1.0, 2, 2, 1, 0, 0.5, 0.25, 0]], dtype=torch.float64)
     accumulator.update(scores[:1])
@@ -147,21 +149,21 @@ def test_metrics_are_means_over_rows_and_over_tokens():
     }
 
 
-def test_without_generation_there_are_metrics_of_the_target_only():
-    made = objective(generate=False)
-    network = model(T5, made)
-    batch = made.prepare_inputs(network, made.collate([encode(made, row) for row in ROWS], TOKENIZER))
+def test_without_generation_only_target_metrics_exist():
+    task = objective(generate=False)
+    network = model(T5, task)
+    batch = task.prepare_inputs(network, task.collate([encode(task, row) for row in ROWS], TOKENIZER))
     with torch.inference_mode():
-        scores = made.score_batch(network, batch, TOKENIZER)
+        scores = task.score_batch(network, batch, TOKENIZER)
     assert scores[:, :3].isfinite().all()
     assert scores[:, 3:].eq(0).all()
-    accumulator = MetricAccumulator(made, {})
+    accumulator = MetricAccumulator(task, {})
     accumulator.update(scores)
     assert set(accumulator.compute()) == {"loss", "perplexity", "token_accuracy"}
 
 
 def first_token(prediction: Any) -> dict[str, float]:
-    """A custom metric: how each prediction begins."""
+    """A custom metric: the first token of each prediction."""
     return {"first": float(prediction.predictions[:, 0].mean()), "width": float(prediction.predictions.ndim)}
 
 
@@ -169,35 +171,35 @@ def first_token(prediction: Any) -> dict[str, float]:
 def test_custom_metrics_get_the_generated_tokens(generate):
     from params.schema import Metrics
 
-    made = objective(generate=generate)
-    network = model(T5, made)
+    task = objective(generate=generate)
+    network = model(T5, task)
     metrics = Metrics(function=f"{__name__}:first_token", directions={"first": "max", "width": "max"})
-    evaluation = EvaluationMetrics(made, state={}, tokenizer=TOKENIZER, metrics=metrics)
-    batch = made.collate([encode(made, row) for row in ROWS], TOKENIZER)
+    evaluation = EvaluationMetrics(task, state={}, tokenizer=TOKENIZER, metrics=metrics)
+    batch = task.collate([encode(task, row) for row in ROWS], TOKENIZER)
     with torch.inference_mode():
         evaluation.update(evaluation.measure(network, batch))
-        given = made.prepare_inputs(network, batch)
-        predicted = network(**given).logits.argmax(-1)[:, 0].double().mean()
+        inputs = task.prepare_inputs(network, batch)
+        predicted = network(**inputs).logits.argmax(-1)[:, 0].double().mean()
     found = evaluation.compute()
     assert found["width"] == 2
-    assert found["first"] == (EOS if generate else float(predicted))  # what is written begins with the start token
+    assert found["first"] == (EOS if generate else float(predicted))  # generated text begins with the start token
 
 
 PROBLEMS = {
     "packing": ({"objective.packing": True}, "objective.packing", "seq2seq cannot pack", "use causal_lm or sft"),
-    "a decoder alone": (
+    "a decoder-only model": (
         {"model.config": tiny.RECIPE["model"]["config"]},
         "model.config.model_type",
         "llama is not an encoder-decoder model",
         "t5 or bart",
     ),
-    "beams of nothing": (
+    "beams without generation": (
         {"objective.generate": False, "objective.num_beams": 4, "objective.max_new_tokens": ...},
         "objective.num_beams",
         "has no effect while `generate` is false",
         "generate: true",
     ),
-    "the best of nothing": (
+    "best metric without generation": (
         {"objective.generate": False, "objective.max_new_tokens": ..., "training.best_metric": "rougeL"},
         "training.best_metric",
         "rougeL is a metric of generated text",
@@ -206,7 +208,7 @@ PROBLEMS = {
 }
 
 
-def complaints(path: Path, changes: dict[str, Any]) -> list[tuple[str, str, str]]:
+def check_problems(path: Path, changes: dict[str, Any]) -> list[tuple[str, str, str]]:
     content = tiny.recipe({"data.source": {"kind": "files", "train": "rows.jsonl"}} | changes, **tiny.TARGETS)
     (path / "rows.jsonl").write_text(json.dumps({"text": "a", "label": "b"}) + "\n")
     return [
@@ -218,25 +220,25 @@ def complaints(path: Path, changes: dict[str, Any]) -> list[tuple[str, str, str]
 def test_check_reports_conflicts(tmp_path, monkeypatch, changes, key, what, fix):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
-    ((found_key, found_what, found_fix),) = complaints(tmp_path, changes)
+    ((found_key, found_what, found_fix),) = check_problems(tmp_path, changes)
     assert found_key == key
     assert what in found_what
     assert fix in found_fix
-    assert complaints(tmp_path, {}) == []
+    assert check_problems(tmp_path, {}) == []
 
 
-def test_a_pretrained_model_without_an_encoder_is_recognized_by_its_folder(tmp_path):
+def test_pretrained_model_without_an_encoder_is_refused(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
-    asked = {"model": Model(pretrained=str(folder)), "training": None, "launch": None}
-    assert list(objective().conflicts(**asked)) == []  # others say that there is no model
+    sections = {"model": Model(pretrained=str(folder)), "training": None, "launch": None}
+    assert list(objective().conflicts(**sections)) == []  # other checks report the missing model
     for model_type, sound in (("bart", True), ("llama", False)):
         (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
-        found = [p.key for p in objective().conflicts(**asked)]
+        found = [p.key for p in objective().conflicts(**sections)]
         assert found == ([] if sound else [("model", "pretrained")])
 
 
-def test_a_decoder_that_cannot_generate_is_refused():
+def test_decoder_that_cannot_generate_is_refused():
     uneven = model(T5 | {"num_decoder_layers": 2}, objective())
     with pytest.raises(RecipeError, match="its decoder has 2 layers and its encoder 1"):
         objective().check_model(uneven)

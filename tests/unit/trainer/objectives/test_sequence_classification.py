@@ -16,7 +16,7 @@ from trainer.objectives.bases.objective import MetricAccumulator
 
 
 class Words:
-    """A tokenizer that can be read: 1 begins, 2 ends, then the length of each word; 0 pads."""
+    """A readable tokenizer: 1 begins, 2 ends, 10 + length for each word; 0 pads."""
 
     pad_token_id = 0
 
@@ -45,32 +45,32 @@ def test_labels_are_sorted_and_numbered(objective):
     }
 
 
-def test_whole_numbers_are_labels_too(objective):
+def test_integer_labels(objective):
     state = objective.collect_state(rows(10, 9, 9))
     assert state == {"labels": ["10", "9"]}
     assert objective.encode(rows(9)[0], Words(), 9, state)[0]["labels"] == 1
 
 
-def test_a_label_that_training_never_saw_is_an_error_with_the_row(objective):
+def test_unknown_label_is_an_error_with_the_row(objective):
     encoder = Encoder(objective, Words(), 9, {"labels": ["a"]})
     with pytest.raises(DataError, match="row_id 1: cannot be encoded") as caught:
         encoder.encode(rows("a", "zebra")[1])
     assert "zebra" in caught.value.what
 
 
-def test_validation_is_asked_to_refuse_such_a_label(objective):
+def test_expectations_allow_only_training_labels(objective):
     *_, check = objective.expectations(pd.DataFrame({"text": ["x"] * 3, "kind": ["b", None, "a"]}))
     assert (check.type, check.on_failure) == ("expect_column_values_to_be_in_set", "fail")
     assert check.arguments == {"column": "kind", "value_set": ["a", "b"]}
 
 
-def test_long_texts_are_cut_and_said_to_be(objective):
+def test_long_text_is_truncated(objective):
     encoder = Encoder(objective, Words(), 4, {"labels": ["a"]})
     (example,) = encoder.encode(rows("a", "a", "a")[2])
     assert example == {"row_id": 2, "input_ids": [1, 14, 14, 2], "labels": 0}
 
 
-def test_a_batch_is_padded_and_its_labels_are_one_per_row(objective):
+def test_batch_is_padded_and_has_one_label_per_row(objective):
     state = {"labels": ["a", "b"]}
     batch = objective.collate([objective.encode(r, Words(), 9, state)[0] for r in rows("b", "a")], Words())
     assert batch["input_ids"].tolist() == [[1, 14, 2, 0], [1, 14, 14, 2]]
@@ -78,7 +78,7 @@ def test_a_batch_is_padded_and_its_labels_are_one_per_row(objective):
     assert batch["labels"].tolist() == [1, 0]
 
 
-def test_losses_and_scores_that_can_be_worked_out_by_hand(objective):
+def test_losses_and_scores_by_hand(objective):
     logits = torch.log(torch.tensor([[0.7, 0.2, 0.1], [0.25, 0.25, 0.5]]))
     labels = torch.tensor([0, 1])
     assert objective.losses(logits, labels).tolist() == pytest.approx([-math.log(0.7), -math.log(0.25)])
@@ -88,13 +88,13 @@ def test_losses_and_scores_that_can_be_worked_out_by_hand(objective):
     ]
 
 
-def test_metrics_are_the_same_in_any_sub_batches(objective):
+def test_metrics_do_not_depend_on_sub_batches(objective):
     # nll, label, prediction, its probability: 3 of 5 right
     scores = [[1, 0, 0, 0.9], [2, 0, 1, 0.5], [3, 1, 1, 1.0], [4, 2, 1, 0.52], [5, 2, 2, 0.7]]
     scores = torch.tensor(scores, dtype=torch.float64)
     # F1 by hand: a: 2*1/(2*1+0+1) = 2/3; b: 2*1/(2*1+2+0) = 1/2; c: 2*1/(2*1+0+1) = 2/3
     expected = {"loss": 3.0, "accuracy": 0.6, "macro_f1": (2 / 3 + 1 / 2 + 2 / 3) / 3}
-    # of 15 bins, 0.5 and 0.52 are in one, none right; 0.7, 0.9 and 1.0 each in one of their own, all right
+    # 0.5 and 0.52 share one of the 15 bins, both wrong; 0.7, 0.9 and 1.0 have one each, all right
     expected["calibration_error"] = (1.02 + 0.3 + 0.1 + 0.0) / 5
     for size in (1, 2, 3, 5):
         accumulator = MetricAccumulator(objective, {"labels": ["a", "b", "c"]})
@@ -103,7 +103,7 @@ def test_metrics_are_the_same_in_any_sub_batches(objective):
         assert accumulator.compute() == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_label_without_rows_does_not_count(objective):
+def test_macro_f1_ignores_labels_without_rows(objective):
     accumulator = MetricAccumulator(objective, {"labels": ["a", "b", "never"]})
     accumulator.update(torch.tensor([[1, 0, 0, 0.5], [1, 1, 1, 0.5]], dtype=torch.float64))
     assert accumulator.compute()["macro_f1"] == 1.0

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: what of a row is learned, and packed examples that do not see each other."""
+"""Supervised fine-tuning: which tokens are learned, and packing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDED = (
     "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
     "{{ eos_token }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
-FORGETFUL = "{{ messages | length }}" + PLAIN
+CHANGING = "{{ messages | length }}" + PLAIN
 TALK = [
     {"role": "user", "content": "1+1?"},
     {"role": "assistant", "content": "two"},
@@ -39,7 +39,7 @@ TALK = [
 
 @pytest.fixture
 def letters():
-    """A tokenizer with one token a letter."""
+    """A tokenizer with one token per letter."""
     return train_tokenizer([], TrainTokenizer(kind="train", vocab_size=260))
 
 
@@ -53,7 +53,7 @@ def encode(objective, tokenizer, *rows, max_length=200):
 
 
 def learned(tokenizer, example):
-    """The text that is learned, `|` for the end-of-text token and `_` for each token that is not learned."""
+    """The learned text, with `|` for the end-of-text token and `_` for each token that is not learned."""
     pieces = [
         "_" if label == -100 else tokenizer.decode([token])
         for token, label in zip(example["input_ids"], example["labels"], strict=True)
@@ -61,12 +61,12 @@ def learned(tokenizer, example):
     return "".join(pieces).replace(tokenizer.eos_token, "|")
 
 
-def test_the_completion_of_a_pair_and_its_end_are_learned(letters):
+def test_completion_and_end_of_text_are_learned(letters):
     (example,) = encode(build(), letters, {"prompt": "ab", "completion": " c"})
     assert letters.decode(example["input_ids"]) == "ab c<|endoftext|>"
     assert learned(letters, example) == "__ c|"
     (example,) = encode(build(completion_only=False), letters, {"prompt": "ab", "completion": " c"})
-    assert learned(letters, example) == "_b c|", "nothing stands before the first token"
+    assert learned(letters, example) == "_b c|", "nothing predicts the first token"
 
 
 @pytest.mark.parametrize(
@@ -78,36 +78,36 @@ def test_the_completion_of_a_pair_and_its_end_are_learned(letters):
     ],
     ids=["prefixes", "markers", "an end that is not within the markers"],
 )
-def test_the_assistants_turns_of_a_conversation_are_learned(letters, template, expected):
+def test_assistant_turns_are_learned(letters, template, expected):
     (example,) = encode(build(messages_column="talk", chat_template=template), letters, {"talk": TALK})
     assert learned(letters, example) == expected
-    assert letters.chat_template == template, "it is published with the tokenizer"
+    assert letters.chat_template == template, "the template is published with the tokenizer"
 
 
-def test_a_prompt_has_the_tokens_that_it_has_when_the_model_is_asked():
-    """Also where a token of the whole text would reach from the prompt into the answer."""
+def test_prompt_is_tokenized_as_at_inference():
+    """Also where a token of the whole text would span the prompt and the answer."""
     tokenizer = train_tokenizer(["] two"] * 9, TrainTokenizer(kind="train", vocab_size=262))
     template = PLAIN.replace("<assistant>", "[assistant] ").replace("<{{ m.role }}>", "[{{ m.role }}] ")
     (example,) = encode(build(messages_column="talk", chat_template=template), tokenizer, {"talk": TALK[:2]})
-    asked = tokenizer.apply_chat_template(TALK[:1], add_generation_prompt=True)["input_ids"]
-    assert tokenizer.decode(asked).endswith("[assistant] ")
-    assert example["input_ids"][: len(asked)] == asked
-    assert learned(tokenizer, example) == "_" * len(asked) + "two|"
+    prompt_ids = tokenizer.apply_chat_template(TALK[:1], add_generation_prompt=True)["input_ids"]
+    assert tokenizer.decode(prompt_ids).endswith("[assistant] ")
+    assert example["input_ids"][: len(prompt_ids)] == prompt_ids
+    assert learned(tokenizer, example) == "_" * len(prompt_ids) + "two|"
     whole = tokenizer(tokenizer.decode(example["input_ids"][:-1]))["input_ids"]
-    assert whole[: len(asked)] != asked, "a token reaches over"
+    assert whole[: len(prompt_ids)] != prompt_ids, "a token spans both"
 
 
-def test_a_conversation_that_ends_with_a_question_does_not_end_with_the_end_of_text(letters):
+def test_conversation_ending_with_a_user_turn_has_no_end_of_text(letters):
     (example,) = encode(build(messages_column="talk", chat_template=PLAIN), letters, {"talk": TALK[:3]})
     assert learned(letters, example) == "_" * 21 + "two" + "_" * 11
 
 
-def test_a_template_that_renders_the_past_differently_is_an_error_and_not_a_guess(letters):
+def test_template_that_changes_earlier_messages_is_an_error(letters):
     with pytest.raises(ValueError, match=r"renders the messages before message 1 differently .* generation"):
-        encode(build(messages_column="talk", chat_template=FORGETFUL), letters, {"talk": TALK})
+        encode(build(messages_column="talk", chat_template=CHANGING), letters, {"talk": TALK})
 
 
-def test_messages_without_a_template_and_a_tokenizer_without_an_end_are_refused(letters):
+def test_missing_template_and_end_of_text_token_are_refused(letters):
     with pytest.raises(RecipeError, match="no chat template, which messages need"):
         encode(build(messages_column="talk"), letters, {"talk": TALK})
     letters.eos_token = None
@@ -115,7 +115,7 @@ def test_messages_without_a_template_and_a_tokenizer_without_an_end_are_refused(
         encode(build(), letters, {"prompt": "a", "completion": "b"})
 
 
-def test_a_long_completion_is_truncated_and_a_prompt_that_fills_the_sequence_is_counted(tmp_path, letters, caplog):
+def test_long_completion_is_truncated_and_unusable_rows_are_counted(tmp_path, letters, caplog):
     rows = {"prompt": ["ab", "abcdefgh", "abcdefg"], "completion": ["cdefghijk", "x", "y"]}
     examples = encode(build(), letters, *({k: v[i] for k, v in rows.items()} for i in range(3)), max_length=8)
     assert [(e["row_id"], learned(letters, e)) for e in examples] == [(0, "__cdefgh"), (2, "_______y")]
@@ -131,12 +131,12 @@ def test_a_long_completion_is_truncated_and_a_prompt_that_fills_the_sequence_is_
     )
     assert report.splits["train"].sequences == 2
     assert report.splits["train"].unused_rows == 1
-    assert report.splits["train"].truncated_rows == 2, "of the last row, the end"
+    assert report.splits["train"].truncated_rows == 2, "the last row loses its end"
     assert "1 of 3 train rows are not used" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("talk", "why"),
+    ("talk", "reason"),
     [
         (TALK, None),
         (TALK[:1], "nothing to learn"),
@@ -146,23 +146,23 @@ def test_a_long_completion_is_truncated_and_a_prompt_that_fills_the_sequence_is_
         (["hello"], "message 0 is not"),
     ],
 )
-def test_a_conversation_that_cannot_be_used_is_set_aside(talk, why):
+def test_unusable_conversation_is_rejected(talk, reason):
     found = build(messages_column="talk").reject_reason({"talk": talk})
-    assert (found is None) if why is None else (why in found)
+    assert (found is None) if reason is None else (reason in found)
 
 
 # Packing
 
 
-def sized(*sizes):
-    """Examples of such lengths, that consist of their number."""
+def examples_of(*sizes):
+    """Examples of the given lengths, whose tokens are their index."""
     return [{"row_id": i, "input_ids": [i] * n, "labels": [i] * n} for i, n in enumerate(sizes)]
 
 
-def test_each_example_goes_whole_into_the_fullest_sequence_with_room():
-    packed = list(packing.pack(sized(5, 3, 4, 3, 2), 8))
+def test_pack_puts_each_example_into_the_fullest_sequence_with_room():
+    packed = list(packing.pack(examples_of(5, 3, 4, 3, 2), 8))
     assert [p["input_ids"] for p in packed] == [
-        [0, 0, 0, 0, 0, 1, 1, 1],  # full, so it leaves first
+        [0, 0, 0, 0, 0, 1, 1, 1],  # full, so it comes first
         [2, 2, 2, 2, 3, 3, 3],
         [4, 4],
     ]
@@ -171,9 +171,9 @@ def test_each_example_goes_whole_into_the_fullest_sequence_with_room():
     assert packed[0]["labels"] == [-100, 0, 0, 0, 0, -100, 1, 1], "no example predicts the first token of the next"
 
 
-def test_packing_loses_nothing_keeps_little_open_and_is_the_same_every_time():
-    chance = random.Random(1)
-    examples = sized(*(chance.randint(2, 40) for _ in range(2000)))
+def test_pack_loses_nothing_with_bounded_memory_and_is_reproducible():
+    rng = random.Random(1)
+    examples = examples_of(*(rng.randint(2, 40) for _ in range(2000)))
     taken = 0
 
     def counted():
@@ -182,11 +182,11 @@ def test_packing_loses_nothing_keeps_little_open_and_is_the_same_every_time():
             taken += 1
             yield example
 
-    packed, given = [], 0
+    packed, returned = [], 0
     for sequence in packing.pack(counted(), 40):
-        given += len(sequence["lengths"])
+        returned += len(sequence["lengths"])
         packed.append(sequence)
-        assert taken - given <= packing.OPEN * 20, "memory does not grow with the rows"
+        assert taken - returned <= packing.OPEN * 20, "memory does not grow with the rows"
     assert packed == list(packing.pack(examples, 40))
     found = sorted(i for p in packed for i in p["input_ids"])
     assert found == sorted(i for e in examples for i in e["input_ids"])
@@ -225,7 +225,7 @@ def loss_and_gradients(model, batch):
 
 
 def batches():
-    """Examples of different lengths, by themselves and packed; one packed sequence ends with padding."""
+    """A batch of single examples and a batch of packed ones, one of which ends with padding."""
     chance = torch.Generator().manual_seed(4)
     tokenizer = train_tokenizer([], TrainTokenizer(kind="train", vocab_size=260))
     examples = []
@@ -248,9 +248,9 @@ def test_packed_and_unpacked_have_the_same_loss_and_gradients(name):
     torch.testing.assert_close(found_gradients, gradients, rtol=1e-6, atol=1e-8)  # logits are cast to float32
     assert (packed["labels"] != -100).sum() == (single["labels"] != -100).sum()
 
-    for blind in ({"position_ids": None}, {"attention_mask": torch.ones_like(packed["input_ids"])}):
-        other, other_gradients = loss_and_gradients(model, packed | blind)
-        assert abs(other - loss) > 1e-5, "the boundaries matter"
+    for changes in ({"position_ids": None}, {"attention_mask": torch.ones_like(packed["input_ids"])}):
+        other, other_gradients = loss_and_gradients(model, packed | changes)
+        assert abs(other - loss) > 1e-5, "the boundaries have an effect"
         assert (other_gradients - gradients).abs().max() > 1e-5
     assert packing.packing_problem(model) is None
 
@@ -263,7 +263,7 @@ def test_packed_and_unpacked_have_the_same_loss_and_gradients(name):
         ("mamba", {"state_size": 4}, "lets a token attend"),
     ],
 )
-def test_a_model_whose_packed_examples_attend_to_each_other_is_refused(name, more, why):
+def test_model_that_attends_across_packed_examples_is_refused(name, more, why):
     model = model_of(name, **more).train()
     with pytest.raises(
         RecipeError, match=rf"(?s)this {name} model cannot be trained on packed.*{why}.*objective.packing to false"
@@ -273,15 +273,15 @@ def test_a_model_whose_packed_examples_attend_to_each_other_is_refused(name, mor
     build().check_model(model)
 
 
-def test_a_model_whose_positions_do_not_start_again_is_refused():
+def test_model_whose_positions_do_not_restart_is_refused():
     model = model_of("gpt2")
     table = model.transformer.wpe
     table.forward = lambda places: functools.partial(type(table).forward, table)(torch.arange(places.shape[1])[None])
     assert "numbers the positions" in packing.packing_problem(model)
 
 
-def test_training_on_packed_sequences_takes_the_steps_of_training_on_single_ones(tmp_path):
-    """Loss and gradient of a step are per learned token of the whole global batch, however the examples lie in it."""
+def test_packed_training_takes_the_steps_of_unpacked_training(tmp_path):
+    """A step's loss and gradient average over the learned tokens of the global batch, packed or not."""
     single = sft_job(tmp_path / "single", {"training.global_batch_size": 64, "launch.micro_batch_size": 8})
     trainers = {"single": trained(single)}
     rows = len(trainers["single"].train_dataset)
@@ -304,12 +304,12 @@ SFT = {"name": "sft", "prompt_column": "text", "completion_column": "label"}
 
 
 def sft_job(root, changes=None, **sections):
-    """Trains to say the second word of a sentence; all rows are in each global batch."""
-    usual = {"training.max_steps": 3, "training.warmup_steps": 0, "model.config.attention_dropout": 0.0}
-    return job(root, usual | {"tokenization.max_length": 96} | (changes or {}), **({"objective": SFT} | sections))
+    """A job that learns the second word of a sentence; each global batch has all rows."""
+    defaults = {"training.max_steps": 3, "training.warmup_steps": 0, "model.config.attention_dropout": 0.0}
+    return job(root, defaults | {"tokenization.max_length": 96} | (changes or {}), **({"objective": SFT} | sections))
 
 
-# What `check` says
+# Conflicts that `check` reports
 
 
 def problems(changes=None, **options):
@@ -322,7 +322,7 @@ def problems(changes=None, **options):
     return {".".join(p.key): f"{p.what}; {p.fix}" for p in build(**options).conflicts(**sections)}
 
 
-def test_conflicts_say_what_would_happen_and_what_to_do():
+def test_conflicts_are_reported_with_a_fix():
     assert problems(packing=True) == {}
     assert "a row would have two texts" in problems(messages_column="m", prompt_column="p")["objective.messages_column"]
     assert "has no effect without messages" in problems(chat_template=PLAIN)["objective.chat_template"]

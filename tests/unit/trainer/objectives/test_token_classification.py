@@ -1,4 +1,4 @@
-"""Characters to tags and back, windows, and metrics that are seqeval's to the last bit."""
+"""Token classification: spans to tags and back, windows, and metrics equal to seqeval's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def words() -> PreTrainedTokenizerFast:
 
 
 def byte_pairs(*texts: str) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer, whose sub-words begin with the space before them."""
+    """A byte-level BPE tokenizer, whose subwords include the space before them."""
     return train_tokenizer([*texts, *texts], TrainTokenizer(kind="train", vocab_size=400))
 
 
@@ -64,7 +64,7 @@ def tags(tokenizer, text, *spans):
     return dict(zip([tokenizer.decode([i]) for i in pieces.ids], tags_of_spans(pieces, spans), strict=True))
 
 
-def test_a_row_becomes_tags_and_special_tokens_get_none():
+def test_row_becomes_tags_without_special_tokens():
     (example,) = OBJECTIVE.encode(ROW | {"text": ROW["text"].lower()}, words(), 32, STATE)
     #                               [CLS] table for 4 people on fri ##day [SEP]
     assert example["input_ids"] == [1, 4, 5, 6, 7, 8, 9, 10, 2]
@@ -72,7 +72,7 @@ def test_a_row_becomes_tags_and_special_tokens_get_none():
     assert example["row_id"] == 7
 
 
-def test_labels_are_those_of_the_rows_in_order():
+def test_labels_are_collected_from_the_rows():
     assert OBJECTIVE.collect_state([ROW, {"text": "no", "spans": []}]) == STATE
     assert OBJECTIVE.model_config(STATE)["id2label"][4] == "I-people"
     with pytest.raises(DataError, match="no row of the train split has a span"):
@@ -83,8 +83,8 @@ def test_labels_are_those_of_the_rows_in_order():
         )
 
 
-def test_a_span_covers_all_sub_words_that_it_touches():
-    inside_a_word = tags(words(), "on friday", ("date", 4, 5))  # the r alone
+def test_span_covers_every_subword_it_touches():
+    inside_a_word = tags(words(), "on friday", ("date", 4, 5))  # only the r
     assert inside_a_word == {"on": "O", "fri": "B-date", "##day": "O"}
     two_in_one = split(words(), "people")
     assert tags_of_spans(two_in_one, [("a", 0, 2), ("b", 2, 6)]) == ["B-a"]
@@ -94,10 +94,10 @@ def test_a_span_covers_all_sub_words_that_it_touches():
         "B-a",
         "B-a",
         "I-a",
-    ]  # two of a label side by side stay two
+    ]  # adjacent spans of one label stay separate
 
 
-def test_the_space_that_a_sub_word_begins_with_belongs_to_no_span():
+def test_leading_space_of_a_subword_belongs_to_no_span():
     text = "four people, on Friday"
     bpe = byte_pairs(*["four people on Friday people on Friday four"] * 4)
     assert " people" in {bpe.decode([i]) for i in split(bpe, text).ids}
@@ -117,8 +117,8 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_tags_lead_back_to_the_characters(text):
-    """Each span of whole words, in a tokenizer of bytes: characters of several tokens, wide spaces, tabs."""
+def test_tags_restore_the_character_span(text):
+    """Every span of whole words, in a byte tokenizer: characters of several tokens, wide spaces, tabs."""
     bpe = byte_pairs(*TEXTS)
     starts = [i for i, c in enumerate(text) if not c.isspace() and (i == 0 or text[i - 1].isspace())]
     ends = [i + 1 for i, c in enumerate(text) if not c.isspace() and (i + 1 == len(text) or text[i + 1].isspace())]
@@ -129,13 +129,13 @@ def test_tags_lead_back_to_the_characters(text):
 
 
 def entities(examples):
-    """The number of begun spans, and of tokens learned."""
+    """The number of spans and of learned tokens."""
     labels = [tag for e in examples for tag in e["labels"]]
     return sum(tag in (1, 3) for tag in labels), sum(tag != -100 for tag in labels)
 
 
 @pytest.mark.parametrize("max_length", range(6, 40))
-def test_windows_hold_every_sub_word_once_and_never_split_a_span(max_length):
+def test_windows_hold_every_subword_once_and_never_split_a_span(max_length):
     tokenizer, chance = words(), random.Random(max_length)
     text, spans = "", []
     for _ in range(60):
@@ -157,52 +157,52 @@ def test_windows_hold_every_sub_word_once_and_never_split_a_span(max_length):
     assert not OBJECTIVE.is_truncated(row, examples, tokenizer, max_length)
 
 
-def test_spans_without_tags_are_left_out_and_counted():
+def test_spans_that_do_not_fit_count_as_truncated():
     tokenizer, text = words(), "table for 4 people on friday"
     long = {"row_id": 0, "text": text, "spans": [{"label": "date", "start": 0, "end": 28}]}
     examples = OBJECTIVE.encode(long, tokenizer, 6, STATE)
     assert entities(examples) == (0, 0)
     assert OBJECTIVE.is_truncated(long, examples, tokenizer, 6)
     assert not OBJECTIVE.is_truncated(long, OBJECTIVE.encode(long, tokenizer, 9, STATE), tokenizer, 9)
-    swallowed = [{"label": "date", "start": 10, "end": 12}, {"label": "people", "start": 12, "end": 16}]
-    row = {"row_id": 0, "text": "table for people", "spans": swallowed}
+    too_close = [{"label": "date", "start": 10, "end": 12}, {"label": "people", "start": 12, "end": 16}]
+    row = {"row_id": 0, "text": "table for people", "spans": too_close}
     assert OBJECTIVE.is_truncated(row, OBJECTIVE.encode(row, tokenizer, 9, STATE), tokenizer, 9)
     with pytest.raises(ValueError, match="no room for text"):
         OBJECTIVE.encode(long, tokenizer, 2, STATE)
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_metrics_are_those_of_seqeval(seed):
-    """On random tags, malformed ones (an I without its B) among them, in batches of any size."""
+def test_metrics_match_seqeval(seed):
+    """On random tags, also malformed ones (I without B), in batches."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 12, (9,), generator=draw).tolist()
     weights = torch.tensor([2.0, 1, 2, 1, 2])
     labels = torch.full((9, 13), -100)
     for row, length in zip(labels, lengths, strict=True):
         row[1 : 1 + length] = torch.multinomial(weights, length, replacement=True, generator=draw)
-    guess = torch.where(
+    predictions = torch.where(
         torch.rand(labels.shape, generator=draw) < 0.7,
         labels.clamp(min=0),
         torch.randint(0, 5, labels.shape, generator=draw),
     )
-    logits = torch.nn.functional.one_hot(guess, 5) * 5.0 + torch.rand((*labels.shape, 5), generator=draw)
+    logits = torch.nn.functional.one_hot(predictions, 5) * 5.0 + torch.rand((*labels.shape, 5), generator=draw)
     names = STATE["labels"]
     true = [[names[t] for t in row if t != -100] for row in labels.tolist()]
-    told = [
+    predicted = [
         [names[p] for p, t in zip(*pair, strict=True) if t != -100]
-        for pair in zip(guess.tolist(), labels.tolist(), strict=True)
+        for pair in zip(predictions.tolist(), labels.tolist(), strict=True)
     ]
     accumulator = MetricAccumulator(OBJECTIVE, STATE)
     for part in range(0, 9, 2):
         accumulator.update(OBJECTIVE.score_logits(logits[part : part + 2], labels[part : part + 2]))
     metrics = accumulator.compute()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a share of nothing
-        assert metrics["precision"] == float(precision_score(true, told))
-        assert metrics["recall"] == float(recall_score(true, told))
-        assert metrics["f1"] == pytest.approx(float(f1_score(true, told)), rel=1e-15)
+        warnings.simplefilter("ignore")  # divisions by zero
+        assert metrics["precision"] == float(precision_score(true, predicted))
+        assert metrics["recall"] == float(recall_score(true, predicted))
+        assert metrics["f1"] == pytest.approx(float(f1_score(true, predicted)), rel=1e-15)
     seen = labels != -100
-    assert metrics["token_accuracy"] == float((guess == labels)[seen].double().mean())
+    assert metrics["token_accuracy"] == float((predictions == labels)[seen].double().mean())
     loss = torch.nn.functional.cross_entropy(logits[seen], labels[seen])
     assert metrics["loss"] == pytest.approx(float(loss), rel=1e-6)
 

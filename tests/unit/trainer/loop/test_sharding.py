@@ -1,4 +1,4 @@
-"""FSDP2 for real, on two CPU processes: that the model is shared out, and that the shares make up the same training."""
+"""FSDP2 on two CPU processes: the model is sharded and trains as without; the checks of FSDP and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer.loop import sharding
 from trainer.model import network
 
 FSDP = str(ROOT / "params" / "accelerate" / "fsdp2.yaml")
-# two micro-batches a step on each of two processes; without dropout, whose masks depend on the micro-batch
+# two micro-batches per step and process; no dropout, whose masks depend on the micro-batch
 RUN = {
     "training.max_steps": 12,
     "training.save_steps": 4,
@@ -35,15 +35,15 @@ RUN = {
 
 
 def train(root, *, fsdp=True, processes=2, kill_at=None):
-    """The train stage in the folder `root`, in this process; its artifacts."""
+    """Run the train stage in the folder `root` and return its artifacts."""
     changes = RUN | {"launch.num_processes": processes} | ({"launch.accelerate_config": FSDP} if fsdp else {})
     artifacts, recipe = tiny.tokenized(root, tiny.recipe(changes))
-    wanted = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
+    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support' / 'fsdp_on_cpu'}")
         if kill_at:
             patch.setenv("EVERGREEN_KILL_AT", kill_at)
-        stage.train(artifacts, **wanted)
+        stage.train(artifacts, **sections)
     return artifacts
 
 
@@ -57,52 +57,52 @@ def largest_difference(first, second):
 
 
 def checkpoint(artifacts):
-    """The newest one of an unfinished run."""
+    """The newest checkpoint of an unfinished run."""
     return max(artifacts.scratch.glob("checkpoints/*/checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
 
 
 @pytest.fixture(scope="module")
-def shared_out(tmp_path_factory):
+def sharded(tmp_path_factory):
     """An uninterrupted run under FSDP."""
     return train(tmp_path_factory.mktemp("fsdp"))
 
 
-def test_each_process_holds_a_part_and_together_they_train_as_two_whole_ones_do(shared_out, tmp_path):
-    parts = FileSystemReader(shared_out.checkpoint / "pytorch_model_fsdp_0").read_metadata().state_dict_metadata
-    assert len(parts) > 20
-    assert {len(tensor.chunks) for tensor in parts.values()} == {2}, "every weight lies in two parts"
+def test_fsdp_shards_the_model_and_trains_like_data_parallelism(sharded, tmp_path):
+    shards = FileSystemReader(sharded.checkpoint / "pytorch_model_fsdp_0").read_metadata().state_dict_metadata
+    assert len(shards) > 20
+    assert {len(tensor.chunks) for tensor in shards.values()} == {2}, "every weight has two shards"
     whole = train(tmp_path, fsdp=False)
-    assert largest_difference(weights(shared_out), weights(whole)) < 1e-6
+    assert largest_difference(weights(sharded), weights(whole)) < 1e-6
     curves = []
-    for artifacts in (shared_out, whole):
+    for artifacts in (sharded, whole):
         with (artifacts.history / "train.csv").open() as file:
             curves.append([float(row[name]) for row in csv.DictReader(file) for name in ("loss", "grad_norm")])
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
-    assert max(curves[0][1::2]) > 1.0, "gradients were meant to be clipped"
+    assert max(curves[0][1::2]) > 1.0, "no gradient was clipped"
 
 
-def test_the_published_weights_are_ordinary_ones(shared_out):
-    assert {p.name for p in shared_out.model.iterdir()} >= {"model.safetensors", "config.json", "tokenizer.json"}
-    assert "lm_head.weight" not in weights(shared_out), "it is tied: stored once"
+def test_fsdp_model_is_published_unsharded(sharded):
+    assert {p.name for p in sharded.model.iterdir()} >= {"model.safetensors", "config.json", "tokenizer.json"}
+    assert "lm_head.weight" not in weights(sharded), "tied weights are stored once"
     model = network.trained_model(
-        shared_out.model, objectives.build(ObjectiveChoice(name="causal_lm", text_column="text"))
+        sharded.model, objectives.build(ObjectiveChoice(name="causal_lm", text_column="text"))
     )
     assert type(model).__name__ == "LlamaForCausalLM"
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert torch.equal(model.lm_head.weight, weights(shared_out)["model.embed_tokens.weight"])
+    assert torch.equal(model.lm_head.weight, weights(sharded)["model.embed_tokens.weight"])
 
 
-def test_a_killed_run_goes_on_with_the_same_bits(shared_out, tmp_path):
+def test_killed_fsdp_run_resumes_with_the_same_bits(sharded, tmp_path):
     with pytest.raises(KilledError, match="SIGKILL"):
         train(tmp_path, kill_at="checkpoint.retained:1")
     assert checkpoint(Artifacts("tiny", tmp_path)).name == "checkpoint-4"
     resumed = train(tmp_path)
-    assert largest_difference(weights(resumed), weights(shared_out)) == 0
+    assert largest_difference(weights(resumed), weights(sharded)) == 0
     for name in ("train.csv", "validation.csv"):
-        assert (resumed.history / name).read_text() == (shared_out.history / name).read_text()
+        assert (resumed.history / name).read_text() == (sharded.history / name).read_text()
 
 
-def test_a_run_goes_on_with_one_process_and_again_with_two(shared_out, tmp_path, caplog):
+def test_fsdp_run_resumes_with_one_process_and_then_two(sharded, tmp_path, caplog):
     caplog.set_level("INFO")
     for processes, step in ((2, 4), (1, 8)):
         with pytest.raises(KilledError, match="SIGKILL"):
@@ -110,21 +110,21 @@ def test_a_run_goes_on_with_one_process_and_again_with_two(shared_out, tmp_path,
         assert checkpoint(Artifacts("tiny", tmp_path)).name == f"checkpoint-{step}"
     resumed = train(tmp_path)
     assert "goes on at step 8" in caplog.text
-    assert largest_difference(weights(resumed), weights(shared_out)) < 1e-6
-    assert largest_difference(weights(resumed), {k: v + 1e-3 for k, v in weights(shared_out).items()}) > 1e-4
+    assert largest_difference(weights(resumed), weights(sharded)) < 1e-6
+    assert largest_difference(weights(resumed), {k: v + 1e-3 for k, v in weights(sharded).items()}) > 1e-4
 
 
 def test_fsdp_without_gpus_is_refused(tmp_path):
-    """accelerate would train with plain data parallelism instead, and say nothing."""
+    """accelerate would silently use data parallelism instead."""
     artifacts, recipe = tiny.tokenized(tmp_path, tiny.recipe(RUN | {"launch.accelerate_config": FSDP}))
-    wanted = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
+    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
     with pytest.raises(ModelError) as caught:
-        stage.train(artifacts, **wanted)
+        stage.train(artifacts, **sections)
     assert caught.value.where == "launch.accelerate_config"
     assert "asks for FSDP, which needs GPUs" in caught.value.what
 
 
-def fake(*, fsdp=False, deepspeed=False, world_size=2, model=None):
+def fake_trainer(*, fsdp=False, deepspeed=False, world_size=2, model=None):
     return types.SimpleNamespace(
         is_fsdp_enabled=fsdp,
         is_deepspeed_enabled=deepspeed,
@@ -134,20 +134,24 @@ def fake(*, fsdp=False, deepspeed=False, world_size=2, model=None):
     )
 
 
-def test_a_model_that_fsdp2_left_whole_is_refused():
+def test_model_that_fsdp2_does_not_shard_is_refused():
     with pytest.raises(ModelError, match="the model is a Linear, which FSDP2 does not shard"):
-        sharding.check_wrapped(fake(fsdp=True, model=torch.nn.Linear(2, 2)))
-    sharding.check_wrapped(fake(model=torch.nn.Linear(2, 2)))
+        sharding.check_wrapped(fake_trainer(fsdp=True, model=torch.nn.Linear(2, 2)))
+    sharding.check_wrapped(fake_trainer(model=torch.nn.Linear(2, 2)))
 
 
-TRACES = {"FSDP": "pytorch_model_fsdp_0", "DeepSpeed": "global_step4", "data parallelism": "model.safetensors"}
-TRAINERS = {"FSDP": fake(fsdp=True), "DeepSpeed": fake(deepspeed=True), "data parallelism": fake()}
+WRITTEN_FILES = {"FSDP": "pytorch_model_fsdp_0", "DeepSpeed": "global_step4", "data parallelism": "model.safetensors"}
+TRAINERS = {
+    "FSDP": fake_trainer(fsdp=True),
+    "DeepSpeed": fake_trainer(deepspeed=True),
+    "data parallelism": fake_trainer(),
+}
 
 
 @pytest.mark.parametrize("used", TRAINERS)
-@pytest.mark.parametrize("written", TRACES)
-def test_a_checkpoint_is_gone_on_from_in_the_way_in_which_it_was_written(tmp_path, written, used):
-    (tmp_path / TRACES[written]).touch()
+@pytest.mark.parametrize("written", WRITTEN_FILES)
+def test_checkpoint_needs_the_distribution_it_was_written_with(tmp_path, written, used):
+    (tmp_path / WRITTEN_FILES[written]).touch()
     tiny.position(processes=2).save(tmp_path)
     if written == used:
         sharding.check(TRAINERS[used], tmp_path)
@@ -160,9 +164,9 @@ def test_only_deepspeed_needs_the_same_number_of_processes(tmp_path):
     (tmp_path / "global_step4").touch()
     tiny.position(processes=2).save(tmp_path)
     with pytest.raises(CheckpointError, match="was written by 2 processes, and DeepSpeed cannot resume with 4"):
-        sharding.check(fake(deepspeed=True, world_size=4), tmp_path)
+        sharding.check(fake_trainer(deepspeed=True, world_size=4), tmp_path)
     (tmp_path / "global_step4").rename(tmp_path / "pytorch_model_fsdp_0")
-    sharding.check(fake(fsdp=True, world_size=4), tmp_path)
+    sharding.check(fake_trainer(fsdp=True, world_size=4), tmp_path)
 
 
 def launch(configuration):
@@ -173,13 +177,13 @@ CONFIGURATIONS = sorted((ROOT / "params" / "accelerate").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
-def test_each_configuration_begins_with_the_line_that_uses_it_and_accelerate_reads_it(path):
+def test_accelerate_configurations_are_valid_and_name_their_setting(path):
     assert path.read_text().splitlines()[0] == f"# launch.accelerate_config: params/accelerate/{path.name}"
     assert load_config_from_file(str(path)).distributed_type in {"MULTI_GPU", "FSDP", "DEEPSPEED"}
 
 
 @pytest.mark.skipif(shutil.which("deepspeed") is not None, reason="DeepSpeed is installed")
-def test_deepspeed_that_is_not_installed_is_named_before_anything_starts():
+def test_missing_deepspeed_is_named_before_the_start():
     sharding.check_installed(launch(None))
     sharding.check_installed(launch(FSDP))
     sharding.check_installed(launch("not/there.yaml"))

@@ -1,4 +1,4 @@
-"""Rounds of completions: one pass serves several steps, on any number of processes, and an interruption changes nothing."""
+"""Rounds of completions: one generation serves several steps, on any number of processes, also after a kill."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def job(root: Path, objective: dict[str, Any], changes: dict[str, Any] | None = 
 
 @pytest.fixture
 def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sequences of each call of `generate`."""
+    """The number of sequences of each call of `generate`."""
     calls: list[int] = []
     plain = GenerationMixin.generate
 
-    def counted(self: Any, **given: Any) -> Any:
-        calls.append(len(given["input_ids"]))
-        return plain(self, **given)
+    def counted(self: Any, **arguments: Any) -> Any:
+        calls.append(len(arguments["input_ids"]))
+        return plain(self, **arguments)
 
     monkeypatch.setattr(GenerationMixin, "generate", counted)
     return calls
@@ -58,7 +58,7 @@ def test_one_round_of_completions_serves_several_steps(
     changes = {"training.max_steps": 2 * N + 1, "training.eval_steps": 100}
     in_process.trained(job(tmp_path, options, changes))
     at_start, *training, at_end = generated
-    assert at_start == at_end == 8, "the validation split, a completion each"
+    assert at_start == at_end == 8, "one completion per row of the validation split"
     every = 8 * 4  # prompts of a global batch, completions of a prompt
     assert training == ([every] * (2 * N + 1) if steps == 1 else [N * every, N * every, every])
 
@@ -70,24 +70,26 @@ def test_completions_do_not_depend_on_the_rest_of_the_batch() -> None:
         "llama", vocab_size=280, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
     )
     model = AutoModelForCausalLM.from_config(config)
-    asked = [tokenizer(text)["input_ids"] for text in ("a", "a longer one", "b", "a")]
+    prompt_ids = [tokenizer(text)["input_ids"] for text in ("a", "a longer one", "b", "a")]
     keys = [("key", i) for i in range(4)]
 
     def drawn(part: slice, **options: Any) -> list[list[int]]:
         sampling = GenerationOptions(max_new_tokens=12, **options)
-        return sample(model, asked[part], tokenizer=tokenizer, options=sampling, keys=keys[part])[0]
+        return sample(model, prompt_ids[part], tokenizer=tokenizer, options=sampling, keys=keys[part])[0]
 
     together = drawn(slice(4))
     assert [drawn(slice(i, i + 1))[0] for i in range(4)] == together
     assert drawn(slice(4), generation_batch_size=3) == together
     assert together[0] != together[3], "the same prompt, another key"
     assert drawn(slice(4), temperature=1e-5) == drawn(slice(4), top_k=1) == drawn(slice(4), top_p=1e-6)
-    greedy, ended = sample(model, asked, tokenizer=tokenizer, options=GenerationOptions(max_new_tokens=12), keys=None)
+    greedy, ended = sample(
+        model, prompt_ids, tokenizer=tokenizer, options=GenerationOptions(max_new_tokens=12), keys=None
+    )
     assert greedy == drawn(slice(4), top_k=1)
     assert ended == [ids[-1] == tokenizer.eos_token_id for ids in greedy]
 
 
-def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+def test_sampled_tokens_follow_the_models_distribution() -> None:
     tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
     torch.manual_seed(0)
     config = AutoConfig.for_model(
@@ -95,7 +97,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     )
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        model.lm_head.weight.mul_(60)  # so that some tokens are much likelier than others
+        model.lm_head.weight.mul_(60)  # some tokens are much likelier than others
         logits = model(torch.tensor([[65]])).logits[0, -1]
     sampling = GenerationOptions(max_new_tokens=1, temperature=0.7, top_k=5)
     count = 8000
@@ -108,30 +110,30 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 
 
 class Rounds(ElasticTraining):
-    """A training on prompts, started as often and on as many processes as a test likes."""
+    """A training on prompts that a test can start repeatedly, on any number of processes."""
 
     def __init__(self, root: Path, objective: dict[str, Any], changes: dict[str, Any]) -> None:
-        usual = {"training.max_steps": 10, "training.save_steps": 3, "launch.micro_batch_size": 2}
-        self.artifacts, self.recipe = prompts.tokenized(root, prompts.recipe(objective, usual | changes))
+        defaults = {"training.max_steps": 10, "training.save_steps": 3, "launch.micro_batch_size": 2}
+        self.artifacts, self.recipe = prompts.tokenized(root, prompts.recipe(objective, defaults | changes))
         self.folder = root / "run"
 
     @staticmethod
-    def waiting(checkpoint: Path) -> dict[tuple[int, int], Any]:
-        """What a checkpoint holds of completions that are still to be learned, of all processes."""
+    def pending_rollouts(checkpoint: Path) -> dict[tuple[int, int], Any]:
+        """The completions in a checkpoint that later steps train on, of all processes."""
         states = [torch.load(p, weights_only=True) for p in checkpoint.glob("rollouts_*.pt")]
         return {(r["step"], r["place"]): r for state in states for r in state["rollouts"]}
 
 
 @pytest.mark.parametrize("objective", [BUFFERED, ROUNDS], ids=["grpo", "iterative_sft"])
-def test_two_processes_generate_and_learn_the_same_as_one(objective: dict[str, Any], tmp_path: Path) -> None:
-    """Changed in the midst of a round, and with another micro-batch: the same completions, the same losses."""
+def test_two_processes_generate_and_train_like_one(objective: dict[str, Any], tmp_path: Path) -> None:
+    """Resumed in the middle of a round with another micro-batch: the same completions and losses."""
     whole = Rounds(tmp_path / "whole", objective, {"launch.micro_batch_size": 4, "training.keep_checkpoints": 9})
     whole.start()
-    expected = whole.waiting(whole.folder / "checkpoint-6")
-    assert {step for step, _ in expected} == {6, 7}, "two of the four steps of the round are still to come"
+    expected = whole.pending_rollouts(whole.folder / "checkpoint-6")
+    assert {step for step, _ in expected} == {6, 7}, "two of the four steps of the round remain"
     elastic = Rounds(tmp_path / "elastic", objective, {})
     elastic.start(processes=2, until=6)
-    found = elastic.waiting(elastic.checkpoint)
+    found = elastic.pending_rollouts(elastic.checkpoint)
     assert found.keys() == expected.keys()
     for key, rollout in expected.items():
         assert found[key]["completions"] == rollout["completions"], key
@@ -159,7 +161,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "launch.micro_batch_size": 2,
         },
     ),
-    "in the midst of a round": (ROUNDS, {"training.epochs": 2}),
+    "in the middle of a round": (ROUNDS, {"training.epochs": 2}),
 }
 
 
@@ -170,13 +172,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         for name, values in VARIANTS.items()
     ],
 )
-def test_a_killed_run_ends_like_one_that_was_left_alone(
-    objective: dict[str, Any], changes: dict[str, Any], tmp_path: Path
-) -> None:
-    usual: dict[str, Any] = {"training.save_steps": 3, "training.group_by_length": True}
-    if "training.epochs" in changes:  # of ten steps each: a round goes over the end of the first
-        usual["training.max_steps"] = ...
-    golden, recipe = prompts.tokenized(tmp_path / "golden", prompts.recipe(objective, usual | changes))
+def test_killed_run_ends_with_the_same_bits(objective: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
+    defaults: dict[str, Any] = {"training.save_steps": 3, "training.group_by_length": True}
+    if "training.epochs" in changes:  # ten steps per epoch: a round crosses the end of the first
+        defaults["training.max_steps"] = ...
+    golden, recipe = prompts.tokenized(tmp_path / "golden", prompts.recipe(objective, defaults | changes))
     killed = run_train_with_kills(
         golden, recipe, "checkpoint.renamed:2"
     )  # two steps before the next round, or two after
@@ -185,7 +185,7 @@ def test_a_killed_run_ends_like_one_that_was_left_alone(
     learned = [line for line in lines if "loss" in line]
     assert all(0 < line["reward"] < 2 and line["completion_length"] > 1 for line in learned)
     if objective["name"] == "grpo":
-        assert learned[0]["kl"] < learned[-1]["kl"], "it goes away from where it began"
+        assert learned[0]["kl"] < learned[-1]["kl"], "the model moves away from its start"
         assert max(line["clip_ratio"] for line in learned) > 0
     else:
         assert all(line["selected"] == 1 / 4 for line in learned)
@@ -193,7 +193,7 @@ def test_a_killed_run_ends_like_one_that_was_left_alone(
         assert [line["round"] for line in lines if "round" in line] == list(range(5))
 
 
-def test_a_checkpoint_without_its_completions_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_without_its_completions_is_refused(tmp_path: Path) -> None:
     training = Rounds(tmp_path, BUFFERED, {})
     training.start(until=6)
     checkpoint = training.checkpoint
@@ -204,23 +204,23 @@ def test_a_checkpoint_without_its_completions_is_refused(tmp_path: Path) -> None
         in_process.trained(made)
 
 
-def test_a_round_at_the_end_is_as_short_as_what_is_left(tmp_path: Path) -> None:
+def test_last_round_is_shortened_to_the_remaining_steps(tmp_path: Path) -> None:
     trainer = in_process.trained(job(tmp_path, BUFFERED, {"training.max_steps": 6, "training.save_steps": 100}))
     assert trainer.state.global_step == 6
     assert trainer._rollouts == {}  # type: ignore[attr-defined]
 
 
-def test_the_first_step_after_sampling_is_on_policy(tmp_path: Path) -> None:
-    """Probabilities at sampling and at learning are those of the same model: the ratio is 1, the divergence 0."""
+def test_first_step_after_sampling_is_on_policy(tmp_path: Path) -> None:
+    """Sampling and training use the same model: the ratio is 1 and the KL divergence 0."""
     seen = []
 
-    def look(state: Any, **_: Any) -> None:
+    def record(state: Any, **_: Any) -> None:
         seen.append(trainer.state.log_history[-1])
 
     trainer: EvergreenTrainer = in_process.trainer_of(
         job(tmp_path, BUFFERED, {"training.max_steps": 2, "training.learning_rate": 1e-12, "training.warmup_steps": 0})
     )
-    trainer.add_callback(in_process.At("on_log", look))
+    trainer.add_callback(in_process.At("on_log", record))
     trainer.train()
     lines = [line for line in seen if "kl" in line]
     assert len(lines) == 2
@@ -231,15 +231,15 @@ def test_the_first_step_after_sampling_is_on_policy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4, "alpha": 8}], ids=["a copy", "without adapters"])
-def test_the_reference_is_the_model_that_training_began_with(lora: Any, tmp_path: Path) -> None:
+def test_reference_is_the_start_model(lora: Any, tmp_path: Path) -> None:
     made = job(tmp_path, BUFFERED, {"model.lora": lora, "training.max_steps": 3})
     trainer: Any = in_process.trainer_of(made)
-    asked = torch.tensor([trainer.train_dataset[0]["input_ids"]])
-    before = trainer.model.eval()(asked).logits.clone()
+    prompt_ids = torch.tensor([trainer.train_dataset[0]["input_ids"]])
+    before = trainer.model.eval()(prompt_ids).logits.clone()
     trainer.train()
-    assert not torch.equal(trainer.model.eval()(asked).logits, before)
+    assert not torch.equal(trainer.model.eval()(prompt_ids).logits, before)
     with trainer._start_model() as model, torch.no_grad():
-        assert torch.equal(model(asked).logits, before)
+        assert torch.equal(model(prompt_ids).logits, before)
     assert [line["kl"] for line in trainer.state.log_history if "kl" in line][-1] > 1e-6
 
 
@@ -258,32 +258,32 @@ def rounds(**options: Any) -> Any:
     return objectives.build(ObjectiveChoice(name="iterative_sft", **options))
 
 
-def test_selected_completions() -> None:
+def test_select_completions() -> None:
     rewards = [0.2, 1.0, 0.7, 1.0]
     assert rounds().select_completions(rewards) == [1, 2, 3]
     assert rounds(min_reward=1.0).select_completions(rewards) == [1, 3]
-    assert rounds(keep_best=1).select_completions(rewards) == [1], "of equal ones the first"
+    assert rounds(keep_best=1).select_completions(rewards) == [1], "the first of equal ones"
     assert rounds(keep_best=3, min_reward=0.8).select_completions(rewards) == [1, 3]
     assert rounds(min_reward=2.0).select_completions(rewards) == []
     assert rounds(min_reward=None, keep_best=3).select_completions(rewards) == [1, 2, 3]
 
 
-def test_without_a_selected_completion_the_reference_is_learned_if_there_is_one() -> None:
+def test_reference_completion_replaces_a_missing_selection() -> None:
     tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
-    tried = rounds(reference_completion_column="solution", max_new_tokens=5)
-    (example,) = tried.encode({"row_id": 0, "prompt": "p", "answer": "7", "solution": "is 7"}, tokenizer, 8, {})
+    task = rounds(reference_completion_column="solution", max_new_tokens=5)
+    (example,) = task.encode({"row_id": 0, "prompt": "p", "answer": "7", "solution": "is 7"}, tokenizer, 8, {})
     assert example["reference_completion"] == [*tokenizer("is 7")["input_ids"], tokenizer.eos_token_id][:5]
     rollout = Rollout(0, 0, {}, [1], [[2, 3], [4]], [False, False], [0.0, 1.0], example["reference_completion"])
-    assert [(x.completion, x.weight) for x in tried.training_samples(rollout)] == [([4], 1.0)]
+    assert [(x.completion, x.weight) for x in task.training_samples(rollout)] == [([4], 1.0)]
     rollout.rewards = [0.0, 0.0]
-    assert [x.completion for x in tried.training_samples(rollout)] == [example["reference_completion"]]
+    assert [x.completion for x in task.training_samples(rollout)] == [example["reference_completion"]]
     rollout.reference_completion = None
-    assert tried.training_samples(rollout) == []
-    assert tried.rollout_metrics(rollout)["selected"] == 0.0
+    assert task.training_samples(rollout) == []
+    assert task.rollout_metrics(rollout)["selected"] == 0.0
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_step_without_a_selected_completion_leaves_the_weights(processes: int, tmp_path: Path) -> None:
+def test_step_without_a_selected_completion_keeps_the_weights(processes: int, tmp_path: Path) -> None:
     changes = {"training.optimizer": "sgd", "training.max_steps": 2, "training.save_steps": 1}
     training = Rounds(tmp_path, prompts.ITERATIVE | {"min_reward": 99.0}, changes)
     training.start(processes=processes)
@@ -292,8 +292,8 @@ def test_a_step_without_a_selected_completion_leaves_the_weights(processes: int,
     assert [line["loss"] for line in training.history() if "loss" in line] == [0.0, 0.0]
 
 
-def test_the_loss_is_that_of_next_tokens(tmp_path: Path) -> None:
-    """Of what is kept in the whole global batch, however it is split up."""
+def test_iterative_loss_is_the_next_token_loss(tmp_path: Path) -> None:
+    """Averaged over the selected tokens of the global batch, whatever the micro-batch."""
     found = []
     for micro_batch in (8, 2):
         made = job(

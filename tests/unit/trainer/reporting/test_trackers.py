@@ -1,4 +1,4 @@
-"""Trackers: what reaches them, where it lands, what a resumed run adds, and that nothing goes over a network."""
+"""Trackers: their content and location, also after a resume, without network access."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from trainer.reporting import trackers
 VARIABLES = ("TENSORBOARD_LOGGING_DIR", "TRACKIO_DIR", "WANDB_", "MLFLOW_")
 STEPS = list(range(1, 13))
 AFTER = STEPS[4:]
-"""Of the steps before, Trackio and MLflow, which write beside the loop, may not have had the last ones when it was killed."""
+"""Steps after the kill. Trackio and MLflow write asynchronously and may lack the last steps before it."""
 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
-    """A run that was killed when its checkpoint of step 4 was there, and went on from it: its trackers and its metrics."""
+    """A run that was killed after its checkpoint of step 4 and resumed, with all trackers."""
     root = tmp_path_factory.mktemp("reported")
     changes = {
         "training.arguments": {"report_to": list(trackers.TRACKERS), "run_name": "first-try", "project": "trials"}
@@ -50,13 +50,13 @@ def reported(tmp_path_factory):
         report = train(artifacts, **sections)
         proxy.settimeout(0)
         with pytest.raises(BlockingIOError):
-            proxy.accept()  # nobody has asked for it
+            proxy.accept()  # no request
     return artifacts, report
 
 
-def test_all_reports_stay_beside_the_run_and_nothing_is_elsewhere(reported):
+def test_trackers_write_only_to_the_reports_folder(reported):
     artifacts, _ = reported
-    assert not any((artifacts.scratch / "checkpoints").iterdir()), "the run's own folder is gone"
+    assert not any((artifacts.scratch / "checkpoints").iterdir()), "the run's folder is removed"
     found = {p.name for p in (artifacts.scratch / "reports").iterdir()}
     assert found == {"tensorboard", "trackio", "wandb", "mlflow.db"}
     assert {p.name for p in artifacts.root.iterdir()} <= {
@@ -68,7 +68,7 @@ def test_all_reports_stay_beside_the_run_and_nothing_is_elsewhere(reported):
     }
 
 
-def test_metrics_are_collected_with_each_line_once(reported):
+def test_metrics_have_each_line_once_after_a_resume(reported):
     artifacts, _ = reported
     lines = [json.loads(line) for line in (artifacts.history / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == STEPS
@@ -83,13 +83,13 @@ def test_tensorboard_has_each_step_once(reported):
 
     artifacts, report = reported
     folder = artifacts.scratch / "reports" / "tensorboard" / report.run
-    assert len(list(folder.iterdir())) == 2, "one file a start"
+    assert len(list(folder.iterdir())) == 2, "one file per start"
     events = EventAccumulator(str(folder)).Reload()
     assert [event.step for event in events.Scalars("train/loss")] == STEPS
     assert [event.step for event in events.Scalars("eval/loss")] == [0, 4, 8, 12]
 
 
-def test_trackio_goes_on_with_the_run_of_that_name(reported):
+def test_trackio_continues_the_run_of_that_name(reported):
     artifacts, _ = reported
     with sqlite3.connect(artifacts.scratch / "reports" / "trackio" / "trials.db") as database:
         rows = database.execute("SELECT run_name, metrics FROM metrics").fetchall()
@@ -98,7 +98,7 @@ def test_trackio_goes_on_with_the_run_of_that_name(reported):
     assert set(AFTER) <= set(steps) <= set(STEPS)
 
 
-def test_wandb_has_a_folder_a_start_of_one_run(reported):
+def test_wandb_has_one_folder_per_start_of_one_run(reported):
     artifacts, report = reported
     folders = [p.name for p in (artifacts.scratch / "reports" / "wandb").glob("offline-run-*")]
     assert len(folders) == 2
@@ -108,7 +108,7 @@ def test_wandb_has_a_folder_a_start_of_one_run(reported):
     )
 
 
-def test_mlflow_goes_on_with_the_run(reported):
+def test_mlflow_continues_the_run(reported):
     import mlflow
 
     artifacts, report = reported
@@ -120,7 +120,7 @@ def test_mlflow_goes_on_with_the_run(reported):
     assert run.data.params["learning_rate"] == "0.01"
 
 
-def test_a_tracker_that_is_not_installed_is_named_with_its_extra(monkeypatch):
+def test_missing_tracker_names_its_extra(monkeypatch):
     real = trackers.importlib.util.find_spec
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None if name == "wandb" else real(name))
     training = Training.model_validate(tiny.RECIPE["training"] | {"arguments": {"report_to": ["tensorboard", "wandb"]}})
@@ -129,19 +129,19 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_extra(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("report_to", "message"),
     [
         ("all", "`all` depends on what is installed; name the trackers: tensorboard, trackio, wandb, mlflow"),
         (["wandbb"], "transformers knows no tracker 'wandbb'; did you mean `wandb`?"),
         (3, "its type is"),
     ],
 )
-def test_a_tracker_that_there_is_not_is_refused(given, said):
-    (found,) = arguments.problems({"report_to": given})
-    assert said in f"{found.what}; {found.fix}"
+def test_unknown_tracker_is_refused(report_to, message):
+    (found,) = arguments.problems({"report_to": report_to})
+    assert message in f"{found.what}; {found.fix}"
 
 
-def test_what_the_environment_says_of_a_tracker_goes_first(tmp_path, monkeypatch):
+def test_environment_overrides_tracker_defaults(tmp_path, monkeypatch):
     monkeypatch.setattr(trackers.os, "environ", environment := {"WANDB_MODE": "online"})
     trackers.prepare(tmp_path / "checkpoints" / "key", ["wandb"], "p")
     assert environment["WANDB_MODE"] == "online"

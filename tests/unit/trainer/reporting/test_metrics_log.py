@@ -1,4 +1,4 @@
-"""What is logged when, by whom, and that metrics.jsonl is the same whatever became of the run meanwhile."""
+"""Which metrics are logged when and by which process; metrics.jsonl is the same after a resume."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ EIGHT_A_EPOCH = {"training.max_steps": 20, "training.eval_steps": 10, "training.
     ],
     ids=["steps", "first step", "epoch", "no"],
 )
-def test_a_line_comes_every_so_many_steps_or_epochs(tmp_path, arguments, steps):
+def test_logging_strategy_sets_the_logged_steps(tmp_path, arguments, steps):
     changes = EIGHT_A_EPOCH | {"training.logging_steps": 5, "training.arguments": arguments}
     done = trained(job(tmp_path, changes))
     assert list(losses(done)) == steps
     single = losses(trained(job(tmp_path / "each", EIGHT_A_EPOCH | {"training.logging_steps": 1})))
     for last, this in zip([0, *steps], steps, strict=False):
         mean = sum(single[step] for step in range(last + 1, this + 1)) / (this - last)
-        assert losses(done)[this] == pytest.approx(mean, rel=1e-6), "the mean since the line before"
+        assert losses(done)[this] == pytest.approx(mean, rel=1e-6), "the mean since the previous line"
 
 
 def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_every_figure_is_a_line_while_it_trains(tmp_path):
-    meanwhile = []
-    wanted = job(tmp_path, EIGHT_A_EPOCH | {"training.logging_steps": 5})
-    done = trained(wanted, At("on_step_end", lambda **_: meanwhile.append(len(lines(wanted.folder)))))
-    assert meanwhile == [1] * 5 + [2] * 5 + [4] * 5 + [5] * 5, (
-        "on the disk at once: the start's evaluation is the first"
+def test_metrics_are_written_during_training(tmp_path):
+    written = []
+    planned = job(tmp_path, EIGHT_A_EPOCH | {"training.logging_steps": 5})
+    done = trained(planned, At("on_step_end", lambda **_: written.append(len(lines(planned.folder)))))
+    assert written == [1] * 5 + [2] * 5 + [4] * 5 + [5] * 5, (
+        "each line is written at once, beginning with the evaluation at start"
     )
-    found = lines(wanted.folder)
+    found = lines(planned.folder)
     assert [(line["step"], "loss" in line, "eval_loss" in line) for line in found] == [
         (0, False, True),
         (5, True, False),
@@ -62,7 +62,7 @@ def test_every_figure_is_a_line_while_it_trains(tmp_path):
     logged = [entry for entry in done.state.log_history if "loss" in entry]
     assert [line["loss"] for line in found if "loss" in line] == [entry["loss"] for entry in logged]
     clock = ("runtime", "per_second", "time")
-    assert not [name for line in found for name in line if name.endswith(clock)], "so that it is the same each time"
+    assert not [name for line in found for name in line if name.endswith(clock)], "times would differ after a resume"
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_every_figure_is_a_line_while_it_trains(tmp_path):
     ids=["steps", "epoch", "tokens"],
 )
 @pytest.mark.parametrize("step", [8, 12])
-def test_metrics_are_exact_after_a_start_from_any_checkpoint(tmp_path, arguments, step):
-    """Also at the end of an epoch, 8; the lines that the run had written beyond the checkpoint are gone at the start."""
+def test_metrics_are_the_same_after_a_resume(tmp_path, arguments, step):
+    """Also at the end of an epoch, 8. Lines after the checkpoint are removed at the start."""
     changes = EIGHT_A_EPOCH | {"training.logging_steps": 3, "training.keep_checkpoints": 9}
     whole = job(tmp_path, changes | {"training.arguments": arguments})
     trained(whole)
@@ -88,7 +88,7 @@ def test_metrics_are_exact_after_a_start_from_any_checkpoint(tmp_path, arguments
     assert (whole.folder / "metrics.jsonl").read_bytes() == expected
 
 
-def test_tokens_seen_are_counted_with_padding_or_without(tmp_path):
+def test_tokens_seen_are_counted_with_or_without_padding(tmp_path):
     seen = {}
     for kind in ("all", "non_padding"):
         changes = {"training.max_steps": 8, "training.arguments": {"include_num_input_tokens_seen": kind}}
@@ -100,24 +100,24 @@ def test_tokens_seen_are_counted_with_padding_or_without(tmp_path):
     assert seen["all"] == sorted(seen["all"])
 
 
-def test_evaluations_may_begin_late(tmp_path):
+def test_eval_delay_postpones_evaluations(tmp_path):
     done = trained(job(tmp_path, {"training.arguments": {"eval_delay": 7}}))  # every 4 of 12 steps
     assert [e["step"] for e in done.state.log_history if "eval_loss" in e] == [0, 8, 12], (
-        "the one at start is always made"
+        "the evaluation at start is always made"
     )
 
 
 def on_two_machines(tmp_path, arguments):
-    """What each of two workers says that are the only ones of their machines."""
+    """The output of two workers, each alone on its machine."""
     changes = {"training.max_steps": 2, "training.eval_steps": 2, "training.arguments": arguments}
     launch = {"num_processes": 2, "micro_batch_size": 4, "eval_batch_size": 16}
-    wanted = job(tmp_path, changes, launch=launch)
-    wanted.folder.mkdir(parents=True)
-    wanted.save(tmp_path / "job.json")
+    planned = job(tmp_path, changes, launch=launch)
+    planned.folder.mkdir(parents=True)
+    planned.save(tmp_path / "job.json")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with contextlib.ExitStack() as at_end:
+    with contextlib.ExitStack() as stack:
         started = []
         for rank in range(2):
             environment = os.environ | {
@@ -129,12 +129,12 @@ def on_two_machines(tmp_path, arguments):
                 "MASTER_PORT": str(port),
                 "ACCELERATE_USE_CPU": "true",
             }
-            file = at_end.enter_context((tmp_path / f"said-{rank}").open("w"))
+            file = stack.enter_context((tmp_path / f"output-{rank}").open("w"))
             command = [sys.executable, "-m", "trainer.worker", str(tmp_path / "job.json")]
             started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file))
-            at_end.callback(started[-1].kill)
+            stack.callback(started[-1].kill)
         assert [process.wait(120) for process in started] == [0, 0]
-    return [(tmp_path / f"said-{rank}").read_text() for rank in range(2)]
+    return [(tmp_path / f"output-{rank}").read_text() for rank in range(2)]
 
 
 TRANSFORMERS, OURS = "***** Running training *****", "train: step 2 of 2"
@@ -148,7 +148,7 @@ TRANSFORMERS, OURS = "***** Running training *****", "train: step 2 of 2"
     ],
     ids=["on each machine", "replica"],
 )
-def test_log_levels_are_those_of_the_first_process_of_each_machine_or_of_all(tmp_path, arguments, transformers, ours):
-    said = on_two_machines(tmp_path, arguments)
-    assert tuple(TRANSFORMERS in text for text in said) == transformers
-    assert tuple(OURS in text for text in said) == (ours, False), "progress is told once, by the first process of all"
+def test_log_levels_on_two_machines(tmp_path, arguments, transformers, ours):
+    outputs = on_two_machines(tmp_path, arguments)
+    assert tuple(TRANSFORMERS in text for text in outputs) == transformers
+    assert tuple(OURS in text for text in outputs) == (ours, False), "only the main process logs progress"

@@ -1,4 +1,4 @@
-"""Loader workers: whether they stay, and how far they read ahead."""
+"""Loader workers: persistence and prefetching."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WORKERS = {"launch.dataloader_workers": 2, "training.max_steps": ..., "training.
 
 @pytest.fixture(autouse=True)
 def no_workers_left():
-    """Persistent workers live as long as their loader, and would be waited for when later ones are forked."""
+    """Persistent workers live as long as their loader, and a later fork would wait for them."""
     yield
     gc.collect()
 
 
-class Noted(Dataset):
-    """A data set whose readers leave their process ids in a file, one line a row."""
+class RecordedReads(Dataset):
+    """A dataset that writes the process id of each read to a file."""
 
     def __init__(self, rows, path: Path):
         self.rows, self.path = rows, path
@@ -40,37 +40,39 @@ class Noted(Dataset):
         return self.rows[i]
 
 
-def noted(tmp_path, changes):
+def recorded_trainer(tmp_path, changes):
     trainer = trainer_of(job(tmp_path, changes))
     path = tmp_path / "readers"
     path.touch()
-    trainer.train_dataset = Noted(trainer.train_dataset, path)
+    trainer.train_dataset = RecordedReads(trainer.train_dataset, path)
     return trainer, path
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_stay_over_epochs_or_are_started_anew(tmp_path, persistent):
-    trainer, path = noted(tmp_path, WORKERS | {"training.arguments": {"dataloader_persistent_workers": persistent}})
+def test_persistent_workers_stay_over_epochs(tmp_path, persistent):
+    trainer, path = recorded_trainer(
+        tmp_path, WORKERS | {"training.arguments": {"dataloader_persistent_workers": persistent}}
+    )
     epochs = []
 
-    def note(**_):
+    def end_epoch(**_):
         epochs.append(set(path.read_text().split()))
         path.write_text("")
 
-    trainer.add_callback(At("on_epoch_end", note))
+    trainer.add_callback(At("on_epoch_end", end_epoch))
     trainer.train()
     first, second = epochs
-    assert len(first) == len(second) == 2, "two workers read"
+    assert len(first) == len(second) == 2, "two workers"
     assert str(os.getpid()) not in first | second
     assert (first == second) is persistent
     assert persistent or not first & second
 
 
 @pytest.mark.parametrize(("factor", "batches"), [(1, 3), (3, 5)])
-def test_a_worker_reads_so_many_batches_ahead(tmp_path, factor, batches):
-    """Two micro-batches are taken for the first step; the worker has `factor` more when nobody asks for another one."""
+def test_prefetch_factor_limits_how_far_a_worker_reads_ahead(tmp_path, factor, batches):
+    """The first step takes two micro-batches; the worker reads `factor` more."""
     changes = {"launch.dataloader_workers": 1, "training.arguments": {"dataloader_prefetch_factor": factor}}
-    trainer, path = noted(tmp_path, changes | {"training.max_steps": 1})
+    trainer, path = recorded_trainer(tmp_path, changes | {"training.max_steps": 1})
     ahead = []
 
     def wait(**_):
@@ -85,10 +87,10 @@ def test_a_worker_reads_so_many_batches_ahead(tmp_path, factor, batches):
     assert ahead == [4 * batches], "rows of whole micro-batches"
 
 
-@pytest.mark.parametrize("given", [{"dataloader_persistent_workers": True}, {"dataloader_prefetch_factor": 2}])
-def test_without_workers_it_is_refused(given):
-    training = Training.model_validate(tiny.RECIPE["training"] | {"arguments": given})
+@pytest.mark.parametrize("arguments", [{"dataloader_persistent_workers": True}, {"dataloader_prefetch_factor": 2}])
+def test_worker_options_without_workers_are_refused(arguments):
+    training = Training.model_validate(tiny.RECIPE["training"] | {"arguments": arguments})
     (found,) = conflicts(training, Launch(micro_batch_size=4))
-    assert found.key == ("training", "arguments", *given)
+    assert found.key == ("training", "arguments", *arguments)
     assert found.fix == "set launch.dataloader_workers to 1 or more"
     assert conflicts(training, Launch(micro_batch_size=4, dataloader_workers=1)) == []
