@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Iterator
@@ -81,6 +82,17 @@ def run_train_with_kills(golden: Artifacts, recipe: Recipe, *fault_points: str) 
                 run_train(killed, recipe)
     run_train(killed, recipe)
     return killed
+
+
+def curve(artifacts: Artifacts, split: str) -> list[dict[str, float]]:
+    """The rows of train.csv or validation.csv, without empty cells."""
+    with (artifacts.history / f"{split}.csv").open(encoding="utf-8") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def metrics_log(artifacts: Artifacts) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in (artifacts.history / "metrics.jsonl").read_text().splitlines()]
 
 
 def assert_same(golden: Artifacts, other: Artifacts) -> None:

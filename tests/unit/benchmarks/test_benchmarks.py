@@ -15,14 +15,7 @@ from tests.support.project import ROOT
 @pytest.mark.parametrize("kind", ["ours", "plain"])
 def test_benchmark_trainers_take_every_step(tmp_path, kind):
     made = trainer(
-        kind,
-        tmp_path,
-        sequences(8, 16),
-        hidden=16,
-        layers=1,
-        max_steps=2,
-        save_steps=1,
-        per_device_train_batch_size=2,
+        kind, tmp_path, sequences(8, 16), hidden=16, layers=1, max_steps=2, save_steps=1, per_device_train_batch_size=2
     )
     made.train()
     assert made.state.global_step == 2

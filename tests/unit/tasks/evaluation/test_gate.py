@@ -149,10 +149,7 @@ def test_every_failure_is_reported() -> None:
 
 def test_rolled_back_model_is_kept_and_a_missed_floor_refuses_it() -> None:
     verdict = judge(rolled_back_reason="it swore")
-    assert (verdict.verdict, verdict.reasons) == (
-        "keep",
-        ("a release of the same weights was rolled back: it swore",),
-    )
+    assert (verdict.verdict, verdict.reasons) == ("keep", ("a release of the same weights was rolled back: it swore",))
     assert judge(has_champion=False, rolled_back_reason="it swore").verdict == "keep", "after a rollback to no release"
     assert judge(Gate(floors={"accuracy": 0.95}), rolled_back_reason="it swore").verdict == "refuse"
 

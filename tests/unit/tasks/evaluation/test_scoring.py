@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import types
 from pathlib import Path
@@ -20,7 +19,7 @@ from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.evaluation.scoring import Scores, score
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import preferences, releases, tiny
-from tests.support.training import run_train
+from tests.support.training import curve, run_train
 from trainer import objectives
 from trainer.data import tokens
 from trainer.loop.metrics import EvaluationMetrics
@@ -276,11 +275,6 @@ def test_label_unknown_to_the_run_counts_as_wrong() -> None:
     )
 
 
-def history(artifacts: Artifacts) -> list[dict[str, float]]:
-    with (artifacts.history / "validation.csv").open(encoding="utf-8") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -298,7 +292,7 @@ def test_two_process_training_and_the_evaluate_stage_agree_on_metrics(tmp_path: 
     objective = objectives.build(recipe.objective)
     best = recipe.training.best_metric
     sign = 1 if objective.metrics[best] == "max" else -1
-    reached = max(history(artifacts), key=lambda line: sign * line[best])
+    reached = max(curve(artifacts, "validation"), key=lambda line: sign * line[best])
     report = releases.evaluate(artifacts, recipe, split="validation", compare_untrained=False)
     compared = report.model.keys() & reached.keys()
     assert compared >= objective.metrics.keys() - {"exact_match", "rouge1", "rouge2", "rougeL"}

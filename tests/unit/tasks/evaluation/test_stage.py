@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +13,7 @@ import torch.nn.functional as F
 
 from params import ModelError, RecipeError
 from tests.support import releases, tiny
-from tests.support.project import ROOT
+from tests.support.memory import peak_anonymous_mib
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model.network import initial_model, trained_model
@@ -84,13 +80,6 @@ def test_metrics_match_a_plain_loop_over_the_rows(prepared):
         assert report.model["bits_per_byte"] == pytest.approx(nll / math.log(2) / size, rel=1e-6)
     found = {row["row_id"]: row["nll"] for row in scores_of(artifacts).to_pylist()}
     assert found == pytest.approx({row_id: sum(values) for row_id, values in rows.items()}, rel=1e-4)
-
-
-def test_metrics_do_not_depend_on_the_batch_size(prepared):
-    artifacts, recipe = prepared
-    reports = [run(artifacts, recipe, batch_size=size).model for size in (1, 2, 7, 1000)]
-    for report in reports[1:]:
-        assert report == pytest.approx(reports[0], rel=1e-6, abs=1e-8)
 
 
 def test_scores_have_one_line_per_row(tmp_path):
@@ -247,26 +236,6 @@ evaluate(Artifacts("tiny", root), repo_id="tests/tiny", endpoint="local", **sect
 """
 
 
-def peak_anonymous_mib(root):
-    """The peak anonymous memory of an evaluation in a child process; mapped files do not count."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", MEASURE, str(root)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    peak = 0
-    while process.poll() is None:
-        try:
-            status = Path(f"/proc/{process.pid}/status").read_text()
-        except OSError:
-            break
-        peak = max([peak, *(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))])
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.005)
-    assert process.wait() == 0, process.stdout.read().decode()
-    process.stdout.close()
-    return peak / 1024
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_evaluation_memory_does_not_grow_with_the_rows(tmp_path):
     peaks = []
@@ -283,5 +252,5 @@ def test_evaluation_memory_does_not_grow_with_the_rows(tmp_path):
             seed=1,
         )
         network.save_pretrained(artifacts.model)
-        peaks.append(peak_anonymous_mib(root))
+        peaks.append(peak_anonymous_mib(MEASURE, str(root), MALLOC_MMAP_THRESHOLD_="65536"))
     assert peaks[1] < peaks[0] * 1.05, "keeping the logits would take 1 GiB more"

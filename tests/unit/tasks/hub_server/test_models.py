@@ -48,10 +48,7 @@ def test_from_pretrained_at_a_tag(alice: HfApi, client_environment: dict[str, st
     )
 
     loaded = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LOAD)],
-        env=client_environment,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", textwrap.dedent(LOAD)], env=client_environment, capture_output=True, text=True
     )
     assert loaded.returncode == 0, loaded.stderr
     found = json.loads(loaded.stdout)

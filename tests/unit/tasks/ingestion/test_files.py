@@ -120,22 +120,21 @@ def test_revision_follows_names_and_contents(tmp_path: Path) -> None:
     assert len({first, revision(one, "*.txt"), revision(two, "*.txt")}) == 3
 
 
-def test_pattern_without_files_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path, "data/*.csv", f"data.source.train: data/*.csv: no file matches in {tmp_path}")
-
-
-def test_folder_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("data/*.csv", "data.source.train: data/*.csv: no file matches in {root}"),
+        ("data", "data.source.train: data: is a folder\n  fix: write a pattern that matches files"),
+        ("a.x*", "a.xlsx has a format that cannot be read\n  fix: use files that end in .csv, .jsonl, .json, .parquet"),
+        ("a.txt", "a.txt:2: not UTF-8: the byte at offset 6 (line 2)"),
+    ],
+    ids=["no file", "folder", "unknown suffix", "ends inside a character"],
+)
+def test_unreadable_files_are_refused(tmp_path: Path, pattern: str, message: str) -> None:
     (tmp_path / "data").mkdir()
-    refused(tmp_path, "data", "data.source.train: data: is a folder\n  fix: write a pattern that matches files")
-
-
-def test_unknown_suffix_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.xlsx").write_text("x")
-    refused(
-        tmp_path,
-        "a.*",
-        "a.xlsx has a format that cannot be read\n  fix: use files that end in .csv, .jsonl, .json, .parquet",
-    )
+    (tmp_path / "a.txt").write_bytes(b"one\ntw\xc3")
+    refused(tmp_path, pattern, message.format(root=tmp_path))
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "txt"])
@@ -157,11 +156,6 @@ def test_invalid_utf8_is_refused_with_its_offset(tmp_path: Path, suffix: str, be
 def test_invalid_utf8_offset_across_blocks(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"x\n" * (2**19 - 1) + b"x\xc3\xa4\n\xff")
     refused(tmp_path, "a.txt", f"not UTF-8: the byte at offset {2**20 + 2} (line {2**19 + 1})")
-
-
-def test_file_that_ends_inside_a_character_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"one\ntw\xc3")
-    refused(tmp_path, "a.txt", "a.txt:2: not UTF-8: the byte at offset 6 (line 2)")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def test_missing_write_access_is_refused(
     with pytest.raises(HubRefusedError, match="403") as raised:
         publish(bob, plan(folder), clock)
     assert "write access to alice" in raised.value.fix
+    assert not [line for line in hub.done if "/uploads/" in line]
     assert clock.slept == []
 
 

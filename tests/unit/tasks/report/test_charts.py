@@ -19,11 +19,7 @@ from tasks.report.metric_plots import GainBar, ModelValue, SliceBar, draw_compar
 from tasks.report.training_curves import Panel, draw_curves
 from tests.unit.tasks.report import example
 
-GAINS = [
-    GainBar("accuracy", 0.02, 0.005, 0.035, bar=0.01),
-    GainBar("loss", -0.1, -0.2, 0.01),
-    GainBar("f1", 0, 0, 0),
-]
+GAINS = [GainBar("accuracy", 0.02, 0.005, 0.035, bar=0.01), GainBar("loss", -0.1, -0.2, 0.01), GainBar("f1", 0, 0, 0)]
 SLICES = [SliceBar(f"$slice_{i}$ <你好>", 40, 0.1 * i, 0.1 * i - 0.05, 0.1 * i + 0.05, 0.3) for i in range(1, 9)]
 BINS = [Bin(0.55, 0.5, 40), Bin(0.95, 0.9, 4)]
 CURVE = [(float(step), 4 / (step + 1)) for step in range(0, 1000, 2)]

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from params.artifacts import STAGES, Artifacts
+from tasks.report.chart_data import card_pictures
 from tasks.report.formatting import MINUS, MISSING
 from tasks.report.page import render, write_report
 from tasks.report.timings import Timing, read_timings, record_timing
 from tests.support import tiny
+from tests.support.browser import needs_browser, open_page
+from tests.support.html import Outline
+from tests.support.project import Project
 from tests.unit.tasks.report import example
 
-VOID = {"meta", "br"}
 SECTIONS = ["comparison", "slices", "worst", "calibration", "curves", "data", "tokens", "time", "lineage"]
 TIMINGS = {
     stage: Timing(stage=stage, seconds=41.5 * (i + 1), peak_memory_mib=700.0 * (i + 1), outcome="ran")
@@ -26,50 +28,11 @@ TIMINGS = {
 }
 
 
-class Outline(HTMLParser):
-    """Tags, addresses, names and text of a page; whether its tags close."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.ids: list[str] = []
-        self.headless: list[str] = []
-        self.text = ""
-        self.open: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        named = dict(attrs)
-        self.addresses += [
-            v for k, v in attrs if k in {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}
-        ]
-        self.ids += [named["id"]] if "id" in named else []
-        assert not any(k.startswith("on") for k, _ in attrs)
-        if tag == "th":
-            assert named.get("scope") in {"row", "col"}
-        if tag == "svg":
-            assert named["role"] == "img"
-            assert named["aria-label"]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.open.pop()
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] != "style":
-            self.text += data
-
-
 def assert_self_contained(page: str) -> Outline:
     outline = Outline(page)
-    assert outline.open == []
+    for tag, attributes in outline.elements:
+        assert tag != "th" or attributes["scope"] in {"row", "col"}
+        assert tag != "svg" or (attributes["role"] == "img" and attributes["aria-label"])
     assert {"script", "link", "img", "iframe", "object", "base", "form", "image", "foreignobject"}.isdisjoint(
         outline.tags
     )
@@ -348,3 +311,46 @@ def luminance(colour: str) -> float:
     shares = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
     linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True), (360, False)])
+def test_page_loads_nothing_and_fits(published, tmp_path, width, dark):
+    page = write_report(published, timings=TIMINGS)
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<details>") >= 4
+    page.write_text(text.replace("<details>", "<details open>"), encoding="utf-8")
+    visit = open_page(page, width=width, dark=dark, screenshot=tmp_path / "page.png")
+    assert visit.console == []
+    assert visit.requests == [page.as_uri()]
+    assert visit.content_width <= width
+    assert "Published" in visit.dom
+
+
+@needs_browser
+def test_browser_detects_requests_and_overflow(published, tmp_path):
+    page = tmp_path / "report.html"
+    text = write_report(published, timings=TIMINGS).read_text(encoding="utf-8")
+    page.write_text(
+        text.replace("<main>", '<main><img src="http://127.0.0.1:9/x.png"><p style="width: 900px">wide</p>')
+    )
+    visit = open_page(page, width=390)
+    assert visit.console
+    assert visit.content_width > 390
+
+
+@pytest.mark.slow
+def test_page_of_a_run_of_the_real_stages(project: Project) -> None:
+    project.stages("params/tiny.yaml")
+    artifacts = Artifacts("tiny", project.root)
+    page = write_report(artifacts, timings={}).read_text(encoding="utf-8")
+    assert headline(page) == "Published"
+    assert_self_contained(page)
+    for section in ("comparison", "worst", "curves", "data", "tokens", "lineage"):
+        assert f'<section id="{section}"' in page, section
+    receipt = project.json("runs/tiny/release/receipt.json")
+    assert receipt["tag"] in words(page)
+    released = render(artifacts, timings=None)
+    assert headline(released) == "To be published"
+    assert receipt["commit"] not in released
+    assert set(card_pictures(artifacts)) >= {"curves.png", "comparison.png"}

@@ -17,6 +17,7 @@ from params.artifacts import SPLITS, Artifacts
 from params.schema import ObjectiveChoice, Tokenization
 from tasks.tokenization.stage import tokenize
 from tests.support import tiny
+from tests.support.memory import peak_anonymous_mib
 from tests.support.project import ROOT
 from trainer.data import tokens
 
@@ -225,25 +226,13 @@ def test_unknown_label_is_an_error_with_the_row(artifacts):
 
 
 MEASURE = """
-import sys, threading, time
+import sys
 from pathlib import Path
-from tests.support import tiny
 from params.artifacts import Artifacts
 from params.schema import ObjectiveChoice, Tokenization
 from tasks.tokenization.stage import tokenize
-def anonymous():
-    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("RssAnon")) / 1024
-artifacts = Artifacts("trial", Path(sys.argv[1]))
-run = lambda: tokenize(artifacts, objective=ObjectiveChoice(name="causal_lm"), tokenization=Tokenization(
+tokenize(Artifacts("trial", Path(sys.argv[1])), objective=ObjectiveChoice(name="causal_lm"), tokenization=Tokenization(
     max_length=256, tokenizer={"kind": "pretrained", "path": sys.argv[2]}))
-peak = 0.0
-def watch():
-    global peak
-    while True:
-        peak = max(peak, anonymous()); time.sleep(0.005)
-threading.Thread(target=watch, daemon=True).start()
-run()
-print(peak)
 """
 
 
@@ -258,18 +247,7 @@ def test_tokenization_memory_does_not_grow_with_the_rows(artifacts, tmp_path):
             for split, count in {"train": 10, "validation": 10, "test": rows}.items()
         }
         tiny.write_rows(artifacts, **splits)
-        done = subprocess.run(
-            [sys.executable, "-c", MEASURE, str(artifacts.root), choice["path"]],
-            cwd=Path(__file__).parent,
-            env={
-                "PYTHONPATH": str(ROOT),
-                "MALLOC_ARENA_MAX": "1",
-                "TOKENIZERS_PARALLELISM": "false",
-            },
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        peaks.append(float(done.stdout.split()[-1]))
+        environment = {"MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false"}
+        peaks.append(peak_anonymous_mib(MEASURE, str(artifacts.root), choice["path"], **environment))
     # The split is 30 MiB larger; held in memory to be ordered, it cost 61 MiB more. The allocator alone moves up to 16.
     assert peaks[1] < peaks[0] + 25, "MiB"

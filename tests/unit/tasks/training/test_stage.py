@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
 import resource
@@ -22,6 +21,7 @@ from params.artifacts import Artifacts
 from tasks.training import stage
 from tests.support import releases, tiny
 from tests.support.project import ROOT
+from tests.support.training import curve, run_train
 from trainer.checkpoints.sealed import verify
 
 STEPS = {"training.max_steps": 16, "training.eval_steps": 6, "training.save_steps": 2}
@@ -95,13 +95,8 @@ def uninterrupted(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage, "_collect", keep_and_collect)
-        report = train(artifacts, recipe)
+        report = run_train(artifacts, recipe)
     return artifacts, recipe, report
-
-
-def train(artifacts, recipe):
-    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
-    return stage.train(artifacts, **sections)
 
 
 def test_run_leaves_model_checkpoint_and_history(uninterrupted):
@@ -113,13 +108,11 @@ def test_run_leaves_model_checkpoint_and_history(uninterrupted):
     assert (report.steps, report.best_metric) == (16, "loss")
     assert report.parameters == sum(t.numel() for t in load_file(artifacts.model / "model.safetensors").values())
     assert json.loads(artifacts.report("train").read_text()) == report.model_dump()
-    with (artifacts.history / "validation.csv").open() as file:
-        curve = {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
-    assert list(curve) == [0, 6, 12, 16], "at start, every eval_steps, and at the end"
-    assert report.best_value == pytest.approx(min(curve.values()), rel=1e-9)
-    assert curve[report.best_step] == pytest.approx(report.best_value, rel=1e-9)
-    with (artifacts.history / "train.csv").open() as file:
-        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 17))
+    losses = {row["step"]: row["loss"] for row in curve(artifacts, "validation")}
+    assert list(losses) == [0, 6, 12, 16], "at start, every eval_steps, and at the end"
+    assert report.best_value == pytest.approx(min(losses.values()), rel=1e-9)
+    assert losses[report.best_step] == pytest.approx(report.best_value, rel=1e-9)
+    assert [row["step"] for row in curve(artifacts, "train")] == list(range(1, 17))
     assert list((artifacts.scratch / "checkpoints").iterdir()) == [], "a finished run leaves no checkpoints"
 
 
@@ -129,7 +122,7 @@ def test_stop_before_the_artifacts_are_written_trains_nothing_again(uninterrupte
     artifacts = Artifacts("tiny", tmp_path)
     shutil.copytree(first.tokens, artifacts.tokens)
     shutil.copytree(first.root / "kept", artifacts.scratch / "checkpoints" / report.run)
-    assert train(artifacts, recipe).model_dump() == report.model_dump()
+    assert run_train(artifacts, recipe).model_dump() == report.model_dump()
     for folder in ("model", "checkpoint"):
         assert same_weights(getattr(artifacts, folder), getattr(first, folder)), folder
     for name in ("train.csv", "validation.csv"):
@@ -181,18 +174,6 @@ def test_killed_supervisor_leaves_no_worker_and_two_processes_give_the_same_loss
     assert releases.evaluate(artifacts, recipe).model == pytest.approx(releases.evaluate(whole, recipe).model, rel=1e-3)
 
 
-def test_killed_rank_is_transient(tmp_path):
-    artifacts = project(tmp_path, {"launch.num_processes": 2, "training.max_steps": 500, "training.save_steps": 100})
-    process = start(artifacts)
-    wait_for(lambda: "step 2 of 500" in (artifacts.root / "train.log").read_text())
-    ranks = sorted(workers(artifacts), key=lambda p: p.environ()["RANK"])
-    ranks[1].kill()
-    code, output = finish(process, artifacts)
-    assert code == os.EX_TEMPFAIL, output
-    assert "KilledError" in output
-    wait_for(lambda: not workers(artifacts), timeout_s=5)
-
-
 def test_best_weights_may_precede_the_last_step(tmp_path):
     """At this learning rate the model diverges: the first evaluation is the best."""
     artifacts = project(tmp_path, {"training.learning_rate": 30.0, "training.max_steps": 4})
@@ -226,11 +207,3 @@ def test_full_disk_is_named_and_keeps_the_earlier_model(uninterrupted, tmp_path)
     assert "MiB free on that disk" in output
     assert same_weights(artifacts.model, uninterrupted[0].model)
     assert not artifacts.checkpoint.exists()
-
-
-def test_launcher_that_does_not_start_is_not_retried(tmp_path):
-    (tmp_path / "broken.yaml").write_text("no_such_key: 1\n")
-    artifacts = project(tmp_path, {"launch.accelerate_config": "broken.yaml"})
-    code, output = finish(start(artifacts), artifacts)
-    assert code == os.EX_NOINPUT, output
-    assert "the trainer did not start" in output

@@ -3,49 +3,22 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
 import pytest
 
 from params import DataError
 from params.schema import Expectation
 from tasks.validation.report import CheckReport, ValidationReport, render, shorten
+from tests.support.html import Outline
 from tests.support.validation import LONG, run_validation, write_raw
 
 EVIL = "<script src='https://evil.example/x.js'>alert(1)</script><img src=//evil.example/p onerror=alert(2)>\"'&amp;"
-VOID = {"meta", "br"}
-
-
-class Outline(HTMLParser):
-    """Tags, addresses and text of a page, and whether its tags close."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.addresses: list[str] = []
-        self.text = ""
-        self.open: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.addresses += [v for k, v in attrs if k in {"src", "href", "srcset", "action", "data", "poster"}]
-        assert not any(k.startswith("on") for k, _ in attrs)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
 
 
 def assert_self_contained(page: str) -> Outline:
     outline = Outline(page)
-    assert outline.open == []
     assert outline.addresses == []
-    assert outline.tags.isdisjoint({"script", "link", "img", "iframe", "object", "base", "form", "svg"})
+    assert set(outline.tags).isdisjoint({"script", "link", "img", "iframe", "object", "base", "form", "svg"})
     style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1]
     assert "url(" not in style
     assert "@import" not in style

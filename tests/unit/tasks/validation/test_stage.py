@@ -133,12 +133,7 @@ def test_check_can_be_limited_to_one_split(tmp_path):
         type=LONG.type,
         column="text",
         min_value=3,
-        row_condition={
-            "type": "comparison",
-            "column": {"name": "split"},
-            "operator": "==",
-            "parameter": "train",
-        },
+        row_condition={"type": "comparison", "column": {"name": "split"}, "operator": "==", "parameter": "train"},
     )
     artifacts = write_raw(tmp_path, train={"text": ["good", "no"]}, test={"text": ["no"]})
     run_validation(artifacts, only_train)

@@ -47,11 +47,7 @@ def test_newest_checkpoint_has_the_highest_step(tmp_path):
     (tmp_path / "checkpoint-best").mkdir()
     (tmp_path / "broken-checkpoint-2000").mkdir()
     assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-1000"
-    assert [p.name for p in sealed.all_checkpoints(tmp_path)] == [
-        "checkpoint-1000",
-        "checkpoint-900",
-        "checkpoint-20",
-    ]
+    assert [p.name for p in sealed.all_checkpoints(tmp_path)] == ["checkpoint-1000", "checkpoint-900", "checkpoint-20"]
 
 
 def _truncate(checkpoint):

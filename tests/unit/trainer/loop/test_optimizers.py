@@ -13,14 +13,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from params import DivergedError, ModelError, RecipeError
-from params.loading import read
-from tasks.diagnostics.check import all_problems
-from tests.support import tiny
 from tests.support.in_process import At, job, losses, trained, trainer_of
 from tests.support.project import ROOT
 from trainer.checkpoints.sealed import best_weights
 from trainer.loop import optimizer_check, optimizers
-from trainer.model import config_check
 
 RUN = {
     # 64 x 64 weights: 8-bit and 4-bit optimizers quantize from 4096 on
@@ -381,21 +377,6 @@ def test_all_linear_targets_every_linear_layer(tmp_path):
 # Refused settings
 
 
-@pytest.fixture
-def problems(tmp_path, monkeypatch):
-    """A function that returns what `check` reports for a changed tiny recipe, by key."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "rows.csv").write_text("text\na text\n")
-
-    def found(settings):
-        document = read(tiny.write(tmp_path / "trial.yaml", tiny.recipe(settings)))
-        return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in all_problems(document)}
-
-    return found
-
-
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_check_accepts_every_available_optimizer(problems, name):
     assert problems(changes(name)) == {}
@@ -446,14 +427,7 @@ REFUSED = {
         {"launch.num_processes": "before its gradient is averaged over processes: their weights would differ; use 1"},
     ),
     "LOMO with settings it ignores": (
-        changes(
-            "lomo",
-            **{
-                "training.max_grad_norm": 1.0,
-                "launch.micro_batch_size": 2,
-                "training.weight_decay": 0.1,
-            },
-        ),
+        changes("lomo", **{"training.max_grad_norm": 1.0, "launch.micro_batch_size": 2, "training.weight_decay": 0.1}),
         {
             "training.max_grad_norm": "would not be clipped",
             "launch.micro_batch_size": "4 micro-batches",

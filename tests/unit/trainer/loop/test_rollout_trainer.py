@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from params import CheckpointError, ModelError
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import in_process, prompts
-from tests.support.training import ElasticTraining, assert_same, plan_job, run_train_with_kills
+from tests.support.training import ElasticTraining, assert_same, metrics_log, plan_job, run_train_with_kills
 from trainer import objectives
 from trainer.job import Job
 from trainer.loop.trainer import EvergreenTrainer
@@ -155,11 +154,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "between two passes of grpo, log lines across checkpoints": (BUFFERED, {"training.logging_steps": 5}),
     "dropout, two processes": (
         BUFFERED | {"top_p": 0.9, "loss_type": "dapo"},
-        {
-            "model.config.attention_dropout": 0.1,
-            "launch.num_processes": 2,
-            "launch.micro_batch_size": 2,
-        },
+        {"model.config.attention_dropout": 0.1, "launch.num_processes": 2, "launch.micro_batch_size": 2},
     ),
     "in the middle of a round": (ROUNDS, {"training.epochs": 2}),
 }
@@ -181,7 +176,7 @@ def test_killed_run_ends_with_the_same_bits(objective: dict[str, Any], changes: 
         golden, recipe, "checkpoint.renamed:2"
     )  # two steps before the next round, or two after
     assert_same(golden, killed)
-    lines = [json.loads(line) for line in (killed.history / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_log(killed)
     learned = [line for line in lines if "loss" in line]
     assert all(0 < line["reward"] < 2 and line["completion_length"] > 1 for line in learned)
     if objective["name"] == "grpo":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import shutil
 import types
@@ -16,9 +15,9 @@ from torch.distributed.checkpoint import FileSystemReader
 from params import CheckpointError, KilledError, ModelError
 from params.artifacts import Artifacts
 from params.schema import Launch, ObjectiveChoice
-from tasks.training import stage
 from tests.support import tiny
 from tests.support.project import ROOT
+from tests.support.training import curve, run_train
 from trainer import objectives
 from trainer.loop import sharding
 from trainer.model import network
@@ -38,12 +37,11 @@ def train(root, *, fsdp=True, processes=2, kill_at=None):
     """Run the train stage in the folder `root` and return its artifacts."""
     changes = RUN | {"launch.num_processes": processes} | ({"launch.accelerate_config": FSDP} if fsdp else {})
     artifacts, recipe = tiny.tokenized(root, tiny.recipe(changes))
-    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support' / 'fsdp_on_cpu'}")
         if kill_at:
             patch.setenv("EVERGREEN_KILL_AT", kill_at)
-        stage.train(artifacts, **sections)
+        run_train(artifacts, recipe)
     return artifacts
 
 
@@ -73,10 +71,7 @@ def test_fsdp_shards_the_model_and_trains_like_data_parallelism(sharded, tmp_pat
     assert {len(tensor.chunks) for tensor in shards.values()} == {2}, "every weight has two shards"
     whole = train(tmp_path, fsdp=False)
     assert largest_difference(weights(sharded), weights(whole)) < 1e-6
-    curves = []
-    for artifacts in (sharded, whole):
-        with (artifacts.history / "train.csv").open() as file:
-            curves.append([float(row[name]) for row in csv.DictReader(file) for name in ("loss", "grad_norm")])
+    curves = [[row[name] for row in curve(run, "train") for name in ("loss", "grad_norm")] for run in (sharded, whole)]
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
     assert max(curves[0][1::2]) > 1.0, "no gradient was clipped"
 
@@ -117,9 +112,8 @@ def test_fsdp_run_resumes_with_one_process_and_then_two(sharded, tmp_path, caplo
 def test_fsdp_without_gpus_is_refused(tmp_path):
     """accelerate would silently use data parallelism instead."""
     artifacts, recipe = tiny.tokenized(tmp_path, tiny.recipe(RUN | {"launch.accelerate_config": FSDP}))
-    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
     with pytest.raises(ModelError) as caught:
-        stage.train(artifacts, **sections)
+        run_train(artifacts, recipe)
     assert caught.value.where == "launch.accelerate_config"
     assert "asks for FSDP, which needs GPUs" in caught.value.what
 

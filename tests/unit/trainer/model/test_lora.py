@@ -14,7 +14,7 @@ from params import ModelError
 from params.schema import Launch, Model
 from tests.support import tiny
 from tests.support.in_process import job, losses, trained, trainer_of
-from tests.support.training import run_train
+from tests.support.training import curve, run_train
 from trainer import objectives
 from trainer.checkpoints.sealed import best_weights
 from trainer.data import tokens
@@ -113,9 +113,7 @@ def test_two_processes_train_adapters_like_one(tmp_path):
         sizes = {"launch.num_processes": number, "launch.micro_batch_size": 2}
         artifacts, recipe = tiny.tokenized(tmp_path / str(number), tiny.recipe(changes | sizes, objective=SFT))
         report = run_train(artifacts, recipe)
-        curve = (artifacts.history / "train.csv").read_text().splitlines()
-        at = curve[0].split(",").index("loss")
-        found.append([float(line.split(",")[at]) for line in curve[1:]])
+        found.append([row["loss"] for row in curve(artifacts, "train")])
         assert report.parameters == sum(w.numel() for w in load_file(artifacts.model / "model.safetensors").values())
         assert (artifacts.checkpoint / "adapter_model.safetensors").exists()
         assert not (artifacts.model / "adapter_config.json").exists()

@@ -14,11 +14,10 @@ from safetensors.torch import load_file
 from transformers import Trainer
 
 from params import RecipeError
-from params.artifacts import Artifacts
 from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import in_process, preferences, releases
-from tests.support.training import assert_same, run_train, run_train_with_kills
+from tests.support.training import assert_same, metrics_log, run_train, run_train_with_kills
 from trainer import objectives
 from trainer.checkpoints.sealed import all_checkpoints
 from trainer.data import tokens
@@ -178,7 +177,7 @@ def test_gradients_do_not_depend_on_the_micro_batch(tmp_path: Path) -> None:
         if name == "two processes":
             artifacts, recipe = preferences.tokenized(tmp_path / "two", EXACT | changes)
             run_train(artifacts, recipe)
-            log, folder = history(artifacts), artifacts.checkpoint
+            log, folder = metrics_log(artifacts), artifacts.checkpoint
         else:
             trainer = in_process.trained(preferences.job(tmp_path / name.replace(" ", "-"), EXACT | changes))
             log, folder = trainer.state.log_history, all_checkpoints(Path(trainer.args.output_dir))[0]
@@ -193,11 +192,6 @@ def test_gradients_do_not_depend_on_the_micro_batch(tmp_path: Path) -> None:
         for one, other in zip(golden, losses, strict=True):
             assert other[0] == pytest.approx(one[0], abs=1e-6), name
             assert other[1] == pytest.approx(one[1], rel=1e-5), name
-
-
-def history(artifacts: Artifacts) -> list[dict[str, float]]:
-    lines = (artifacts.history / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 LORA = {"model.lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
@@ -280,7 +274,7 @@ def test_two_killed_processes_end_with_the_same_bits(tmp_path: Path) -> None:
 def test_training_and_the_evaluate_stage_agree_on_metrics(tmp_path: Path, kind: str) -> None:
     artifacts, recipe = preferences.tokenized(tmp_path, {"evaluation.split": "validation", **KINDS[kind]})
     run_train(artifacts, recipe)
-    evaluations = [entry for entry in history(artifacts) if "eval_loss" in entry]
+    evaluations = [entry for entry in metrics_log(artifacts) if "eval_loss" in entry]
     best = min(evaluations, key=lambda entry: entry["eval_loss"])
     report = releases.evaluate(artifacts, recipe)
     for name, value in report.model.items():

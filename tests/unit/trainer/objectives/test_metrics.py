@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from seqeval.metrics import f1_score as span_f1
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 from torchmetrics.functional.classification import multiclass_calibration_error
 
@@ -65,37 +63,6 @@ def test_prediction_of_an_unknown_label_only_counts_as_wrong() -> None:
     found = objective.compute_metrics(objective.additive_statistics(scores, LABELS).sum(0), LABELS)
     assert found["accuracy"] == 0.5
     assert found["macro_f1"] == pytest.approx(np.mean([1.0, 2 / 3, 0.0]))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_span_f1_matches_seqeval(seed: int) -> None:
-    objective = build("token_classification")
-    draw = np.random.default_rng(seed)
-    labels = draw.choice(5, (30, 8), p=[0.4, 0.2, 0.1, 0.2, 0.1])
-    predicted = np.where(draw.random(labels.shape) < 0.7, labels, draw.integers(0, 5, labels.shape))
-    logits = torch.nn.functional.one_hot(torch.tensor(predicted), 5) * 9.0
-    measured = objective.score_logits(logits, torch.tensor(labels))
-    scores = dict(zip(objective.score_names, measured.numpy().T, strict=True))
-    found = objective.compute_metrics(objective.additive_statistics(scores, TAGS).sum(0), TAGS)
-    truth, predicted_tags = (
-        [[TAGS["labels"][tag] for tag in row] for row in table.tolist()] for table in (labels, predicted)
-    )
-    assert found["f1"] == pytest.approx(span_f1(truth, predicted_tags), abs=1e-12)
-
-
-def test_token_metrics_by_hand() -> None:
-    scores = {name: np.array(v) for name, v in {"nll": [2.0, 4.0], "tokens": [3, 1], "correct": [1, 1]}.items()}
-    objective = build("causal_lm")
-    found = objective.compute_metrics(
-        objective.additive_statistics({**scores, "bytes": np.array([10.0, 2.0])}, {}).sum(0), {}
-    )
-    assert found["loss"] == 1.5
-    assert found["perplexity"] == pytest.approx(math.exp(1.5))
-    assert found["token_accuracy"] == 0.5
-    assert found["bits_per_byte"] == pytest.approx(6 / math.log(2) / 12)
-    assert "bits_per_byte" not in objective.compute_metrics(objective.additive_statistics(scores, {}).sum(0), {}), (
-        "bytes are not known"
-    )
 
 
 def test_preference_tie_counts_half() -> None:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from params import RecipeError
-from params.loading import read
 from params.schema import Model, ObjectiveChoice, TrainTokenizer
-from tasks.diagnostics.check import all_problems
 from tasks.tokenization.encoding import Encoder
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
-from trainer.model import config_check
 from trainer.model.network import initial_model
 from trainer.objectives.bases.objective import MetricAccumulator
 from trainer.objectives.seq2seq import score_text
@@ -208,23 +204,13 @@ PROBLEMS = {
 }
 
 
-def check_problems(path: Path, changes: dict[str, Any]) -> list[tuple[str, str, str]]:
-    content = tiny.recipe({"data.source": {"kind": "files", "train": "rows.jsonl"}} | changes, **tiny.TARGETS)
-    (path / "rows.jsonl").write_text(json.dumps({"text": "a", "label": "b"}) + "\n")
-    return [
-        (".".join(map(str, p.key)), p.what, p.fix) for p in all_problems(read(tiny.write(path / "r.yaml", content)))
-    ]
-
-
 @pytest.mark.parametrize(("changes", "key", "what", "fix"), PROBLEMS.values(), ids=PROBLEMS)
-def test_check_reports_conflicts(tmp_path, monkeypatch, changes, key, what, fix):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
-    ((found_key, found_what, found_fix),) = check_problems(tmp_path, changes)
-    assert found_key == key
-    assert what in found_what
-    assert fix in found_fix
-    assert check_problems(tmp_path, {}) == []
+def test_check_reports_conflicts(problems, changes, key, what, fix):
+    found = problems(changes, **tiny.TARGETS)
+    assert found.keys() == {key}
+    assert what in found[key]
+    assert fix in found[key]
+    assert problems({}, **tiny.TARGETS) == {}
 
 
 def test_pretrained_model_without_an_encoder_is_refused(tmp_path):

@@ -13,8 +13,8 @@ import pytest
 
 from params import KilledError
 from params.schema import Launch, Training
-from tasks.training.stage import train
 from tests.support import tiny
+from tests.support.training import metrics_log, run_train
 from trainer.checkpoints.fault_points import KILL_AT
 from trainer.conflicts import conflicts
 from trainer.loop import arguments
@@ -34,7 +34,6 @@ def reported(tmp_path_factory):
         "training.arguments": {"report_to": list(trackers.TRACKERS), "run_name": "first-try", "project": "trials"}
     }
     artifacts, recipe = tiny.tokenized(root, tiny.recipe(changes))
-    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
     with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as proxy:
         for name in [n for n in os.environ if n.startswith(VARIABLES)]:
             patch.delenv(name)
@@ -43,11 +42,11 @@ def reported(tmp_path_factory):
         patch.setenv("HOME", str(root / "home"))
         patch.setenv(KILL_AT, "checkpoint.renamed:2")
         with pytest.raises(KilledError):
-            train(artifacts, **sections)
+            run_train(artifacts, recipe)
         (folder,) = (artifacts.scratch / "checkpoints").iterdir()
         shutil.copy(folder / "metrics.jsonl", root / "metrics-when-killed.jsonl")
         patch.delenv(KILL_AT)
-        report = train(artifacts, **sections)
+        report = run_train(artifacts, recipe)
         proxy.settimeout(0)
         with pytest.raises(BlockingIOError):
             proxy.accept()  # no request
@@ -70,7 +69,7 @@ def test_trackers_write_only_to_the_reports_folder(reported):
 
 def test_metrics_have_each_line_once_after_a_resume(reported):
     artifacts, _ = reported
-    lines = [json.loads(line) for line in (artifacts.history / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_log(artifacts)
     assert [line["step"] for line in lines if "loss" in line] == STEPS
     assert [line["step"] for line in lines if "eval_loss" in line] == [0, 4, 8, 12]
     killed = (artifacts.root / "metrics-when-killed.jsonl").read_text().splitlines()

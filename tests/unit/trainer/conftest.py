@@ -1,0 +1,29 @@
+"""What `check` reports for changes of the tiny recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from params.loading import read
+from tasks.diagnostics.check import all_problems
+from tests.support import tiny
+from trainer.model import config_check
+
+
+@pytest.fixture
+def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """A function of changes and sections that returns the cause and fix of each problem, by key."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.csv").write_text("text,label\na text,a\n")
+
+    def found(changes: dict[str, Any], **sections: Any) -> dict[str, str]:
+        document = read(tiny.write(tmp_path / "trial.yaml", tiny.recipe(changes, **sections)))
+        return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in all_problems(document)}
+
+    return found
