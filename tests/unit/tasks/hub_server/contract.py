@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import secrets
+from typing import Any
 
+import httpx2
 import pytest
 
 CONTRACT_HUB = os.environ.get("EVERGREEN_CONTRACT_HUB", "")
@@ -17,3 +19,14 @@ TOKEN = os.environ.get("HF_TOKEN", "") if CONTRACT_HUB else "token-of-alice"
 IS_LOCAL = not CONTRACT_HUB
 PREFIX = "" if IS_LOCAL else f"evergreen-contract-{secrets.token_hex(4)}-"
 local_only = pytest.mark.skipif(not IS_LOCAL, reason="tests the local Hub itself, not the contract of every Hub")
+
+
+def lfs_batch(endpoint: str, repo: str, *objects: tuple[str, int]) -> list[dict[str, Any]]:
+    """Ask to upload large files, given by SHA-256 and size, and return the Hub's answer for each."""
+    answer = httpx2.post(
+        f"{endpoint}/{repo}.git/info/lfs/objects/batch",
+        json={"operation": "upload", "objects": [{"oid": sha256, "size": size} for sha256, size in objects]},
+        headers={"Authorization": f"Bearer {TOKEN}"},
+    )
+    found: list[dict[str, Any]] = answer.json()["objects"]
+    return found

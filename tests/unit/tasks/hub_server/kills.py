@@ -27,35 +27,11 @@ from tasks.hub_server.records import DeleteFile, PutFile, PutLargeFile
 from tasks.hub_server.repositories import Repository
 from tasks.hub_server.store import Store
 
-WRITES = frozenset(
-    [
-        "open",
-        "write",
-        "writelines",
-        "flush",
-        "close",
-        "__exit__",
-        "truncate",
-        "ftruncate",
-        "fsync",
-        "fdatasync",
-        "mkdir",
-        "rmdir",
-        "rename",
-        "replace",
-        "unlink",
-        "remove",
-        "link",
-        "symlink",
-        "utime",
-        "chmod",
-        "flock",
-        "lockf",
-        "sendfile",
-        "copy_file_range",
-        "mkstemp",
-    ]
-)
+WRITES = frozenset([
+    "open", "write", "writelines", "flush", "close", "__exit__", "truncate", "ftruncate", "fsync", "fdatasync",
+    "mkdir", "rmdir", "rename", "replace", "unlink", "remove", "link", "symlink", "utime", "chmod", "flock",
+    "lockf", "sendfile", "copy_file_range", "mkstemp",
+])  # fmt: skip
 WEIGHTS = random.Random(0).randbytes(3 << 20)
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 State = dict[str, object]

@@ -28,7 +28,7 @@ from huggingface_hub.errors import (
 )
 
 from tasks.hub_server.server import LocalHub
-from tests.unit.tasks.hub_server.contract import IS_LOCAL, TOKEN, local_only
+from tests.unit.tasks.hub_server.contract import IS_LOCAL, TOKEN, lfs_batch, local_only
 
 
 def commit(api: HfApi, repo: str, files: dict[str, bytes], **more: object) -> CommitInfo:
@@ -146,12 +146,8 @@ def test_large_file_is_uploaded_once(alice: HfApi, repo: str, endpoint: str) -> 
     content = random.Random(2).randbytes(1000)
     commit(alice, repo, {"one.safetensors": content})
     one = Add("one.safetensors", content).upload_info.sha256.hex()
-    answer = httpx2.post(
-        f"{endpoint}/{repo}.git/info/lfs/objects/batch",
-        json={"operation": "upload", "objects": [{"oid": one, "size": 1000}, {"oid": "0" * 64, "size": 5}]},
-        headers={"Authorization": "Bearer token-of-alice"},
-    )
-    assert ["actions" in item for item in answer.json()["objects"]] == [False, True]
+    answers = lfs_batch(endpoint, repo, (one, 1000), ("0" * 64, 5))
+    assert ["actions" in answer for answer in answers] == [False, True]
 
 
 def test_stale_parent_is_refused(alice: HfApi, repo: str) -> None:
@@ -318,13 +314,9 @@ def test_only_team_members_write_in_a_team(alice: HfApi, bob: HfApi) -> None:
 @local_only
 def test_upload_urls_are_signed(alice: HfApi, root: Path, repo: str, endpoint: str) -> None:
     alice.create_repo(repo)
-    wanted = Add("x.safetensors", b"some content").upload_info
-    answer = httpx2.post(
-        f"{endpoint}/{repo}.git/info/lfs/objects/batch",
-        json={"objects": [{"oid": wanted.sha256.hex(), "size": wanted.size}]},
-        headers={"Authorization": "Bearer token-of-alice"},
-    )
-    url = answer.json()["objects"][0]["actions"]["upload"]["href"]
+    info = Add("x.safetensors", b"some content").upload_info
+    (answer,) = lfs_batch(endpoint, repo, (info.sha256.hex(), info.size))
+    url = answer["actions"]["upload"]["href"]
     assert httpx2.put(url.partition("?")[0], content=b"some content").status_code == 403
     assert httpx2.put(url.replace("/alice/", "/bob/"), content=b"some content").status_code == 403
     assert httpx2.put(url.replace("/whole", "/1"), content=b"some content").status_code == 403

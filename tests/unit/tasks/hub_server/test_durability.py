@@ -24,6 +24,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from tasks.hub_server.server import LocalHub
 from tests.support.project import ROOT, wait_for
+from tests.unit.tasks.hub_server.contract import lfs_batch
 
 REPO = "alice/model"
 SERVE = """
@@ -182,23 +183,16 @@ def test_repository_deleted_during_commits(root: Path) -> None:
 def test_repository_deleted_during_an_upload(alice: HfApi, hub: LocalHub, root: Path) -> None:
     alice.create_repo(REPO)
     content = b"x" * 1000
-    answer = httpx2.post(
-        f"{hub.endpoint}/{REPO}.git/info/lfs/objects/batch",
-        json={"objects": [{"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}]},
-        headers={"Authorization": "Bearer token-of-alice"},
-    )
+    (answer,) = lfs_batch(hub.endpoint, REPO, (hashlib.sha256(content).hexdigest(), len(content)))
 
     def blocks() -> Iterator[bytes]:
         yield content[:500]
         incoming = root / "models/alice/model.git/lfs/incoming"
-        deadline = time.monotonic() + 10
-        while not (incoming.exists() and list(incoming.iterdir())):  # the server is about to write
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: incoming.exists() and list(incoming.iterdir()), "the server to write", 10)
         alice.delete_repo(REPO)
         yield content[500:]
 
-    upload = httpx2.put(answer.json()["objects"][0]["actions"]["upload"]["href"], content=blocks())
+    upload = httpx2.put(answer["actions"]["upload"]["href"], content=blocks())
     assert (upload.status_code, upload.headers["x-error-code"]) == (404, "RepoNotFound")
     assert [path.name for path in (root / "models/alice").iterdir()] == []
 

@@ -17,6 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from tasks.hub_server import limits
 from tasks.hub_server.server import LocalHub
+from tests.unit.tasks.hub_server.contract import lfs_batch
 
 REPO = "alice/model"
 HEADERS = {"Authorization": "Bearer token-of-alice"}
@@ -61,12 +62,8 @@ def test_body_size_is_limited(alice: HfApi, hub: LocalHub, monkeypatch: pytest.M
 def test_part_larger_than_declared_is_refused(alice: HfApi, hub: LocalHub, root: Path) -> None:
     alice.create_repo(REPO)
     size = (2 << 20) + 10
-    answer = httpx2.post(
-        f"{hub.endpoint}/{REPO}.git/info/lfs/objects/batch",
-        json={"objects": [{"oid": "a" * 64, "size": size}]},
-        headers=HEADERS,
-    )
-    urls = answer.json()["objects"][0]["actions"]["upload"]["header"]
+    (answer,) = lfs_batch(hub.endpoint, REPO, ("a" * 64, size))
+    urls = answer["actions"]["upload"]["header"]
     for part, size in (("1", 1 << 20), ("3", 10)):
         assert httpx2.put(urls[part], content=b"x" * (size + 1)).status_code == 422
     assert list((root / "models/alice/model.git/lfs/incoming").iterdir()) == []

@@ -95,12 +95,9 @@ def test_damaged_checkpoint_is_set_aside_for_an_older_one(tmp_path, caplog, dama
 
 def test_newest_valid_is_none_without_a_valid_checkpoint(tmp_path):
     assert sealed.newest_valid(tmp_path, RUN) is None
-    _flip(checkpoint_of(tmp_path, 5))
-    assert sealed.newest_valid(tmp_path, RUN) is None
-
-
-def test_unsealed_checkpoint_is_ignored(tmp_path):
     (tmp_path / ".staging" / "checkpoint-7").mkdir(parents=True)
+    assert sealed.newest_valid(tmp_path, RUN) is None, "it is not sealed"
+    _flip(checkpoint_of(tmp_path, 5))
     assert sealed.newest_valid(tmp_path, RUN) is None
 
 

@@ -30,22 +30,9 @@ STATE = {"labels": ["O", "B-date", "I-date", "B-people", "I-people"]}
 def words() -> PreTrainedTokenizerFast:
     """A WordPiece tokenizer with special tokens, as BERT's."""
     known = [
-        "[PAD]",
-        "[CLS]",
-        "[SEP]",
-        "[UNK]",
-        "table",
-        "for",
-        "4",
-        "people",
-        "on",
-        "fri",
-        "##day",
-        "8",
-        "##p",
-        "##m",
-        "pm",
-    ]
+        "[PAD]", "[CLS]", "[SEP]", "[UNK]", "table", "for", "4", "people", "on", "fri", "##day", "8", "##p",
+        "##m", "pm",
+    ]  # fmt: skip
     tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(known)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
