@@ -1,4 +1,4 @@
-"""The import graph of the product has no cycle, and no module of flows/ hides another one."""
+"""The import graph: no cycle, no module of flows/ that hides a library, and slow packages only when needed."""
 
 from __future__ import annotations
 
@@ -29,3 +29,18 @@ def test_a_module_of_flows_hides_none_of_a_library(name: str, tmp_path: Path) ->
     """A Prefect worker loads flows/retrain.py with flows/ first in sys.path: flows/dvc.py would be imported as DVC."""
     find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is not None)"
     assert subprocess.run([sys.executable, "-I", "-c", find], cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "slow"),
+    [
+        ("tasks.hub_client.local", ("fastapi", "torch", "huggingface_hub")),
+        ("tasks.hub_server.server", ("fastapi", "uvicorn", "dulwich", "pydantic")),
+        ("tasks.report.chart_data", ("matplotlib", "pyarrow")),
+        ("trainer", ("torch",)),
+    ],
+)
+def test_slow_packages_are_imported_only_when_needed(module: str, slow: tuple[str, ...]) -> None:
+    code = f"import sys, {module}; sys.exit(str([name for name in {slow} if name in sys.modules] or ''))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr.strip() == ""

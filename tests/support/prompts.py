@@ -6,9 +6,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
 from params import Recipe, load
 from params.artifacts import Artifacts
+from params.schema import TrainTokenizer
 from tasks.tokenization.stage import tokenize
+from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 
 GRPO: dict[str, Any] = {"name": "grpo", "num_generations": 4, "max_new_tokens": 4}
@@ -46,3 +51,11 @@ def tokenized(root: Path, content: dict[str, Any]) -> tuple[Artifacts, Recipe]:
     tiny.write_rows(artifacts, train=rows(80, 0), validation=rows(8, 1), test=rows(8, 2))
     tokenize(artifacts, tokenization=made.tokenization, objective=made.objective)
     return artifacts, made
+
+
+def random_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A tiny Llama with random weights, and a tokenizer of its vocabulary."""
+    tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", vocab_size=280, **sizes)), tokenizer

@@ -225,8 +225,8 @@ def test_release_by_another_project_makes_the_blessing_stale(project, tmp_path, 
     assert is_current(artifacts, recipe.publish)
     releases.learn(other, recipe, 2 * STEPS, seed=5)
     releases.evaluate(other, recipe)
-    theirs = releases.publish(other, recipe)
-    assert theirs.verdict == "published"
+    other_release = releases.publish(other, recipe)
+    assert other_release.verdict == "published"
     shutil.rmtree(artifacts.root / ".hub")
     shutil.copytree(other.root / ".hub", artifacts.root / ".hub")
 
@@ -236,10 +236,10 @@ def test_release_by_another_project_makes_the_blessing_stale(project, tmp_path, 
     monkeypatch.chdir(artifacts.root)
     assert main(["publish", "params/tiny.yaml"]) == os.EX_TEMPFAIL
     assert "StaleBlessingError: " in capsys.readouterr().err
-    assert published(artifacts).commit == theirs.commit
+    assert published(artifacts).commit == other_release.commit
 
     report = releases.evaluate(artifacts, recipe)
-    assert blessing_of(artifacts)["champion"]["commit"] == theirs.commit
+    assert blessing_of(artifacts)["champion"]["commit"] == other_release.commit
     assert releases.publish(artifacts, recipe).verdict == {"publish": "published", "keep": "kept"}[report.verdict]
 
 

@@ -122,21 +122,21 @@ def test_scores_do_not_depend_on_sequence_order(bench: Bench) -> None:
 
 def test_nonfinite_score_names_its_rows(bench: Bench) -> None:
     bench.score(8)
-    spoiled = bench.sequences[0]["row_id"]
+    row_id = bench.sequences[0]["row_id"]
     score_batch = bench.objective.score_batch
 
-    def spoil(model: Any, batch: Any, tokenizer: Any) -> torch.Tensor:
+    def score_with_nan(model: Any, batch: Any, tokenizer: Any) -> torch.Tensor:
         measured = score_batch(model, batch, tokenizer)
         measured[0, 0] = math.nan
         return measured
 
-    bench.objective.score_batch = spoil  # as with NaN weights
+    bench.objective.score_batch = score_with_nan  # as with NaN weights
     try:
         with pytest.raises(ModelError) as caught:
             bench.score(1000)
         assert caught.value.where == "model"
         assert caught.value.what.startswith("scores of 1 of ")
-        assert caught.value.what.endswith(f"rows are not finite (row_id {spoiled})")
+        assert caught.value.what.endswith(f"rows are not finite (row_id {row_id})")
         with pytest.raises(ModelError, match=r"\(row_id \d+, \d+, \d+, \d+, \d+, \.\.\.\)"):
             bench.score(1)
     finally:

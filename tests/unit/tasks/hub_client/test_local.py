@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -162,11 +161,3 @@ def test_start_errors(tmp_path: Path, members: Path, folder: str, host: str, err
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(error, match="fix: "):
         serve(tmp_path / folder, host=host, port=0, tokens=members)
-
-
-def test_local_imports_nothing_slow() -> None:
-    code = "import sys, tasks.hub_client.local; print([m for m in ('fastapi', 'torch', 'huggingface_hub') if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
-    )
-    assert done.stdout.strip() == "[]"

@@ -325,9 +325,9 @@ class TestStops:
         assert 1.0 < time.monotonic() - start < 15
         assert type(error) is PreemptedError
         reached = heartbeat.pulses(fake.folder)[0].step
-        wanted = "stopped by SIGTERM, and killed after 1 s of grace; its newest checkpoint is of step 2"
-        assert error.what.startswith(wanted)
-        repeated = int(error.what.removeprefix(f"{wanted}, and the ").split()[0])
+        expected = "stopped by SIGTERM, and killed after 1 s of grace; its newest checkpoint is of step 2"
+        assert error.what.startswith(expected)
+        repeated = int(error.what.removeprefix(f"{expected}, and the ").split()[0])
         assert reached - 20 < repeated + 2 <= reached, "the steps seen when it was killed"
 
     def test_second_interrupt_kills_at_once(self, fake):

@@ -209,16 +209,16 @@ def test_padding_is_recognized_by_position():
     assert collator().count_predicted(batch["labels"]) == 5
 
 
-@pytest.mark.parametrize(("keep_end", "kept"), [(True, slice(2, 5)), (False, slice(0, 3))])
-def test_truncation_cuts_all_tensors_alike(keep_end, kept):
+@pytest.mark.parametrize(("keep_end", "span"), [(True, slice(2, 5)), (False, slice(0, 3))])
+def test_truncation_cuts_all_tensors_alike(keep_end, span):
     ids, mask, labels = torch.tensor([3, 4, 5, 6, 7]), torch.tensor([1, 1, 0, 1, 1]), torch.tensor([-100, 4, 5, 6, 9])
     (row,) = collator(max_length=3, keep_end=keep_end).rows_of_tensors([ids], [mask], [labels])
-    assert row["input_ids"].tolist() == ids[kept].tolist()
-    assert row["attention_mask"].tolist() == mask[kept].tolist()
-    assert row["labels"].tolist() == [x if m else -100 for x, m in zip(labels[kept].tolist(), mask[kept], strict=True)]
+    assert row["input_ids"].tolist() == ids[span].tolist()
+    assert row["attention_mask"].tolist() == mask[span].tolist()
+    assert row["labels"].tolist() == [x if m else -100 for x, m in zip(labels[span].tolist(), mask[span], strict=True)]
     words = tokenizer()
     (row,) = collator(max_length=3, keep_end=keep_end, tokenizer=words).rows_of_texts(["b c d e f"], None)
-    assert row["input_ids"].tolist() == row["labels"].tolist() == ids[kept].tolist()
+    assert row["input_ids"].tolist() == row["labels"].tolist() == ids[span].tolist()
     assert words.truncation_side == "right"
     (row,) = collator(max_length=3, keep_end=keep_end, encoder_decoder=True).rows_of_tensors(
         [ids], None, [torch.arange(2, 9)]
@@ -226,14 +226,14 @@ def test_truncation_cuts_all_tensors_alike(keep_end, kept):
     assert row["labels"].tolist() == ([6, 7, 8] if keep_end else [2, 3, 4])
 
 
-@pytest.mark.parametrize(("pad", "wanted"), [("</s>", [4, 5, 0]), ("<unk>", [4, 5, 0, 0])])
-def test_decoder_labels_lose_their_padding(pad, wanted):
+@pytest.mark.parametrize(("pad", "expected"), [("</s>", [4, 5, 0]), ("<unk>", [4, 5, 0, 0])])
+def test_decoder_labels_lose_their_padding(pad, expected):
     """Except the end-of-text token, if it is also the padding token."""
     words = tokenizer()
     words.pad_token = pad
     labels = torch.tensor([4, 5, 0, 0, *[words.pad_token_id] * 3])
     (row,) = collator(encoder_decoder=True, tokenizer=words).rows_of_tensors([ROWS[0]], None, [labels])
-    assert row["labels"].tolist() == wanted
+    assert row["labels"].tolist() == expected
 
 
 ONE, TWO = [torch.tensor([2, 3])], [torch.tensor([2, 3]), torch.tensor([4, 5])]
@@ -452,19 +452,19 @@ def test_two_processes_train_like_one(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     alone = new_trainer(tmp_path / "alone", per_device_train_batch_size=5, optim="sgd", learning_rate=0.3)
-    wanted = [alone.step(input_ids=ROWS), alone.step(input_ids=[ROWS[0], ROWS[3]])]
+    expected = [alone.step(input_ids=ROWS), alone.step(input_ids=[ROWS[0], ROWS[3]])]
     moved = largest_difference(weights(alone), llama().state_dict())
     shared = load_file(tmp_path / "model" / "model.safetensors")
     assert largest_difference(shared, weights(alone)) < 1e-6 < 1e-3 < moved
     first, second = (json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in (0, 1))
     assert first[:2] == second[:2]
     assert (first[0]["loss"], first[0]["grad_norm"]) == pytest.approx(
-        (wanted[0]["loss"], wanted[0]["grad_norm"]), rel=1e-5
+        (expected[0]["loss"], expected[0]["grad_norm"]), rel=1e-5
     )
-    assert (first[0]["rows"], first[0]["tokens"]) == (5, wanted[0]["tokens"])
-    assert first[1]["loss"] == pytest.approx(wanted[1]["loss"], rel=1e-5)
+    assert (first[0]["rows"], first[0]["tokens"]) == (5, expected[0]["tokens"])
+    assert first[1]["loss"] == pytest.approx(expected[1]["loss"], rel=1e-5)
     assert first[1]["pending"] == 1
-    assert first[3]["grad_norm"] == pytest.approx(wanted[1]["grad_norm"], rel=1e-5)
+    assert first[3]["grad_norm"] == pytest.approx(expected[1]["grad_norm"], rel=1e-5)
     assert "input_ids is empty" in second[2]
     assert first[2] == f"on process 1, {second[2]}"
 

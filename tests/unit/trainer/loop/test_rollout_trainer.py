@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin
+from transformers import GenerationMixin
 
 from params import CheckpointError, ModelError
 from params.schema import ObjectiveChoice, TrainTokenizer
@@ -63,12 +63,7 @@ def test_one_round_of_completions_serves_several_steps(
 
 
 def test_completions_do_not_depend_on_the_rest_of_the_batch() -> None:
-    tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        "llama", vocab_size=280, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
-    )
-    model = AutoModelForCausalLM.from_config(config)
+    model, tokenizer = prompts.random_model()
     prompt_ids = [tokenizer(text)["input_ids"] for text in ("a", "a longer one", "b", "a")]
     keys = [("key", i) for i in range(4)]
 
@@ -89,12 +84,7 @@ def test_completions_do_not_depend_on_the_rest_of_the_batch() -> None:
 
 
 def test_sampled_tokens_follow_the_models_distribution() -> None:
-    tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        "llama", vocab_size=280, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
-    )
-    model = AutoModelForCausalLM.from_config(config)
+    model, tokenizer = prompts.random_model()
     with torch.no_grad():
         model.lm_head.weight.mul_(60)  # some tokens are much likelier than others
         logits = model(torch.tensor([[65]])).logits[0, -1]
@@ -139,10 +129,10 @@ def test_two_processes_generate_and_train_like_one(objective: dict[str, Any], tm
         assert found[key]["rewards"] == rollout["rewards"], key
         assert found[key]["row"] == rollout["row"], key
     elastic.start(processes=1)
-    taken = elastic.steps()
+    steps = elastic.steps()
     for step, at in whole.steps().items():
-        assert taken[step]["rows"] == at["rows"], step
-        assert taken[step]["loss"] == pytest.approx(at["loss"], rel=1e-5, abs=1e-6), step
+        assert steps[step]["rows"] == at["rows"], step
+        assert steps[step]["loss"] == pytest.approx(at["loss"], rel=1e-5, abs=1e-6), step
     for name, tensor in load_file(whole.checkpoint / "model.safetensors").items():
         assert torch.allclose(load_file(elastic.checkpoint / "model.safetensors")[name], tensor, atol=2e-5), name
     lines = [[e for e in t.history() if "loss" in e] for t in (whole, elastic)]
@@ -295,10 +285,10 @@ def test_iterative_loss_is_the_next_token_loss(tmp_path: Path) -> None:
             tmp_path / str(micro_batch), ROUNDS, {"launch.micro_batch_size": micro_batch, "training.max_grad_norm": 0.0}
         )
         trainer: Any = in_process.trainer_of(made)
-        taken: list[Any] = []
+        samples: list[Any] = []
         plain = trainer._task.training_samples
-        trainer._task.training_samples = lambda rollout, plain=plain, taken=taken: (
-            taken.extend(plain(rollout)) or plain(rollout)
+        trainer._task.training_samples = lambda rollout, plain=plain, samples=samples: (
+            samples.extend(plain(rollout)) or plain(rollout)
         )
 
         def stop(**_: Any) -> None:
@@ -311,13 +301,13 @@ def test_iterative_loss_is_the_next_token_loss(tmp_path: Path) -> None:
         model = trainer.model.eval()
         model.zero_grad()
         total = torch.tensor(0.0)
-        for training_sample in taken:  # one by one, without padding
+        for training_sample in samples:  # one by one, without padding
             ids = torch.tensor([[*training_sample.prompt, *training_sample.completion]])
             learned = torch.arange(ids.shape[1])[None] >= len(training_sample.prompt)
             total = total - token_logprobs(model(ids).logits, ids, learned).sum()
-        loss = total / sum(len(training_sample.completion) for training_sample in taken)
+        loss = total / sum(len(training_sample.completion) for training_sample in samples)
         loss.backward()
-        assert len(taken) == 8
+        assert len(samples) == 8
         assert sum(trainer.guard.losses) == pytest.approx(loss.item(), rel=1e-5)
         for name, weight in model.named_parameters():
             torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-4, atol=1e-6)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
+from tests.support import prompts
 from trainer import objectives
 from trainer.objectives.bases.rollout import Rollout, TrainingSample, training_batch
 
@@ -65,12 +65,7 @@ GROUPS = [
 def test_loss_and_gradients_match_trl(kind: str, tmp_path: Path) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
-    tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        "llama", vocab_size=280, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
-    )
-    model = AutoModelForCausalLM.from_config(config)
+    model, tokenizer = prompts.random_model()
     model.save_pretrained(tmp_path / "model")
     ours = objective(loss_type=kind, beta=0.2, temperature=0.8, max_new_tokens=6)
     generator = torch.Generator().manual_seed(1)

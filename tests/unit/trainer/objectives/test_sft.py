@@ -174,19 +174,19 @@ def test_pack_puts_each_example_into_the_fullest_sequence_with_room():
 def test_pack_loses_nothing_with_bounded_memory_and_is_reproducible():
     rng = random.Random(1)
     examples = examples_of(*(rng.randint(2, 40) for _ in range(2000)))
-    taken = 0
+    read = 0
 
     def counted():
-        nonlocal taken
+        nonlocal read
         for example in examples:
-            taken += 1
+            read += 1
             yield example
 
     packed, returned = [], 0
     for sequence in packing.pack(counted(), 40):
         returned += len(sequence["lengths"])
         packed.append(sequence)
-        assert taken - returned <= packing.OPEN * 20, "memory does not grow with the rows"
+        assert read - returned <= packing.OPEN * 20, "memory does not grow with the rows"
     assert packed == list(packing.pack(examples, 40))
     found = sorted(i for p in packed for i in p["input_ids"])
     assert found == sorted(i for e in examples for i in e["input_ids"])

@@ -72,16 +72,16 @@ class TestExclusive:
             end(owner)
 
     def test_exclusive_waits_for_the_current_owner(self, tmp_path: Path) -> None:
-        path, held, release = tmp_path / "x.lock", threading.Event(), threading.Event()
+        path, acquired, release = tmp_path / "x.lock", threading.Event(), threading.Event()
 
         def hold() -> None:
             with exclusive(path, "a test"):
-                held.set()
+                acquired.set()
                 release.wait()
 
         thread = threading.Thread(target=hold)
         thread.start()
-        held.wait()
+        acquired.wait()
         with pytest.raises(TransientError, match="already running"), exclusive(path, "a test", wait_s=0.2):
             pass
         threading.Timer(0.5, release.set).start()
