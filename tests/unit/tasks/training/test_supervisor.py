@@ -224,25 +224,25 @@ class TestStalls:
         assert (found.rank, found.state, found.pulse.step) == (1, "stopped", 5)
         assert "in here" in str(found), "it was resumed to write its stack"
 
-    def test_rank_behind_in_steps_is_named(self, tmp_path):
-        with StalledProcesses(tmp_path, 2, "heart.beat('training', 5 - rank)") as stalled:
-            assert [one.rank for one in stalled.watch()] == [1]
-
     def test_rank_that_stalled_first_is_named(self, tmp_path, monkeypatch):
         monkeypatch.setattr(ranks, "_NOISE_S", 0.5)
         code = "end = time.monotonic() + 1.5 * (rank != 1)\nwhile time.monotonic() < end: heart.beat('training', 5)"
         with StalledProcesses(tmp_path, 3, code) as stalled:
             assert [one.rank for one in stalled.watch(4.0)] == [1]
 
-    def test_rank_outside_a_collective_is_named(self, tmp_path):
-        """Only the stacks differ: both stopped at the same step at the same time."""
-        waiting = "code = compile('def all_reduce(): here()', '/lib/torch/distributed/distributed_c10d.py', 'exec')\n"
-        with StalledProcesses(tmp_path, 2, waiting + "exec(code)\nif rank == 0: all_reduce()") as stalled:
-            assert [one.rank for one in stalled.watch()] == [1]
+    WAITING = (
+        "code = compile('def all_reduce(): here()', '/lib/torch/distributed/distributed_c10d.py', 'exec')\n"
+        "exec(code)\nif rank == 0: all_reduce()"
+    )
 
-    def test_all_ranks_are_named_when_undecided(self, tmp_path):
-        with StalledProcesses(tmp_path, 2) as stalled:
-            assert [one.rank for one in stalled.watch()] == [0, 1]
+    @pytest.mark.parametrize(
+        ("code", "ranks"),
+        [("heart.beat('training', 5 - rank)", [1]), (WAITING, [1]), ("", [0, 1])],
+        ids=["behind in steps", "outside a collective, by its stack", "undecided"],
+    )
+    def test_stalled_ranks_are_named(self, tmp_path, code, ranks):
+        with StalledProcesses(tmp_path, 2, code) as stalled:
+            assert [rank.rank for rank in stalled.watch()] == ranks
 
     def test_starting_has_a_longer_timeout(self, tmp_path, monkeypatch):
         with StalledProcesses(tmp_path, 1, "heart.beat('starting')") as stalled:
