@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from params.artifacts import Artifacts
-from params.schema import Evaluation, Gate, Model, ObjectiveChoice
-from tasks import digests
+from params.schema import Gate
 from tasks.evaluation import gate
 from tasks.evaluation.report import Comparison, SliceResult, Verdict
 from tasks.evaluation.scoring import ScoredModel, ScoredModels, Scores
@@ -206,31 +204,6 @@ def test_worse_slice_keeps_the_champion_although_the_whole_is_better() -> None:
     verdict = judge(Gate(slice_margin=0.05), slices=[slice_result(margin_p_value=0.001)])
     assert verdict.verdict == "keep"
     assert verdict.reasons[1] == "accuracy of language 'a' (50 rows) is 0.2 worse than the champion's, more than 0.05"
-
-
-def test_recipe_digest_depends_on_each_setting() -> None:
-    def digest(seed: int = 1, metric: str | None = None, **options: Any) -> str:
-        return digests.recipe_digest(
-            seed=seed,
-            objective=ObjectiveChoice(name="causal_lm", **options),
-            model=Model(config={"model_type": "llama"}),
-            evaluation=Evaluation(gate=Gate(metric=metric)),
-        )
-
-    assert digest() == digest()
-    assert len({digest(), digest(seed=2), digest(metric="loss"), digest(packing=False)}) == 4
-
-
-def test_data_digest_depends_on_every_split(tmp_path: Any) -> None:
-    artifacts = Artifacts("tiny", tmp_path)
-    artifacts.rows.mkdir(parents=True)
-    for split in ("train", "validation", "test"):
-        (artifacts.rows / f"{split}.parquet").write_bytes(split.encode())
-    seen = {digests.data_digest(artifacts)}
-    for split in ("train", "validation", "test"):
-        (artifacts.rows / f"{split}.parquet").write_bytes(b"other")
-        seen.add(digests.data_digest(artifacts))
-    assert len(seen) == 4
 
 
 def test_gate_takes_a_gain_or_a_margin() -> None:

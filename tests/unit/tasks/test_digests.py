@@ -1,0 +1,34 @@
+"""The digests of a recipe and of its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from params.artifacts import Artifacts
+from params.schema import Evaluation, Gate, Model, ObjectiveChoice
+from tasks import digests
+
+
+def test_recipe_digest_depends_on_each_setting() -> None:
+    def digest(seed: int = 1, metric: str | None = None, **options: Any) -> str:
+        return digests.recipe_digest(
+            seed=seed,
+            objective=ObjectiveChoice(name="causal_lm", **options),
+            model=Model(config={"model_type": "llama"}),
+            evaluation=Evaluation(gate=Gate(metric=metric)),
+        )
+
+    assert digest() == digest()
+    assert len({digest(), digest(seed=2), digest(metric="loss"), digest(packing=False)}) == 4
+
+
+def test_data_digest_depends_on_every_split(tmp_path: Any) -> None:
+    artifacts = Artifacts("tiny", tmp_path)
+    artifacts.rows.mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        (artifacts.rows / f"{split}.parquet").write_bytes(split.encode())
+    seen = {digests.data_digest(artifacts)}
+    for split in ("train", "validation", "test"):
+        (artifacts.rows / f"{split}.parquet").write_bytes(b"other")
+        seen.add(digests.data_digest(artifacts))
+    assert len(seen) == 4
