@@ -63,7 +63,7 @@ def test_mcnemar_matches_agrestis_example() -> None:
 
 @pytest.mark.parametrize("only_one", [0, 1, 5, 12, 100])
 def test_mcnemar_is_twice_the_smaller_binomial_tail(only_one: int) -> None:
-    """As it was computed before scipy.stats.binomtest did it."""
+    """The formula, computed with the binomial distribution function."""
     for only_other in (1, 4, 5, 13, 400):
         tail = bdtr(float(min(only_one, only_other)), only_one + only_other, 0.5)
         assert mcnemar(only_one, only_other) == pytest.approx(min(1.0, 2 * float(tail)), rel=1e-9)
@@ -242,6 +242,6 @@ def peak_mib(rows: int) -> float:
 
 
 def test_resampling_memory_does_not_grow_with_the_rows() -> None:
-    """Weights of 200 resamples of 50,000 rows would take 76 MiB. What grows are figures without a row, as the scores do."""
+    """Weights of 200 resamples of 50,000 rows would take 76 MiB. Only the scores grow."""
     small, large = peak_mib(5_000), peak_mib(50_000)
     assert large - small < 20
