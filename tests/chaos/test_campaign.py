@@ -42,7 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.timeout(60 + 30 * KILLS)
-def test_killed_anywhere_it_ends_as_if_nobody_had(tmp_path: Path, said_at_end: list[str]) -> None:
+def test_run_killed_anywhere_ends_like_the_golden_run(tmp_path: Path, said_at_end: list[str]) -> None:
     variants = VARIANTS if IS_LONG else dict(list(VARIANTS.items())[:2])
     victims = [Victim(tmp_path / str(i), STEPS | changes) for i, changes in enumerate(variants.values())]
     campaigns = [Campaign(name, victim) for name, victim in zip(variants, victims, strict=True)]

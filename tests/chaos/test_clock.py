@@ -45,7 +45,7 @@ def victim(tmp_path: Path) -> Iterator[Victim]:
         made.project.end()
 
 
-def test_a_clock_that_is_moved_changes_nothing(victim, tmp_path):
+def test_moved_clock_changes_nothing(victim, tmp_path):
     (tmp_path / "clock").mkdir()
     (tmp_path / "clock" / "sitecustomize.py").write_text(MOVED_CLOCK)
     path = f"{tmp_path / 'clock'}{os.pathsep}{victim.project.root}"

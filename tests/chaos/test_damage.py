@@ -85,7 +85,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
 
 
 @pytest.mark.parametrize(("damage", "why"), DAMAGES.items(), ids=[damage.__name__ for damage in DAMAGES])
-def test_the_one_before_is_chosen(killed, damage, why, tmp_path, caplog):
+def test_damaged_checkpoint_falls_back_to_the_one_before(killed, damage, why, tmp_path, caplog):
     folder = tmp_path / killed.folder.name
     shutil.copytree(killed.folder, folder)
     newest, before = (folder / checkpoint.name for checkpoint in killed.checkpoints()[:2])
@@ -93,12 +93,12 @@ def test_the_one_before_is_chosen(killed, damage, why, tmp_path, caplog):
     damage(newest)
     assert choose(folder, run, "auto") == before
     assert not newest.exists()
-    (said,) = (message for message in caplog.messages if "set aside" in message)
-    assert f"broken-{newest.name}: " in said
-    assert why in said
+    (line,) = (message for message in caplog.messages if "set aside" in message)
+    assert f"broken-{newest.name}: " in line
+    assert why in line
 
 
-def test_damaged_all_at_once_it_ends_like_the_golden_run(killed):
+def test_run_with_every_checkpoint_damaged_ends_like_the_golden_run(killed):
     """Last in this module: it ends the run."""
     *newer, oldest = killed.checkpoints()
     for checkpoint, damage in zip(newer, DAMAGES, strict=True):

@@ -20,7 +20,7 @@ from tests.support.project import Project, wait_for
 pytestmark = pytest.mark.skipif(not IS_LONG, reason="`make chaos` kills the drivers too")
 
 
-def test_flow_dvc_and_stage_killed_in_turn(project: Project, tmp_path: Path) -> None:
+def test_run_survives_kills_of_flow_dvc_and_stage(project: Project, tmp_path: Path) -> None:
     project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 300")
     made = Artifacts("tiny", project.root)
     project.run("dvc", "repro", "train@tiny")

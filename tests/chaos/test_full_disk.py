@@ -38,7 +38,7 @@ def small_disk(victim: Victim) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("left_free", [150_000, 0], ids=["too little for a checkpoint", "not a byte"])
-def test_a_disk_that_fills_up(victim, left_free):
+def test_full_disk_at_any_point_is_reported_and_the_next_run_is_exact(victim, left_free):
     process = victim.start()
     wait_for(lambda: victim.newest_step() >= 10, "two checkpoints", 120)
     ballast = victim.artifacts.scratch / "ballast"

@@ -8,7 +8,7 @@ from tests.chaos.victims import EX_TEMPFAIL
 from tests.support.project import wait_for
 
 
-def test_of_two_at_once_one_trains(victim):
+def test_only_one_of_two_starts_trains(victim):
     starts = [victim.start(log=f"{name}.log") for name in ("first", "second")]
     status = [start.wait(240) for start in starts]
     victim.project.started.clear()
@@ -20,7 +20,7 @@ def test_of_two_at_once_one_trains(victim):
     assert victim.final_differences() == []
 
 
-def test_a_start_in_the_moment_in_which_another_is_killed(victim):
+def test_start_while_another_is_killed(victim):
     """The trainer of the first may still be about to end when the second wants to start its own."""
     first = victim.start(log="first.log")
     wait_for(lambda: victim.newest_step() >= 10, "a checkpoint", 120)

@@ -15,7 +15,7 @@ PAGES.remove(ROOT / "docs/iterative.md")  # `trainer` is a variable there
 
 
 @pytest.mark.parametrize("package", ["params", "trainer", "tasks", "flows"])
-def test_the_tree_shows_every_folder(package: str) -> None:
+def test_tree_shows_every_folder(package: str) -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     block = re.search(rf"^    {package}/(.*?)(?=^    \w+[/.]|^\S)", text, re.MULTILINE | re.DOTALL)
     assert block

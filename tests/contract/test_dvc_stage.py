@@ -67,7 +67,7 @@ def runs(project: Path) -> int:
     return len((project / "runs.log").read_text(encoding="utf-8").splitlines())
 
 
-def test_a_stage_is_stale_until_it_has_run_and_again_when_its_input_changes(project: Path) -> None:
+def test_stage_is_stale_before_its_run_and_after_a_change(project: Path) -> None:
     assert dvc_stage.is_stale("good")
     assert run("good") == (0, None)
     assert not dvc_stage.is_stale("good")
@@ -83,7 +83,7 @@ def test_a_stage_is_stale_until_it_has_run_and_again_when_its_input_changes(proj
     assert runs(project) == count, "DVC restores the outputs of the same work without running the command"
 
 
-def test_force_runs_a_stage_that_is_not_stale(project: Path) -> None:
+def test_force_runs_a_fresh_stage(project: Path) -> None:
     run("good")
     before = runs(project)
     assert run("good") == (0, None)
@@ -93,11 +93,11 @@ def test_force_runs_a_stage_that_is_not_stale(project: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "status"), [("refuses", 65), ("dies", 128 + 9)])
-def test_the_exit_status_of_a_command_comes_back(name: str, status: int) -> None:
+def test_exit_status_of_a_command_is_returned(name: str, status: int) -> None:
     assert run(name) == (status, None)
 
 
-def test_the_error_that_a_command_reports_comes_back_whole() -> None:
+def test_error_of_a_command_is_returned_whole() -> None:
     status, result = run("reports")
     assert status == DataError.exit_code
     assert result is not None
@@ -105,7 +105,7 @@ def test_the_error_that_a_command_reports_comes_back_whole() -> None:
     assert vars(result.error) == vars(DataError("rows.csv:3", "is empty", "fill it", key="data.source.train"))
 
 
-def test_an_output_that_a_command_does_not_write_is_an_error_of_its_own() -> None:
+def test_missing_output_is_an_error() -> None:
     status, result = run("forgets")
     assert status == EvergreenError.exit_code
     assert result is not None
@@ -123,7 +123,7 @@ def busy(project: Path) -> int:
     lock.unlink()
 
 
-def test_a_busy_stage_is_transient_and_its_owner_named(busy: int) -> None:
+def test_busy_stage_is_a_transient_error_that_names_the_owner(busy: int) -> None:
     status, result = run("good", "--force")
     assert status == TransientError.exit_code
     assert result is not None
@@ -133,12 +133,12 @@ def test_a_busy_stage_is_transient_and_its_owner_named(busy: int) -> None:
         dvc_stage.is_stale("good")
 
 
-def test_a_stage_that_does_not_exist_is_named() -> None:
+def test_unknown_stage_is_named() -> None:
     with pytest.raises(RecipeError, match="there is no stage train@none"):
         dvc_stage.is_stale("train@none")
 
 
-def test_a_broken_dvc_yaml_is_named(project: Path) -> None:
+def test_invalid_dvc_yaml_is_named(project: Path) -> None:
     text = (project / "dvc.yaml").read_text(encoding="utf-8")
     (project / "dvc.yaml").write_text("stages: [", encoding="utf-8")
     try:

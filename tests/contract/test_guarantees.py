@@ -17,7 +17,7 @@ GUARANTEES = {
 
 
 @pytest.mark.parametrize("title", GUARANTEES)
-def test_a_guarantee_has_tests_and_limits(title: str) -> None:
+def test_guarantee_names_tests_and_limits(title: str) -> None:
     text = GUARANTEES[title]
     assert "not promised" in text
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
@@ -26,6 +26,6 @@ def test_a_guarantee_has_tests_and_limits(title: str) -> None:
         assert f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{test}"
 
 
-def test_the_benchmarks_that_are_named_are_there() -> None:
+def test_named_benchmarks_exist() -> None:
     for path in re.findall(r"`(benchmarks/\w+\.py)`", " ".join(PAGES.values())):
         assert (ROOT / path).exists(), path

@@ -15,7 +15,7 @@ from tests.support.project import ROOT
 PACKAGES = ("params", "trainer", "tasks", "flows")
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_no_import_cycle() -> None:
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=False, cache_dir=None)
     order = TopologicalSorter({module: graph.find_modules_directly_imported_by(module) for module in graph.modules})
     try:
@@ -25,7 +25,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "flows").glob("*.py") if path.stem != "__init__"))
-def test_a_module_of_flows_hides_none_of_a_library(name: str, tmp_path: Path) -> None:
+def test_no_module_of_flows_hides_a_library(name: str, tmp_path: Path) -> None:
     """A Prefect worker loads flows/retrain.py with flows/ first in sys.path: flows/dvc.py would be imported as DVC."""
     find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is not None)"
     assert subprocess.run([sys.executable, "-I", "-c", find], cwd=tmp_path).returncode == 0

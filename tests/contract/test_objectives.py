@@ -24,7 +24,7 @@ MAX_LENGTH = 24
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
-class Tried:
+class ObjectiveCase:
     """An objective with its examples encoded, and a tiny model with its head."""
 
     def __init__(self, name):
@@ -57,37 +57,37 @@ class Tried:
 
 
 @pytest.fixture(scope="module", params=objectives.names())
-def tried(request):
-    return Tried(request.param)
+def case(request):
+    return ObjectiveCase(request.param)
 
 
-def test_there_are_examples_with_the_columns_it_asks_for(tried):
-    assert len(tried.objective.example_rows) >= 2
-    for row in tried.objective.example_rows:
-        assert set(tried.objective.columns()) <= set(row)
+def test_examples_have_every_column(case):
+    assert len(case.objective.example_rows) >= 2
+    for row in case.objective.example_rows:
+        assert set(case.objective.columns()) <= set(row)
 
 
-def test_sequences_are_within_the_limit_and_know_their_row(tried):
-    assert {e["row_id"] for e in tried.examples} == {row["row_id"] for row in tried.rows}
-    for example in tried.examples:
+def test_sequences_respect_max_length_and_have_a_row_id(case):
+    assert {e["row_id"] for e in case.examples} == {row["row_id"] for row in case.rows}
+    for example in case.examples:
         assert 1 < len(example["input_ids"]) <= MAX_LENGTH
-        assert all(0 <= i < len(tried.tokenizer) for i in example["input_ids"])
-        if tried.objective.has_target_text:
+        assert all(0 <= i < len(case.tokenizer) for i in example["input_ids"])
+        if case.objective.has_target_text:
             assert 1 < len(example["labels"]) <= MAX_LENGTH
         elif isinstance(example["labels"], list):
             assert len(example["labels"]) == len(example["input_ids"])
 
 
-def test_a_batch_is_padded_to_its_longest_sequence_and_padding_is_never_learned(tried):
-    batch = tried.objective.collate(tried.examples, tried.tokenizer)
-    lengths = [len(e["input_ids"]) for e in tried.examples]
+def test_padding_is_not_learned(case):
+    batch = case.objective.collate(case.examples, case.tokenizer)
+    lengths = [len(e["input_ids"]) for e in case.examples]
     shape = (len(lengths), max(lengths))
     assert len(set(lengths)) > 1, "examples of different lengths are needed"
     assert batch["input_ids"].shape == batch["attention_mask"].shape == shape
     assert batch["input_ids"].dtype == batch["labels"].dtype == torch.long
-    for i, (example, length) in enumerate(zip(tried.examples, lengths, strict=True)):
+    for i, (example, length) in enumerate(zip(case.examples, lengths, strict=True)):
         assert batch["input_ids"][i, :length].tolist() == example["input_ids"]
-        assert batch["input_ids"][i, length:].eq(tried.tokenizer.pad_token_id).all()
+        assert batch["input_ids"][i, length:].eq(case.tokenizer.pad_token_id).all()
         assert batch["attention_mask"][i].tolist() == [1] * length + [0] * (shape[1] - length)
         if batch["labels"].dim() == 2:
             learned = len(example["labels"])
@@ -97,83 +97,83 @@ def test_a_batch_is_padded_to_its_longest_sequence_and_padding_is_never_learned(
             assert batch["labels"][i] == example["labels"]
 
 
-def scores(tried, batch_size):
-    model = tried.model()
-    for start in range(0, len(tried.examples), batch_size):
-        collated = tried.objective.collate(tried.examples[start : start + batch_size], tried.tokenizer)
-        batch = tried.objective.prepare_inputs(model, collated)
+def scores(case, batch_size):
+    model = case.model()
+    for start in range(0, len(case.examples), batch_size):
+        collated = case.objective.collate(case.examples[start : start + batch_size], case.tokenizer)
+        batch = case.objective.prepare_inputs(model, collated)
         with torch.inference_mode():
-            yield batch, tried.objective.score_batch(model, batch, tried.tokenizer)
+            yield batch, case.objective.score_batch(model, batch, case.tokenizer)
 
 
-def test_scores_are_one_finite_double_per_sequence_and_name(tried):
-    for batch, found in scores(tried, 2):
-        assert found.shape == (len(batch["input_ids"]), len(tried.objective.score_names))
+def test_scores_are_finite_doubles(case):
+    for batch, found in scores(case, 2):
+        assert found.shape == (len(batch["input_ids"]), len(case.objective.score_names))
         assert found.dtype == torch.float64
         assert found.isfinite().all()
 
 
-def test_losses_of_labels_sum_to_the_score(tried):
-    if not isinstance(tried.objective, Likelihood):
+def test_token_losses_sum_to_the_score(case):
+    if not isinstance(case.objective, Likelihood):
         pytest.skip("it gives labels no probability")
-    at, model = tried.objective.score_names.index("nll"), tried.model()
-    for batch, found in scores(tried, 3):
+    at, model = case.objective.score_names.index("nll"), case.model()
+    for batch, found in scores(case, 3):
         with torch.inference_mode():
-            losses = tried.objective.losses(logits_of(model, batch), batch["labels"])
+            losses = case.objective.losses(logits_of(model, batch), batch["labels"])
         assert losses.shape == batch["labels"].shape
         assert losses.isfinite().any()
         total = losses.double().nan_to_num(0).reshape(len(losses), -1).sum(1)
         torch.testing.assert_close(total, found[:, at], rtol=1e-12, atol=0)
 
 
-def test_the_models_own_loss_is_the_metric_loss(tried):
+def test_model_loss_is_the_metric_loss(case):
     """So that what is trained and what is reported are the same value."""
-    if not isinstance(tried.objective, Likelihood):
+    if not isinstance(case.objective, Likelihood):
         pytest.skip("its loss is not the model's own")
-    model = tried.model()
-    batch = tried.objective.prepare_inputs(model, tried.objective.collate(tried.examples, tried.tokenizer))
-    accumulator = MetricAccumulator(tried.objective, tried.state)
+    model = case.model()
+    batch = case.objective.prepare_inputs(model, case.objective.collate(case.examples, case.tokenizer))
+    accumulator = MetricAccumulator(case.objective, case.state)
     with torch.inference_mode():
         out = model(**batch)
-        accumulator.update(tried.objective.score_batch(model, batch, tried.tokenizer))
+        accumulator.update(case.objective.score_batch(model, batch, case.tokenizer))
     assert accumulator.compute()["loss"] == pytest.approx(float(out.loss), rel=1e-5)
 
 
-def test_metrics_do_not_depend_on_the_batch_size(tried):
-    rows = torch.cat([found for _, found in scores(tried, len(tried.examples))])
+def test_metrics_do_not_depend_on_the_batch_size(case):
+    rows = torch.cat([found for _, found in scores(case, len(case.examples))])
     rows = rows.repeat(7, 1)[torch.randperm(7 * len(rows), generator=torch.Generator().manual_seed(1))]
     found = {}
     for size in (1, 2, 7, len(rows)):
-        accumulator = MetricAccumulator(tried.objective, tried.state)
+        accumulator = MetricAccumulator(case.objective, case.state)
         for part in rows.split(size):
             accumulator.update(part)
         found[size] = accumulator.compute()
-        assert found[size].keys() == tried.objective.metrics.keys()
+        assert found[size].keys() == case.objective.metrics.keys()
         for name, value in found[size].items():
             assert value == pytest.approx(found[1][name], rel=1e-9), (size, name)
 
 
-def test_a_loss_that_is_not_finite_is_seen(tried):
-    rows = torch.cat([found for _, found in scores(tried, 2)])
+def test_nonfinite_loss_is_detected(case):
+    rows = torch.cat([found for _, found in scores(case, 2)])
     for bad in (math.nan, math.inf):
         spoilt = rows.clone()
-        score = next(name for name in ("nll", "loss", "reward") if name in tried.objective.score_names)
-        spoilt[0, tried.objective.score_names.index(score)] = bad
-        accumulator = MetricAccumulator(tried.objective, tried.state)
+        score = next(name for name in ("nll", "loss", "reward") if name in case.objective.score_names)
+        spoilt[0, case.objective.score_names.index(score)] = bad
+        accumulator = MetricAccumulator(case.objective, case.state)
         accumulator.update(spoilt)
         assert not math.isfinite(accumulator.compute()["reward" if score == "reward" else "loss"])
 
 
-def test_each_metric_has_a_direction_and_each_option_a_default(tried):
+def test_metrics_have_directions_and_options_have_defaults(case):
     # what a model says is judged by rewards: there is no text whose likelihood would count
-    assert ("loss" in tried.objective.metrics) is not isinstance(tried.objective, GenerativeObjective)
-    assert set(tried.objective.metrics.values()) <= {"min", "max"}
-    assert type(tried.objective).options_class() == tried.objective.options
-    assert type(tried.objective).__module__ == f"trainer.objectives.{tried.objective.__module__.split('.')[-1]}"
+    assert ("loss" in case.objective.metrics) is not isinstance(case.objective, GenerativeObjective)
+    assert set(case.objective.metrics.values()) <= {"min", "max"}
+    assert type(case.objective).options_class() == case.objective.options
+    assert type(case.objective).__module__ == f"trainer.objectives.{case.objective.__module__.split('.')[-1]}"
 
 
 @pytest.mark.parametrize("name", ["causal_ml", "Objective", "__init__", "os", "..worker", ""])
-def test_an_unknown_objective_is_refused(name):
+def test_unknown_objective_is_refused(name):
     with pytest.raises(RecipeError, match="no objective"):
         objectives.find(name)
 
@@ -200,7 +200,7 @@ class Toy(Objective[Options]):
 '''
 
 
-def test_a_new_objective_is_a_new_file(tmp_path):
+def test_new_objective_needs_only_a_new_file(tmp_path):
     for package in ("params", "trainer"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "trainer" / "objectives" / "toy.py").write_text(TOY)

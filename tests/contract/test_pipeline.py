@@ -77,25 +77,25 @@ def test_dvc_has_the_six_stages_in_order() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_declares_the_sections_that_its_function_reads(stage: str) -> None:
+def test_stage_declares_the_sections_its_function_reads(stage: str) -> None:
     (params,) = DVC["stages"][stage]["do"]["params"]
     assert list(params) == ["params/${key}.yaml"]
     assert sorted(params["params/${key}.yaml"]) == sorted(set(stages.sections(stage)) - READ_ELSEWHERE.keys())
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_is_run_by_the_documented_command(stage: str) -> None:
+def test_stage_runs_the_documented_command(stage: str) -> None:
     assert DVC["stages"][stage]["do"]["cmd"] == f"exec python -m tasks {stage} params/${{key}}.yaml"
     assert DVC["stages"][stage]["foreach"] == "${recipes}"
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_writes_its_report_where_artifacts_says(stage: str) -> None:
+def test_report_of_a_stage_is_among_its_outputs(stage: str) -> None:
     report = Artifacts("default").report(stage)
     assert any(path == report or path in report.parents for path in made(stage))
 
 
-def test_outputs_are_those_of_artifacts() -> None:
+def test_outputs_match_artifacts() -> None:
     a = Artifacts("default")
     assert made("ingest") == [a.raw]
     assert made("validate") == [a.validated]
@@ -107,7 +107,7 @@ def test_outputs_are_those_of_artifacts() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES[1:])
-def test_a_stage_reads_what_earlier_stages_write(stage: str) -> None:
+def test_stage_reads_what_earlier_stages_write(stage: str) -> None:
     earlier = [path for s in STAGES[: STAGES.index(stage)] for path in made(s)]
     read = [Path(p) for p in declared(stage)["deps"] if p.startswith("runs/")]
     assert read
@@ -115,7 +115,7 @@ def test_a_stage_reads_what_earlier_stages_write(stage: str) -> None:
         assert any(path == made_path or made_path in path.parents for made_path in earlier), path
 
 
-def test_only_what_the_hub_said_stays_out_of_the_cache() -> None:
+def test_only_outputs_that_depend_on_the_hub_are_not_cached() -> None:
     uncached = [
         path
         for body in DVC["stages"].values()
@@ -129,7 +129,7 @@ def test_only_what_the_hub_said_stays_out_of_the_cache() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_recipe_is_in_the_list(path: Path) -> None:
+def test_dvc_yaml_lists_every_recipe(path: Path) -> None:
     assert path.stem in RECIPES, "add it to `recipes` at the top of dvc.yaml"
     assert RECIPES[path.stem]["objective"] == load(path).objective.name
     assert (ROOT / RECIPES[path.stem]["data"]).exists()
@@ -138,7 +138,7 @@ def test_every_recipe_is_in_the_list(path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_item_of_the_list_is_a_recipe(recipe: str) -> None:
+def test_dvc_yaml_lists_only_recipes(recipe: str) -> None:
     assert (ROOT / "params" / f"{recipe}.yaml").exists()
 
 
@@ -148,7 +148,7 @@ def graph() -> grimp.ImportGraph:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_code_of_a_stage_is_declared(stage: str, graph: grimp.ImportGraph) -> None:
+def test_stage_declares_its_code(stage: str, graph: grimp.ImportGraph) -> None:
     item = RECIPES["default"]
     code = {p for p in declared(stage)["deps"] if not p.startswith("runs/") and p not in (item["data"], item["code"])}
     entry = stages.FUNCTIONS[stage].split(":")[0]
@@ -162,7 +162,7 @@ def test_the_code_of_a_stage_is_declared(stage: str, graph: grimp.ImportGraph) -
     assert all((ROOT / d).exists() for d in code)
 
 
-def test_the_train_stage_depends_on_what_decides_the_weights() -> None:
+def test_train_stage_depends_on_the_code_that_decides_the_weights() -> None:
     """One definition: the key of a run hashes the same files."""
     deciding = {place.format(objective="causal_lm") for place in DECIDING_CODE}
     stage = {"tasks/training/report.py", "tasks/training/stage.py", "tasks/versions.py"}
@@ -170,7 +170,7 @@ def test_the_train_stage_depends_on_what_decides_the_weights() -> None:
     assert {p for p in declared("train")["deps"] if not p.startswith("runs/")} == deciding | own
 
 
-def test_all_that_the_worker_imports_is_known_to_decide_the_weights_or_not(graph: grimp.ImportGraph) -> None:
+def test_every_import_of_the_worker_is_classified(graph: grimp.ImportGraph) -> None:
     deciding = [place.format(objective="*") for place in DECIDING_CODE]
     imported = {file(m) for m in graph.find_upstream_modules("trainer.worker")} | {"trainer/worker.py"}
     imported |= {file(m) for m in graph.find_children("trainer.objectives")}  # by name
@@ -188,7 +188,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_edit_changes_the_key_of_a_run_if_it_may_change_the_weights(code: Path) -> None:
+def test_run_key_changes_with_code_that_decides_the_weights(code: Path) -> None:
     recipe = load(ROOT / "params/default.yaml")
     sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training")}
 
@@ -215,7 +215,7 @@ def test_templates_are_declared(template: Path) -> None:
     assert any(name == path or name.startswith(f"{path}/") for path in declared_paths)
 
 
-def test_the_flow_runs_the_stages_under_their_names() -> None:
+def test_flow_runs_the_stages_by_name() -> None:
     assert flow_module.STAGES is STAGES
     assert flow_module.retrain.name == "retrain"
     assert set(flow_module.retrain.parameters.properties) == {"recipe", "publish", "force"}

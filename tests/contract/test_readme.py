@@ -16,7 +16,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_of_the_readme_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
@@ -28,7 +28,7 @@ def names(commands: typer.Typer) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_are_there(page: Path) -> None:
+def test_commands_of_the_readme_exist(page: Path) -> None:
     text = page.read_text()
     for command in re.findall(r"python -m tasks ([a-z-]+)", text):
         assert command in names(tasks_cli.app), command
@@ -41,7 +41,7 @@ def test_commands_are_there(page: Path) -> None:
         assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
 
 
-def test_every_section_of_a_recipe_is_named() -> None:
+def test_readme_names_every_section_of_a_recipe() -> None:
     from params.schema import Recipe
 
     (sentence,) = re.findall(r"is a whole run: ([^.]+)\.", (ROOT / "README.md").read_text().replace("\n", " "))

@@ -59,7 +59,7 @@ def lines(cell: str) -> dict[str, Any]:
     return found
 
 
-def test_every_table_is_read() -> None:
+def test_every_table_is_parsed() -> None:
     in_tables = sum(line.startswith("|") for line in PAGE.splitlines())
     tables = sum(line.startswith("| --- |") for line in PAGE.splitlines())
     assert in_tables == len(ROWS) + sum(len(cells(s)) for s in (NAMES, REFUSED, UNTESTED)) + 2 * tables
@@ -67,7 +67,7 @@ def test_every_table_is_read() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_a_row_has_recipe_lines_that_check_takes(row: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+def test_check_accepts_the_recipe_lines_of_a_row(row: list[str], tmp_path: Path, monkeypatch: Any) -> None:
     assert len(row) == 3, "a row has three cells"
     feature, written, _ = row
     if written in NO_KEY:
@@ -107,7 +107,7 @@ def functions_of(path: str) -> set[str]:
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_a_row_names_tests_that_are_there(row: list[str]) -> None:
+def test_tests_of_a_row_exist(row: list[str]) -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row[-1])
     assert named, "no row without its test"
     assert re.fullmatch(r"`[^`]+`((,|<br>) ?`[^`]+`)*", row[-1]), "tests stand in backticks, with commas between them"
@@ -141,7 +141,7 @@ def schema_has(key: str) -> bool:
     return True
 
 
-def test_names_of_transformers_and_trl_lead_to_keys_that_exist() -> None:
+def test_keys_for_names_of_transformers_and_trl_exist() -> None:
     """Every field that has a key of its own is listed with that key, and so are arguments and methods of Trainer."""
     keys = {name: row[1].strip("`") for row in cells(NAMES) for name in re.findall(r"`([^`]+)`", row[0])}
     assert keys.items() >= (arguments._OWN_KEYS | arguments._SEQ2SEQ_FIELDS).items()
@@ -152,7 +152,7 @@ def test_names_of_transformers_and_trl_lead_to_keys_that_exist() -> None:
         assert option in options | {"name"} if section == "objective" else in_schema, key
 
 
-def test_every_field_of_training_arguments_is_accounted_for() -> None:
+def test_every_field_of_training_arguments_is_covered() -> None:
     """It is a key of the recipe, refused, in a row with its test, or listed as untested; and only one of these."""
     known = set(arguments.fields())
     first_class = set(arguments._OWN_KEYS)
@@ -175,7 +175,7 @@ def test_every_field_of_training_arguments_is_accounted_for() -> None:
     assert all(untested.values()), "each with a reason"
 
 
-def test_every_field_that_is_refused_is_listed_with_the_codes_own_reason() -> None:
+def test_refused_fields_are_listed_with_the_reason() -> None:
     listed = {row[0].strip("`"): row[1] for row in cells(REFUSED)}
     assert listed == arguments._REFUSED | {"hub_*": "the publish stage pushes, exactly once"}
 
