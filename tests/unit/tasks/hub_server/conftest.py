@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,19 +93,3 @@ def bob(hub: LocalHub) -> HfApi:
 @pytest.fixture
 def anyone(endpoint: str) -> HfApi:
     return HfApi(endpoint=endpoint, token=False)
-
-
-@pytest.fixture
-def client_environment(hub: LocalHub, tmp_path: Path) -> dict[str, str]:
-    """Environment for a client in a child process: this Hub's settings instead of the machine's."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    return environment | {
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HOME": str(tmp_path / "hf-home"),
-        "HF_TOKEN": "token-of-alice",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "NO_PROXY": "127.0.0.1",
-        "no_proxy": "127.0.0.1",
-    }

@@ -20,6 +20,7 @@ from tasks.publishing.stage import is_there
 from tests.support import releases, tiny
 from tests.support.project import free_port
 from trainer import objectives
+from trainer.data import tokens
 
 pytestmark = pytest.mark.usefixtures("no_hub_settings")
 RELEASE_FILES = {"README.md", "comparison.png", "evergreen-provenance.json", "evergreen-release.json", "report.html"}
@@ -94,11 +95,12 @@ def test_release_removed_from_the_hub_is_published_again(tmp_path):
 
 
 def from_hub(artifacts, receipt, tmp_path, auto_class):
-    """The weights that `from_pretrained` loads in a child process."""
+    """The weights and the token ids of a text that `from_pretrained` gives in a child process."""
     code = (
         f"from transformers import AutoTokenizer, {auto_class}; import sys; "
         f"model = {auto_class}.from_pretrained(sys.argv[1], revision=sys.argv[2], use_safetensors=True); "
-        "AutoTokenizer.from_pretrained(sys.argv[1], revision=sys.argv[2]); model.save_pretrained(sys.argv[3])"
+        "tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], revision=sys.argv[2]); "
+        "model.save_pretrained(sys.argv[3]); print(tokenizer('The cat sees')['input_ids'])"
     )
     with hub(artifacts) as running:
         done = subprocess.run(
@@ -114,7 +116,7 @@ def from_hub(artifacts, receipt, tmp_path, auto_class):
             text=True,
         )
     assert done.returncode == 0, done.stderr
-    return load_file(tmp_path / "loaded" / "model.safetensors")
+    return load_file(tmp_path / "loaded" / "model.safetensors"), json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("kind", ["causal_lm", "sequence_classification"])
@@ -125,10 +127,11 @@ def test_from_pretrained_loads_the_trained_weights(tmp_path, kind):
         card = ModelCard.load(client(running).hf_hub_download(REPO, "README.md", local_dir=tmp_path / "card"))
     auto_class = {"causal_lm": "AutoModelForCausalLM", "sequence_classification": "AutoModelForSequenceClassification"}
     assert f'{auto_class[kind]}.from_pretrained("{REPO}"' in card.text
-    loaded = from_hub(artifacts, receipt, tmp_path, auto_class[kind])
+    loaded, ids = from_hub(artifacts, receipt, tmp_path, auto_class[kind])
     trained = load_file(artifacts.model / "model.safetensors")
     assert loaded.keys() == trained.keys()
     assert all(loaded[name].equal(trained[name]) for name in trained)
+    assert ids == tokens.read_tokenizer(artifacts.tokens)("The cat sees")["input_ids"]
 
     metrics = json.loads(artifacts.report("evaluate").read_text())["model"]
     names = {"f1": "macro_f1"}  # the Hub's name for it
