@@ -37,7 +37,6 @@ def test_no_module_of_flows_hides_a_library(name: str, tmp_path: Path) -> None:
         ("tasks.hub_client.local", ("fastapi", "torch", "huggingface_hub")),
         ("tasks.hub_server.server", ("fastapi", "uvicorn", "dulwich", "pydantic")),
         ("tasks.report.chart_data", ("matplotlib", "pyarrow")),
-        ("trainer", ("torch",)),
     ],
 )
 def test_slow_packages_are_imported_only_when_needed(module: str, slow: tuple[str, ...]) -> None:
