@@ -296,9 +296,7 @@ def test_text_colours_have_enough_contrast(scheme):
     style = files("tasks.report").joinpath("page.html.jinja").read_text()
     light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
     colours = dict(re.findall(r"(--[\w-]+): #(\w{6})", light + (dark if scheme == "dark" else "")))
-    backgrounds = {
-        name: ["--page", "--card"] for name in ("--foreground", "--soft", "--candidate", "--champion", "--base")
-    }
+    backgrounds = {name: ["--page", "--card"] for name in ("--ink", "--soft", "--candidate", "--champion", "--base")}
     backgrounds |= {f"--{name}": ["--card", f"--{name}-wash"] for name in ("good", "bad", "note")}
     for foreground, pairs in backgrounds.items():
         for background in pairs:
