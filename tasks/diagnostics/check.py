@@ -1,8 +1,8 @@
 """check: find the mistakes in a recipe in seconds, before anything is downloaded or trained.
 
-It reports all problems together; an invalid section does not hide the problems of the others. The stages find what takes all
-of the data to see (labels, row counts, lengths). `check` reads only the first rows of local files and functions, for their
-columns.
+It reports all problems together; an invalid section does not hide the problems of the others. What takes all of the data to
+find out (labels, row counts, lengths) is left to the stages. `check` reads only the first rows of local files and functions,
+for their columns.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from params import EvergreenError, Problem, RecipeError
+from params import EvergreenError, Problem
 from params.importing import bind, source_files
-from params.loading import Document, parse, read, suggestion, valid_sections
+from params.loading import Document, Key, parse, read, suggestion, valid_sections
 from params.schema import Evaluation, Files, Function, Launch, Model, ObjectiveChoice, PretrainedTokenizer, Training
 from tasks.ingestion.source import open_source
 from trainer import objectives
@@ -33,8 +33,7 @@ def check(path: Path) -> None:
         RecipeError: it has problems; the error lists each with its file:line, key and fix.
     """
     document = read(path)
-    problems = all_problems(document)
-    if problems:
+    if problems := all_problems(document):
         raise document.error(problems)
     logger.info("check: %s is sound", path)
 
@@ -43,22 +42,18 @@ def all_problems(document: Document) -> list[Problem]:
     """Return all problems of a recipe."""
     _, problems = parse(document)
     sections = valid_sections(document)
-    config = sections["model"].config if "model" in sections else None
-    flaws = config_check.start_check(config) if config else list
+    config = (sections["model"].config if "model" in sections else None) or {}
+    wait_for_errors = config_check.start_check(config) if config else list
     for find_problems, names in _CHECKS:
         if all(name in sections for name in names):
             problems += find_problems(*(sections[name] for name in names))
     problems += _conflict_problems(sections)
     problems += _dvc_problems(document, sections)
     problems += _secret_problems(document)
-    for name, what, known in flaws():
-        written = str(config["model_type"]) if config and name == "model_type" else name
-        problems.append(Problem(("model", "config", *([name] if name else [])), what, _closest(written, known)))
+    for name, what, known in wait_for_errors():
+        value = str(config["model_type"]) if name == "model_type" else name
+        problems.append(Problem(("model", "config", *([name] if name else [])), what, _closest(value, known)))
     return problems
-
-
-def _objective_problems(objective: ObjectiveChoice) -> list[Problem]:
-    return objectives.option_problems(objective)
 
 
 def _conflict_problems(sections: dict[str, Any]) -> list[Problem]:
@@ -72,7 +67,7 @@ def _conflict_problems(sections: dict[str, Any]) -> list[Problem]:
 
 
 def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluation) -> Iterator[Problem]:
-    """Columns that the split, the objective or a slice needs and that the first rows of the source do not have."""
+    """Find columns that the first rows of the source do not have."""
     try:
         source = open_source(data.source)
         if not isinstance(data.source, Files | Function):
@@ -83,29 +78,27 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
         yield Problem.of(error, ("data", "source", default))
         return
     columns = head.rows.schema.names if head else []
-    for i, slice_by in enumerate(evaluation.slices):
-        if slice_by.column is not None and slice_by.column not in columns:
-            what = f"the source has no column `{slice_by.column}`"
-            yield Problem(("evaluation", "slices", i), what, suggestion(slice_by.column, columns, "columns"))
-    for column in data.split.by:
-        if column not in columns:
-            yield Problem(
-                ("data", "split", "by"), f"the source has no column `{column}`", suggestion(column, columns, "columns")
-            )
+    needed: list[tuple[Key, str, str]] = [
+        (("evaluation", "slices", i), slice_by.column, "")
+        for i, slice_by in enumerate(evaluation.slices)
+        if slice_by.column is not None
+    ]
+    needed += [(("data", "split", "by"), column, "") for column in data.split.by]
     if not objectives.option_problems(objective):
-        for column in objectives.build(objective).columns():
-            if column not in columns:
-                fix = f"{suggestion(column, columns, 'columns')}; the objective's `..._column` options name it"
-                yield Problem(("objective",), f"needs a column `{column}`, which the source does not have", fix)
+        by_option = "; the objective's `..._column` options name it"
+        needed += [(("objective",), column, by_option) for column in objectives.build(objective).columns()]
+    for key, column, hint in needed:
+        if column not in columns:
+            fix = suggestion(column, columns, "columns") + hint
+            yield Problem(key, f"the source has no column `{column}`", fix)
 
 
 def _expectation_problems(validation: Any) -> Iterator[Problem]:
-    """Expectations that do not exist. Names of modules are names of expectations, and listing them imports nothing."""
+    """Find unknown expectations, by the names of their modules: importing Great Expectations would take seconds."""
     spec = importlib.util.find_spec("great_expectations")
     assert spec is not None
     assert spec.origin is not None
-    core = Path(spec.origin).parent / "expectations" / "core"
-    known = sorted(p.stem for p in core.glob("*expect_*.py"))
+    known = sorted(path.stem for path in (Path(spec.origin).parent / "expectations" / "core").glob("*expect_*.py"))
     for i, expectation in enumerate(validation.expectations):
         if expectation.type not in known:
             key = ("validation", "expectations", i, "type")
@@ -114,34 +107,34 @@ def _expectation_problems(validation: Any) -> Iterator[Problem]:
 
 def _model_problems(model: Model) -> Iterator[Problem]:
     if model.pretrained is not None:
-        yield from _pretrained_problems(("model", "pretrained"), model.pretrained, weights=True)
+        yield from _pretrained_problems(("model", "pretrained"), model.pretrained, "config.json")
 
 
 def _tokenizer_problems(tokenization: Any) -> Iterator[Problem]:
     if isinstance(tokenization.tokenizer, PretrainedTokenizer):
         yield from _pretrained_problems(
-            ("tokenization", "tokenizer", "path"), tokenization.tokenizer.path, weights=False
+            ("tokenization", "tokenizer", "path"), tokenization.tokenizer.path, "tokenizer.json"
         )
 
 
-def _pretrained_problems(key: tuple[str, ...], path: str, *, weights: bool) -> Iterator[Problem]:
+def _pretrained_problems(key: Key, path: str, required: str) -> Iterator[Problem]:
     from trainer.model.network import has_only_pickle
 
     folder = Path(path)
     if folder.is_dir():
-        if weights and has_only_pickle(folder):
+        if required == "config.json" and has_only_pickle(folder):
             what = f"{path} has weights only as pickle files, which are never loaded"
             yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
-        elif not (folder / ("config.json" if weights else "tokenizer.json")).exists():
-            yield Problem(key, f"{path} has no {'config.json' if weights else 'tokenizer.json'}", "check the folder")
+        elif not (folder / required).exists():
+            yield Problem(key, f"{path} has no {required}", "check the folder")
     elif path.startswith((".", "/", "~")) or path.count("/") != 1:
-        yield Problem(
-            key, f"there is no folder {path}", "give a local folder, or owner/name for a repository on the Hub"
-        )
+        fix = "give a local folder, or owner/name for a repository on the Hub"
+        yield Problem(key, f"there is no folder {path}", fix)
 
 
 def _length_problems(model: Model, tokenization: Any) -> Iterator[Problem]:
-    positions = (model.config or {}).get("max_position_embeddings", (model.config or {}).get("n_positions"))
+    config = model.config or {}
+    positions = config.get("max_position_embeddings", config.get("n_positions"))
     if isinstance(positions, int) and positions < tokenization.max_length:
         what = f"{tokenization.max_length} tokens exceed the model's {positions} positions"
         yield Problem(("tokenization", "max_length"), what, f"use at most {positions}")
@@ -169,25 +162,23 @@ def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation:
     own = evaluation.metrics
     if own:
         for name, call, values in (("function", own.function, 1), ("preprocess_logits", own.preprocess_logits, 2)):
-            try:
-                if call:
-                    bind(call, f"evaluation.metrics.{name}", values)
-            except RecipeError as error:
-                yield Problem.of(error, ("evaluation", "metrics"))
-    if objective.name in objectives.names():
-        known = list(objectives.find(objective.name).metrics)
-        for name in own.directions if own else ():
-            if name in known:
-                key = ("evaluation", "metrics", "directions", name)
-                yield Problem(key, f"{objective.name} already computes {name}", "give your metric another name")
-        known += own.directions if own else []
-        if training.best_metric not in known:
-            what = f"{objective.name} does not compute {training.best_metric!r}"
-            yield Problem(("training", "best_metric"), what, suggestion(training.best_metric, known, "metrics"))
+            if call:
+                yield from _error(("evaluation", "metrics"), bind, call, f"evaluation.metrics.{name}", values)
+    if objective.name not in objectives.names():
+        return
+    known = list(objectives.find(objective.name).metrics)
+    for name in own.directions if own else ():
+        if name in known:
+            key = ("evaluation", "metrics", "directions", name)
+            yield Problem(key, f"{objective.name} already computes {name}", "give your metric another name")
+    known += own.directions if own else []
+    if training.best_metric not in known:
+        what = f"{objective.name} does not compute {training.best_metric!r}"
+        yield Problem(("training", "best_metric"), what, suggestion(training.best_metric, known, "metrics"))
 
 
 def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
-    """Metrics that the gate needs but that do not exist or cannot be compared, and functions of slices."""
+    """Find metrics that the gate needs but that do not exist or cannot be compared, and slices that cannot be computed."""
     if objective.name not in objectives.names():
         return
     found, gate = objectives.find(objective.name), evaluation.gate
@@ -196,9 +187,8 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
     required: list[tuple[tuple[str, ...], str, list[str]]] = [
         *((("floors", name), name, known) for name in gate.floors),
         *((("slice_floors", name), name, resampled) for name in gate.slice_floors),
+        *((("metric",), name, resampled) for name in [gate.metric] if name),
     ]
-    if gate.metric:
-        required.append((("metric",), gate.metric, resampled))
     for key, name, usable in required:
         if name not in usable:
             what = f"{name} has no confidence interval" if name in known else f"unknown metric {name}"
@@ -207,88 +197,72 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
         what = f"{gate.metric} cannot be compared with a champion that has another tokenizer"
         yield Problem(("evaluation", "gate", "metric"), what, f"use {found.main_metric}, or remove this key")
     if (gate.slice_floors or gate.slice_margin) and not evaluation.slices:
-        what = "there are no slices to hold to `slice_floors` or `slice_margin`"
+        what = "`slice_floors` and `slice_margin` need slices, and there are none"
         yield Problem(("evaluation", "gate"), what, "name columns or functions in evaluation.slices")
     for i, slice_by in enumerate(evaluation.slices):
-        try:
-            if slice_by.function:
-                bind(slice_by.function, f"evaluation.slices.{i}.function", 1)
-        except RecipeError as error:
-            yield Problem.of(error, ("evaluation", "slices", i))
+        if slice_by.function:
+            name = f"evaluation.slices.{i}.function"
+            yield from _error(("evaluation", "slices", i), bind, slice_by.function, name, 1)
 
 
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
     from trainer.loop.batch import split_batch
     from trainer.loop.sharding import check_installed
 
-    try:
-        split_batch(training.global_batch_size, launch)
-    except EvergreenError as error:
-        yield Problem(("launch", "num_processes"), error.what, error.fix)
+    yield from _error(("launch", "num_processes"), split_batch, training.global_batch_size, launch)
     if launch.accelerate_config and not Path(launch.accelerate_config).is_file():
         what = f"there is no file {launch.accelerate_config}"
         yield Problem(("launch", "accelerate_config"), what, "check the path; params/accelerate has examples")
-    try:
-        check_installed(launch)
-    except EvergreenError as error:
-        yield Problem(("launch", "accelerate_config"), error.what, error.fix)
+    yield from _error(("launch", "accelerate_config"), check_installed, launch)
 
 
 def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
-    from tasks.hub_client.connection import LOCAL, chosen_endpoint
-
-    try:
-        endpoint = chosen_endpoint(publish.endpoint)
-    except EvergreenError as error:
-        yield Problem(("publish", "endpoint"), error.what, error.fix)
-        return
-    if endpoint == LOCAL or (publish.dry_run and launch.mirror == "none"):
-        return
     from huggingface_hub import get_token
 
-    if not get_token():
-        yield Problem(
-            ("publish", "endpoint"), f"no token for {endpoint}", "set HF_TOKEN, or log in with `hf auth login`"
-        )
+    from tasks.hub_client.connection import LOCAL, chosen_endpoint
+
+    key = ("publish", "endpoint")
+    if problems := _error(key, chosen_endpoint, publish.endpoint):
+        yield from problems
+        return
+    endpoint = chosen_endpoint(publish.endpoint)
+    needs_token = endpoint != LOCAL and not (publish.dry_run and launch.mirror == "none")
+    if needs_token and not get_token():
+        yield Problem(key, f"no token for {endpoint}", "set HF_TOKEN, or log in with `hf auth login`")
 
 
 def _secret_problems(document: Document) -> Iterator[Problem]:
-    """Secrets in the recipe, which is published with the model."""
+    """Find secrets in the recipe, which is published with the model."""
     from tasks.publishing.secrets import find_secrets
 
     for found in find_secrets("line", document.path):
-        yield Problem(
-            (), found, "remove it; put tokens into HF_TOKEN, and write `${NAME}` for a password in a variable"
-        )
+        fix = "remove it; put tokens into HF_TOKEN, and write `${NAME}` for a password in a variable"
+        yield Problem((), found, fix)
 
 
 def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Problem]:
-    """Differences between a recipe in params/ and its entry in dvc.yaml."""
+    """Find differences between a recipe in params/ and its line in dvc.yaml."""
     root = document.path.resolve().parent.parent
     if document.path.resolve().parent.name != "params" or not (root / "dvc.yaml").is_file():
         return
+    name = document.path.stem
     try:
-        entry = read(root / "dvc.yaml").content["vars"][0]["recipes"][document.path.stem]
-        watched, objective, code = (
-            (root / entry["data"]).resolve(),
-            entry["objective"],
-            (root / entry["code"]).resolve(),
-        )
+        entry = read(root / "dvc.yaml").content["vars"][0]["recipes"][name]
+        data, code, objective = (root / entry["data"]).resolve(), (root / entry["code"]).resolve(), entry["objective"]
     except (KeyError, IndexError, TypeError):
-        fix = (
-            f"add `{document.path.stem}: {{data: ..., objective: ..., code: trainer/losses.py}}` under `recipes:` there"
-        )
+        fix = f"add `{name}: {{data: ..., objective: ..., code: trainer/losses.py}}` under `recipes:` there"
         yield Problem((), "dvc.yaml has no entry for this recipe with its data, objective and code", fix)
         return
     if "evaluation" in sections and "metrics" not in document.content["evaluation"]:
         yield Problem(("evaluation",), "`metrics` is missing, and DVC watches it", "write `metrics: null`")
-    for part in ("objective", "training", "evaluation"):
-        named = source_files(sections[part].model_dump(mode="json")) if part in sections else ()
-        for name, path in named:
-            inside = path.is_relative_to(root) and not path.is_relative_to(root / ".venv")
-            if inside and not path.is_relative_to(root / "trainer") and code not in (path, *path.parents):
-                what = f"dvc.yaml watches {entry['code']} for this recipe, which does not contain {name}"
-                yield Problem((part,), what, "set `code:` there to the file or folder that does")
+    for section in ("objective", "training", "evaluation"):
+        if section not in sections:
+            continue
+        for function, path in source_files(sections[section].model_dump(mode="json")):
+            is_ours = path.is_relative_to(root) and not path.is_relative_to(root / ".venv")
+            if is_ours and not path.is_relative_to(root / "trainer") and not path.is_relative_to(code):
+                what = f"dvc.yaml watches {entry['code']} for this recipe, which does not contain {function}"
+                yield Problem((section,), what, "set `code:` there to the file or folder that does")
     if "objective" in sections and objective != sections["objective"].name:
         what = f"dvc.yaml lists this recipe with objective {objective}"
         yield Problem(("objective", "name"), what, f"write `objective: {sections['objective'].name}` there")
@@ -296,9 +270,18 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
     if isinstance(source, Files):
         for split in ("train", "validation", "test"):
             pattern = getattr(source, split)
-            if pattern and watched not in ((root / pattern).resolve(), *(root / pattern).resolve().parents):
+            if pattern and not (root / pattern).resolve().is_relative_to(data):
                 what = f"dvc.yaml watches {entry['data']} for this recipe, which does not contain {pattern}"
                 yield Problem(("data", "source", split), what, "set `data:` there to the file or folder that does")
+
+
+def _error(key: Key, function: Callable[..., object], *args: object) -> list[Problem]:
+    """Call `function`, and return its error as a problem: of the key that the error names, or else of `key`."""
+    try:
+        function(*args)
+    except EvergreenError as error:
+        return [Problem.of(error, key) if error.key else Problem(key, error.what, error.fix)]
+    return []
 
 
 def _closest(name: str, known: list[str]) -> str:
@@ -307,7 +290,7 @@ def _closest(name: str, known: list[str]) -> str:
 
 
 _CHECKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
-    (_objective_problems, ("objective",)),
+    (objectives.option_problems, ("objective",)),
     (_column_problems, ("objective", "data", "evaluation")),
     (_expectation_problems, ("validation",)),
     (_model_problems, ("model",)),

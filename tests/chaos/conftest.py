@@ -1,4 +1,4 @@
-"""A trained victim that tests share, and lines that pytest prints at the end of the session."""
+"""A victim that tests share, and lines that pytest prints at the end of the session."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.victims import Victim
 
-LINES = pytest.StashKey[list[str]]()
+SUMMARY = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
@@ -25,8 +25,8 @@ def _trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
 
 @pytest.fixture
 def victim(_trained: Victim) -> Iterator[Victim]:
-    """A victim whose golden run is finished, without traces of its other runs."""
-    _trained.forget()
+    """A victim whose golden run is finished, without any other run."""
+    _trained.delete_run()
     try:
         yield _trained
     finally:
@@ -34,12 +34,12 @@ def victim(_trained: Victim) -> Iterator[Victim]:
 
 
 @pytest.fixture
-def said_at_end(pytestconfig: pytest.Config) -> list[str]:
+def summary_lines(pytestconfig: pytest.Config) -> list[str]:
     """Lines that are printed at the end of the session."""
-    return pytestconfig.stash.setdefault(LINES, [])
+    return pytestconfig.stash.setdefault(SUMMARY, [])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the lines."""
-    for line in config.stash.get(LINES, []):
+    for line in config.stash.get(SUMMARY, []):
         terminalreporter.write_line(line)

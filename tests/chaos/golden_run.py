@@ -1,4 +1,4 @@
-"""Run the train stage of the tiny recipe in the working directory, and keep a copy of the run's folder."""
+"""Run the train stage of the tiny recipe in the working directory, and copy the run's folder to the path that is given."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tasks.training import stage
 _collect = stage._collect
 
 
-def keep_and_collect(artifacts: Any, job: Any) -> Any:
-    """Copy the folder with all checkpoints, which the stage deletes at its end."""
+def copy_and_collect(artifacts: Any, job: Any) -> Any:
+    """Copy the folder with all checkpoints before the stage deletes it."""
     shutil.copytree(job.folder, Path(sys.argv[1]))
     return _collect(artifacts, job)
 
 
-stage._collect = keep_and_collect
+stage._collect = copy_and_collect
 sys.exit(command_line.main(["train", "params/tiny.yaml"]))

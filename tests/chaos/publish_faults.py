@@ -1,7 +1,7 @@
 """Many schedules of failures under which a release must land exactly once.
 
-A schedule is made from its seed alone: what is released over what, which requests fail and how, who commits in between,
-how many publishers run at once and when they are killed. Publishers are processes, run again until one has finished.
+A schedule follows from its seed: what is released over what, which requests fail and how, who commits in between, how many
+publishers run at the same time and when they are killed. Publishers are processes, which are started until one finishes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEED = int(os.environ.get("EVERGREEN_CHAOS_SEED", "1"))
 PUBLISHES = int(os.environ.get("EVERGREEN_CHAOS_PUBLISHES", "30"))
 TOKEN = "token-of-alice"
 PART_BYTES = 1 << 16
-"""Larger files are uploaded in parts; some of ours are larger."""
+"""Larger files are uploaded in parts; some files of these tests are larger."""
 _ROUNDS = 15
 _ANSWER_TIMEOUT_S = 0.3
 _REQUESTS = {
@@ -49,41 +49,41 @@ _REQUESTS = {
     "POST .*/tag/": 3,
     "": 2,
 }
-"""What can fail, and how often it is chosen."""
+"""Patterns of requests that can fail, and their weights in the choice."""
 _WAITS = ({}, {}, {"retry-after": "0"}, {"retry-after": "2"}, {"retry-after": "31536000"})
 _STALE = StaleBlessingError.__name__
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """One fault of a schedule, and who else acts at that moment."""
+class Interruption:
+    """A fault at a request, and what happens at that moment."""
 
     request: str
     kind: str
     status: int
     headers: dict[str, str]
-    who: str
-    """Nobody; a `stranger` who commits a file of its own, a `rival` who commits other weights, or `death`: the
-    publishers are killed."""
+    event: str
+    """`stranger`: someone commits another file; `rival`: someone commits other weights; `kill`: the publishers are killed;
+    empty: nothing."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is to happen, all of it from the seed."""
+    """What happens while a release is published."""
 
     seed: int
     is_first: bool
     """Whether the repository is empty; otherwise it holds an earlier release."""
     is_compared: bool
-    """Whether the release may only replace the weights that were there at the beginning."""
+    """Whether the release may only replace the weights that were there before."""
     publishers: int
-    troubles: tuple[Trouble, ...]
+    interruptions: tuple[Interruption, ...]
     kills_s: tuple[float | None, ...]
-    """For each publisher in order of start: when it is killed, in seconds after it."""
+    """When each publisher is killed, in seconds after its start; None for never."""
 
     @property
     def name(self) -> str:
-        """Of the repository, and in no other's."""
+        """Name of the repository, which is part of no other name."""
         return f"chaos-{self.seed}-x"
 
     @property
@@ -92,19 +92,19 @@ class Schedule:
 
 
 def schedule(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """Return the schedule of a seed."""
     rng = random.Random(seed)
-    troubles = []
+    interruptions = []
     for _ in range(rng.randrange(0, 6)):
-        who = rng.choice(["", "", "", "", "stranger", "stranger", "rival", "death"])
+        event = rng.choice(["", "", "", "", "stranger", "stranger", "rival", "kill"])
         kinds = ["before", "before", "after", "lost", "cut", "silent", "mute"]
-        troubles.append(
-            Trouble(
+        interruptions.append(
+            Interruption(
                 request=rng.choices(list(_REQUESTS), list(_REQUESTS.values()))[0],
-                kind=rng.choice([*kinds, "none", "none"] if who else kinds),
+                kind=rng.choice([*kinds, "none", "none"] if event else kinds),
                 status=rng.choice([408, 409, 412, 429, 429, 500, 502, 503, 504]),
                 headers=rng.choice(_WAITS),
-                who=who,
+                event=event,
             )
         )
     return Schedule(
@@ -112,13 +112,13 @@ def schedule(seed: int) -> Schedule:
         is_first=rng.random() < 0.4,
         is_compared=rng.random() < 0.6,
         publishers=rng.choice([1, 1, 2]),
-        troubles=tuple(troubles),
+        interruptions=tuple(interruptions),
         kills_s=tuple(rng.choice([None, None, rng.uniform(0.0, 0.3)]) for _ in range(rng.randrange(0, 4))),
     )
 
 
 def write_model(folder: Path, rng: random.Random) -> None:
-    """Some small files and some that are uploaded in one piece or in parts."""
+    """Write small files, and large ones that are uploaded in one piece or in parts."""
     (folder / "sub").mkdir(parents=True)
     (folder / "README.md").write_text(f"---\nlicense: mit\n---\n# Model {rng.random()}\n")
     (folder / "config.json").write_text(json.dumps({"number": rng.random()}))
@@ -130,12 +130,12 @@ def write_model(folder: Path, rng: random.Random) -> None:
 
 
 def plan(schedule: Schedule, folder: Path) -> ReleasePlan:
-    """The release of a schedule's folder."""
+    """Return the release of a folder."""
     return plan_release(folder, repo_id=schedule.repo_id, tag=None, private=False, made_from={"seed": schedule.seed})
 
 
-def run_publisher(schedule: Schedule, folder: Path, endpoint: str, replaces: str | None, told: Path) -> None:
-    """A process that publishes; `told` is written when it ends by itself."""
+def run_publisher(schedule: Schedule, folder: Path, endpoint: str, replaces: str | None, outcome: Path) -> None:
+    """Publish in a process of its own; write `outcome` unless the process is killed."""
     make_client_quick()
     time_limits._ANSWER_TIMEOUT_S = _ANSWER_TIMEOUT_S
     api = HfApi(endpoint=endpoint, token=TOKEN, headers={"x-schedule": schedule.name})
@@ -144,13 +144,13 @@ def run_publisher(schedule: Schedule, folder: Path, endpoint: str, replaces: str
     try:
         done = publish_release(repository, plan(schedule, folder), replaces=replaces)
     except EvergreenError as error:
-        told.write_text(json.dumps({"error": type(error).__name__, "what": str(error)}))
+        outcome.write_text(json.dumps({"error": type(error).__name__, "what": str(error)}))
         os._exit(error.exit_code)
-    told.write_text(json.dumps({"commit": done.commit, "tag": done.tag, "how": done.how}))
+    outcome.write_text(json.dumps({"commit": done.commit, "tag": done.tag, "how": done.how}))
 
 
 class Campaign:
-    """Carries schedules out, one after the other."""
+    """Runs schedules, one after the other."""
 
     def __init__(self, hub: FaultyHub, root: Path) -> None:
         self.hub, self.root = hub, root
@@ -161,8 +161,8 @@ class Campaign:
         self.foreign = 0
         self.tally: Counter[str] = Counter()
 
-    def carry_out(self, schedule: Schedule) -> None:
-        """Publish under a schedule, and again without one; raises AssertionError for what must not have come of it."""
+    def run(self, schedule: Schedule) -> None:
+        """Publish under a schedule, publish once more without faults, and check what is in the repository."""
         folder = self.root / schedule.name
         rng = random.Random(schedule.seed)
         write_model(folder / "before", rng)
@@ -170,42 +170,42 @@ class Campaign:
         before = None if schedule.is_first else plan(schedule, folder / "before")
         if before is not None:
             publish_release(Repository(self.stranger, schedule.repo_id), before)
-        elif any(trouble.who for trouble in schedule.troubles):
+        elif any(interruption.event for interruption in schedule.interruptions):
             self.stranger.create_repo(schedule.repo_id)
         release = plan(schedule, folder / "model")
         replaces = (before.weights if before else None) if schedule.is_compared else ANY_WEIGHTS
-        self.hub.faults[:] = [self._fault(schedule, trouble) for trouble in schedule.troubles]
+        self.hub.faults[:] = [self._fault(schedule, interruption) for interruption in schedule.interruptions]
         try:
-            ends = self._run_until_finished(schedule, folder, replaces)
+            outcomes = self._run_until_finished(schedule, folder, replaces)
             self.tally["faults met"] += sum(fault.times == 0 for fault in self.hub.faults)
         finally:
             self.hub.faults.clear()
-        ends += self._run(schedule, folder, replaces, 1, [])
-        self._assert_landed_once(schedule, before, release, replaces, ends)
+        outcomes += self._run_publishers(schedule, folder, replaces, 1, [])
+        self._check(schedule, before, release, replaces, outcomes)
 
     def _run_until_finished(self, schedule: Schedule, folder: Path, replaces: str | None) -> list[dict[str, str]]:
-        kills, ends = list(schedule.kills_s), []
+        kills, outcomes = list(schedule.kills_s), []
         for _ in range(_ROUNDS):
             count = schedule.publishers
-            found = self._run(schedule, folder, replaces, count, kills[:count])
+            found = self._run_publishers(schedule, folder, replaces, count, kills[:count])
             kills = kills[count:]
-            ends += found
-            if all("commit" in end or end.get("error") == _STALE for end in found):
-                return ends
-        raise AssertionError(f"no publisher has finished in {_ROUNDS} rounds: {ends}")
+            outcomes += found
+            if all("commit" in outcome or outcome.get("error") == _STALE for outcome in found):
+                return outcomes
+        raise AssertionError(f"no publisher has finished in {_ROUNDS} rounds: {outcomes}")
 
-    def _run(
+    def _run_publishers(
         self, schedule: Schedule, folder: Path, replaces: str | None, count: int, kills_s: list[float | None]
     ) -> list[dict[str, str]]:
-        """What each of `count` publishers at once said at its end; a killed one nothing."""
-        told = [folder / f"told-{number}.json" for number in range(count)]
-        for path in told:
+        """Run `count` publishers at the same time, and return the outcome of each; empty for a killed one."""
+        paths = [folder / f"outcome-{number}.json" for number in range(count)]
+        for path in paths:
             path.unlink(missing_ok=True)
         self.running = [
             self.context.Process(
                 target=run_publisher, args=(schedule, folder / "model", self.hub.endpoint, replaces, path)
             )
-            for path in told
+            for path in paths
         ]
         for process in self.running:
             process.start()
@@ -224,15 +224,17 @@ class Campaign:
         codes = [process.exitcode for process in self.running]
         self.tally["killed"] += codes.count(-9)
         self.tally["publishers"] += count
-        assert set(codes) <= {0, -9, os.EX_TEMPFAIL}, (codes, [path.read_text() for path in told if path.exists()])
-        return [json.loads(path.read_text()) if code != -9 else {} for path, code in zip(told, codes, strict=True)]
+        assert set(codes) <= {0, -9, os.EX_TEMPFAIL}, (codes, [path.read_text() for path in paths if path.exists()])
+        return [json.loads(path.read_text()) if code != -9 else {} for path, code in zip(paths, codes, strict=True)]
 
-    def _fault(self, schedule: Schedule, trouble: Trouble) -> Fault:
-        actions = {"": lambda: None, "death": self._kill}
+    def _fault(self, schedule: Schedule, interruption: Interruption) -> Fault:
+        actions = {"": lambda: None, "kill": self._kill}
         actions["stranger"] = lambda: self._commit(schedule, f"other-{self.foreign}", "by a stranger")
         actions["rival"] = lambda: self._commit(schedule, "model.safetensors", "by a rival")
-        match = f"^(?=.*{schedule.name}).*{trouble.request}"
-        return Fault(match, trouble.kind, trouble.status, trouble.headers, action=actions[trouble.who])
+        match = f"^(?=.*{schedule.name}).*{interruption.request}"
+        return Fault(
+            match, interruption.kind, interruption.status, interruption.headers, action=actions[interruption.event]
+        )
 
     def _kill(self) -> None:
         for process in self.running:
@@ -241,38 +243,40 @@ class Campaign:
     def _commit(self, schedule: Schedule, path: str, title: str) -> None:
         self.foreign += 1
         content = random.Random(self.foreign).randbytes(100)
-        with contextlib.suppress(OSError, RuntimeError):  # it may meet a fault itself
+        with contextlib.suppress(OSError, RuntimeError):  # the commit itself may fail
             self.stranger.create_commit(
                 schedule.repo_id, [CommitOperationAdd(path, content)], commit_message=title, commit_description=path
             )
 
-    def _assert_landed_once(
+    def _check(
         self,
         schedule: Schedule,
         before: ReleasePlan | None,
         release: ReleasePlan,
         replaces: str | None,
-        ends: list[dict[str, str]],
+        outcomes: list[dict[str, str]],
     ) -> None:
         commits = list(self.stranger.list_repo_commits(schedule.repo_id))[::-1]
         trees = [self._tree(schedule, commit.commit_id) for commit in commits]
         ours = [n for n, commit in enumerate(commits) if f"Publish-Id: {release.publish_id}" in commit.message]
         rivals = [n for n, commit in enumerate(commits) if commit.title == "by a rival"]
-        said = {end["commit"] for end in ends if "commit" in end}
+        reported = {outcome["commit"] for outcome in outcomes if "commit" in outcome}
         tags = {tag.name: tag.target_commit for tag in self.stranger.list_repo_refs(schedule.repo_id).tags}
         if before is not None:
             assert tags.pop(before.tag) == commits[1].commit_id
-        if any(end.get("error") == _STALE for end in ends):
-            assert schedule.is_compared, "nobody asked"
+        if any(outcome.get("error") == _STALE for outcome in outcomes):
+            assert schedule.is_compared, "refused without a comparison"
             assert rivals, "the weights did not change"
-            assert (ours, tags, said) == ([], {}, set()), "it was refused and has landed"
+            assert (ours, tags, reported) == ([], {}, set()), "it was refused, but it landed"
             self.tally["stale"] += 1
         else:
             assert len(ours) == 1, f"{len(ours)} commits"
             assert tags == {release.tag: commits[ours[0]].commit_id}
-            assert said == set(tags.values())
+            assert reported == set(tags.values())
             if schedule.is_compared:
-                assert tree_weights(trees[ours[0] - 1]) == replaces, "it replaced what it was not compared with"
+                assert tree_weights(trees[ours[0] - 1]) == replaces, (
+                    "it replaced other weights than those it was compared with"
+                )
             self.tally["landed"] += 1
         expected: dict[str, tuple[str, ...]] = {}
         for commit, tree in zip(commits, trees, strict=True):

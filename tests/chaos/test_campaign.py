@@ -1,6 +1,6 @@
-"""Killed at every write point of a save and at random times, a training ends with the very bytes of the golden run.
+"""A training that is killed at write points of a save and at random times ends with the same bytes as the golden run.
 
-`make chaos` is the long form, `make test` has the short one; EVERGREEN_CHAOS_KILLS and EVERGREEN_CHAOS_SEED choose others.
+`make test` sends a few kills, `make chaos` many. EVERGREEN_CHAOS_KILLS sets their number, EVERGREEN_CHAOS_SEED their choice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEPS = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "with two processes": {"launch.num_processes": 2, "launch.micro_batch_size": 2},
     "from a stream, with a loader worker": {"training.streaming": True, "launch.dataloader_workers": 1},
-    "with dropout and packing": {},
+    "with packing": {},
     "with two processes, by length, with loader workers": {
         "objective.packing": False,
         "training.group_by_length": True,
@@ -38,27 +38,27 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "training.arguments": {"dataloader_persistent_workers": True},
     },
 }
-"""The model has dropout in all of them."""
+"""All of them train with dropout."""
 
 
 @pytest.mark.timeout(60 + 30 * KILLS)
-def test_run_killed_anywhere_ends_like_the_golden_run(tmp_path: Path, said_at_end: list[str]) -> None:
+def test_run_killed_anywhere_ends_like_the_golden_run(tmp_path: Path, summary_lines: list[str]) -> None:
     variants = VARIANTS if IS_LONG else dict(list(VARIANTS.items())[:2])
     victims = [Victim(tmp_path / str(i), STEPS | changes) for i, changes in enumerate(variants.values())]
     campaigns = [Campaign(name, victim) for name, victim in zip(variants, victims, strict=True)]
     kills = plan(random.Random(SEED), KILLS, [victim.processes for victim in victims])
     started = time.monotonic()
     try:
-        with ThreadPoolExecutor(min(len(victims), os.cpu_count() or 1, 2)) as lanes:
-            list(lanes.map(Campaign.run, campaigns, kills))
+        with ThreadPoolExecutor(min(len(victims), os.cpu_count() or 1, 2)) as threads:
+            list(threads.map(Campaign.run, campaigns, kills))
     finally:
         for victim in victims:
             victim.project.end()
-        took = time.monotonic() - started
-        said_at_end.append(f"kills planned with EVERGREEN_CHAOS_SEED={SEED}, carried out in {took:.0f} s")
-        said_at_end += table(campaigns)
+        elapsed_s = time.monotonic() - started
+        summary_lines.append(f"kills planned with EVERGREEN_CHAOS_SEED={SEED}, carried out in {elapsed_s:.0f} s")
+        summary_lines += table(campaigns)
     tallies = [tally for campaign in campaigns for tally in campaign.tallies.values()]
-    assert not [odd for tally in tallies for odd in tally.mismatches]
+    assert not [mismatch for tally in tallies for mismatch in tally.mismatches]
     assert sum(tally.kills for tally in tallies) == KILLS
     assert all(campaign.finished for campaign in campaigns)
     if IS_LONG:

@@ -1,4 +1,4 @@
-"""Nothing is decided by the time of day: neither a clock that was moved nor odd dates of files change a run."""
+"""A run does not depend on the time of day: neither a moved clock nor wrong times of files change it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.campaign import IS_LONG
-from tests.chaos.victims import EX_TEMPFAIL, Victim
+from tests.chaos.victims import Victim
 
 DAY_S = 86_400
 MOVED_CLOCK = '''\
-"""Every process whose path has this file in it finds the clock moved, and moved back and forth as it runs."""
+"""Moves the clock of every process that finds this file on its path, back and forth while it runs."""
 import os, time
 
 _real = time.time
@@ -30,19 +30,19 @@ time.time_ns = lambda: int(_moved() * 1e9)
 '''
 
 
-pytestmark = pytest.mark.skipif(not IS_LONG, reason="`make chaos` moves the clock too")
+pytestmark = pytest.mark.skipif(not IS_LONG, reason="only `make chaos` moves the clock")
 
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Iterator[Victim]:
-    """Of two processes, so that the launcher which watches them finds the clock moved too."""
+    """A victim with two processes, so that the clock of the launcher that watches them is moved, too."""
     steps = {"training.max_steps": 60, "training.save_steps": 5, "training.eval_steps": 20}
-    made = Victim(tmp_path, steps | {"launch.num_processes": 2, "launch.micro_batch_size": 2})
+    victim = Victim(tmp_path, steps | {"launch.num_processes": 2, "launch.micro_batch_size": 2})
     try:
-        made.train_golden()
-        yield made
+        victim.train_golden()
+        yield victim
     finally:
-        made.project.end()
+        victim.project.end()
 
 
 def test_moved_clock_changes_nothing(victim, tmp_path):
@@ -50,12 +50,12 @@ def test_moved_clock_changes_nothing(victim, tmp_path):
     (tmp_path / "clock" / "sitecustomize.py").write_text(MOVED_CLOCK)
     path = f"{tmp_path / 'clock'}{os.pathsep}{victim.project.root}"
 
-    left = victim.wait(victim.start("checkpoint.retained:3", PYTHONPATH=path, MOVED_BY_DAYS="400"))
-    assert left.status == EX_TEMPFAIL, left.output
+    result = victim.wait(victim.start("checkpoint.retained:3", PYTHONPATH=path, MOVED_BY_DAYS="400"))
+    assert result.status == os.EX_TEMPFAIL, result.output
     assert victim.newest_step() == 15
     assert victim.differences() == []
 
-    # The newest looks oldest, the run's own files come from the future, and the code is newer than all of them.
+    # The newest checkpoint has the oldest time, and the other files of the run are from the future.
     now = time.time()
     for age_days, checkpoint in enumerate(victim.checkpoints()):
         for path_in_it in (*checkpoint.rglob("*"), checkpoint):
@@ -63,13 +63,13 @@ def test_moved_clock_changes_nothing(victim, tmp_path):
     for file in (*victim.folder.glob("*.*"), *victim.folder.glob("rank-*"), victim.folder):
         if file.name.partition("-")[0] != "checkpoint":
             os.utime(file, (now + 4000 * DAY_S,) * 2)
-    left = victim.wait(victim.start("checkpoint.optimizer:2", PYTHONPATH=path, MOVED_BY_DAYS="-3"))
-    assert left.status == EX_TEMPFAIL, left.output
-    assert (left.resumed_at, left.set_aside) == (15, [])
+    result = victim.wait(victim.start("checkpoint.optimizer:2", PYTHONPATH=path, MOVED_BY_DAYS="-3"))
+    assert result.status == os.EX_TEMPFAIL, result.output
+    assert (result.resumed_at, result.set_aside) == (15, [])
     assert victim.newest_step() == 20
     assert victim.differences() == []
 
-    left = victim.run()
-    assert left.status == 0, left.output
-    assert (left.resumed_at, left.set_aside) == (20, [])
+    result = victim.run()
+    assert result.status == 0, result.output
+    assert (result.resumed_at, result.set_aside) == (20, [])
     assert victim.final_differences() == []

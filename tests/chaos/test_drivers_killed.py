@@ -1,6 +1,6 @@
-"""Kill only the flow, only dvc, only the stage, one after the other: the run ends with the bytes of one left alone.
+"""Kill only the flow, only dvc, only the stage, one after the other: the run ends like an uninterrupted one.
 
-That nothing of them stays behind is what tests/e2e/test_kills.py shows; here it is what comes out in the end.
+tests/e2e/test_kills.py shows that no process stays behind; this test compares the results.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import pytest
 
 from params.artifacts import Artifacts
 from tests.chaos.campaign import IS_LONG
-from tests.chaos.victims import folder_differences
+from tests.chaos.victims import folder_differences, trained_folders
 from tests.support.project import Project, wait_for
 
-pytestmark = pytest.mark.skipif(not IS_LONG, reason="`make chaos` kills the drivers too")
+pytestmark = pytest.mark.skipif(not IS_LONG, reason="only `make chaos` kills the drivers")
 
 
 def test_run_survives_kills_of_flow_dvc_and_stage(project: Project, tmp_path: Path) -> None:
     project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 300")
-    made = Artifacts("tiny", project.root)
+    artifacts = Artifacts("tiny", project.root)
     project.run("dvc", "repro", "train@tiny")
-    for place in (made.checkpoint, made.model, made.history):
-        shutil.copytree(place, tmp_path / "golden" / place.name)
-        shutil.rmtree(place)
+    for folder in trained_folders(artifacts):
+        shutil.copytree(folder, tmp_path / "golden" / folder.name)
+        shutil.rmtree(folder)
     shutil.rmtree(project.root / ".dvc" / "cache")
     shutil.rmtree(project.root / ".dvc" / "tmp")
     (project.root / "dvc.lock").unlink()
-    shutil.rmtree(made.run)
+    shutil.rmtree(artifacts.run)
 
     flow = ("python", "-m", "flows.retrain", "tiny")
     dvc = ("dvc", "repro", "train@tiny")
@@ -41,22 +41,22 @@ def test_run_survives_kills_of_flow_dvc_and_stage(project: Project, tmp_path: Pa
 
     out = project.run(*flow)
     assert "goes on at step" in out
-    for place in (made.checkpoint, made.model, made.history):
-        assert folder_differences(tmp_path / "golden" / place.name, place) == []
+    for folder in trained_folders(artifacts):
+        assert folder_differences(tmp_path / "golden" / folder.name, folder) == []
 
 
-def kill(project: Project, command: tuple[str, ...], whom: Callable[[psutil.Process], psutil.Process]) -> None:
-    """Kill what `whom` says of a command, once the training that it started has left another checkpoint."""
+def kill(project: Project, command: tuple[str, ...], target: Callable[[psutil.Process], psutil.Process]) -> None:
+    """Start a command, and kill a process of it when the training has another checkpoint; `target` chooses the process."""
     known = checkpoints(project)
     process = project.start(*command, log="driver.log")
     wait_for(lambda: checkpoints(project) - known, "another checkpoint", 180)
-    below = project.processes()
-    whom(psutil.Process(process.pid)).kill()
+    processes = project.processes()
+    target(psutil.Process(process.pid)).kill()
     process.wait(60)
     assert process.returncode != 0
     wait_for(lambda: not project.processes(), "the end of all processes", 20)
-    # DVC takes a dead process that the system has not yet forgotten for a living owner of its locks.
-    wait_for(lambda: not any(psutil.pid_exists(one.pid) for one in below), "the system to forget them", 30)
+    # For DVC, a dead process that the system still lists is alive and owns its locks.
+    wait_for(lambda: not any(psutil.pid_exists(process.pid) for process in processes), "the system to remove them", 30)
     if known:
         assert "goes on at step" in (project.root / "driver.log").read_text()
 

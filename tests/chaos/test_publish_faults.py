@@ -1,7 +1,7 @@
-"""Whatever fails, whoever commits in between and whoever is killed: one commit, one tag, the planned files, no half tree.
+"""A release is one commit, one tag and the planned files, whatever fails, commits in between or is killed.
 
-`make chaos` is the long form, `make test` has the short one; EVERGREEN_CHAOS_PUBLISHES and EVERGREEN_CHAOS_SEED choose
-others. A failure names its schedule's own seed: EVERGREEN_CHAOS_PUBLISH=<that> carries out this schedule alone.
+`make test` runs a few schedules, `make chaos` many. EVERGREEN_CHAOS_PUBLISHES sets their number, EVERGREEN_CHAOS_SEED their
+choice. A failure names the seed of its schedule; EVERGREEN_CHAOS_PUBLISH=<seed> runs this schedule alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import pytest
 from tests.chaos.publish_faults import PART_BYTES, PUBLISHES, SEED, TOKEN, Campaign, schedule
 from tests.support.faulty_hub import FaultyHub, quick_client
 
-ALONE = os.environ.get("EVERGREEN_CHAOS_PUBLISH")
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+SINGLE_SEED = os.environ.get("EVERGREEN_CHAOS_PUBLISH")
 
 
 @pytest.fixture
@@ -28,20 +29,20 @@ def campaign(tmp_path: Path) -> Iterator[Campaign]:
 
 
 @pytest.mark.timeout(60 + 4 * PUBLISHES)
-def test_release_lands_exactly_once_despite_faults(campaign: Campaign, said_at_end: list[str]) -> None:
+def test_release_lands_exactly_once_despite_faults(campaign: Campaign, summary_lines: list[str]) -> None:
     started = time.monotonic()
-    seeds = [int(ALONE)] if ALONE else range(SEED * 1_000_000, SEED * 1_000_000 + PUBLISHES)
+    seeds = [int(SINGLE_SEED)] if SINGLE_SEED else range(SEED * 1_000_000, SEED * 1_000_000 + PUBLISHES)
     for seed in seeds:
         planned = schedule(seed)
         try:
-            campaign.carry_out(planned)
+            campaign.run(planned)
         except AssertionError as error:
             pytest.fail(f"EVERGREEN_CHAOS_PUBLISH={seed}: {error}\n{planned}")
-    said_at_end.append(
-        f"{len(seeds)} publications with EVERGREEN_CHAOS_SEED={SEED}, carried out in {time.monotonic() - started:.0f} s: "
+    summary_lines.append(
+        f"{len(seeds)} publications with EVERGREEN_CHAOS_SEED={SEED}, in {time.monotonic() - started:.0f} s: "
         + ", ".join(f"{count} {what}" for what, count in campaign.tally.items())
     )
     tally = campaign.tally
     assert tally["landed"] + tally["stale"] == len(seeds)
-    if not ALONE:
+    if not SINGLE_SEED:
         assert min(tally[what] for what in ("landed", "killed", "faults met", "foreign commits")) > 0

@@ -1,8 +1,8 @@
-"""A training that is killed again and again, and the golden run, which is never killed and which it must equal.
+"""A training that tests kill, and the golden run: the same training, never killed, whose files it must equal.
 
 Both run `python -m tasks train` in the same project, one after the other, so that even the paths in their files are equal.
-The golden run keeps all of its checkpoints, which does not change what it learns. The comparison reads the files itself and
-does not rely on the product's code.
+The golden run keeps all of its checkpoints, which does not change what it learns. Files are compared here, without the
+product's code.
 """
 
 from __future__ import annotations
@@ -23,26 +23,24 @@ from tests.support.project import CODE, ROOT, Project, wait_for
 from trainer.checkpoints.fault_points import KILL_AT
 from trainer.runtime import heartbeat
 
-EX_TEMPFAIL = 75
 SIZES = {"train": 1600, "validation": 64, "test": 16}
-"""Rows per split: enough that the validation loss falls for a long time, and best weights are written many times."""
+"""Rows per split: enough for the validation loss to fall for a long time, so that best weights are written often."""
 _CLOCKS = ("runtime", "per_second")
 _MANIFEST, _STATE, _BEST = "manifest.json", "trainer_state.json", "best.json"
 _END_S = 20.0
-"""Seconds that the processes of a training may take to end; a dataloader worker checks for its parent every five."""
+"""Seconds in which the processes of a training must end; a dataloader worker looks for its parent every five."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A start that has ended, in whatever way."""
+class StartResult:
+    """How a start of the train stage ended, and what it printed."""
 
     status: int
     output: str
-    """What it printed."""
 
     @property
     def resumed_at(self) -> int | None:
-        """The step that it resumed from; None if it ended before it printed the step."""
+        """The step that it resumed from; None if it ended before it printed that."""
         if found := re.search(r"^train: run \w+ goes on at step (\d+) ", self.output, re.MULTILINE):
             return int(found[1])
         return 0 if re.search(r"^train: run \w+ starts at step 0", self.output, re.MULTILINE) else None
@@ -54,7 +52,7 @@ class Ended:
 
 
 class Victim:
-    """A project with the tiny recipe: its golden run, and the starts of the run that is killed.
+    """A project with the tiny recipe, its golden run and its killed run.
 
     Args:
         root: an empty folder for the project.
@@ -81,15 +79,15 @@ class Victim:
     def train_golden(self) -> None:
         """Train the golden run, and keep its checkpoints and artifacts."""
         self.project.run(sys.executable, str(Path(__file__).with_name("golden_run.py")), str(self.golden / "run"))
-        for place in (self.artifacts.checkpoint, self.artifacts.model, self.artifacts.history):
-            shutil.move(place, self.golden / place.name)
+        for folder in trained_folders(self.artifacts):
+            shutil.move(folder, self.golden / folder.name)
         tiny.write(self.artifacts.recipe_path, tiny.recipe(self._changes))
-        self.forget()
+        self.delete_run()
 
-    def forget(self) -> None:
-        """Delete all artifacts and checkpoints, so that the next start begins a new run."""
-        for place in (self.artifacts.scratch, self.artifacts.checkpoint, self.artifacts.model, self.artifacts.history):
-            shutil.rmtree(place, ignore_errors=True)
+    def delete_run(self) -> None:
+        """Delete all artifacts and checkpoints, so that the next start is a new run."""
+        for folder in (self.artifacts.scratch, *trained_folders(self.artifacts)):
+            shutil.rmtree(folder, ignore_errors=True)
 
     # Starts
 
@@ -102,14 +100,14 @@ class Victim:
         finally:
             self.project.environment = before
 
-    def wait(self, process: subprocess.Popen[bytes], timeout_s: float = 240) -> Ended:
+    def wait(self, process: subprocess.Popen[bytes], timeout_s: float = 240) -> StartResult:
         """Wait until a start and all of its processes have ended."""
         status = process.wait(timeout_s)
         self.project.started.remove(process)
         wait_for(lambda: not self.project.processes(), "the end of all processes of a start", _END_S)
-        return Ended(status, (self.project.root / "train.log").read_text(encoding="utf-8"))
+        return StartResult(status, (self.project.root / "train.log").read_text(encoding="utf-8"))
 
-    def run(self, **environment: str) -> Ended:
+    def run(self, **environment: str) -> StartResult:
         """Run the train stage to its end, without a kill."""
         return self.wait(self.start(**environment))
 
@@ -137,26 +135,26 @@ class Victim:
         except (OSError, ValueError):
             return {}
 
-    # Comparisons with the golden run: each returns a description of every difference
+    # Comparisons with the golden run, which describe every difference
 
     def differences(self) -> list[str]:
-        """Differences of an unfinished run: in its newest checkpoint, and in the newest of its best weights."""
+        """Compare the newest checkpoint and the newest best weights of an unfinished run."""
         found = []
         for checkpoint in self.checkpoints()[:1]:
             golden = self.golden / "run" / checkpoint.name
             found += [f"{checkpoint.name}/{name}" for name in folder_differences(golden, checkpoint)]
             if not any(self.folder.glob("best-*")):
-                found.append(f"{checkpoint.name} is there, and no best weights are")
+                found.append(f"{checkpoint.name} exists without best weights")
         for best in sorted(self.folder.glob("best-*"), key=_step, reverse=True)[:1]:
             found += [f"{best.name}/{name}" for name in self._best_differences(best)]
         return found
 
     def final_differences(self) -> list[str]:
-        """Differences in the artifacts of a finished run: last checkpoint, best weights, curves and report."""
+        """Compare the artifacts of a finished run: last checkpoint, best weights, curves and report."""
         return [
-            f"{place.name}/{name}"
-            for place in (self.artifacts.checkpoint, self.artifacts.model, self.artifacts.history)
-            for name in folder_differences(self.golden / place.name, place)
+            f"{folder.name}/{name}"
+            for folder in trained_folders(self.artifacts)
+            for name in folder_differences(self.golden / folder.name, folder)
         ]
 
     def _best_differences(self, best: Path) -> list[str]:
@@ -172,8 +170,13 @@ class Victim:
         return found
 
 
+def trained_folders(artifacts: Artifacts) -> tuple[Path, Path, Path]:
+    """Return the folders that the train stage writes."""
+    return artifacts.checkpoint, artifacts.model, artifacts.history
+
+
 def folder_differences(golden: Path, other: Path) -> list[str]:
-    """Files of `other` that differ from the golden ones, byte for byte, except in values that depend on the clock."""
+    """Return the files that differ, byte for byte, except in values that depend on the clock."""
     names = {path.relative_to(folder) for folder in (golden, other) for path in folder.rglob("*") if path.is_file()}
     differing = [
         str(name) for name in sorted(names) if name.name != _MANIFEST and not _same(golden / name, other / name)
@@ -184,16 +187,13 @@ def folder_differences(golden: Path, other: Path) -> list[str]:
 def _same(golden: Path, other: Path) -> bool:
     if not (golden.exists() and other.exists()):
         return False
-    return _without_clock(golden) == _without_clock(other) if golden.name == _STATE else _bytes(golden) == _bytes(other)
-
-
-def _bytes(path: Path) -> bytes:
-    return path.read_bytes()
+    read = _without_clock if golden.name == _STATE else Path.read_bytes
+    return read(golden) == read(other)
 
 
 def _without_clock(path: Path) -> Any:
     try:
-        state = json.loads(_bytes(path))
+        state = json.loads(path.read_bytes())
     except ValueError:
         return None
     state["log_history"] = [{k: v for k, v in e.items() if not k.endswith(_CLOCKS)} for e in state["log_history"]]
@@ -201,13 +201,21 @@ def _without_clock(path: Path) -> Any:
 
 
 def _manifest_differences(folder: Path) -> list[str]:
-    """Files that differ from their folder's manifest."""
+    """Return the files that differ from their folder's manifest."""
     if not (folder / _MANIFEST).exists():
         return [f"{_MANIFEST} is missing"]
-    promised = json.loads(_bytes(folder / _MANIFEST))
-    found = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file() and p.name != _MANIFEST}
-    wrong = [n for n in promised if n not in found or promised[n][1] != hashlib.sha256(_bytes(found[n])).hexdigest()]
-    return [f"{name} differs from its manifest" for name in sorted({*wrong, *(found.keys() - promised.keys())})]
+    expected, actual = json.loads((folder / _MANIFEST).read_bytes()), manifest(folder)
+    names = {name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name)}
+    return [f"{name} differs from its manifest" for name in sorted(names)]
+
+
+def manifest(folder: Path) -> dict[str, list[int | str]]:
+    """Return the manifest that a checkpoint with these files has: size and SHA-256 of each."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST]
+    return {
+        str(path.relative_to(folder)): [path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()]
+        for path in files
+    }
 
 
 def _step(folder: Path) -> int:

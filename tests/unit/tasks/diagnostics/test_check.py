@@ -1,4 +1,4 @@
-"""`check`: everything that can be known about a recipe before a download, all of it at once, in seconds."""
+"""`check` finds all mistakes in a recipe at once, in seconds, before anything is downloaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def project(tmp_path, monkeypatch):
     for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    # In this process; the command line's test does it as it is, in another.
+    # In this process, which is faster; the test of the command line uses another one.
     monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na fine text,good\nanother,bad\n")
@@ -38,10 +38,10 @@ def project(tmp_path, monkeypatch):
 
 
 def problems(changes=None, **sections):
-    """What `check` finds in the tiny recipe so changed, by key."""
+    """Return the problems of the changed tiny recipe, by key."""
     document = read(tiny.write(Path("trial.yaml"), tiny.recipe(changes, **sections)))
     found = all_problems(document)
-    assert len({p.key for p in found}) == len(found), "no problem is told twice"
+    assert len({p.key for p in found}) == len(found), "each problem is reported once"
     return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in found}
 
 
@@ -77,7 +77,7 @@ WRONG = {
     "column": (
         {"objective.text_column": "texts"},
         "objective",
-        "needs a column `texts`, which the source does not have; did you",
+        "the source has no column `texts`; did you mean `text`?",
     ),
     "column to split by": (
         {"data.split": {"by": ["labels"]}},
@@ -138,7 +138,7 @@ WRONG = {
         "training.arguments.predict_with_generate",
         "is a field of Seq2SeqTrainingArguments; set `objective.generate` instead",
     ),
-    "owned argument": (
+    "refused argument": (
         {"training.arguments": {"output_dir": "x"}},
         "training.arguments.output_dir",
         "is set by the pipeline: a run's folder is named after everything that decides its weights; remove it",
@@ -158,12 +158,12 @@ WRONG = {
         "training.arguments.adam_beta1",
         "its type is float",
     ),
-    "argument's truth": (
+    "argument's bool": (
         {"training.arguments": {"logging_first_step": "no"}},
         "training.arguments.logging_first_step",
         "valid boolean, found 'no'; its type is bool",
     ),
-    "argument's number": (
+    "argument's int": (
         {"training.arguments": {"ddp_timeout": "90"}},
         "training.arguments.ddp_timeout",
         "its type is int",
@@ -193,23 +193,23 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("changes", "key", "said"), WRONG.values(), ids=WRONG)
-def test_a_wrong_recipe_has_exactly_this_problem(changes, key, said):
+@pytest.mark.parametrize(("changes", "key", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_recipe_has_exactly_this_problem(changes, key, message):
     found = problems(changes)
     assert list(found) == [key], found
-    assert said in found[key]
+    assert message in found[key]
 
 
-def test_pass_through_arguments_of_the_right_type_are_taken():
-    given = {"adam_beta1": 1, "label_smoothing_factor": 0.1, "lr_scheduler_kwargs": {"num_cycles": 2}, "tf32": None}
-    given |= {"report_to": ["none"], "debug": "underflow_overflow", "eval_delay": 3, "ddp_timeout": 90}
-    assert problems({"training.arguments": given}) == {}
+def test_valid_arguments_of_training_arguments_are_accepted():
+    values = {"adam_beta1": 1, "label_smoothing_factor": 0.1, "lr_scheduler_kwargs": {"num_cycles": 2}, "tf32": None}
+    values |= {"report_to": ["none"], "debug": "underflow_overflow", "eval_delay": 3, "ddp_timeout": 90}
+    assert problems({"training.arguments": values}) == {}
 
 
-def test_the_label_column_of_a_csv_is_looked_for():
+def test_a_missing_label_column_is_found():
     found = problems({"objective.label_column": "intent"}, **tiny.CLASSES)
     assert found == {
-        "objective": "needs a column `intent`, which the source does not have; did you mean `text`?"
+        "objective": "the source has no column `intent`; did you mean `text`?"
         "; the objective's `..._column` options name it"
     }
 
@@ -232,7 +232,7 @@ def test_pretrained_folders():
     good = model_folder("good", "config.json", "model.safetensors", "tokenizer.json")
     both = {"model": {"pretrained": good}, "tokenization.tokenizer": {"kind": "pretrained", "path": good}}
     assert problems(both) == {}
-    assert problems({"model": {"pretrained": "owner/name"}}) == {}  # on the Hub: not looked at
+    assert problems({"model": {"pretrained": "owner/name"}}) == {}  # on the Hub, so not checked
 
 
 def test_a_token_or_a_dry_run_satisfies_a_remote_hub(monkeypatch):
@@ -299,30 +299,37 @@ stages:
 """
 
 
-def listed(project, entry):
+def problems_when_listed(project, entry):
     (project / "dvc.yaml").write_text(DVC.format(recipe=entry))
     path = tiny.write(project / "params" / "trial.yaml", tiny.recipe({"evaluation.metrics": None}))
     return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in all_problems(read(path))}
 
 
-def test_a_recipe_in_params_must_be_listed_as_it_is_in_dvc_yaml(project):
-    assert listed(project, "trial: {data: data/rows.csv, objective: causal_lm, code: trainer/losses.py}") == {}
-    assert listed(project, "trial: {data: data, objective: causal_lm, code: trainer/losses.py}") == {}
+def test_dvc_yaml_must_list_a_recipe_with_its_data_and_objective(project):
+    assert (
+        problems_when_listed(project, "trial: {data: data/rows.csv, objective: causal_lm, code: trainer/losses.py}")
+        == {}
+    )
+    assert problems_when_listed(project, "trial: {data: data, objective: causal_lm, code: trainer/losses.py}") == {}
     assert (
         "has no entry for this recipe with its data, objective and code"
-        in listed(project, "other: {data: data, objective: causal_lm, code: trainer/losses.py}")[""]
+        in problems_when_listed(project, "other: {data: data, objective: causal_lm, code: trainer/losses.py}")[""]
     )
-    found = listed(project, "trial: {data: data/rows.csv, objective: sequence_classification, code: trainer/losses.py}")
+    found = problems_when_listed(
+        project, "trial: {data: data/rows.csv, objective: sequence_classification, code: trainer/losses.py}"
+    )
     assert list(found) == ["objective.name"]
     assert "write `objective: causal_lm` there" in found["objective.name"]
-    found = listed(project, "trial: {data: data/other.csv, objective: causal_lm, code: trainer/losses.py}")
+    found = problems_when_listed(
+        project, "trial: {data: data/other.csv, objective: causal_lm, code: trainer/losses.py}"
+    )
     assert list(found) == ["data.source.train"]
     assert "does not contain data/rows.csv" in found["data.source.train"]
 
 
 @pytest.mark.parametrize("entry", ["trial:", "trial: 3", "trial: {}", "trial: {data: data}", "[]", "trial"])
-def test_a_careless_line_in_dvc_yaml_is_a_problem_and_no_crash(project, entry):
-    (found,) = listed(project, entry).values()
+def test_a_malformed_line_in_dvc_yaml_is_a_problem(project, entry):
+    (found,) = problems_when_listed(project, entry).values()
     assert "trial: {data: ..., objective: ..., code: trainer/losses.py}" in found
 
 
@@ -341,7 +348,7 @@ def cli(*command, **environment):
     )
 
 
-def test_the_command_line_ends_with_0_or_78_and_never_with_a_traceback(project):
+def test_the_command_exits_with_0_or_78_without_a_traceback(project):
     sound = tiny.write(project / "sound.yaml", tiny.recipe())
     done = cli("check", str(sound))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"check: {sound} is sound\n", "")
@@ -355,13 +362,13 @@ def test_the_command_line_ends_with_0_or_78_and_never_with_a_traceback(project):
 
 
 @pytest.mark.parametrize("stage", ["validate", "tokenize", "train", "evaluate", "publish", "trace"])
-def test_a_stage_before_its_turn_says_what_to_run_first(project, capsys, stage):
+def test_a_stage_without_its_inputs_says_what_to_run_first(project, capsys, stage):
     path = tiny.write(project / "params" / "tiny.yaml", tiny.recipe())
     assert main([stage, str(path), *(["--row", "0"] if stage == "trace" else [])]) == os.EX_DATAERR
     assert "fix: run `evergreen " in capsys.readouterr().err
 
 
-def test_a_stage_is_refused_what_it_needs_not_what_came_before(project):
+def test_a_stage_needs_only_its_own_inputs(project):
     """A clone that pulled only a stage's own dependencies can run it."""
     path = tiny.write(project / "params" / "tiny.yaml", tiny.recipe())
     for name in ("tokens", "validated/rows"):
@@ -370,7 +377,7 @@ def test_a_stage_is_refused_what_it_needs_not_what_came_before(project):
         run("evaluate", path)
 
 
-def test_check_imports_nothing_slow_that_it_does_not_need(project):
+def test_check_does_not_import_slow_libraries(project):
     path = tiny.write(project / "sound.yaml", tiny.recipe())
     code = (
         "import sys, json; from pathlib import Path; from tasks.diagnostics.check import check; check(Path(sys.argv[1])); "
@@ -386,35 +393,35 @@ def test_check_imports_nothing_slow_that_it_does_not_need(project):
     assert not {"great_expectations", "datasets", "prefect", "dvc", "fastapi"} & set(json.loads(done.stdout))
 
 
-def test_every_training_argument_is_first_class_owned_or_passed_through():
+def test_every_training_argument_has_a_key_is_refused_or_is_passed_on():
     from transformers import TrainingArguments
 
-    there = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
-    first_class, owned = set(arguments._OWN_KEYS), set(arguments._REFUSED)
-    assert not first_class & owned
-    assert (first_class | owned) - there == set(), "names that transformers no longer has"
-    assert set(arguments.fields()) == there
-    for name in there:
-        (*_, refused) = arguments.problems({name: object()}) or [None]
-        assert refused is not None, f"{name} takes anything at all"
+    known = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    own_keys, refused = set(arguments._OWN_KEYS), set(arguments._REFUSED)
+    assert not own_keys & refused
+    assert (own_keys | refused) - known == set(), "names that transformers no longer has"
+    assert set(arguments.fields()) == known
+    for name in known:
+        (*_, problem) = arguments.problems({name: object()}) or [None]
+        assert problem is not None, f"{name} accepts anything"
     for key in arguments._OWN_KEYS.values():
         section, *field = key.split(".")
-        assert field[:1] != ["arguments"] or field[1] in there - first_class - owned
+        assert field[:1] != ["arguments"] or field[1] in known - own_keys - refused
         assert section in Recipe.model_fields
         if field:
             assert field[0] in {"training": Training, "launch": Launch}[section].model_fields
 
 
 def test_every_key_of_the_training_section_reaches_the_trainer():
-    """But those that are no transformers argument: a new key must be listed here, or among the first-class ones."""
+    """A new key must be listed here if it is no argument of transformers."""
     ours = {"global_batch_size", "arguments", "early_stopping_patience", "resume", "save_minutes", "streaming"}
     ours |= {"callbacks", "loss", "trainer"}
     reached = {key.split(".")[1] for key in arguments._OWN_KEYS.values() if key.startswith("training.")}
     assert reached | ours == set(Training.model_fields)
 
 
-def test_a_fields_own_default_is_of_its_own_type():
-    """So that a recipe may spell out what holds anyway."""
+def test_the_default_of_each_argument_is_accepted():
+    """So that a recipe may set it explicitly."""
     from transformers import TrainingArguments
 
     not_ours = arguments.fields().keys() - arguments._OWN_KEYS.keys() - arguments._REFUSED.keys()

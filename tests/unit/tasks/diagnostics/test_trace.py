@@ -1,4 +1,4 @@
-"""`trace`: one row through the stages of a real, tiny run."""
+"""`trace` shows what each stage of a real, tiny run makes of one row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from params import DataError, load
 from params.artifacts import STAGES, Artifacts
 from tasks.__main__ import main
-from tasks.diagnostics.trace import steps
+from tasks.diagnostics.trace import trace_sections
 from tasks.stages import run
 from tests.support import tiny
 from tests.support.project import ROOT
@@ -25,7 +25,7 @@ EMPTY = 5
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A folder with a recipe and its rows, the sixth of them without a text."""
+    """A project with a recipe and rows, the sixth of them without a text."""
     root = tmp_path_factory.mktemp("traced")
     changes = {"training.max_steps": 3, "training.eval_steps": 3, "training.save_steps": 3}
     changes |= {"data.split": {"validation": 0.1, "test": 0.1}, "validation.max_quarantined": 0.1}
@@ -39,9 +39,9 @@ def project(tmp_path_factory):
 
 
 def traced(project, row_id):
-    """Titles, each with its lines."""
+    """Return the sections by the first word of their title; the lines begin with the title."""
     found: dict[str, list[str]] = {}
-    for title, lines in steps(Artifacts("tiny"), load(project), row_id):
+    for title, lines in trace_sections(Artifacts("tiny"), load(project), row_id):
         found.setdefault(re.split(r"  |$", title)[0], []).extend([title, *lines])
     return found
 
@@ -61,7 +61,7 @@ def finished(project, inside):
 
 
 def row_of(number):
-    """The row_id, and the split, of the row whose `number` is this."""
+    """Return the row_id and the split of the row with this `number`."""
     import pyarrow.parquet as pq
 
     for split in ("train", "validation", "test"):
@@ -102,7 +102,7 @@ def test_a_row_is_shown_in_every_stage(finished):
     windows = [ids[at : at + 32] for at in range(0, len(ids), 32)]
     lines = [line.split(maxsplit=3) for line in found["tokens"] if not line.startswith("tokens")]
     assert [int(line[1]) for line in lines] == ids
-    assert {line[2] for line in lines} == {"*"}, "every token is learned"
+    assert {line[2] for line in lines} == {"*"}, "every token has a loss"
     assert "".join(eval(line[3]) for line in lines) == text + tokenizer.eos_token
     longest = max(map(len, windows))
     assert found["batch"][1:] == [
@@ -128,23 +128,23 @@ def test_the_losses_of_the_tokens_sum_to_the_score(finished):
     assert nll[0] == pytest.approx(float(loss), rel=1e-4)
 
 
-def test_a_row_that_was_set_aside_shows_why(finished):
+def test_a_quarantined_row_has_its_reasons(finished):
     found = traced(finished, row_of(EMPTY)[0])
     assert list(found) == ["raw", "checks"]
     assert found["checks"][1] == "set aside:"
     assert "text" in found["checks"][2]
 
 
-def test_a_row_that_is_not_there_is_an_error_with_the_range(finished, capsys):
+def test_an_unknown_row_is_an_error_with_the_range(finished, capsys):
     with pytest.raises(DataError, match="there is no row 150") as caught:
         traced(finished, 150)
-    assert caught.value.fix == "row ids go from 0 to 149"
+    assert caught.value.fix == "use a row_id from 0 to 149"
     assert main(["trace", "params/tiny.yaml", "--row", "-1"]) == os.EX_DATAERR
     assert main(["trace", "params/tiny.yaml", "--row", "150"]) == os.EX_DATAERR
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_the_command_prints_it(finished, capsys):
+def test_the_command_prints_the_sections(finished, capsys):
     row_id, split = row_of(7)
     assert main(["trace", "params/tiny.yaml", "--row", str(row_id)]) == 0
     out = capsys.readouterr().out
@@ -157,12 +157,12 @@ def test_a_label_is_shown_with_its_sequence(tmp_path, monkeypatch):
     artifacts, recipe = tiny.tokenized(tmp_path, content, {"train": 20, "validation": 5, "test": 5})
     artifacts.rows.parent.joinpath("quarantine.parquet").write_bytes(
         (artifacts.rows / "test.parquet").read_bytes()
-    )  # of any rows but the one that is traced
+    )  # without the traced row
     artifacts.raw.mkdir()
     for split in ("train", "validation", "test"):
         (artifacts.raw / f"{split}.parquet").write_bytes((artifacts.rows / f"{split}.parquet").read_bytes())
-    found = dict(steps(artifacts, recipe, 3))
+    found = dict(trace_sections(artifacts, recipe, 3))
     (tokens_title,) = [title for title in found if title.startswith("tokens")]
-    assert re.fullmatch(r"label \d \(\w+\), learned once for the sequence", found[tokens_title][-1])
+    assert re.fullmatch(r"label of the sequence: \d \(\w+\)", found[tokens_title][-1])
     assert not any("*" in line.split(maxsplit=3)[2] for line in found[tokens_title][:-1])
     assert found["loss"] == ["train has not run"]
