@@ -1,4 +1,4 @@
-# make run: from real text to a published model, offline. make help: the rest.
+# `make run` trains and publishes the default model, offline. `make help` lists all targets.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,10 +9,10 @@ RECIPE ?= default
 .DEFAULT_GOAL := help
 .PHONY: help setup run test slow chaos check format clean
 
-help:  ## show these lines
+help:  ## list all targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
 
-setup: $(DEVELOPMENT)  ## make .venv and install everything, as pinned in constraints.txt
+setup: $(DEVELOPMENT)  ## create .venv and install all packages, as pinned in constraints.txt
 
 $(RUNTIME): pyproject.toml constraints.txt .ci/install.py
 	$(PYTHON) .ci/install.py $(VENV)
@@ -22,25 +22,25 @@ $(DEVELOPMENT): pyproject.toml constraints.txt .ci/install.py
 	$(PYTHON) .ci/install.py $(VENV) dev
 	@touch $(RUNTIME) $@
 
-run: $(RUNTIME)  ## retrain what is stale of RECIPE (default), and publish it
+run: $(RUNTIME)  ## run all stages of RECIPE (default) that are out of date
 	$(BIN)/python -m flows.retrain $(RECIPE)
 
-test: $(DEVELOPMENT)  ## all tests
+test: $(DEVELOPMENT)  ## run all tests except the slow ones
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-slow: $(DEVELOPMENT)  ## the tests that `make test` leaves out because a quicker one shows the same
+slow: $(DEVELOPMENT)  ## run the slow, exhaustive tests that `make test` leaves out
 	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-chaos: $(DEVELOPMENT)  ## kill a training 200 times, publish under 500 schedules of faults, and more (up to an hour)
+chaos: $(DEVELOPMENT)  ## kill a training 200 times, publish under 500 schedules of faults (up to an hour)
 	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} EVERGREEN_CHAOS_PUBLISHES=$${EVERGREEN_CHAOS_PUBLISHES:-500} $(BIN)/python -m pytest tests/chaos -m "slow or not slow" -o log_cli=true -o log_cli_level=INFO
 
-check: $(DEVELOPMENT)  ## lint, format, types, law of imports
+check: $(DEVELOPMENT)  ## check lint, format, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(DEVELOPMENT)  ## put code into the project's format
+format: $(DEVELOPMENT)  ## fix lint and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

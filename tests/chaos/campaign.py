@@ -48,7 +48,7 @@ class Kill:
 
     def __str__(self) -> str:
         if self.is_at_point:
-            return f"{self.target}, time {self.number}"
+            return f"{self.target}, occurrence {self.number}"
         return f"{self.target}, {self.delay_s:.2f} s after the {'start' if self.while_starting else 'first step'}"
 
 
