@@ -45,7 +45,7 @@ def problems(changes=None, **sections):
     return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in found}
 
 
-def test_the_tiny_recipe_is_sound():
+def test_tiny_recipe_is_sound():
     assert problems() == {}
     assert problems(**tiny.CLASSES) == {}
 
@@ -194,7 +194,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("changes", "key", "message"), WRONG.values(), ids=WRONG)
-def test_a_wrong_recipe_has_exactly_this_problem(changes, key, message):
+def test_wrong_recipe_has_exactly_this_problem(changes, key, message):
     found = problems(changes)
     assert list(found) == [key], found
     assert message in found[key]
@@ -206,7 +206,7 @@ def test_valid_arguments_of_training_arguments_are_accepted():
     assert problems({"training.arguments": values}) == {}
 
 
-def test_a_missing_label_column_is_found():
+def test_missing_label_column_is_found():
     found = problems({"objective.label_column": "intent"}, **tiny.CLASSES)
     assert found == {
         "objective": "the source has no column `intent`; did you mean `text`?"
@@ -214,7 +214,7 @@ def test_a_missing_label_column_is_found():
     }
 
 
-def test_a_function_that_fails_is_a_problem_of_the_recipe(project, monkeypatch):
+def test_function_that_fails_is_a_problem_of_the_recipe(project, monkeypatch):
     (project / "broken_rows.py").write_text("def rows():\n    yield {'text': 1 / 0}\n")
     monkeypatch.syspath_prepend(project)
     found = problems({"data.source": {"kind": "function", "function": "broken_rows:rows"}})
@@ -235,7 +235,7 @@ def test_pretrained_folders():
     assert problems({"model": {"pretrained": "owner/name"}}) == {}  # on the Hub, so not checked
 
 
-def test_a_token_or_a_dry_run_satisfies_a_remote_hub(monkeypatch):
+def test_token_or_a_dry_run_satisfies_a_remote_hub(monkeypatch):
     remote = {"publish.endpoint": "https://hub.example.org"}
     assert problems(remote | {"publish.dry_run": True}) == {}
     assert "no token" in problems(remote | {"publish.dry_run": True, "launch.mirror": "last"})["publish.endpoint"]
@@ -285,7 +285,7 @@ def test_all_problems_come_in_one_error_in_the_order_of_the_file():
     } | {"training.best_metric"}
 
 
-def test_a_malformed_section_does_not_hide_the_problems_of_others():
+def test_malformed_section_does_not_hide_the_problems_of_others():
     found = problems({"training.max_steps": "many", "model.config.hiden_size": 32, "objective.text_column": "texts"})
     assert set(found) == {"training.max_steps", "model.config.hiden_size", "objective"}
 
@@ -328,12 +328,12 @@ def test_dvc_yaml_must_list_a_recipe_with_its_data_and_objective(project):
 
 
 @pytest.mark.parametrize("entry", ["trial:", "trial: 3", "trial: {}", "trial: {data: data}", "[]", "trial"])
-def test_a_malformed_line_in_dvc_yaml_is_a_problem(project, entry):
+def test_malformed_line_in_dvc_yaml_is_a_problem(project, entry):
     (found,) = problems_when_listed(project, entry).values()
     assert "trial: {data: ..., objective: ..., code: trainer/losses.py}" in found
 
 
-def test_the_default_recipe_is_sound(monkeypatch):
+def test_default_recipe_is_sound(monkeypatch):
     monkeypatch.chdir(ROOT)
     check(Path("params/default.yaml"))
 
@@ -348,7 +348,7 @@ def cli(*command, **environment):
     )
 
 
-def test_the_command_exits_with_0_or_78_without_a_traceback(project):
+def test_command_exits_with_0_or_78_without_a_traceback(project):
     sound = tiny.write(project / "sound.yaml", tiny.recipe())
     done = cli("check", str(sound))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"check: {sound} is sound\n", "")
@@ -362,13 +362,13 @@ def test_the_command_exits_with_0_or_78_without_a_traceback(project):
 
 
 @pytest.mark.parametrize("stage", ["validate", "tokenize", "train", "evaluate", "publish", "trace"])
-def test_a_stage_without_its_inputs_says_what_to_run_first(project, capsys, stage):
+def test_stage_without_its_inputs_says_what_to_run_first(project, capsys, stage):
     path = tiny.write(project / "params" / "tiny.yaml", tiny.recipe())
     assert main([stage, str(path), *(["--row", "0"] if stage == "trace" else [])]) == os.EX_DATAERR
     assert "fix: run `evergreen " in capsys.readouterr().err
 
 
-def test_a_stage_needs_only_its_own_inputs(project):
+def test_stage_needs_only_its_own_inputs(project):
     """A clone that pulled only a stage's own dependencies can run it."""
     path = tiny.write(project / "params" / "tiny.yaml", tiny.recipe())
     for name in ("tokens", "validated/rows"):
@@ -420,7 +420,7 @@ def test_every_key_of_the_training_section_reaches_the_trainer():
     assert reached | ours == set(Training.model_fields)
 
 
-def test_the_default_of_each_argument_is_accepted():
+def test_default_of_each_argument_is_accepted():
     """So that a recipe may set it explicitly."""
     from transformers import TrainingArguments
 

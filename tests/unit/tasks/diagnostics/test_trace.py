@@ -87,7 +87,7 @@ def test_stages_that_have_not_run_are_named(project, inside, capsys):
         assert found[title][-1] == missing
 
 
-def test_a_row_is_shown_in_every_stage(finished):
+def test_row_is_shown_in_every_stage(finished):
     text = tiny.sentences(150)[7]
     row_id, split = row_of(7)
     found = traced(finished, row_id)
@@ -110,7 +110,7 @@ def test_a_row_is_shown_in_every_stage(finished):
     ]
 
 
-def test_the_losses_of_the_tokens_sum_to_the_score(finished):
+def test_losses_of_the_tokens_sum_to_the_score(finished):
     row_id, _ = row_of(7)
     found = traced(finished, row_id)
     losses = [float(line.split()[0]) for line in found["loss"] if not line.startswith("loss")]
@@ -128,14 +128,14 @@ def test_the_losses_of_the_tokens_sum_to_the_score(finished):
     assert nll[0] == pytest.approx(float(loss), rel=1e-4)
 
 
-def test_a_quarantined_row_has_its_reasons(finished):
+def test_quarantined_row_has_its_reasons(finished):
     found = traced(finished, row_of(EMPTY)[0])
     assert list(found) == ["raw", "checks"]
     assert found["checks"][1] == "set aside:"
     assert "text" in found["checks"][2]
 
 
-def test_an_unknown_row_is_an_error_with_the_range(finished, capsys):
+def test_unknown_row_is_an_error_with_the_range(finished, capsys):
     with pytest.raises(DataError, match="there is no row 150") as caught:
         traced(finished, 150)
     assert caught.value.fix == "use a row_id from 0 to 149"
@@ -144,7 +144,7 @@ def test_an_unknown_row_is_an_error_with_the_range(finished, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_the_command_prints_the_sections(finished, capsys):
+def test_command_prints_the_sections(finished, capsys):
     row_id, split = row_of(7)
     assert main(["trace", "params/tiny.yaml", "--row", str(row_id)]) == 0
     out = capsys.readouterr().out
@@ -152,7 +152,7 @@ def test_the_command_prints_the_sections(finished, capsys):
     assert "\nscore\n  nll: " in out
 
 
-def test_a_label_is_shown_with_its_sequence(tmp_path, monkeypatch):
+def test_label_is_shown_with_its_sequence(tmp_path, monkeypatch):
     content = tiny.recipe(**tiny.CLASSES)
     artifacts, recipe = tiny.tokenized(tmp_path, content, {"train": 20, "validation": 5, "test": 5})
     artifacts.rows.parent.joinpath("quarantine.parquet").write_bytes(

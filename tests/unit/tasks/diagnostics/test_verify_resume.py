@@ -252,7 +252,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("change", "component", "expected"), CHANGES.values(), ids=CHANGES)
-def test_a_difference_is_reported_in_its_component(tmp_path, change, component, expected):
+def test_difference_is_reported_in_its_component(tmp_path, change, component, expected):
     one, other = run(tmp_path / "one"), run(tmp_path / "other")
     change(other)
     found = {c.component: c for c in compare(one, other, "min")}
@@ -283,7 +283,7 @@ def test_repeated_steps_count_and_a_torn_line_does_not(tmp_path):
     assert (found["steps"].compared, found["rows"].compared, found["random state"].compared) == (8, 18, 9)
 
 
-def test_the_first_difference_has_the_lowest_step_and_then_the_likeliest_cause(tmp_path):
+def test_first_difference_has_the_lowest_step_and_then_the_likeliest_cause(tmp_path):
     one, other = run(tmp_path / "one"), run(tmp_path / "other")
     change_record(0, 2, losses=[(0.0).hex(), (0.0).hex()], learning_rate=(0.5).hex())(other)
     change_record(0, 3, rows=[[9], [9]])(other)
@@ -308,7 +308,7 @@ def test_sharded_weights_are_compared_without_their_index(tmp_path):
     assert str(found.differences[0]) == "pytorch_model_fsdp_0 model.weight[1]: 2 and 3, up to 1 apart"
 
 
-def test_a_run_without_a_checkpoint_cannot_be_compared(tmp_path):
+def test_run_without_a_checkpoint_cannot_be_compared(tmp_path):
     one = run(tmp_path / "one")
     (tmp_path / "other").mkdir()
     with pytest.raises(CheckpointError, match="has no checkpoint"):
@@ -407,7 +407,7 @@ def job(tokenized, tmp_path):
     return job
 
 
-def test_the_learning_rate_schedule_is_that_of_the_whole_training(job):
+def test_learning_rate_schedule_is_that_of_the_whole_training(job):
     assert (job.stop_at_step, job.record, job.training.max_steps) == (12, True, 12)
     assert (job.training.save_steps, job.training.eval_steps, job.training.save_minutes) == (4, 9, None)
     assert (job.training.learning_rate, job.training.warmup_steps) == (1e-2, 2)
@@ -425,7 +425,7 @@ def end_with(monkeypatch, error=None, checkpoint=None):
     monkeypatch.setattr(verify_resume, "supervise", supervise)
 
 
-def test_a_kill_by_someone_else_is_an_error(job, monkeypatch):
+def test_kill_by_someone_else_is_an_error(job, monkeypatch):
     end_with(monkeypatch, KilledError("train", "killed by SIGKILL", "again"))
     with pytest.raises(KilledError):
         verify_resume._train(job, Kill(6, 0, 4))
@@ -439,14 +439,14 @@ def test_ctrl_c_is_an_error_and_the_stop_at_the_last_step_is_not(job, monkeypatc
     assert verify_resume._train(job) is False
 
 
-def test_a_training_that_ends_before_the_first_kill_is_an_error(job, monkeypatch):
+def test_training_that_ends_before_the_first_kill_is_an_error(job, monkeypatch):
     end_with(monkeypatch, checkpoint=12)
     with pytest.raises(ModelError, match="ended before it could be killed"):
         verify_resume._train_with_kills(job, plan(12, 2, 1, None, 2))
 
 
 @pytest.mark.parametrize(("step", "checkpoint", "dies"), [(6, 4, True), (5, 4, False), (7, None, False)])
-def test_a_kill_waits_for_its_step_and_for_a_checkpoint(job, step, checkpoint, dies):
+def test_kill_waits_for_its_step_and_for_a_checkpoint(job, step, checkpoint, dies):
     import subprocess
     import sys
     import time
@@ -466,7 +466,7 @@ def test_a_kill_waits_for_its_step_and_for_a_checkpoint(job, step, checkpoint, d
         victim.kill()
 
 
-def test_the_runs_are_kept_only_if_they_differ(inside, tokenized, monkeypatch, capsys):
+def test_runs_are_kept_only_if_they_differ(inside, tokenized, monkeypatch, capsys):
     """The whole command, on made-up runs."""
     path = inside()
     shutil.copytree(tokenized[0].run, Artifacts("tiny").run)
