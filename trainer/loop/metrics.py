@@ -64,7 +64,7 @@ class EvaluationMetrics:
 
     def measure(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Measurement:
         """Return what the metrics need of a batch."""
-        from trainer.objectives.bases.likelihood import Likelihood, logits_of
+        from trainer.objectives.bases.likelihood import Likelihood
 
         batch = self._objective.prepare_inputs(model, batch)
         if self._function is None:
@@ -72,14 +72,12 @@ class EvaluationMetrics:
         if not isinstance(self._objective, Likelihood):
             scores = self._objective.score_batch(model, batch, self._tokenizer)
             return (scores, scores, batch.get("labels", batch["input_ids"]), batch["input_ids"])
-        logits, labels = logits_of(model, batch), batch["labels"]
-        generated = self._objective.generate(model, batch, self._tokenizer)
+        scores, logits, generated = self._objective.score_outputs(model, batch, self._tokenizer)
         if self._preprocess is not None:
-            predictions = self._preprocess(logits, labels)
+            predictions = self._preprocess(logits, batch["labels"])
         else:
             predictions = logits.argmax(-1) if generated is None else generated
-        scores = self._objective.score_outputs(logits, generated, labels, self._tokenizer)
-        return (scores, predictions, labels, batch["input_ids"])
+        return (scores, predictions, batch["labels"], batch["input_ids"])
 
     def batches(
         self, model: PreTrainedModel, sequences: Dataset, *, batch_size: int

@@ -25,22 +25,14 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[Objective[Any]]:
-    """Return the objective class in `trainer/objectives/<name>.py`.
-
-    Raises:
-        RecipeError: there is no such module.
-    """
+    """Return the objective class in `trainer/objectives/<name>.py`; RecipeError if there is no such module."""
     if name not in names():
         raise RecipeError("objective.name", f"there is no objective `{name}`", suggestion(name, names(), "objectives"))
     module = importlib.import_module(f"{__name__}.{name}")
-    classes = [
-        c
-        for c in vars(module).values()
-        if isinstance(c, type) and issubclass(c, Objective) and c.__module__ == module.__name__
-    ]
+    own = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+    classes: list[type[Objective[Any]]] = [c for c in own if issubclass(c, Objective)]
     assert len(classes) == 1, f"{module.__name__} must define exactly one Objective"
-    found: type[Objective[Any]] = classes[0]
-    return found
+    return classes[0]
 
 
 def option_problems(choice: ObjectiveChoice) -> list[Problem]:
@@ -63,13 +55,8 @@ def option_problems(choice: ObjectiveChoice) -> list[Problem]:
 
 
 def build(choice: ObjectiveChoice) -> Objective[Any]:
-    """Return the objective that a recipe names, with its options.
-
-    Raises:
-        RecipeError: it does not exist, or its options are invalid.
-    """
-    problems = option_problems(choice)
-    if problems:
+    """Return the objective that a recipe names, with its options; RecipeError if these are invalid."""
+    if problems := option_problems(choice):
         raise problems_error(problems)
     cls = find(choice.name)
     return cls(cls.options_class.model_validate(choice.options))

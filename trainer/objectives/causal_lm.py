@@ -9,19 +9,17 @@ is the mean negative log-likelihood per predicted token, in nats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from params import ModelError
 from params.schema import Section
-from trainer.objectives.bases.likelihood import TokenLikelihood, next_token_losses, token_scores
+from trainer.objectives.bases.likelihood import TokenLikelihood
 from trainer.objectives.bases.objective import ColumnKind, Example, Row, State
-from trainer.objectives.bases.padding import pad_batch
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 
 class Options(Section):
@@ -37,7 +35,6 @@ class CausalLM(TokenLikelihood[Options]):
     """Next-token prediction."""
 
     options_class = Options
-    pipeline_tag = "text-generation"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"text": "abs(x, /)\n\nReturn the absolute value of the argument."},
         {"text": "Return True if the string is a valid identifier, False otherwise."},
@@ -88,19 +85,3 @@ class CausalLM(TokenLikelihood[Options]):
                 block, buffer = buffer[:max_length], buffer[max_length:]
                 yield {"row_id": first_row, "input_ids": block, "labels": list(block)}
                 first_row = example["row_id"]
-
-    def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-        return pad_batch(examples, tokenizer)
-
-    def model_class(self) -> type[PreTrainedModel]:
-        from transformers import AutoModelForCausalLM
-
-        return AutoModelForCausalLM  # type: ignore[no-any-return]
-
-    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, V) logits and (B, T) labels to losses (B, T); the first token of a sequence has none."""
-        return next_token_losses(logits, labels)
-
-    def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""
-        return token_scores(logits[:, :-1], labels[:, 1:])

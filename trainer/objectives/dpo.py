@@ -69,7 +69,6 @@ class DPO(Objective[Options]):
     main_metric = "reward_accuracy"
     tokenizer_dependent = frozenset(metrics)  # the reference model reads the same tokens
     score_names = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
-    pipeline_tag = "text-generation"
     trainer_class = "trainer.loop.preference_trainer:PreferenceTrainer"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"},
@@ -157,11 +156,6 @@ class DPO(Objective[Options]):
         beside = {f"rejected_{name}": value for name, value in rejected.items()}
         return pad_batch(examples, tokenizer) | beside | {"row_id": torch.tensor([e["row_id"] for e in examples])}
 
-    def model_class(self) -> type[PreTrainedModel]:
-        from transformers import AutoModelForCausalLM
-
-        return AutoModelForCausalLM  # type: ignore[no-any-return]
-
     def set_reference(self, start: Callable[[], PreTrainedModel]) -> None:
         models: list[PreTrainedModel] = []
 
@@ -193,17 +187,13 @@ class DPO(Objective[Options]):
         return torch.stack(sums).view(2, -1)
 
     def losses(self, logratios: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each pair, (B,).
+        """Return the loss of each pair, (B,), from log-probabilities minus those of the reference and numbers of tokens, (2, B).
 
         sigmoid: Rafailov et al. 2023; with label smoothing its conservative form (https://ericmitchell.ai/cdpo.pdf).
         ipo: Azar et al. 2023 (https://arxiv.org/abs/2310.12036), with log-probabilities per token. hinge: Liu et al. 2023
         (https://arxiv.org/abs/2309.06657). robust: Chowdhury et al. 2024 (https://arxiv.org/abs/2403.00409). exo_pair: Ji
         et al. 2024 (https://arxiv.org/abs/2402.00856). apo_zero and apo_down: D'Oosterlinck et al. 2024
         (https://arxiv.org/abs/2408.06266).
-
-        Args:
-            logratios: log-probabilities of chosen and rejected completions minus those of the reference, (2, B).
-            tokens: number of tokens of each completion, (2, B).
         """
         import torch
         from torch.nn.functional import logsigmoid

@@ -63,10 +63,8 @@ class IterativeSFT(GenerativeObjective[Options]):
         return False
 
     def columns(self) -> Mapping[str, ColumnKind]:
-        named: dict[str, ColumnKind] = (
-            {self.options.reference_completion_column: "string"} if self.options.reference_completion_column else {}
-        )
-        return {**super().columns(), **named}
+        columns, reference = dict(super().columns()), self.options.reference_completion_column
+        return columns | {reference: "string"} if reference else columns
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)

@@ -27,14 +27,13 @@ from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.likelihood import (
     Likelihood,
     count_bytes,
-    label_losses,
     mean_loss_func,
     token_metrics,
     token_scores,
     token_statistics,
 )
 from trainer.objectives.bases.objective import ColumnKind, Example, Row, ScoreColumns, State
-from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,6 +80,7 @@ class Seq2Seq(Likelihood[Options]):
     tokenizer_dependent = frozenset({"loss", "perplexity", "token_accuracy"})
     score_names = ("nll", "tokens", "correct", "generated", *_TEXT_METRICS)
     example_counts = ("bytes",)
+    auto_class = "AutoModelForSeq2SeqLM"
     pipeline_tag = "text2text-generation"
     has_target_text = True
     example_rows: ClassVar[tuple[Row, ...]] = (
@@ -138,14 +138,6 @@ class Seq2Seq(Likelihood[Options]):
             or len(self._target_ids(row, tokenizer)) > self._longest_target(max_length)
         )  # fmt: skip
 
-    def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-        return pad_batch(examples, tokenizer)
-
-    def model_class(self) -> type[PreTrainedModel]:
-        from transformers import AutoModelForSeq2SeqLM
-
-        return AutoModelForSeq2SeqLM  # type: ignore[no-any-return]
-
     def compute_loss_func(self, training: Training) -> Callable[..., Any]:
         return mean_loss_func(training)
 
@@ -162,45 +154,24 @@ class Seq2Seq(Likelihood[Options]):
             shifted = shifted.masked_fill(shifted == IGNORE_INDEX, model.config.pad_token_id)
         return {**batch, "decoder_input_ids": shifted}
 
-    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, V) logits and (B, T) labels to losses (B, T)."""
-        return label_losses(logits, labels)
-
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""
         return token_scores(logits, labels)
 
-    def generate(
-        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
-    ) -> torch.Tensor | None:
-        if not self.options.generate:
-            return None
-        ids: torch.Tensor = model.generate(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            max_new_tokens=self.options.max_new_tokens,
-            num_beams=self.options.num_beams,
-            do_sample=False,
-        )
-        return ids
-
     def score_outputs(
-        self,
-        logits: torch.Tensor,
-        generated_ids: torch.Tensor | None,
-        labels: torch.Tensor,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> torch.Tensor:
-        """Columns of `score_logits`, whether text was generated, and its metrics, (B, 8); zeros if none was."""
+        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Scores: columns of `score_logits`, whether text was generated, and its metrics, (B, 8); zeros if none was."""
         import torch
 
-        scores = self.score_logits(logits, labels)
-        if generated_ids is None:
-            return torch.cat([scores, scores.new_zeros((len(scores), 1 + len(_TEXT_METRICS)))], dim=1)
-        target_ids = labels.where(labels != IGNORE_INDEX, tokenizer.pad_token_id)
-        texts, targets = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in (generated_ids, target_ids))
+        scores, logits, _ = super().score_outputs(model, batch, tokenizer)
+        if not self.options.generate:
+            return torch.cat([scores, scores.new_zeros((len(scores), 1 + len(_TEXT_METRICS)))], dim=1), logits, None
+        generated = self._generate(model, batch)
+        target_ids = batch["labels"].where(batch["labels"] != IGNORE_INDEX, tokenizer.pad_token_id)
+        texts, targets = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in (generated, target_ids))
         text_scores = [[1.0, *score_text(*pair)] for pair in zip(texts, targets, strict=True)]
-        return torch.cat([scores, scores.new_tensor(text_scores)], dim=1)
+        return torch.cat([scores, scores.new_tensor(text_scores)], dim=1), logits, generated
 
     def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
         """Token statistics, whether text was generated, and its metrics, (N, 9)."""
@@ -224,9 +195,20 @@ class Seq2Seq(Likelihood[Options]):
         self, row: Row, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State
     ) -> list[str]:
         """The generated text."""
-        batch = self.collate(self.encode(row, tokenizer, max_length, state), tokenizer)
-        ids = self.generate(model, batch, tokenizer)
-        return [] if ids is None else str(tokenizer.decode(ids[0], skip_special_tokens=True)).splitlines()
+        if not self.options.generate:
+            return []
+        ids = self._generate(model, self.collate(self.encode(row, tokenizer, max_length, state), tokenizer))
+        return str(tokenizer.decode(ids[0], skip_special_tokens=True)).splitlines()
+
+    def _generate(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
+        ids: torch.Tensor = model.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            max_new_tokens=self.options.max_new_tokens,
+            num_beams=self.options.num_beams,
+            do_sample=False,
+        )
+        return ids
 
     def _input(self, row: Row) -> str:
         return f"{self.options.prefix}{row[self.options.input_column]}"

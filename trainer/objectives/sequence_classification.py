@@ -7,20 +7,19 @@ The labels are the sorted labels of the train split. The loss is the mean negati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
-from params.schema import Direction, Expectation, Section, Training
-from trainer.objectives.bases.likelihood import Likelihood, label_config, mean_loss_func, remap_classifier
+from params.schema import Direction, Expectation, Section
+from trainer.objectives.bases.likelihood import Classifier
 from trainer.objectives.bases.objective import ColumnKind, Example, Row, ScoreColumns, State
-from trainer.objectives.bases.padding import pad_batch
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     import torch
     from numpy.typing import NDArray
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 _BINS = 15
 """Bins of confidence, of equal width."""
@@ -35,7 +34,7 @@ class Options(Section):
     """The column with the label, text or integer."""
 
 
-class SequenceClassification(Likelihood[Options]):
+class SequenceClassification(Classifier[Options]):
     """One label per text."""
 
     options_class = Options
@@ -47,6 +46,7 @@ class SequenceClassification(Likelihood[Options]):
     }
     main_metric = "accuracy"
     score_names = ("nll", "label", "prediction", "confidence")
+    auto_class = "AutoModelForSequenceClassification"
     pipeline_tag = "text-classification"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"text": "I am still waiting on my card?", "label": "card_arrival"},
@@ -78,20 +78,6 @@ class SequenceClassification(Likelihood[Options]):
         ids = tokenizer(self.text(row), truncation=True, max_length=max_length)["input_ids"]
         label = state["labels"].index(str(row[self.options.label_column]))
         return [{"row_id": row["row_id"], "input_ids": ids, "labels": label}]
-
-    def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-        return pad_batch(examples, tokenizer)
-
-    def model_class(self) -> type[PreTrainedModel]:
-        from transformers import AutoModelForSequenceClassification
-
-        return AutoModelForSequenceClassification  # type: ignore[no-any-return]
-
-    def model_config(self, state: State) -> dict[str, Any]:
-        return label_config(state["labels"])
-
-    def compute_loss_func(self, training: Training) -> Callable[..., Any]:
-        return mean_loss_func(training)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, C) logits and (B,) labels to losses (B,)."""
@@ -159,6 +145,3 @@ class SequenceClassification(Likelihood[Options]):
             for rows, confidence, correct in bins
             if rows
         ]
-
-    def remap_labels(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
-        return remap_classifier(model, state["labels"])

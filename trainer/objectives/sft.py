@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
-from trainer.objectives.bases.likelihood import TokenLikelihood, count_bytes, next_token_losses, token_scores
+from trainer.objectives.bases.likelihood import TokenLikelihood, count_bytes
 from trainer.objectives.bases.objective import ColumnKind, Example, Row, State
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 
@@ -51,7 +51,6 @@ class SFT(TokenLikelihood[Options]):
     """Next-token prediction of what an assistant says."""
 
     options_class = Options
-    pipeline_tag = "text-generation"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {
             "prompt": "Add 3 and 4.",
@@ -148,16 +147,3 @@ class SFT(TokenLikelihood[Options]):
         """As in the base class; packed sequences have `position_ids` instead of `attention_mask`."""
         packed = "lengths" in examples[0]
         return packing.packed_batch(examples, tokenizer) if packed else pad_batch(examples, tokenizer)
-
-    def model_class(self) -> type[PreTrainedModel]:
-        from transformers import AutoModelForCausalLM
-
-        return AutoModelForCausalLM  # type: ignore[no-any-return]
-
-    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, V) logits and (B, T) labels to losses (B, T); the first token of a sequence has none."""
-        return next_token_losses(logits, labels)
-
-    def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""
-        return token_scores(logits[:, :-1], labels[:, 1:])

@@ -18,23 +18,15 @@ where a predicted span is correct if its label and both ends are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from params import DataError
-from params.schema import Direction, Section, Training
-from trainer.objectives.bases.likelihood import (
-    Likelihood,
-    label_config,
-    label_losses,
-    logits_of,
-    mean_loss_func,
-    remap_classifier,
-    token_scores,
-)
+from params.schema import Direction, Section
+from trainer.objectives.bases.likelihood import Classifier, logits_of, token_scores
 from trainer.objectives.bases.objective import ColumnKind, Example, Row, ScoreColumns, State
-from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +48,7 @@ class Options(Section):
     """The column with the spans: a list of records with `label`, `start` and `end`."""
 
 
-class TokenClassification(Likelihood[Options]):
+class TokenClassification(Classifier[Options]):
     """A tag for every sub-word."""
 
     options_class = Options
@@ -70,6 +62,7 @@ class TokenClassification(Likelihood[Options]):
     main_metric = "f1"
     tokenizer_dependent = frozenset({"loss", "token_accuracy"})
     score_names = ("nll", "tokens", "correct", "correct_spans", "predicted_spans", "actual_spans")
+    auto_class = "AutoModelForTokenClassification"
     pipeline_tag = "token-classification"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {
@@ -134,24 +127,6 @@ class TokenClassification(Likelihood[Options]):
         begun = sum(tag > 0 and tag % 2 == 1 for example in examples for tag in example["labels"])
         return bool(begun < len(self._spans(row)))
 
-    def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-        return pad_batch(examples, tokenizer)
-
-    def model_class(self) -> type[PreTrainedModel]:
-        from transformers import AutoModelForTokenClassification
-
-        return AutoModelForTokenClassification  # type: ignore[no-any-return]
-
-    def model_config(self, state: State) -> dict[str, Any]:
-        return label_config(state["labels"])
-
-    def compute_loss_func(self, training: Training) -> Callable[..., Any]:
-        return mean_loss_func(training)
-
-    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, C) logits and (B, T) labels to losses (B, T)."""
-        return label_losses(logits, labels)
-
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Token scores, then numbers of spans: correct, predicted, actual, (B, 6)."""
         import torch
@@ -186,9 +161,6 @@ class TokenClassification(Likelihood[Options]):
     def describe_scores(self, scores: Mapping[str, float], state: State) -> dict[str, str]:
         correct, predicted, actual = (f"{scores[f'{name}_spans']:.0f}" for name in ("correct", "predicted", "actual"))
         return {"spans": f"{correct} of {actual} found, {predicted} predicted"}
-
-    def remap_labels(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
-        return remap_classifier(model, state["labels"])
 
     def prediction_lines(
         self, row: Row, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State
@@ -230,11 +202,7 @@ class Pieces:
     """Special tokens after every sequence."""
 
     def room(self, max_length: int) -> int:
-        """Return how many sub-words fit into a sequence of `max_length` tokens.
-
-        Raises:
-            ValueError: none does.
-        """
+        """Return how many sub-words fit into a sequence of `max_length` tokens; ValueError if none does."""
         room = max_length - len(self.front) - len(self.back)
         if room < 1:
             raise ValueError(f"max_length {max_length} leaves no room for text beside the special tokens")

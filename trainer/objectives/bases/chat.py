@@ -34,8 +34,7 @@ def tokenize_conversation(
 ) -> tuple[list[int], list[bool]]:
     """Return the tokens of a conversation, and which of them are the assistant's, the end of each turn included.
 
-    Raises:
-        ValueError: the template renders the beginning of a conversation differently once more turns follow.
+    Raises ValueError if the template renders the beginning of a conversation differently once more turns follow.
     """
     if _GENERATION_TAG.search(str(tokenizer.chat_template)):
         encoding = tokenizer.apply_chat_template(
@@ -57,23 +56,17 @@ def tokenize_conversation(
 def _render(
     turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Return the text of a conversation, and the spans of characters that are the assistant's.
+    """Return the text of a conversation, and the spans of characters that are the assistant's."""
 
-    Raises:
-        ValueError: as in `tokenize_conversation`.
-    """
-
-    def render(count: int, *, add_generation_prompt: bool = False) -> str:
-        text: str = tokenizer.apply_chat_template(
-            turns[:count], tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+    def render(count: int, *, prompt: bool = False) -> str:
+        text: str = tokenizer.apply_chat_template(turns[:count], tokenize=False, add_generation_prompt=prompt)
         return text
 
     whole, spans = render(len(turns)), []
     for i, turn in enumerate(turns):
         if turn["role"] != "assistant":
             continue
-        before, after = render(i, add_generation_prompt=True), render(i + 1)
+        before, after = render(i, prompt=True), render(i + 1)
         if not (whole.startswith(after) and after.startswith(before)):
             what = f"the chat template renders the messages before message {i} differently when it follows"
             raise ValueError(f"{what}, so its tokens cannot be found: mark them with {{% generation %}}")

@@ -48,11 +48,7 @@ class GenerationOptions(Section):
 
 
 def template_columns(template: str) -> list[str]:
-    """Return the columns that a prompt template names.
-
-    Raises:
-        ValueError: braces do not match, or hold something else than a column's name.
-    """
+    """Return the columns that a prompt template names; ValueError if braces hold anything else or do not match."""
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
     except ValueError as error:

@@ -35,7 +35,6 @@ class GenerativeObjective(Objective[OptionsT]):
     main_metric = "reward"
     tokenizer_dependent = frozenset({"completion_length"})
     score_names = ("reward", "completion_length", "terminated")
-    pipeline_tag = "text-generation"
     trainer_class: ClassVar[str] = "trainer.loop.rollout_trainer:RolloutTrainer"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"prompt": "What is 3 + 4?", "answer": "7"},
@@ -81,12 +80,7 @@ class GenerativeObjective(Objective[OptionsT]):
     def losses(
         self, logits: torch.Tensor, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss of each token, (B, T), 0 outside of completions, and metrics of each token, (B, T).
-
-        Args:
-            logits: (B, T, V).
-            batch: from `trainer.objectives.bases.rollout.training_batch`.
-        """
+        """Return the loss and metrics of each token, (B, T), 0 outside of completions, of a `rollout.training_batch`."""
 
     @cached_property
     def rewards(self) -> Rewards:
@@ -144,15 +138,7 @@ class GenerativeObjective(Objective[OptionsT]):
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Prompts, padded on the right, and `reward_rows`: what rewards get of each prompt's row."""
-        return {
-            **pad_batch(examples, tokenizer),
-            "reward_rows": [json.loads(example["reward_row"]) for example in examples],
-        }
-
-    def model_class(self) -> type[PreTrainedModel]:
-        from transformers import AutoModelForCausalLM
-
-        return AutoModelForCausalLM  # type: ignore[no-any-return]
+        return pad_batch(examples, tokenizer) | {"reward_rows": [json.loads(e["reward_row"]) for e in examples]}
 
     def score_batch(
         self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase

@@ -21,39 +21,32 @@ if TYPE_CHECKING:
 class Likelihood(Objective[OptionsT]):
     """An objective whose model turns a batch into logits, which give each label a probability."""
 
-    @abstractmethod
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the negative log-likelihood in nats of each label, in the shape of `labels`; NaN where there is no loss."""
+        """Return the negative log-likelihood in nats of each label, in the shape of `labels`; NaN where there is no loss.
+
+        By default for logits (B, T, C) aligned with labels (B, T).
+        """
+        return label_losses(logits, labels)
 
     @abstractmethod
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the scores that follow from logits: float64 (B, K), or the first columns of it; see `score_outputs`."""
+        """Return the scores that follow from logits: float64 (B, K), or its first columns where text is generated, too."""
 
     def score_batch(
         self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     ) -> torch.Tensor:
-        generated_ids = self.generate(model, batch, tokenizer)
-        return self.score_outputs(logits_of(model, batch), generated_ids, batch["labels"], tokenizer)
-
-    def generate(
-        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
-    ) -> torch.Tensor | None:
-        """Return the tokens (B, T) that the model generates, if there are metrics of generated text."""
-        return None
+        return self.score_outputs(model, batch, tokenizer)[0]
 
     def score_outputs(
-        self,
-        logits: torch.Tensor,
-        generated_ids: torch.Tensor | None,
-        labels: torch.Tensor,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> torch.Tensor:
-        """Return all scores of a batch, (B, K): those of `score_logits`, then those of the generated text."""
-        return self.score_logits(logits, labels)
+        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return a batch's scores (B, K), its logits and, if there are metrics of generated text, the tokens of it (B, T)."""
+        logits = logits_of(model, batch)
+        return self.score_logits(logits, batch["labels"]), logits, None
 
 
 class TokenLikelihood(Likelihood[OptionsT]):
-    """A likelihood with metrics per token and, in the evaluate stage, per byte of text."""
+    """The likelihood of each next token, with metrics per token and, in the evaluate stage, per byte of text."""
 
     metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
@@ -62,12 +55,64 @@ class TokenLikelihood(Likelihood[OptionsT]):
     score_names = ("nll", "tokens", "correct")
     example_counts = ("bytes",)
 
+    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """(B, T, V) logits and (B, T) labels to losses (B, T); the first token of a sequence has none."""
+        import torch
+
+        losses = torch.full(labels.shape, torch.nan, device=logits.device)
+        losses[:, 1:] = label_losses(logits[:, :-1], labels[:, 1:])
+        return losses
+
+    def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""
+        return token_scores(logits[:, :-1], labels[:, 1:])
+
     def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
         """Negative log-likelihood in nats, tokens, correct tokens, and bytes of their text, (N, 4)."""
         return token_statistics(scores)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
         return token_metrics(totals)
+
+
+class Classifier(Likelihood[OptionsT]):
+    """A likelihood whose model has a head for the `labels` of the train split."""
+
+    def model_config(self, state: State) -> dict[str, Any]:
+        labels = state["labels"]
+        return {
+            "num_labels": len(labels),
+            "id2label": dict(enumerate(labels)),
+            "label2id": {label: i for i, label in enumerate(labels)},
+        }
+
+    def compute_loss_func(self, training: Training) -> Callable[..., Any]:
+        return mean_loss_func(training)
+
+    def remap_labels(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
+        """Return a classifier whose logits (..., C) are those of this run's labels, whatever labels it was trained on.
+
+        A label that it was not trained on gets the probability of a blind guess, 1 / C. Labels that only the model knows
+        come last: predicting one of them is wrong.
+        """
+        import torch
+
+        labels: list[str] = state["labels"]
+        known = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
+        if known == labels:
+            return model
+        only_its_own = [i for i, label in enumerate(known) if label not in labels]
+        places = [known.index(label) if label in known else -1 for label in labels] + only_its_own
+        guess = math.log(sum(place >= 0 for place in places))  # so that it is 1 / C once the guesses are among the rest
+
+        def rearrange(_: Any, __: Any, outputs: Any) -> Any:
+            logits = outputs.logits
+            blind = torch.logsumexp(logits, -1, keepdim=True) - guess  # (..., 1)
+            outputs.logits = torch.cat([logits, blind], -1)[..., places]  # the place -1 is the guess
+            return outputs
+
+        model.register_forward_hook(rearrange)
+        return model
 
 
 def token_statistics(scores: ScoreColumns) -> NDArray[np.float64]:
@@ -81,11 +126,8 @@ def token_statistics(scores: ScoreColumns) -> NDArray[np.float64]:
 def token_metrics(totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
     """Return loss in nats per token, perplexity = exp(loss), token accuracy and, if bytes are known, bits per byte.
 
-    Bits per byte are the negative log-likelihood in bits over the bytes (UTF-8) of the predicted tokens' text. They can be
-    compared between tokenizers; metrics per token cannot.
-
-    Args:
-        totals: sums of `token_statistics`, (..., 4).
+    `totals` are sums of `token_statistics`, (..., 4). Bits per byte are the negative log-likelihood in bits over the bytes
+    (UTF-8) of the predicted tokens' text. They can be compared between tokenizers; metrics per token cannot.
     """
     import numpy as np
 
@@ -96,12 +138,7 @@ def token_metrics(totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]
 
 
 def token_scores(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3).
-
-    Args:
-        logits: (B, T, V).
-        labels: (B, T), aligned with the logits.
-    """
+    """Return summed negative log-likelihood, tokens and correct tokens (B, 3), from aligned (B, T, V) and (B, T)."""
     import torch
 
     has_loss = labels != IGNORE_INDEX  # (B, T)
@@ -134,15 +171,6 @@ def label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return losses
 
 
-def next_token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """As `label_losses`, where the logits of a position predict the next token; the first token has no loss."""
-    import torch
-
-    losses = torch.full(labels.shape, torch.nan, device=logits.device)
-    losses[:, 1:] = label_losses(logits[:, :-1], labels[:, 1:])
-    return losses
-
-
 def mean_loss(
     logits: torch.Tensor,
     labels: torch.Tensor,
@@ -153,12 +181,8 @@ def mean_loss(
 ) -> torch.Tensor:
     """Return the cross-entropy in nats of a micro-batch, summed and divided by the labels of its global batch.
 
-    Args:
-        logits: (B, C) or (B, T, C).
-        labels: (B,) or (B, T), aligned with the logits.
-        items: labels in the global batch; None takes those of this micro-batch.
-        smoothing: share of the target distribution that is spread evenly over all classes.
-        weights: weight of each class, (C,).
+    Logits are (B, C) or (B, T, C), labels (B,) or (B, T), class weights (C,). `items` are the labels in the global batch, by
+    default those of this micro-batch; `smoothing` is the share of the target distribution spread evenly over all classes.
     """
     import torch.nn.functional as F
 
@@ -183,37 +207,3 @@ def mean_loss_func(training: Training) -> Callable[..., Any]:
     return lambda outputs, labels, num_items_in_batch=None: mean_loss(
         outputs.logits, labels, num_items_in_batch, smoothing=smoothing
     )
-
-
-def label_config(labels: Sequence[str]) -> dict[str, Any]:
-    """Return the configuration keys of a classification head: `num_labels`, `id2label`, `label2id`."""
-    return {
-        "num_labels": len(labels),
-        "id2label": dict(enumerate(labels)),
-        "label2id": {label: i for i, label in enumerate(labels)},
-    }
-
-
-def remap_classifier(model: PreTrainedModel, labels: Sequence[str]) -> PreTrainedModel:
-    """Return a classifier whose logits (..., C) are those of `labels`, whatever labels it was trained on.
-
-    A label that it was not trained on gets the probability of a blind guess, 1 / C. Labels that only the model knows come
-    last: predicting one of them is wrong.
-    """
-    import torch
-
-    known = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
-    if known == list(labels):
-        return model
-    only_its_own = [i for i, label in enumerate(known) if label not in labels]
-    places = [known.index(label) if label in known else -1 for label in labels] + only_its_own
-    guess = math.log(sum(place >= 0 for place in places))  # so that it is 1 / C once the guesses are among the rest
-
-    def rearrange(_: Any, __: Any, outputs: Any) -> Any:
-        logits = outputs.logits
-        blind = torch.logsumexp(logits, -1, keepdim=True) - guess  # (..., 1)
-        outputs.logits = torch.cat([logits, blind], -1)[..., places]  # the place -1 is the guess
-        return outputs
-
-    model.register_forward_hook(rearrange)
-    return model

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from params import Problem
 from params.schema import Direction, Expectation, Launch, Model, Section, Training
+from trainer.objectives.bases.padding import pad_batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
 Row = Mapping[str, Any]
 """One row of the validated data, by column: `{"row_id": 7, "text": "abc", "label": "greeting"}`."""
-
 
 Example = dict[str, Any]
 """One tokenized sequence: `{"row_id": 7, "input_ids": [5, 9, 2], "labels": [-100, 9, 2]}`.
@@ -28,18 +27,14 @@ Example = dict[str, Any]
 integers, numbers or text. One row can become several examples.
 """
 
-
 State = Mapping[str, Any]
 """What an objective collected from the train split before tokenizing, as JSON: `{"labels": ["bye", "greeting"]}`."""
-
 
 ScoreColumns = Mapping[str, "NDArray[np.float64]"]
 """Scores of N sequences or rows by name, each (N,): `{"nll": array([3.1, 0.4]), "tokens": array([8.0, 2.0])}`."""
 
-
 ColumnKind = Literal["string", "label", "list"]
 """What a column holds: text; text or integers; a list of records."""
-
 
 OptionsT = TypeVar("OptionsT", bound=Section)
 
@@ -61,7 +56,9 @@ class Objective(ABC, Generic[OptionsT]):
     """Names of the K scores of each sequence. The scores of a row's sequences add up to the row's."""
     example_counts: ClassVar[tuple[str, ...]] = ()
     """Integers of an `Example` that the evaluate stage keeps beside the scores, such as `bytes`."""
-    pipeline_tag: ClassVar[str]
+    auto_class: ClassVar[str] = "AutoModelForCausalLM"
+    """The Auto class of transformers with the right head."""
+    pipeline_tag: ClassVar[str] = "text-generation"
     """The Hub's name of the task, for the model card."""
     has_target_text: ClassVar[bool] = False
     """Whether `labels` are the tokens of a second text, such as a translation, instead of one label per input token."""
@@ -134,15 +131,18 @@ class Objective(ABC, Generic[OptionsT]):
         """Yield the sequences to train on; by default the examples as they are."""
         yield from examples
 
-    @abstractmethod
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
         """Pad B examples into a batch: `input_ids` and `attention_mask` (B, T), and `labels` as model or Trainer expects."""
+        return pad_batch(examples, tokenizer)
 
     # Model and training
 
-    @abstractmethod
     def model_class(self) -> type[PreTrainedModel]:
-        """Return the transformers Auto class with the right head."""
+        """Return the class that `auto_class` names."""
+        import transformers
+
+        cls: type[PreTrainedModel] = getattr(transformers, self.auto_class)
+        return cls
 
     def model_config(self, state: State) -> dict[str, Any]:
         """Return model configuration keys that follow from the data, such as `num_labels`."""
@@ -174,9 +174,7 @@ class Objective(ABC, Generic[OptionsT]):
     def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
         """Return S numbers for each of N sequences, (N, S), whose sums over any set of rows determine its metrics.
 
-        Args:
-            scores: each of `score_names`, and those of `example_counts` that are known.
-            state: from `collect_state`.
+        `scores` are `score_names`, and those of `example_counts` that are known.
         """
 
     @abstractmethod
@@ -226,6 +224,5 @@ class MetricAccumulator:
 
     def compute(self) -> dict[str, float]:
         """Return the metrics of all sequences so far."""
-        return {
-            name: float(value) for name, value in self._objective.compute_metrics(self._totals, self._state).items()
-        }
+        metrics = self._objective.compute_metrics(self._totals, self._state)
+        return {name: float(value) for name, value in metrics.items()}

@@ -35,14 +35,9 @@ _POSITIONS_IN_MASK = re.compile(r"mask\w*\((?:[^()]|\([^()]*\))*position_ids=pos
 
 
 def pack(examples: Iterable[Example], max_length: int) -> Iterator[Example]:
-    """Pack by best fit: each example goes whole into the fullest open sequence that has room for it.
+    """Yield sequences of at most `max_length` tokens, with the `lengths` of their examples and the `row_id` of the first.
 
-    Args:
-        examples: with `row_id`, `input_ids` and `labels`, of at most `max_length` tokens.
-        max_length: tokens of a sequence.
-
-    Yields:
-        Sequences with the `lengths` of their examples, and the `row_id` of the first.
+    By best fit: each example goes whole into the fullest open sequence that has room for it.
     """
     filling: list[Example] = []
     for example in examples:
@@ -57,10 +52,8 @@ def pack(examples: Iterable[Example], max_length: int) -> Iterator[Example]:
             best = {"row_id": example["row_id"], "input_ids": [], "labels": [], "lengths": []}
             filling.append(best)
         best["input_ids"] += example["input_ids"]
-        best["labels"] += [
-            IGNORE_INDEX,
-            *example["labels"][1:],
-        ]  # the previous example must not predict its first token
+        # The previous example must not predict the first token of this one.
+        best["labels"] += [IGNORE_INDEX, *example["labels"][1:]]
         best["lengths"].append(size)
         if len(best["input_ids"]) == max_length:
             filling = [s for s in filling if s is not best]
@@ -97,9 +90,8 @@ def packing_problem(model: PreTrainedModel) -> str | None:
             for length in lengths:
                 own = slice(start, start + length)
                 start += length
-                gradient = torch.autograd.grad(logits[row, own].float().square().sum(), embeddings, retain_graph=True)[
-                    0
-                ]
+                total = logits[row, own].float().square().sum()
+                (gradient,) = torch.autograd.grad(total, embeddings, retain_graph=True)
                 gradient[row, own] = 0.0
                 if gradient.abs().max() > 0:
                     return "it lets a token attend to other examples of its packed sequence"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from trainer.objectives.bases.objective import Example
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +23,7 @@ def pad(sequences: Sequence[Sequence[int]], value: int) -> torch.Tensor:
     return padded
 
 
-def pad_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+def pad_batch(examples: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
     """Return `input_ids`, `attention_mask` (B, T) and `labels` of a batch; labels are (B, T), or (B,) for classes."""
     import torch
 

@@ -76,11 +76,8 @@ def token_logprobs(
 ) -> torch.Tensor:
     """Return the log-probability of each completion token given those before it, (B, T); 0 elsewhere.
 
-    Args:
-        logits: (B, T, V).
-        input_ids: (B, T).
-        completion_mask: (B, T) booleans, false at every first token.
-        temperature: what logits are divided by, as in sampling.
+    From logits (B, T, V) divided by the temperature, as in sampling, tokens (B, T), and a mask that is false at every first
+    token (B, T).
     """
     selected = logits[:, :-1][completion_mask[:, 1:]].float() / temperature  # (n, V)
     values = -F.cross_entropy(selected, input_ids[:, 1:][completion_mask[:, 1:]], reduction="none")

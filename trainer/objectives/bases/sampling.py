@@ -35,13 +35,8 @@ def sample(
 ) -> tuple[list[list[int]], list[bool]]:
     """Return one completion for each of n prompts, with its end-of-text token, and whether it terminated.
 
-    Args:
-        model: a causal language model; it is in evaluation mode while it generates.
-        prompts: tokens.
-        tokenizer: the model's.
-        options: temperature, top_k, top_p and length.
-        keys: what each prompt's randomness depends on; None decodes greedily.
-        on_token: called before each token.
+    The randomness of each prompt depends on its key alone; without keys, decoding is greedy. `on_token` is called before
+    each token. The model is in evaluation mode meanwhile.
     """
     ends = end_tokens(model, tokenizer)
     size = options.generation_batch_size or len(prompts)

@@ -24,7 +24,6 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.model import network
-from trainer.objectives.bases.likelihood import remap_classifier
 
 SIZES = {"train": 60, "validation": 12, "test": 22}
 SHORT = {"tokenization.max_length": 12}
@@ -242,9 +241,13 @@ class FixedClassifier(torch.nn.Module):
         return types.SimpleNamespace(logits=self.values.clone())
 
 
+def remap(model: FixedClassifier, *labels: str) -> Any:
+    objective = objectives.build(ObjectiveChoice(name="sequence_classification"))
+    return objective.remap_labels(model, {"labels": list(labels)})  # type: ignore[arg-type]
+
+
 def shares(model: FixedClassifier, *labels: str) -> list[float]:
-    made: Any = remap_classifier(model, labels)  # type: ignore[arg-type]
-    return made().logits.softmax(-1)[0].tolist()
+    return remap(model, *labels)().logits.softmax(-1)[0].tolist()
 
 
 def test_remapped_classifier_uses_the_labels_of_the_run() -> None:
@@ -255,14 +258,14 @@ def test_remapped_classifier_uses_the_labels_of_the_run() -> None:
     # an unknown label gets the probability of a blind guess among four; the others share the rest
     assert shares(FixedClassifier(**logs), "new", "c", "b", "a") == pytest.approx([0.25, 0.15, 0.225, 0.375])
     model = FixedClassifier(**logs)
-    remap_classifier(model, ["a", "b", "c"])  # type: ignore[arg-type]
+    remap(model, "a", "b", "c")
     assert not model._forward_hooks, "nothing to do"
 
 
 def test_label_unknown_to_the_run_counts_as_wrong() -> None:
     """The champion predicts `x`, which the rows no longer have."""
     objective = objectives.build(ObjectiveChoice(name="sequence_classification"))
-    champion: Any = remap_classifier(FixedClassifier(x=5.0, b=1.0, a=0.0), ["a", "b"])  # type: ignore[arg-type]
+    champion = remap(FixedClassifier(x=5.0, b=1.0, a=0.0), "a", "b")
     logits = champion().logits.expand(2, -1)
     columns = objective.score_logits(logits, torch.tensor([0, 1])).numpy().T
     scores = dict(zip(objective.score_names, columns, strict=True))

@@ -106,10 +106,10 @@ def test_generation_is_deterministic_and_independent_of_the_batch(beams):
         torch.manual_seed(9)
         alone = torch.cat([score([example]) for example in examples])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
-    generated = task.generate(network, task.collate(examples, TOKENIZER), TOKENIZER)
+    generated = task._generate(network, task.collate(examples, TOKENIZER))
     assert generated.shape[1] <= 13
     for example, row in zip(examples, generated.tolist(), strict=True):
-        (alone,) = task.generate(network, task.collate([example], TOKENIZER), TOKENIZER).tolist()
+        (alone,) = task._generate(network, task.collate([example], TOKENIZER)).tolist()
         assert row[: len(alone)] == alone
 
 
