@@ -27,18 +27,7 @@ from trainer.runtime.heartbeat import Heartbeat
 
 
 def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) -> EvergreenTrainer:
-    """Return the Trainer of a job.
-
-    Args:
-        job: the training.
-        heartbeat: shows that this process is alive.
-        stop_requested: returns whether the training should stop.
-
-    Raises:
-        RecipeError: code that the recipe names cannot be used, or parts of the recipe conflict.
-        ModelError: the model cannot be built, or accelerate started another number of processes.
-        DataError: there are fewer sequences than one global batch.
-    """
+    """Return the Trainer of a job, or raise the first error of its recipe, model or data."""
     disable_progress_bar()
     training = job.training
     objective = objectives.build(job.objective)
@@ -62,13 +51,8 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     model = network.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed)
     objective.check_model(model)
     heartbeat.beat("starting")
-    metrics = EvaluationMetrics(
-        objective,
-        state=state,
-        tokenizer=tokenizer,
-        metrics=job.metrics,
-        to_cpu_every=args.eval_accumulation_steps,
-    )
+    every = args.eval_accumulation_steps
+    metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=job.metrics, to_cpu_every=every)
     trainer = extensions.trainer_class(training, extensions.base_class(objective.trainer_class))(
         objective=objective,
         metrics=metrics,
@@ -101,11 +85,8 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
 def _check_world(found: int, expected: int) -> None:
     """Another number of processes would silently change the global batch."""
     if found != expected:
-        raise ModelError(
-            "launch.num_processes",
-            f"accelerate started {found} of {expected} processes",
-            "check launch.accelerate_config",
-        )
+        what = f"accelerate started {found} of {expected} processes"
+        raise ModelError("launch.num_processes", what, "check launch.accelerate_config")
 
 
 def _check_rows(found: int, global_batch_size: int) -> None:

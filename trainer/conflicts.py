@@ -15,11 +15,7 @@ from trainer.objectives.bases.objective import Objective
 
 
 def conflicts(
-    *,
-    objective: Objective[Any] | None,
-    model: Model | None,
-    training: Training | None,
-    launch: Launch | None,
+    *, objective: Objective[Any] | None, model: Model | None, training: Training | None, launch: Launch | None
 ) -> list[Problem]:
     """Return the conflicts within and between sections; those of a section that is None are left out."""
     found: list[Problem] = []

@@ -68,11 +68,7 @@ class Job(Section):
 
     @property
     def direction(self) -> Direction:
-        """Whether the smallest or the largest value of `training.best_metric` is best.
-
-        Raises:
-            RecipeError: neither the objective nor the recipe computes this metric.
-        """
+        """Whether the smallest or the largest value of `training.best_metric` is best; RecipeError if it is unknown."""
         own = self.metrics.directions if self.metrics else {}
         known = {**find(self.objective.name).metrics, **own}
         name = self.training.best_metric

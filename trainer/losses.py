@@ -24,18 +24,16 @@ def cross_entropy(
     class_weights: Sequence[float] | None = None,
     next_token: bool = False,
 ) -> torch.Tensor:
-    """Return the cross-entropy with class weights and label smoothing (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567).
+    """Return the cross-entropy of logits (B, C) and labels (B,), or (B, T, C) and (B, T).
 
     Args:
-        outputs: the model's; `logits` are (B, C), or (B, T, C) with a label per token.
-        labels: (B,) or (B, T).
+        outputs: the model's.
+        labels: the labels.
         num_items_in_batch: labels in the global batch.
-        smoothing: share of the target distribution that is spread evenly over all classes.
+        smoothing: share of the target distribution that is spread evenly over all classes (Szegedy et al. 2016,
+            https://arxiv.org/abs/1512.00567).
         class_weights: weight of each of the C classes.
         next_token: whether the logits of a position predict the next token, as in a causal language model.
-
-    Raises:
-        ModelError: the number of class weights is not C.
     """
     logits = outputs.logits
     if next_token:

@@ -34,15 +34,7 @@ def numeric_answer(completions: Sequence[str], rows: Sequence[RewardRow], *, col
     r"""Return 1 where a completion's number equals that of its row's reference, else 0.
 
     The number of a text is the first one after its last `####`, or without that mark its last one. Thousands separators, a
-    leading `$` and trailing zeros do not matter: `$1,250.00` is 1250.
-
-    Args:
-        completions: n texts.
-        rows: the rows of the same n completions.
-        column: the reference column, for example `48/2 = 24\n#### 24`.
-
-    Raises:
-        ValueError: a reference has no number.
+    leading `$` and trailing zeros do not matter: `$1,250.00` is 1250. A reference is for example `48/2 = 24\n#### 24`.
     """
     rewards = []
     for completion, row in zip(completions, rows, strict=True):
@@ -69,14 +61,9 @@ def parse_number(text: str) -> Decimal | None:
 
 
 class Rewards:
-    """The weighted sum of a recipe's rewards.
+    """The weighted sum of a recipe's rewards; without weights, all are 1.
 
-    Args:
-        calls: the functions, as in the recipe.
-        weights: the weight of each; if empty, all are 1.
-
-    Raises:
-        RecipeError: a function does not exist, or cannot be called with completions, rows and its arguments.
+    RecipeError if a function does not exist, or cannot be called with completions, rows and its arguments.
     """
 
     def __init__(self, calls: Sequence[Call], weights: Sequence[float]) -> None:
@@ -86,9 +73,7 @@ class Rewards:
     def __call__(self, completions: Sequence[str], rows: Sequence[RewardRow]) -> list[float]:
         """Return the weighted sum of all rewards for each of n completions.
 
-        Raises:
-            ModelError: a reward does not return one finite number per completion.
-            DataError: a reward raises an exception.
+        ModelError if a reward does not return one finite number per completion, DataError if it raises an exception.
         """
         total = [0.0] * len(completions)
         for (name, function), weight in zip(self._functions, self._weights, strict=True):

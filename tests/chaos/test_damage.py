@@ -61,7 +61,7 @@ DAMAGES: dict[Callable[[Path], None], str] = {
     truncate: "not as it was written: optimizer.pt",
     empty: "it has no manifest",
     of_another_run: "another run",
-    without_position: "it lacks the place in the data",
+    without_position: "it lacks the position in the data",
     without_manifest: "it has no manifest",
 }
 CHECKPOINTS = len(DAMAGES) + 1

@@ -1,4 +1,4 @@
-"""The position of a checkpoint: where its run goes on, beside what Trainer itself stores."""
+"""The position of a checkpoint: where its run continues, in addition to what Trainer itself stores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POSITION = "position.json"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run goes on."""
+    """Where a run continues."""
 
     order: dict[str, int]
     """Position in the order of the rows, see trainer.data.order."""
@@ -41,11 +41,7 @@ class Position:
 
     @classmethod
     def load(cls, checkpoint: Path) -> Position:
-        """Read it from a checkpoint's folder.
-
-        Raises:
-            CheckpointError: it is missing or damaged.
-        """
+        """Read it from a checkpoint's folder; CheckpointError if it is missing or damaged."""
         try:
             return cls(**json.loads((checkpoint / POSITION).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:

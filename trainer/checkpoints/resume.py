@@ -18,15 +18,9 @@ _SHOWN = 3
 
 
 def choose(folder: Path, identity: Mapping[str, str], resume: str) -> Path | None:
-    """Return the checkpoint to resume from, or None for a start at step 0.
+    """Return the checkpoint to resume from, as `training.resume` says, or None for a start at step 0.
 
-    Args:
-        folder: the run's folder, named after its key.
-        identity: what decides the run's weights.
-        resume: `training.resume` of the recipe.
-
-    Raises:
-        CheckpointError: the checkpoint that the recipe names is damaged, incomplete or from another run.
+    Raises CheckpointError if the recipe names a checkpoint that is damaged, incomplete or from another run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = identity_text(identity)
@@ -43,17 +37,16 @@ def choose(folder: Path, identity: Mapping[str, str], resume: str) -> Path | Non
     if resume != "auto":
         named = _named(Path(resume), identity)
         if own is None or step_of(own) < step_of(named):
-            logger.info("train: run %s goes on at step %d from %s, as training.resume says", *_at(folder, named))
-            return named
+            return _log_start(folder, named, "as training.resume says")
     if own:
-        logger.info("train: run %s goes on at step %d from %s, the newest valid checkpoint", *_at(folder, own))
-        return own
+        return _log_start(folder, own, "the newest valid checkpoint")
     logger.info("train: run %s starts at step 0: %s", folder.name, _others(folder, identity))
     return None
 
 
-def _at(folder: Path, checkpoint: Path) -> tuple[str, int, Path]:
-    return folder.name, step_of(checkpoint), checkpoint
+def _log_start(folder: Path, checkpoint: Path, why: str) -> Path:
+    logger.info("train: run %s goes on at step %d from %s, %s", folder.name, step_of(checkpoint), checkpoint, why)
+    return checkpoint
 
 
 def _named(checkpoint: Path, identity: Mapping[str, str]) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from params import EvergreenError, StorageError
 from params.artifacts import storage_errors
@@ -60,29 +60,19 @@ class Writer:
         self._submitted.append(self._thread.submit(self._run, work))
 
     def raise_if_failed(self) -> None:
-        """Raise the error of work that has failed, without waiting.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
-        self._settle([f for f in self._submitted if f.done()])
+        """Raise the error of work that has failed, such as a StorageError, without waiting."""
+        for future in [f for f in self._submitted if f.done()]:
+            self._submitted.remove(future)
+            future.result()
 
     def wait(self) -> None:
-        """Wait until all work is done.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
-        self._settle(list(self._submitted))
+        """Wait until all work is done, and raise its error if it failed."""
+        futures.wait(self._submitted)
+        self.raise_if_failed()
 
     def drain(self) -> None:
         """Wait until all work is done, and ignore its errors: another one is already being raised."""
         futures.wait(self._submitted)
-
-    def _settle(self, done: list[Future[None]]) -> None:
-        for future in done:
-            self._submitted.remove(future)
-            future.result()
 
     def _run(self, work: Callable[[], None]) -> None:
         if not self._failed:
@@ -94,48 +84,34 @@ class Writer:
 
 
 class Saver:
-    """Writes one process's part of checkpoints and best weights: the loop copies it, a thread writes it.
+    """Writes checkpoints and best weights to a run's folder, whose `run.json` has the content `run`.
 
-    Args:
-        folder: the run's folder.
-        keep: number of checkpoints to keep.
-        run: content of the run's `run.json`, see trainer.checkpoints.sealed.
+    The loop copies the tensors; a thread, `writer`, writes them.
     """
 
     def __init__(self, folder: Path, *, keep: int, run: str) -> None:
         self._folder = folder
         self._keep = keep
         self._run = run
-        self._writer = Writer()
+        self.writer = Writer()
         self._weights, self._optimizer = Snapshot(), Snapshot()
         self._copied: tuple[int, Any] = (-1, None)
         self._writes: list[Callable[[], None]] = []
         self._needed = 0
-        self.raise_if_failed, self.wait, self.drain = (
-            self._writer.raise_if_failed,
-            self._writer.wait,
-            self._writer.drain,
-        )
 
     def copy_weights(self, step: int, model: PreTrainedModel) -> Any:
         """Return a copy of the weights at this step; best weights and checkpoint of one step share it."""
         if self._copied[0] != step:
-            self._writer.wait()  # the thread may still read the previous copy
+            self.writer.wait()  # the thread may still read the previous copy
             self._copied = (step, self._weights.take(_trained_weights(model)))
         return self._copied[1]
 
     def start_checkpoint(self, step: int) -> None:
-        """Make an empty folder `.staging/checkpoint-<step>`, after waiting for the checkpoint before it.
-
-        Raises:
-            StorageError: the disk has less room than the last checkpoint needed.
-        """
-        self._writer.wait()
+        """Make an empty folder `.staging/checkpoint-<step>`, after waiting for the checkpoint before it."""
+        self.writer.wait()
         shutil.rmtree(self._folder / STAGING, ignore_errors=True)
-        free = shutil.disk_usage(self._folder).free
-        # Otherwise a small file would fail first, without saying how much room is missing.
-        if free < self._needed:
-            raise _no_room(self._folder / STAGING, self._needed, free)
+        # As much as the last one needed; otherwise a small file would fail first, without saying how much is missing.
+        _check_room(self._folder, self._needed)
         self._writes, self._needed = [], 0
         self._staged(step).mkdir(parents=True)
 
@@ -163,7 +139,7 @@ class Saver:
             seal(staged, target)
             retain(self._folder, self._keep)
 
-        self._writer.submit(checking_space(self._folder / STAGING, self._needed, write))
+        self.writer.submit(checking_space(self._folder / STAGING, self._needed, write))
 
     def save_best(self, step: int, model: PreTrainedModel, weights: Any, metric: str, value: float) -> None:
         """Let the thread write `weights` as the best so far, before any later checkpoint."""
@@ -175,11 +151,11 @@ class Saver:
             reached("best.weights")
             seal_best(staging, step=step, metric=metric, value=value)
 
-        self._writer.submit(checking_space(staging, nbytes(weights), write))
+        self.writer.submit(checking_space(staging, nbytes(weights), write))
 
     def newest_checkpoint(self) -> Path | None:
         """Return the newest checkpoint that the run can resume from."""
-        self._writer.wait()
+        self.writer.wait()
         return newest_valid(self._folder, self._run)
 
     def _staged(self, step: int) -> Path:
@@ -207,15 +183,7 @@ def _write(model: PreTrainedModel, target: str, weights: Any) -> None:
 
 def nbytes(state: Any) -> int:
     """Return the bytes of all tensors in `state`."""
-    total = 0
-
-    def count(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal total
-        total += tensor.nbytes
-        return tensor
-
-    tree_map_only(torch.Tensor, count, state)
-    return total
+    return sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
 
 
 def checking_space(staging: Path, needed: int, work: Callable[[], None]) -> Callable[[], None]:
@@ -223,24 +191,21 @@ def checking_space(staging: Path, needed: int, work: Callable[[], None]) -> Call
 
     def guarded() -> None:
         try:
-            free = shutil.disk_usage(staging.parent).free
-            if free < needed:
-                raise _no_room(staging, needed, free)
+            _check_room(staging.parent, needed)
             with storage_errors(staging.parent):
                 work()
         except EvergreenError as error:
             shutil.rmtree(staging, ignore_errors=True)  # leaves room for writing the error report
-            if isinstance(error, StorageError) and (free := shutil.disk_usage(staging.parent).free) < needed:
-                raise _no_room(staging, needed, free) from error
+            if isinstance(error, StorageError):
+                _check_room(staging.parent, needed)
             raise
 
     return guarded
 
 
-def _no_room(staging: Path, needed: int, free: int) -> StorageError:
-    unit = 2**20
-    what = f"a checkpoint needs {needed / unit:.1f} MiB and {free / unit:.1f} MiB are free: "
-    what += f"{(needed - free) / unit:.1f} MiB are missing"
-    return StorageError(
-        str(staging.parent), what, "free that much and start again; the run resumes from the last checkpoint"
-    )
+def _check_room(folder: Path, needed: int) -> None:
+    if (free := shutil.disk_usage(folder).free) < needed:
+        needs, has, lacks = (f"{size / 2**20:.1f} MiB" for size in (needed, free, needed - free))
+        what = f"a checkpoint needs {needs} and {has} are free: {lacks} are missing"
+        fix = "free that much and start again; the run resumes from the last checkpoint"
+        raise StorageError(str(folder), what, fix)

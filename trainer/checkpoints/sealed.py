@@ -3,7 +3,7 @@
 A checkpoint is written to `.staging`, gets a manifest (size and SHA-256 of every file), is flushed to disk and renamed to
 `checkpoint-<step>`. A run resumes from the newest valid one: it matches its manifest and lacks nothing that a run needs. An
 invalid one is renamed to `broken-checkpoint-<step>` with a warning. The best weights are kept apart, as `best-<step>`; new
-ones are sealed before the old ones are deleted, so that there are some at every instant.
+ones are sealed before the old ones are deleted, so that valid ones always exist.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ IDENTITY = "run.json"
 """File with the identity of the run that a checkpoint belongs to, see trainer.identity."""
 STAGING = ".staging"
 BEST_NOTE = "best.json"
-_NAME = re.compile(r"checkpoint-(\d+)")
+_NAME = re.compile(r"checkpoint-\d+")
 _REQUIRED = {
     "the weights": ("*.safetensors", "pytorch_model_fsdp*", "global_step*"),
     "the optimizer's state": ("optimizer.pt", "optimizer_0", "optimizer.bin", "global_step*"),
     "the learning-rate schedule": ("scheduler.pt",),
     "the random state": ("rng_state*.pth",),
     "the trainer's state": ("trainer_state.json",),
-    "the place in the data": (POSITION,),
+    "the position in the data": (POSITION,),
     "the run's identity": (IDENTITY,),
 }
 """What a run needs to resume, and file patterns for each. Trainer itself would resume without most of it."""
@@ -86,11 +86,9 @@ def defect(checkpoint: Path) -> str | None:
 
 
 def newest_valid(folder: Path, run: str) -> Path | None:
-    """Return the newest checkpoint in `folder` that the run can resume from, and rename invalid newer ones.
+    """Return the newest checkpoint in a run's folder that it can resume from, and rename invalid newer ones.
 
-    Args:
-        folder: the run's folder.
-        run: content of the run's `run.json`; a checkpoint with another one belongs to another run.
+    `run` is the content of the run's `run.json`; a checkpoint with another one belongs to another run.
     """
     for checkpoint in all_checkpoints(folder):
         found = defect(checkpoint)
@@ -142,12 +140,12 @@ def best_weights(folder: Path, direction: Direction) -> Best | None:
 
 def all_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in `folder`, valid or not, newest first."""
-    return [path for _, path in sorted(_by_step(folder), reverse=True)]
+    return sorted((p for p in folder.glob("checkpoint-*") if _NAME.fullmatch(p.name)), key=_number, reverse=True)
 
 
 def newest_step(folder: Path) -> int:
     """Return the step of the newest checkpoint in `folder`, valid or not; 0 if there is none."""
-    return max((step for step, _ in _by_step(folder)), default=0)
+    return max(map(_number, all_checkpoints(folder)), default=0)
 
 
 def retain(folder: Path, keep: int) -> None:
@@ -158,19 +156,15 @@ def retain(folder: Path, keep: int) -> None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the number of optimizer steps before a checkpoint.
-
-    Raises:
-        CheckpointError: its state cannot be read.
-    """
+    """Return the number of optimizer steps before a checkpoint; CheckpointError if its state cannot be read."""
     try:
         return int(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(str(checkpoint), f"its state cannot be read: {error}", "use another one") from error
 
 
-def _by_step(folder: Path) -> list[tuple[int, Path]]:
-    return [(int(m[1]), p) for p in folder.glob("checkpoint-*") if (m := _NAME.fullmatch(p.name))]
+def _number(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _run_of(folder: Path) -> str | None:

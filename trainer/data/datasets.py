@@ -42,11 +42,11 @@ class SeededDataset(Dataset[Any]):
             with seeded(self._seed, "rows", keys):
                 read: list[Any] = self._data.__getitems__([index for _, index in keys])
             return list(zip(keys, read, strict=True))
-        return [(key, self._one(key)) for key in keys]
-
-    def _one(self, key: SampleKey) -> Any:
-        with seeded(self._seed, "row", key):
-            return self._data[key[1]]
+        examples = []
+        for key in keys:
+            with seeded(self._seed, "row", key):
+                examples.append((key, self._data[key[1]]))
+        return examples
 
 
 class MicroBatch(TypedDict):

@@ -34,15 +34,8 @@ def source_loader(dataset: Any, collate: Callable[[list[Any]], Any], args: Train
 class TrainingData:
     """This process's part of the rows of a loader, in the run's order, and the position of the next optimizer step.
 
-    Args:
-        source: gives the data, the collator, the workers and the sampler. A sampler that shuffles is replaced by the run's
-            own order.
-        shard: the part of every global batch that this process trains on.
-        seed: the recipe's seed.
-        lengths: tokens of each row, to train on batches of similar length.
-
-    Raises:
-        RecipeError: the loader makes its batches itself.
+    The loader `source` gives the data, the collator, the workers and the sampler; a sampler that shuffles is replaced by the
+    run's own order. With `lengths`, the tokens of each row, batches have similar length.
     """
 
     def __init__(
@@ -112,11 +105,7 @@ class TrainingData:
         return {"order": self._sampler.state_dict(), "stream": self._stream_state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a position.
-
-        Raises:
-            CheckpointError: it was reached with another global batch.
-        """
+        """Go to a position; CheckpointError if it was reached with another global batch."""
         self._sampler.load_state_dict(state["order"])
         self._stream_state = state["stream"]
         if self._stream is not None:

@@ -28,17 +28,11 @@ SampleKey = tuple[int, int]
 
 
 class EpochOrder:
-    """A permutation of the rows per epoch, cut to whole global batches.
+    """A permutation of `rows` rows per epoch, cut to whole global batches.
 
     The rows that are left over differ from epoch to epoch. Dropping them gives every optimizer step the same number of
-    sequences, on any number of processes.
-
-    Args:
-        rows: number of rows.
-        seed: the recipe's seed.
-        global_batch_size: sequences per optimizer step.
-        lengths: tokens of each row. If given, a global batch holds sequences of similar length, and the batches come in
-            random order.
+    sequences, on any number of processes. With `lengths`, the tokens of each row, a global batch holds sequences of similar
+    length, and the batches come in random order.
     """
 
     def __init__(self, rows: int, *, seed: int, global_batch_size: int, lengths: Sequence[int] | None = None) -> None:
@@ -64,11 +58,7 @@ class EpochOrder:
 class SamplerOrder:
     """The rows of an epoch as a custom sampler gives them, cut to whole global batches.
 
-    Args:
-        sampler: gives row numbers. It must draw from torch, NumPy or Python's `random`, which are seeded with the seed and
-            the epoch on every process.
-        seed: the recipe's seed.
-        global_batch_size: sequences per optimizer step.
+    The sampler must draw from torch, NumPy or Python's `random`, which are seeded with the seed and the epoch.
     """
 
     def __init__(self, sampler: Sampler[int], *, seed: int, global_batch_size: int) -> None:
@@ -106,11 +96,9 @@ class BatchShard:
 
 
 class MicroBatchSampler(Sampler[list[SampleKey]]):
-    """The micro-batches of one process, from the current position to the end of the epoch; a stream has no end.
+    """The micro-batches of one process, from the current position to the end of the epoch.
 
-    Args:
-        order: the rows of an epoch, or None for a stream.
-        shard: the part of every global batch that this process trains on.
+    A stream has no order, only numbers of sequences, and no end.
     """
 
     def __init__(self, order: EpochOrder | SamplerOrder | None, shard: BatchShard) -> None:
@@ -152,11 +140,7 @@ class MicroBatchSampler(Sampler[list[SampleKey]]):
         return {"epoch": self.epoch, "batch": self.batch, "global_batch_size": self._shard.global_batch_size}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to a position.
-
-        Raises:
-            CheckpointError: it was reached with another global batch, so it means other rows.
-        """
+        """Go to a position; CheckpointError if it was reached with another global batch, so that it means other rows."""
         size = self._shard.global_batch_size
         if state["global_batch_size"] != size:
             what = f"was written with a global batch of {state['global_batch_size']} sequences, this run has {size}"

@@ -32,13 +32,7 @@ class ResumableStream(Protocol):
 
 
 class ShuffledWindows(IterableDataset[Any]):
-    """A dataset as a stream: windows of neighbouring rows in random order, shuffled within, read one window at a time.
-
-    Args:
-        data: the dataset.
-        seed: the recipe's seed.
-        window: rows per window.
-    """
+    """A dataset as a stream: windows of neighbouring rows in random order, shuffled within, read one window at a time."""
 
     def __init__(self, data: MapStyleDataset, *, seed: int, window: int = WINDOW) -> None:
         self._data = data
@@ -80,11 +74,8 @@ class SeededStream(Dataset[Any]):
     """Examples of a stream by sample key; the key's number counts the sequences before it.
 
     Each process reads the whole stream and keeps its own sequences. A `ResumableStream` goes to a checkpoint's position at
-    once; any other stream is read again up to there.
-
-    Args:
-        stream: the data. Its `set_epoch(n)`, if it has one, is called before the n-th pass.
-        seed: the recipe's seed. Randomness in the stream depends on it and on the position.
+    once; any other stream is read again up to there. If the stream has `set_epoch(n)`, it is called before the n-th pass.
+    Randomness in the stream depends on the seed and the position.
     """
 
     def __init__(self, stream: IterableDataset[Any], seed: int) -> None:
@@ -108,11 +99,9 @@ class SeededStream(Dataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position."""
-        inner = (
-            self._stream.state_dict()
-            if isinstance(self._stream, ResumableStream) and _resumes_exactly(self._stream)
-            else None
-        )
+        inner = None
+        if isinstance(self._stream, ResumableStream) and _resumes_exactly(self._stream):
+            inner = self._stream.state_dict()
         return {"taken": self._taken, "pass": self._pass, "of_pass": self._of_pass, "stream": inner}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -122,11 +111,9 @@ class SeededStream(Dataset[Any]):
         if state["stream"] is not None and isinstance(self._stream, ResumableStream):
             self._stream.load_state_dict(state["stream"])
             return
-        logger.info(
-            "train: the stream cannot resume in the middle of a pass: reading %d sequences again", self._of_pass
-        )
-        self._taken -= self._of_pass
         again, self._of_pass = self._of_pass, 0
+        logger.info("train: the stream cannot resume in the middle of a pass: reading %d sequences again", again)
+        self._taken -= again
         for _ in range(again):
             self._next()
 

@@ -45,11 +45,7 @@ class Accumulated:
 def make_batches(
     rows: list[Features], size: int, *, data_collator: Callable[[list[Any]], Batch], row_collator: RowCollator
 ) -> list[Batch]:
-    """Collate rows into micro-batches of `size` rows, each with labels.
-
-    Raises:
-        ValueError: the data collator leaves a micro-batch without a predicted token.
-    """
+    """Collate rows into micro-batches of `size` rows, each with labels; ValueError if one has no token to predict."""
     batches: list[Batch] = []
     for start in range(0, len(rows), size):
         batch = dict(data_collator(rows[start : start + size]))
@@ -69,14 +65,8 @@ def agree_on_batches(
 ) -> StepBatches:
     """Make this process's micro-batches, and as many as on the process that has the most.
 
-    Args:
-        collectives: the processes of the training.
-        process: the rank of this one.
-        make: returns this process's micro-batches and its number of rows.
-        count: returns the predicted tokens of labels.
-
-    Raises:
-        ValueError: another process could not make its micro-batches; this one raises what `make` raised.
+    `make` returns micro-batches and the number of rows, `count` the predicted tokens of labels. If `make` fails on one
+    process, all raise its error.
     """
     batches: list[Batch] = []
     predicted: list[int] = []

@@ -16,16 +16,7 @@ from transformers import TrainerState, TrainingArguments
 def model_card(
     model: Any, args: TrainingArguments, state: TrainerState, *, name: str, dataset: str | None, tags: Sequence[str]
 ) -> str:
-    """Return the text of README.md.
-
-    Args:
-        model: a transformers or peft model.
-        args: the training's arguments.
-        state: its state, with the logged losses.
-        name: the model's name.
-        dataset: the Hub's name of the data, if it has one.
-        tags: tags in addition to `iterative-sft`.
-    """
+    """Return the text of README.md; `dataset` is the Hub's name of the data, `tags` are added to `iterative-sft`."""
     base = str(getattr(model.config, "_name_or_path", "") or "")
     if Path(base).exists():  # a local folder means nothing to readers
         base = ""

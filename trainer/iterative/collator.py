@@ -29,14 +29,7 @@ class RowCollator:
         keep_end: whether a longer sequence keeps its last tokens; otherwise its first.
     """
 
-    def __init__(
-        self,
-        *,
-        encoder_decoder: bool,
-        tokenizer: Any,
-        max_length: int | None,
-        keep_end: bool,
-    ) -> None:
+    def __init__(self, *, encoder_decoder: bool, tokenizer: Any, max_length: int | None, keep_end: bool) -> None:
         self.encoder_decoder = encoder_decoder
         self.tokenizer = tokenizer
         self.max_length = max_length
@@ -45,11 +38,7 @@ class RowCollator:
     def rows_of_step(
         self, input_ids: object, attention_mask: object, labels: object, texts: object, texts_labels: object
     ) -> list[Features]:
-        """Return the rows of a call of `step`; each has at least one predicted token.
-
-        Raises:
-            ValueError: an argument has the wrong type, is empty, or contradicts another; or a row predicts no token.
-        """
+        """Return the rows of a call of `step`, each with a predicted token; ValueError if the arguments do not fit."""
         if (input_ids is None) == (texts is None):
             what = "neither input_ids nor texts is given" if texts is None else "both input_ids and texts are given"
             raise ValueError(f"step: {what}; give the rows as one of them")
@@ -75,11 +64,7 @@ class RowCollator:
         return rows
 
     def rows_of_tensors(self, input_ids: object, attention_mask: object, labels: object) -> list[Features]:
-        """Return one row for each tensor.
-
-        Raises:
-            ValueError: an argument has the wrong type, is empty, or does not fit the others.
-        """
+        """Return one row for each tensor."""
         given = {"input_ids": _tensors("input_ids", input_ids)}
         for name, value in (("attention_mask", attention_mask), ("labels", labels)):
             if value is not None:
@@ -96,11 +81,7 @@ class RowCollator:
         return [self._row(dict(zip(given, values, strict=True))) for values in zip(*given.values(), strict=True)]
 
     def rows_of_texts(self, texts: object, texts_labels: object) -> list[Features]:
-        """Return one row for each text. The tokenizer truncates, so that its special tokens stay.
-
-        Raises:
-            ValueError: an argument has the wrong type, is empty, or does not fit the other.
-        """
+        """Return one row for each text. The tokenizer truncates, so that its special tokens stay."""
         checked = _texts("texts", texts)
         rows = [{"input_ids": ids} for ids in self._tokenize(checked)]
         if texts_labels is not None:

@@ -20,11 +20,7 @@ _REFUSED = {
 
 @dataclass
 class IterativeSFTConfig(TrainingArguments):
-    """TrainingArguments with four more fields; transformers.HfArgumentParser turns all of them into command-line flags.
-
-    Raises:
-        ValueError: `truncation_mode`, `max_length` or `model_init_kwargs` is invalid.
-    """
+    """TrainingArguments with four more fields; transformers.HfArgumentParser turns all of them into command-line flags."""
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]  # noqa: SLF001
 
@@ -73,17 +69,7 @@ class IterativeSFTConfig(TrainingArguments):
 
 
 def check_arguments(args: object, *, model_name: str, schedule: object) -> TrainingArguments:
-    """Return valid arguments, by default an IterativeSFTConfig.
-
-    Args:
-        args: the caller's arguments, or None.
-        model_name: for the name of the default output folder.
-        schedule: the caller's schedule, or None.
-
-    Raises:
-        TypeError: `args` are no TrainingArguments.
-        ValueError: an argument needs Trainer's loop.
-    """
+    """Return the caller's arguments, by default an IterativeSFTConfig; ValueError if one of them needs Trainer's loop."""
     if args is None:
         args = IterativeSFTConfig(output_dir=f"{Path(model_name).name or 'model'}-IterativeSFT")
     if not isinstance(args, TrainingArguments):
@@ -96,9 +82,8 @@ def check_arguments(args: object, *, model_name: str, schedule: object) -> Train
             raise ValueError(f"IterativeSFTTrainer: args.{name} is set, but {reason}")
     for name in ("logging_strategy", "eval_strategy", "save_strategy"):
         if getattr(args, name) == "epoch":
-            raise ValueError(
-                f"IterativeSFTTrainer: args.{name} is 'epoch', and there are no epochs; use 'steps' or 'no'"
-            )
+            what = f"args.{name} is 'epoch', and there are no epochs"
+            raise ValueError(f"IterativeSFTTrainer: {what}; use 'steps' or 'no'")
     if args.max_steps > 0:
         return args
     for name in ("logging_steps", "eval_steps", "save_steps", "warmup_steps"):

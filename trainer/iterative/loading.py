@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
-_HUB_ARGUMENTS = (
+_HUB_ARGUMENTS = {
     "revision",
     "code_revision",
     "trust_remote_code",
@@ -15,15 +15,11 @@ _HUB_ARGUMENTS = (
     "cache_dir",
     "local_files_only",
     "subfolder",
-)
+}
 
 
 def name_of(model: object) -> str:
-    """Return the name or folder of a model; empty for one that was not loaded from anywhere.
-
-    Raises:
-        TypeError: it is neither a model nor a name.
-    """
+    """Return the name or folder of a model; empty for one that was not loaded from anywhere."""
     if isinstance(model, str):
         return model
     if not hasattr(model, "config"):
@@ -34,15 +30,7 @@ def name_of(model: object) -> str:
 
 
 def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedModel:
-    """Load a model by name, with the head that its configuration needs; return a model object as it is.
-
-    Args:
-        model: a model, or its name as in `from_pretrained`.
-        init_kwargs: `model_init_kwargs`.
-
-    Raises:
-        ValueError: `init_kwargs` has an unknown dtype, or two of them, or the model is an object already.
-    """
+    """Load a model by name, with the head that its configuration needs; return a model object as it is."""
     if not isinstance(model, str):
         if init_kwargs:
             raise ValueError(
@@ -67,13 +55,8 @@ def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedMode
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer of a model by the model's name.
-
-    Raises:
-        ValueError: the model has no name.
-    """
+    """Load the tokenizer of a model by the model's name."""
     if not name:
-        raise ValueError(
-            "IterativeSFTTrainer: the model was not loaded by name; give its tokenizer as processing_class"
-        )
+        what = "the model was not loaded by name"
+        raise ValueError(f"IterativeSFTTrainer: {what}; give its tokenizer as processing_class")
     return AutoTokenizer.from_pretrained(name)

@@ -186,10 +186,8 @@ class IterativeSFTTrainer(Trainer):
     def finish(self) -> dict[str, float]:
         """Make the pending update, if there is one, and tell callbacks that training ends.
 
-        Call it once after the last `step`, if `gradient_accumulation_steps` is above 1 or `report_to` is set.
-
-        Returns:
-            `learning_rate` and `grad_norm` of the update, if there was one.
+        Call it once after the last `step`, if `gradient_accumulation_steps` is above 1 or `report_to` is set. It returns
+        `learning_rate` and `grad_norm` of the update, if there was one.
         """
         metrics: dict[str, float] = {}
         if self._accumulated.batches:
@@ -203,13 +201,7 @@ class IterativeSFTTrainer(Trainer):
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | Sequence[str] | None = None
     ) -> None:
-        """Write README.md, a model card, to `args.output_dir`.
-
-        Args:
-            model_name: the model's name; by default that of the folder.
-            dataset_name: the Hub's name of the data.
-            tags: one or several, in addition to `iterative-sft`.
-        """
+        """Write README.md, a model card, to `args.output_dir`; the model's name is by default that of the folder."""
         if self.is_world_process_zero():
             folder = Path(self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
@@ -222,11 +214,7 @@ class IterativeSFTTrainer(Trainer):
     # What differs from Trainer
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None) -> Any:
-        """Always raise: the loop is the caller's.
-
-        Raises:
-            TypeError: always.
-        """
+        """Raise TypeError: the loop is the caller's."""
         raise TypeError("IterativeSFTTrainer.train: the loop is yours; call step() with the rows of each step")
 
     def compute_loss(
@@ -295,13 +283,9 @@ class IterativeSFTTrainer(Trainer):
             self.evaluate()
 
     def _backward(self, batch: Mapping[str, torch.Tensor], tokens: int, *, counts: bool, synced: bool) -> torch.Tensor:
-        """Run forward and backward of a micro-batch; return its loss, summed over the tokens of all processes.
+        """Run forward and backward of a micro-batch; return its loss, summed over the `tokens` of all processes.
 
-        Args:
-            batch: this process's micro-batch.
-            tokens: predicted tokens of this micro-batch, over all processes.
-            counts: whether the batch counts; a copy takes part with weight 0.
-            synced: whether to reduce gradients over the processes.
+        A batch that does not count takes part with weight 0. Gradients are reduced over the processes if `synced`.
         """
         accumulated = self._accumulated
         context: AbstractContextManager[Any] = nullcontext()

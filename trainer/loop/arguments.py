@@ -142,16 +142,12 @@ def conflicts(training: Training, launch: Launch) -> list[Problem]:
     """Return what in the training section conflicts with this machine or the launch section."""
     found = []
     given = training.arguments
-    asked: list[tuple[str, ...]] = [("arguments", name) for name in ("use_liger_kernel", "tf32") if given.get(name)]
-    for key in asked + [("precision",)] * (training.precision == "fp16"):
+    set_keys: list[tuple[str, ...]] = [("arguments", name) for name in ("use_liger_kernel", "tf32") if given.get(name)]
+    for key in set_keys + [("precision",)] * (training.precision == "fp16"):
         if not _has_gpu():
             what = f"{_NEEDS_GPU[key[-1]]}, and torch finds none here"
-            fix = (
-                "use bf16, which CPUs can, or train on a GPU"
-                if key == ("precision",)
-                else "remove it, or train on a GPU"
-            )
-            found.append(Problem(("training", *key), what, fix))
+            change = "use bf16, which CPUs can" if key == ("precision",) else "remove it"
+            found.append(Problem(("training", *key), what, f"{change}, or train on a GPU"))
     if given.get("use_liger_kernel") and _has_gpu() and importlib.util.find_spec("liger_kernel") is None:
         what = "liger-kernel is not installed"
         found.append(Problem(("training", "arguments", "use_liger_kernel"), what, "pip install liger-kernel"))
@@ -166,28 +162,10 @@ def conflicts(training: Training, launch: Launch) -> list[Problem]:
     return [*found, *optimizer_check.problems(training, launch)]
 
 
-def build(
-    *,
-    folder: Path,
-    seed: int,
-    training: Training,
-    launch: Launch,
-    direction: Direction,
-    rows: int,
-) -> Any:
-    """Return the TrainingArguments of a run.
+def build(*, folder: Path, seed: int, training: Training, launch: Launch, direction: Direction, rows: int) -> Any:
+    """Return the TrainingArguments of a run; ModelError if they refuse a value.
 
-    Args:
-        folder: folder for checkpoints and best weights.
-        seed: the recipe's seed.
-        training: the recipe's section.
-        launch: the recipe's section.
-        direction: whether the smallest or the largest `training.best_metric` is best.
-        rows: number of sequences in the train split, from which the steps of a stream's epochs follow.
-
-    Raises:
-        RecipeError: the processes cannot share the batch evenly.
-        ModelError: TrainingArguments refuses a value.
+    `direction` is that of `training.best_metric`; `rows`, the sequences of the train split, decide the steps of a stream.
     """
     import torch
     from transformers import TrainingArguments

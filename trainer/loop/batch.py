@@ -16,10 +16,7 @@ def total_steps(training: Training, rows: int) -> int:
 def split_batch(global_batch_size: int, launch: Launch) -> tuple[int, int]:
     """Return micro-batch size and accumulation steps; times the number of processes, their product is the global batch.
 
-    The micro-batch is the largest divisor up to `launch.micro_batch_size`.
-
-    Raises:
-        RecipeError: the processes cannot share the global batch evenly.
+    The micro-batch is the largest divisor up to `launch.micro_batch_size`. RecipeError if there is none.
     """
     if global_batch_size % launch.num_processes:
         divisors = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]

@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 class BestWeights:
-    """Saves the weights of each evaluation that is better than all before it, interrupted starts included.
-
-    Args:
-        trainer: evaluates `args.metric_for_best_model`.
-        saver: writes the weights.
-        collectives: shares what the first process finds on disk.
-    """
+    """Saves the weights of each evaluation that is better than all before it, interrupted starts included."""
 
     def __init__(self, trainer: Trainer, saver: Saver, collectives: Collectives) -> None:
         self._trainer = trainer

@@ -42,9 +42,7 @@ def base_class(name: str) -> type[EvergreenTrainer]:
 def trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[EvergreenTrainer]:
     """Return `base`, or a class of the recipe's own Trainer subclass and `base`.
 
-    Raises:
-        RecipeError: it is not a subclass of transformers.Trainer, overrides what a guarantee depends on, or there are two
-            losses.
+    RecipeError if it is no subclass of transformers.Trainer, overrides what a guarantee depends on, or there are two losses.
     """
     _refuse_two_losses(training, base, "the objective's own Trainer")
     if training.trainer is None:
@@ -86,11 +84,7 @@ def _refuse_overrides(name: str, own: Any, base: type) -> None:
 
 
 def loss_function(call: Call | None) -> Callable[..., Any] | None:
-    """Return the recipe's own loss, as Trainer's `compute_loss_func`.
-
-    Raises:
-        RecipeError: there is no such function, or it does not take (outputs, labels, num_items_in_batch).
-    """
+    """Return the recipe's own loss, a function of (outputs, labels, num_items_in_batch), as Trainer's `compute_loss_func`."""
     if call is None:
         return None
     function = bind(call, "training.loss", 3)
@@ -98,11 +92,7 @@ def loss_function(call: Call | None) -> Callable[..., Any] | None:
 
 
 def callbacks(training: Training) -> list[TrainerCallback]:
-    """Return the recipe's own callbacks, and early stopping if the recipe asks for it.
-
-    Raises:
-        RecipeError: one of them is not a TrainerCallback, or takes other arguments.
-    """
+    """Return the recipe's own callbacks, and early stopping if the recipe asks for it."""
     from transformers import EarlyStoppingCallback, TrainerCallback
 
     made: list[TrainerCallback] = []
@@ -119,11 +109,9 @@ def callbacks(training: Training) -> list[TrainerCallback]:
 
 
 def problems(training: Training, base: str) -> Iterator[Problem]:
-    """Yield what is wrong with the recipe's own code; a recipe without any imports nothing.
+    """Yield what is wrong with the recipe's own code, for an objective with the `trainer_class` `base`.
 
-    Args:
-        training: the recipe's section.
-        base: the `trainer_class` of the objective.
+    A recipe without code of its own imports nothing.
     """
     looks: list[Callable[[], Any]] = []
     if training.loss or training.trainer:

@@ -35,10 +35,8 @@ class GuardedTrainer(Protocol):
 class Guard(TrainerCallback):
     """Stops all processes at the same step with a checkpoint, or before a step that is not finite without one.
 
-    Args:
-        trainer: the Trainer whose steps to check.
-        save_minutes: save after this many minutes too, beside every `args.save_steps` steps.
-        stop_requested: called at every step; True on one process stops all of them.
+    It saves every `args.save_steps` steps, and after `save_minutes`. It calls `stop_requested` at every step; True on one
+    process stops all of them.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class Guard(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        self._trainer.saver.raise_if_failed()
+        self._trainer.saver.writer.raise_if_failed()
         scaled = self._trainer.accelerator.scaler is not None  # fp16 skips such a step, and lowers the scale
         norm = float(self.gradient_norm or 0.0)
         diverged = not math.isfinite(sum(self.losses)) or not (scaled or math.isfinite(norm))

@@ -27,13 +27,7 @@ Measurement = tuple["torch.Tensor", ...]
 class EvaluationMetrics:
     """Measures batches and accumulates the metrics of an evaluation.
 
-    Args:
-        objective: computes the scores of a batch, and metrics from scores.
-        state: what the objective collected from the train split.
-        tokenizer: the model's tokenizer.
-        metrics: the recipe's own metrics.
-        to_cpu_every: number of batches after which measurements for the recipe's own metrics move off the GPU; by default
-            only at the end.
+    Measurements for the recipe's own `metrics` move off the GPU after `to_cpu_every` batches, by default only at the end.
     """
 
     def __init__(
@@ -106,11 +100,7 @@ class EvaluationMetrics:
                 self._measurements = [tuple(_array(tensor) for tensor in one) for one in self._measurements]
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics of all batches so far, and start a new evaluation.
-
-        Raises:
-            ModelError: the recipe's function fails, or does not return the metrics that the recipe names.
-        """
+        """Return the metrics of all batches so far, and start a new evaluation."""
         metrics = self._accumulator.compute()
         if self._function is not None:
             metrics |= self._own(self._function)
@@ -129,11 +119,8 @@ class EvaluationMetrics:
             found = function(EvalPrediction(predictions, labels, inputs=inputs, losses=losses))
             return {name: float(found[name]) for name in self._directions}
         except KeyError as error:
-            what, fix = (
-                f"returns no {error}, but {sorted(found)}",
-                "name what it returns in evaluation.metrics.directions",
-            )
-            raise ModelError(where, what, fix) from error
+            fix = "name what it returns in evaluation.metrics.directions"
+            raise ModelError(where, f"returns no {error}, but {sorted(found)}", fix) from error
         except Exception as error:
             raise ModelError(where, f"raised {type(error).__name__}: {error}", "fix the function") from error
 
@@ -146,7 +133,7 @@ def _array(tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def _concatenate(batches: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Concatenate batches, and pad shorter sequences with -100."""
+    """Concatenate batches, and pad shorter sequences with IGNORE_INDEX."""
     if batches[0].ndim > 1:
         longest = max(batch.shape[1] for batch in batches)
         rest = [(0, 0)] * (batches[0].ndim - 2)

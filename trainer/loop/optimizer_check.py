@@ -156,11 +156,7 @@ def _argument_problems(name: str, given: str) -> Iterator[Problem]:
 
 
 def _accepted_arguments(name: str, given: dict[str, str]) -> set[str]:
-    """Return the names in `optim_args` that an optimizer reads, found by letting transformers build its arguments.
-
-    Raises:
-        ValueError: a value is not of the right type.
-    """
+    """Return the names in `optim_args` that an optimizer reads, found by letting transformers build its arguments."""
     from transformers.trainer_optimizer import _OPTIMIZER_HANDLERS, OptimizerContext
     from transformers.training_args import OptimizerNames
 

@@ -56,9 +56,6 @@ def class_and_arguments(args: TrainingArguments, model: PreTrainedModel | None) 
     """Return the optimizer's class and keyword arguments, as `Trainer.get_optimizer_cls_and_kwargs` does.
 
     For a layer-wise optimizer these are those of the plain one; `StepsInBackward` runs its steps.
-
-    Raises:
-        ModelError: `optim_target_modules` names a layer that the model does not have.
     """
     import torch
     from transformers import Trainer
@@ -85,16 +82,9 @@ def class_and_arguments(args: TrainingArguments, model: PreTrainedModel | None) 
 def prepare(
     optimizer: torch.optim.Optimizer, args: TrainingArguments, model: torch.nn.Module, decayed: Collection[str]
 ) -> StepsInBackward | None:
-    """Make a new optimizer save its whole state, and decay the right weights.
+    """Make a new optimizer save its whole state, and apply weight decay to the parameters named in `decayed`.
 
-    Args:
-        optimizer: as Trainer made it.
-        args: of the training.
-        model: the model whose weights it changes.
-        decayed: names of the parameters with weight decay.
-
-    Returns:
-        What runs the steps, for an optimizer that changes weights during the backward pass.
+    Return what runs the steps of an optimizer that changes weights during the backward pass, otherwise None.
     """
     kind = family(args.optim)
     if kind in LOW_RANK:  # transformers puts their weights into groups without decay
@@ -110,11 +100,9 @@ def prepare(
 
 
 class StepsInBackward:
-    """Adds up the norm of gradients as they come; layer-wise, it also updates the weight and frees the gradient at once.
+    """Adds up the norm of gradients as they come.
 
-    Args:
-        optimizer: updates the weights.
-        layerwise: whether to run the steps here; LOMO runs its own.
+    For a layer-wise optimizer it also updates the weight and frees the gradient at once; LOMO does so itself.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, layerwise: bool) -> None:
@@ -162,11 +150,7 @@ def _value(text: str) -> Any:
 
 
 def _check_targets(targets: str | list[str], model: PreTrainedModel) -> None:
-    """Check that each target matches a linear layer; transformers only checks that one of them does.
-
-    Raises:
-        ModelError: a target matches none.
-    """
+    """Raise ModelError if a target matches no linear layer; transformers only checks that one of them does."""
     from torch import nn
     from transformers.trainer_utils import check_target_module_exists
 

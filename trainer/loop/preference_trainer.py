@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from params import RecipeError
 from params.artifacts import write_whole
-from trainer.loop.trainer import EvergreenTrainer
+from trainer.loop.reference import ReferenceTrainer
 
 Reference = Callable[[Mapping[str, Any]], torch.Tensor]
 """From a batch to its log-probabilities (2, B) under the start model."""
@@ -36,7 +35,7 @@ class PreferenceObjective(Protocol):
         """Return losses (B,), and rewards and log-probabilities (2, B)."""
 
 
-class PreferenceTrainer(EvergreenTrainer):
+class PreferenceTrainer(ReferenceTrainer):
     """Trains `dpo`. Micro-batches hold equally many pairs, so the mean over a global batch is the mean of their means."""
 
     loss_is_scaled_for_ga = False
@@ -44,45 +43,25 @@ class PreferenceTrainer(EvergreenTrainer):
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         """As in EvergreenTrainer; the model before a checkpoint is loaded is the reference."""
         objective = self._objective
-        objective.reference_logprobs = self._precomputed() if objective.precomputes_reference else self._start_model()
+        if objective.precomputes_reference:
+            objective.reference_logprobs = self._precomputed()
+        else:
+            self.keep_start_model()
+            objective.reference_logprobs = self._start_model_logprobs
         return super().train(resume_from_checkpoint, **kwargs)
 
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,  # noqa: FBT001, FBT002
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
+    def own_loss(self, model: Any, inputs: dict[str, Any], items: Any) -> torch.Tensor:
         """Return the mean loss of the pairs in a micro-batch."""
         losses, _, _ = self._objective.score_pairs(model, inputs)
-        loss = losses.mean()
-        return (loss, {}) if return_outputs else loss
+        return losses.mean()
 
     @property
     def _objective(self) -> PreferenceObjective:
         return cast("PreferenceObjective", self.objective)
 
-    def _start_model(self) -> Reference:
-        """Return a reference that runs the start model without dropout: a copy, or the model with its adapters off."""
-        objective, model = self._objective, cast("Any", self.model)
-        has_adapters = hasattr(model, "disable_adapter")  # a peft model
-        frozen = None
-        if not has_adapters:
-            frozen = copy.deepcopy(model).to(self.args.device).eval().requires_grad_(requires_grad=False)
-
-        def reference(batch: Mapping[str, Any]) -> torch.Tensor:
-            with torch.no_grad(), self.accelerator.autocast():
-                if frozen is not None:
-                    return objective.completion_logprobs(frozen, batch)
-                was_training = model.training
-                model.eval()
-                with model.disable_adapter():
-                    logprobs = objective.completion_logprobs(model, batch)
-                model.train(was_training)
-                return logprobs
-
-        return reference
+    def _start_model_logprobs(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        with torch.no_grad(), self.accelerator.autocast(), self.start_model() as model:
+            return self._objective.completion_logprobs(model, batch)
 
     def _precomputed(self) -> Reference:
         """Return a reference that looks up log-probabilities, computed once per run and kept for later starts."""
@@ -96,9 +75,7 @@ class PreferenceTrainer(EvergreenTrainer):
         def reference(batch: Mapping[str, Any]) -> torch.Tensor:
             rows = batch["row_id"].tolist()
             if unknown := [row for row in rows if row not in known]:
-                what = (
-                    f"`precomputed` covers the pairs of the tokenize stage only, and row {unknown[0]} is not among them"
-                )
+                what = f"`precomputed` covers the pairs of the tokenize stage only: row {unknown[0]} is not among them"
                 raise RecipeError("objective.reference", what, "use `model`, or the rows of the tokenize stage")
             return torch.tensor([known[row] for row in rows], dtype=torch.float64, device=batch["row_id"].device).T
 

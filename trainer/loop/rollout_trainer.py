@@ -11,9 +11,7 @@ of a checkpoint, one file per process. On another number of processes, each read
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +21,7 @@ from transformers import PreTrainedModel
 
 from params import CheckpointError, ModelError
 from trainer.data.randomness import seeded
-from trainer.loop.trainer import EvergreenTrainer
+from trainer.loop.reference import ReferenceTrainer
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.rollout import Rollout, TrainingSample, token_logprobs, training_batch
 from trainer.objectives.bases.sampling import decode_completions, sample
@@ -34,26 +32,20 @@ Sums = dict[str, list[float]]
 """By metric: the sum of its values, and their number."""
 
 
-class RolloutTrainer(EvergreenTrainer):
+class RolloutTrainer(ReferenceTrainer):
     """Trains objectives of trainer.objectives.bases.generative."""
 
     loss_is_scaled_for_ga = True
-    _reference: PreTrainedModel | None
     _rollouts: dict[tuple[int, int], Rollout]
     """Completions that were not yet trained on, by step and place."""
     _sums: Sums
     """Metrics since the last log line."""
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
-        """As in EvergreenTrainer; the model before a checkpoint is loaded is the reference.
-
-        Raises:
-            ModelError: the longest prompt and its completion do not fit into the model's positions.
-        """
+        """As in EvergreenTrainer; the model before a checkpoint is loaded is the reference."""
         self._check_length()
-        self._reference = None
-        if self._task.needs_ref_logprobs and not hasattr(self.model, "disable_adapter"):
-            self._reference = copy.deepcopy(self.model).eval().requires_grad_(requires_grad=False)
+        if self._task.needs_ref_logprobs:
+            self.keep_start_model()
         return super().train(resume_from_checkpoint, **kwargs)
 
     def get_batch_samples(
@@ -80,20 +72,14 @@ class RolloutTrainer(EvergreenTrainer):
         batches = [training_batch(some or none, padding) for some, none in zip(samples, idle, strict=True)]
         return batches, max(self._task.loss_denominator(sequences=sequences, tokens=tokens), 1.0)
 
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,  # noqa: FBT001, FBT002
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
+    def own_loss(self, model: Any, inputs: dict[str, Any], items: Any) -> torch.Tensor:
         """Return the micro-batch's part of the global batch's loss; gradients are averaged over processes."""
         outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
         losses, metrics = self._task.losses(outputs.logits, inputs)
         tokens = float(inputs["completion_mask"].sum())
         _add(self._sums, {name: (float(values.sum()), tokens) for name, values in metrics.items()})
-        loss = losses.sum() * self.args.world_size / num_items_in_batch
-        return (loss, outputs) if return_outputs else loss
+        loss: torch.Tensor = losses.sum() * self.args.world_size / items
+        return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in Trainer; a line about training steps also has the metrics of their rollouts."""
@@ -114,7 +100,7 @@ class RolloutTrainer(EvergreenTrainer):
         if self._task.needs_old_logprobs:
             self._add_logprobs("old_logprobs", rollouts, self._network)
         if self._task.needs_ref_logprobs:
-            with self._start_model() as model:
+            with self.start_model() as model:
                 self._add_logprobs("ref_logprobs", rollouts, model)
         self._rollouts = {(rollout.step, rollout.place): rollout for rollout in rollouts}
         if self._task.logs_rounds:
@@ -178,16 +164,6 @@ class RolloutTrainer(EvergreenTrainer):
     def _network(self) -> PreTrainedModel:
         network: PreTrainedModel = self.accelerator.unwrap_model(self.model)
         return network
-
-    @contextmanager
-    def _start_model(self) -> Iterator[Any]:
-        """Give the model as it was before training: a copy, or the model with its adapters off."""
-        if self._reference is not None:
-            yield self._reference
-            return
-        network = cast("Any", self._network)
-        with network.disable_adapter():
-            yield network
 
     def _check_length(self) -> None:
         positions = getattr(self.model.config, "max_position_embeddings", None)

@@ -28,11 +28,7 @@ _PLAIN: Distribution = "data parallelism"
 
 
 def check_installed(launch: Launch) -> None:
-    """Check that DeepSpeed is installed if the launch section asks for it.
-
-    Raises:
-        ModelError: it is not installed.
-    """
+    """Raise ModelError if the launch section asks for DeepSpeed and it is not installed."""
     if distribution(launch) == "DeepSpeed" and importlib.util.find_spec("deepspeed") is None:
         what = f"{launch.accelerate_config} asks for DeepSpeed, which is not installed"
         fix = "pip install 'evergreen[deepspeed]', or use params/accelerate/fsdp2.yaml, which needs nothing more"
@@ -50,12 +46,7 @@ def kind(trainer: Trainer) -> Distribution:
 
 
 def check(trainer: Trainer, checkpoint: Path | None) -> None:
-    """Check that the model is sharded as the configuration asks for, and as the checkpoint was.
-
-    Raises:
-        ModelError: accelerate does not do what its configuration asks for.
-        CheckpointError: the checkpoint was written under another kind of sharding.
-    """
+    """Check that the model is sharded as the configuration asks for, else ModelError, and as the checkpoint, else CheckpointError."""
     import torch
 
     found = kind(trainer)
@@ -79,19 +70,14 @@ def check(trainer: Trainer, checkpoint: Path | None) -> None:
 
 
 def check_wrapped(trainer: Trainer) -> None:
-    """Check, after accelerate has prepared the model, that FSDP2 shards it.
-
-    Raises:
-        ModelError: it does not.
-    """
+    """Raise ModelError if accelerate has prepared the model and FSDP2 does not shard it, as it should."""
     from torch.distributed.fsdp import FSDPModule
 
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_torch_compile=False)
     if trainer.is_fsdp_enabled and not isinstance(model, FSDPModule):
         what = f"asks for FSDP, but the model is a {type(model).__name__}, which FSDP2 does not shard"
-        raise ModelError(
-            "launch.accelerate_config", what, "set fsdp_version to 2, as params/accelerate/fsdp2.yaml does"
-        )
+        fix = "set fsdp_version to 2, as params/accelerate/fsdp2.yaml does"
+        raise ModelError("launch.accelerate_config", what, fix)
 
 
 def whole_weights(trainer: Trainer) -> dict[str, Any]:

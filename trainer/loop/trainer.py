@@ -122,11 +122,7 @@ class EvergreenTrainer(Trainer):
         return self.shard_dataloader(source_loader(self.train_dataset, self.data_collator, self.args))
 
     def shard_dataloader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """Return a loader of the same rows in the run's order, with this process's micro-batches of the recipe's size.
-
-        Raises:
-            RecipeError: the loader makes its batches itself.
-        """
+        """Return a loader of the same rows in the run's order, with this process's micro-batches of the recipe's size."""
         data: TrainingData | None = getattr(self, "training_data", None)
         if data is not None and loader is data.loader:
             return loader
@@ -147,10 +143,7 @@ class EvergreenTrainer(Trainer):
         return super().get_batch_samples(inputs, num_batches, device)  # type: ignore[no-any-return]
 
     def training_step(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Run forward and backward of one micro-batch, seeded with seed, step and place in the global batch."""
         self.heartbeat.beat("training", self.state.global_step)
@@ -193,15 +186,14 @@ class EvergreenTrainer(Trainer):
 
         Raises:
             DivergedError: loss or gradient became infinite or NaN; the model is as before that step.
-            CheckpointError: the checkpoint does not belong to this run.
             StorageError: a checkpoint could not be written; the one before it is intact.
         """
         try:
             output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         except BaseException:
-            self.saver.drain()
+            self.saver.writer.drain()
             raise
-        self.saver.wait()
+        self.saver.writer.wait()
         self.collectives.barrier()
         return output
 
@@ -212,22 +204,16 @@ class EvergreenTrainer(Trainer):
         """Save this process's further state to a checkpoint. Subclasses override it."""
 
     def _init_training_state(
-        self,
-        max_steps: Any,
-        num_update_steps_per_epoch: Any,
-        num_train_epochs: Any,
-        resume_from_checkpoint: Any,
-        trial: Any,
+        self, max_steps: Any, steps_per_epoch: Any, epochs: Any, resume_from_checkpoint: Any, trial: Any
     ) -> tuple[int, int]:
-        epoch, micro_batches = super()._init_training_state(
-            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
-        )
+        start = super()._init_training_state(max_steps, steps_per_epoch, epochs, resume_from_checkpoint, trial)
         self._best.load()
-        if resume_from_checkpoint is not None:
-            self._resume(Path(resume_from_checkpoint))
-            epoch, micro_batches = self.training_data.epoch, self.training_data.micro_batches_done
-        self.load_extra_state(None if resume_from_checkpoint is None else Path(resume_from_checkpoint))
-        return int(epoch), int(micro_batches)
+        checkpoint = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
+        if checkpoint:
+            self._resume(checkpoint)
+            start = self.training_data.epoch, self.training_data.micro_batches_done
+        self.load_extra_state(checkpoint)
+        return int(start[0]), int(start[1])
 
     def _resume(self, checkpoint: Path) -> None:
         self._resumed = position = Position.load(checkpoint)
@@ -259,7 +245,7 @@ class EvergreenTrainer(Trainer):
     def wait_before_fork(self) -> None:
         """Wait for the writing thread before loader workers start: a lock that it holds would stay locked in them."""
         if self.args.dataloader_num_workers:
-            self.saver.wait()
+            self.saver.writer.wait()
 
     # The optimizer
 
@@ -270,11 +256,9 @@ class EvergreenTrainer(Trainer):
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: PreTrainedModel | None = None) -> tuple[Any, Any]:
-        """As in Trainer, see trainer.loop.optimizers."""
         return optimizers.class_and_arguments(args, model)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """As in Trainer, see trainer.loop.optimizers."""
         if self.optimizer is None:
             decayed = self.get_decay_parameter_names(self.model)
             self._in_backward = optimizers.prepare(super().create_optimizer(model), self.args, self.model, decayed)

@@ -30,17 +30,10 @@ def initial_model(
 ) -> PreTrainedModel:
     """Return the model as it is before training; the same arguments give the same weights.
 
-    Raises:
-        ModelError: the configuration or the folder is invalid.
-        TransientError: the Hub cannot be reached.
+    ModelError if the configuration or the folder is invalid, TransientError if the Hub cannot be reached.
     """
     network = untrained_model(
-        model,
-        objective=objective,
-        state=state,
-        tokenizer=tokenizer,
-        seed=seed,
-        quantization=model.quantization,
+        model, objective=objective, state=state, tokenizer=tokenizer, seed=seed, quantization=model.quantization
     )
     return _with_adapters(network, model.lora, objective) if model.lora else network
 
@@ -98,20 +91,16 @@ def untrained_model(
     set_seed(seed)
     if model.pretrained is not None:
         quantized = {"quantization_config": _bitsandbytes(quantization)} if quantization else {}
-        network = _load(
-            model.pretrained, objective, revision=model.revision, **objective.model_config(state), **quantized
-        )
+        overrides = {**objective.model_config(state), **quantized}
+        network = _load(model.pretrained, objective, revision=model.revision, **overrides)
         for layer in network.modules():
             # bitsandbytes 0.50.2 would round the scales of weights at the first evaluation on some CPUs, for good
             if hasattr(layer, "support_avx512bf16_for_cpu"):
                 layer.support_avx512bf16_for_cpu = False
         vocabulary = network.get_input_embeddings().num_embeddings
         if len(tokenizer) > vocabulary:
-            raise ModelError(
-                "tokenization.tokenizer",
-                f"has {len(tokenizer)} tokens, but {model.pretrained} has embeddings for {vocabulary}",
-                "use the tokenizer that belongs to the model",
-            )
+            what = f"has {len(tokenizer)} tokens, but {model.pretrained} has embeddings for {vocabulary}"
+            raise ModelError("tokenization.tokenizer", what, "use the tokenizer that belongs to the model")
     else:
         network = _build(dict(model.config or {}), objective, state, tokenizer)
     if network.config.model_type == "gpt2" and network.loss_type is None:
@@ -134,11 +123,7 @@ def _bitsandbytes(quantization: Quantization) -> Any:
 
 
 def trained_model(folder: Path, objective: Objective[Any]) -> PreTrainedModel:
-    """Load the model that a train stage wrote to `folder`.
-
-    Raises:
-        ModelError: it cannot be loaded, or is for another task, so that its head would be random.
-    """
+    """Load the model that a train stage wrote; ModelError if it is for another task, so that its head would be random."""
     return _load(str(folder), objective, revision=None, is_whole=True)
 
 
@@ -182,9 +167,8 @@ def _with_adapters(network: PreTrainedModel, lora: Lora, objective: Objective[An
             adapted: PreTrainedModel = get_peft_model(network, config)
     except ValueError as error:
         names = sorted({name.rpartition(".")[2] for name, _ in network.named_modules() if name})
-        raise ModelError(
-            "model.lora", f"peft rejects it: {error}", f"choose from the model's layers: {', '.join(names)}"
-        ) from error
+        fix = f"choose from the model's layers: {', '.join(names)}"
+        raise ModelError("model.lora", f"peft rejects it: {error}", fix) from error
     return adapted
 
 
@@ -205,9 +189,7 @@ def _build(
         start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         from_tokenizer |= {"decoder_start_token_id": start, "forced_eos_token_id": tokenizer.eos_token_id}
     try:
-        full = AutoConfig.for_model(
-            config.pop("model_type"), **(from_tokenizer | config | objective.model_config(state))
-        )
+        full = AutoConfig.for_model(**(from_tokenizer | config | objective.model_config(state)))
         network: PreTrainedModel = objective.model_class().from_config(full)
     except Exception as error:
         raise ModelError("model.config", f"transformers rejects it: {error}", "fix the configuration") from error
@@ -220,11 +202,8 @@ def _load(
     import torch
 
     if Path(path).is_dir() and has_only_pickle(Path(path)):
-        raise ModelError(
-            path,
-            "has weights as pickle only, which can run code when loaded",
-            "convert them to safetensors with `save_pretrained`, and use that folder",
-        )
+        fix = "convert them to safetensors with `save_pretrained`, and use that folder"
+        raise ModelError(path, "has weights as pickle only, which can run code when loaded", fix)
     try:
         network, info = objective.model_class().from_pretrained(
             path,
@@ -238,9 +217,8 @@ def _load(
     except (ConnectionError, TimeoutError) as error:
         raise TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub is reachable") from error
     except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(
-            path, f"cannot be loaded: {error}", "check the path, the revision and the model's type"
-        ) from error
+        fix = "check the path, the revision and the model's type"
+        raise ModelError(path, f"cannot be loaded: {error}", fix) from error
     if is_whole and (missing := sorted(info["missing_keys"])):
         what = f"lacks {', '.join(missing[:5])}, which {type(network).__name__} has"
         raise ModelError(path, what, "use the objective that the model was trained with")

@@ -46,9 +46,6 @@ class MetricsLog(TrainerCallback):
     """Writes the lines, on the first process only; with `logging_strategy: epoch` it also logs at the end of an epoch.
 
     Trainer logs the end of an epoch after saving the checkpoint there, which would then lack the line.
-
-    Args:
-        folder: the run's folder.
     """
 
     def __init__(self, folder: Path) -> None:

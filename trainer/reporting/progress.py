@@ -45,16 +45,10 @@ class Progress(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero or "loss" not in logs:
             return
-        done = state.global_step - self._start_step
-        left_s = (time.monotonic() - self._start_s) / done * (state.max_steps - state.global_step)
-        logger.info(
-            "train: step %d of %d, loss %.4f, learning rate %.2e, %.0f s left",
-            state.global_step,
-            state.max_steps,
-            logs["loss"],
-            logs["learning_rate"],
-            left_s,
-        )
+        step, last = state.global_step, state.max_steps
+        left_s = (time.monotonic() - self._start_s) / (step - self._start_step) * (last - step)
+        numbers = (step, last, logs["loss"], logs["learning_rate"], left_s)
+        logger.info("train: step %d of %d, loss %.4f, learning rate %.2e, %.0f s left", *numbers)
 
     def on_evaluate(
         self,
@@ -65,13 +59,6 @@ class Progress(TrainerCallback):
         **_: object,
     ) -> None:
         if state.is_world_process_zero:
-            shown = {
-                k.removeprefix("eval_"): v
-                for k, v in metrics.items()
-                if not k.endswith(CLOCK_SUFFIXES) and k != "epoch"
-            }
-            logger.info(
-                "train: validation at step %d: %s",
-                state.global_step,
-                ", ".join(f"{k} {v:.4f}" for k, v in shown.items()),
-            )
+            shown = {k: v for k, v in metrics.items() if not k.endswith(CLOCK_SUFFIXES) and k != "epoch"}
+            text = ", ".join(f"{k.removeprefix('eval_')} {v:.4f}" for k, v in shown.items())
+            logger.info("train: validation at step %d: %s", state.global_step, text)

@@ -13,12 +13,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 
 class StepRecorder(TrainerCallback):
-    """Writes one JSON line per optimizer step to `steps-<rank>.jsonl`; a repeated step has two lines.
+    """Writes one JSON line per optimizer step to `steps-<rank>.jsonl` in the run's folder; a repeated step has two lines.
 
-    Args:
-        folder: the run's folder.
-        rank: number of this process among those of the training.
-        observe: returns row ids and losses of the current step's micro-batches.
+    `observe` returns row ids and losses of the current step's micro-batches.
     """
 
     def __init__(self, folder: Path, rank: int, observe: Callable[[], tuple[list[list[int]], list[float]]]) -> None:

@@ -32,9 +32,8 @@ def problems(report_to: object) -> list[Problem]:
             if importlib.util.find_spec(name) is None:
                 found.append(Problem(_KEY, f"{name} is not installed", f"pip install 'evergreen[{name}]'"))
         elif name == "all":
-            found.append(
-                Problem(_KEY, "`all` depends on what is installed", f"name the trackers: {', '.join(TRACKERS)}")
-            )
+            fix = f"name the trackers: {', '.join(TRACKERS)}"
+            found.append(Problem(_KEY, "`all` depends on what is installed", fix))
         elif name != "none":
             from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
@@ -50,13 +49,7 @@ def reports_folder(folder: Path) -> Path:
 
 
 def prepare(folder: Path, report_to: Sequence[str], project: str) -> None:
-    """Configure trackers by environment variables, before they are imported.
-
-    Args:
-        folder: the run's folder; its name is the run's key.
-        report_to: the trackers.
-        project: name that groups the runs.
-    """
+    """Configure trackers for a run's folder by environment variables, before they are imported."""
     if not report_to:
         return
     root, run = reports_folder(folder), folder.name
@@ -81,15 +74,10 @@ def prepare(folder: Path, report_to: Sequence[str], project: str) -> None:
 
 
 def resume_reports(trainer: Trainer, folder: Path, step: int) -> None:
-    """Let a start report to the same run as earlier starts.
+    """Let a start that resumes from `step` report to the same run as earlier starts.
 
     Trackio and W&B identify a run by name and id. TensorBoard drops earlier records of steps that are repeated. In MLflow
     the run with this key is looked up; it keeps the parameters of its first start.
-
-    Args:
-        trainer: the Trainer that reports.
-        folder: the run's folder.
-        step: the step that the start resumes from.
     """
     if not trainer.is_world_process_zero():
         return

@@ -38,12 +38,7 @@ class Pulse:
 
 
 class Heartbeat:
-    """The writing side, one in each process of a training.
-
-    Args:
-        folder: the run's folder.
-        rank: number of this process among those of the training.
-    """
+    """The writing side, one in each process of a training."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._beats = 0

@@ -26,11 +26,8 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(how: signal.Signals = signal.SIGKILL, *, ancestor: int | None = None) -> None:
     """Ask the kernel to send `how` to this process when its parent ends, however it ends (Linux only; else do nothing).
 
-    Without this, a killed `dvc` would leave its command running, and the next `dvc` would start a second one beside it.
-
-    Args:
-        how: the signal.
-        ancestor: a process that must be above this one; if it is missing, the parent ended before this call.
+    Without this, a killed `dvc` would leave its command running, and the next `dvc` would start a second one beside it. If
+    `ancestor` is given and not above this process, the parent ended before this call.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -61,13 +58,8 @@ def signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None
 def exclusive(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
     """Hold a lock on the file `path`; the kernel frees it when this process ends, however it ends.
 
-    Args:
-        path: the lock file; it holds the owner's process id and is never deleted.
-        what: what must not run twice, for the message.
-        wait_s: how long to wait for an owner that is about to end.
-
-    Raises:
-        TransientError: another process holds the lock.
+    The file holds the owner's process id and is never deleted. If another process holds the lock after `wait_s`, the
+    TransientError says that `what` is already running.
     """
 
     def write_owner(file: int) -> None:

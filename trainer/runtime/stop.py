@@ -11,11 +11,7 @@ STOP = "stop"
 
 
 def listen_for_stop(folder: Path) -> Callable[[], bool]:
-    """Catch SIGTERM and SIGINT, and return a function that returns whether a stop was requested.
-
-    Args:
-        folder: the run's folder.
-    """
+    """Catch SIGTERM and SIGINT, and return a function that returns whether a stop of the run in `folder` was requested."""
     caught: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: caught.append(number))

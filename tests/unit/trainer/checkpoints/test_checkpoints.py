@@ -158,7 +158,7 @@ def test_kill_between_two_best_weights_loses_neither(tmp_path):
         ("optimizer.pt", "the optimizer's state"),
         ("scheduler.pt", "the learning-rate schedule"),
         ("trainer_state.json", "the trainer's state"),
-        ("position.json", "the place in the data"),
+        ("position.json", "the position in the data"),
         ("run.json", "the run's identity"),
         ("rng_state.pth", "the random state"),
     ],

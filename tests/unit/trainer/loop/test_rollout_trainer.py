@@ -223,7 +223,7 @@ def test_reference_is_the_start_model(lora: Any, tmp_path: Path) -> None:
     before = trainer.model.eval()(prompt_ids).logits.clone()
     trainer.train()
     assert not torch.equal(trainer.model.eval()(prompt_ids).logits, before)
-    with trainer._start_model() as model, torch.no_grad():
+    with trainer.start_model() as model, torch.no_grad():
         assert torch.equal(model(prompt_ids).logits, before)
     assert [line["kl"] for line in trainer.state.log_history if "kl" in line][-1] > 1e-6
 
