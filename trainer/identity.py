@@ -32,7 +32,7 @@ DECIDING_CODE = (
     "trainer/rewards.py",
     "trainer/worker.py",
 )
-"""Files and folders whose code decides the weights, beside the code that the recipe names."""
+"""Files and folders whose code decides the weights, in addition to the code that the recipe names."""
 
 HARMLESS_CODE = {
     "params": "reads the recipe, whose values are part of the identity",

@@ -26,14 +26,9 @@ def cross_entropy(
 ) -> torch.Tensor:
     """Return the cross-entropy of logits (B, C) and labels (B,), or (B, T, C) and (B, T).
 
-    Args:
-        outputs: the model's.
-        labels: the labels.
-        num_items_in_batch: labels in the global batch.
-        smoothing: share of the target distribution that is spread evenly over all classes (Szegedy et al. 2016,
-            https://arxiv.org/abs/1512.00567).
-        class_weights: weight of each of the C classes.
-        next_token: whether the logits of a position predict the next token, as in a causal language model.
+    `smoothing` is the share of the target distribution that is spread evenly over all classes (Szegedy et al. 2016,
+    https://arxiv.org/abs/1512.00567). With `next_token`, the logits of a position predict the next token, as in a causal
+    language model. ModelError unless there are C class weights.
     """
     logits = outputs.logits
     if next_token:

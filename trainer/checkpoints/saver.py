@@ -1,4 +1,4 @@
-"""Write checkpoints beside the training loop: the loop only waits while tensors are copied; a thread does the rest."""
+"""Write checkpoints in the background: the training loop waits only until tensors are copied; a thread does the rest."""
 
 from __future__ import annotations
 

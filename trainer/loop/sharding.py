@@ -46,7 +46,12 @@ def kind(trainer: Trainer) -> Distribution:
 
 
 def check(trainer: Trainer, checkpoint: Path | None) -> None:
-    """Check that the model is sharded as the configuration asks for, else ModelError, and as the checkpoint, else CheckpointError."""
+    """Check how the model is sharded.
+
+    Raises:
+        ModelError: accelerate does not do what its configuration asks for.
+        CheckpointError: the checkpoint was written under another kind of sharding.
+    """
     import torch
 
     found = kind(trainer)
@@ -70,7 +75,7 @@ def check(trainer: Trainer, checkpoint: Path | None) -> None:
 
 
 def check_wrapped(trainer: Trainer) -> None:
-    """Raise ModelError if accelerate has prepared the model and FSDP2 does not shard it, as it should."""
+    """Raise ModelError if FSDP is on and FSDP2 does not shard the model that accelerate has prepared."""
     from torch.distributed.fsdp import FSDPModule
 
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_torch_compile=False)

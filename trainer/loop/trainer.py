@@ -3,7 +3,7 @@
     order        rows, augmentation and dropout depend on seed and position only, so that a resumed run and a run on another
                  number of processes see the same (trainer.data.loading)
     resuming     the position in the data and the unfinished log line are part of a checkpoint (trainer.checkpoints.position)
-    checkpoints  complete or not there at all, written beside the loop (trainer.checkpoints.saver)
+    checkpoints  complete or not there at all, written in the background (trainer.checkpoints.saver)
     best         kept apart from the checkpoints, the evaluation at start included (trainer.loop.best)
     metrics      weighted by token or row, in memory that does not grow with the split (trainer.loop.metrics)
     guard        all processes stop at the same step, and before a step that is not finite (trainer.loop.guard)
@@ -61,7 +61,7 @@ class EvergreenTrainer(Trainer):
         metrics: accumulates the metrics of an evaluation.
         loss: Trainer's `compute_loss_func`, in place of the model's own loss.
         keep_checkpoints: number of checkpoints to keep.
-        save_minutes: save after this many minutes too, beside every `args.save_steps` steps.
+        save_minutes: save after this many minutes, too, in addition to every `args.save_steps` steps.
         lengths: tokens of each training sequence, to train on batches of similar length.
         identity: what decides the weights of this run; written into its checkpoints.
         heartbeat: shows that this process is alive.
@@ -308,7 +308,7 @@ class EvergreenTrainer(Trainer):
         self._saved_step = step
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:  # noqa: FBT001, FBT002
-        """As in Trainer; for a checkpoint, the weights are copied now and written beside the loop."""
+        """As in Trainer; for a checkpoint, the weights are copied now and written in the background."""
         if self._staging is None or sharding.is_sharded(self):
             super().save_model(output_dir, _internal_call)
         elif self.args.should_save:

@@ -153,8 +153,8 @@ class DPO(Objective[Options]):
         import torch
 
         rejected = pad_batch([_rejected(example) for example in examples], tokenizer)
-        beside = {f"rejected_{name}": value for name, value in rejected.items()}
-        return pad_batch(examples, tokenizer) | beside | {"row_id": torch.tensor([e["row_id"] for e in examples])}
+        renamed = {f"rejected_{name}": value for name, value in rejected.items()}
+        return pad_batch(examples, tokenizer) | renamed | {"row_id": torch.tensor([e["row_id"] for e in examples])}
 
     def set_reference(self, start: Callable[[], PreTrainedModel]) -> None:
         models: list[PreTrainedModel] = []

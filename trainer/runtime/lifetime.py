@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(how: signal.Signals = signal.SIGKILL, *, ancestor: int | None = None) -> None:
     """Ask the kernel to send `how` to this process when its parent ends, however it ends (Linux only; else do nothing).
 
-    Without this, a killed `dvc` would leave its command running, and the next `dvc` would start a second one beside it. If
+    Without this, a killed `dvc` would leave its command running, and the next `dvc` would start a second one. If
     `ancestor` is given and not above this process, the parent ended before this call.
     """
     if not sys.platform.startswith("linux"):

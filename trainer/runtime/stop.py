@@ -1,4 +1,4 @@
-"""How the processes of a training are asked to stop: by a signal, or by a file in the run's folder."""
+"""A request to stop a training: a signal, or a file in the run's folder."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class GenerationOptions(Section):
     chat: bool = False
     """Render the prompt as a user's message by the tokenizer's chat template."""
     reference_columns: list[str] = Field(default=["answer"])
-    """Columns that rewards get, beside `prompt` and `row_id`."""
+    """Columns that rewards get, in addition to `prompt` and `row_id`."""
     rewards: list[CallOrName] = Field(default=[])
     """Functions of (completions, rows) that return one number per completion; trainer.rewards has some."""
     reward_weights: list[float] = Field(default=[])

@@ -43,7 +43,7 @@ class Objective(ABC, Generic[OptionsT]):
     """One way to learn from rows: how they become batches, what the model and its loss are, and how it is scored."""
 
     options_class: ClassVar[type[Section]]
-    """The keys that the recipe's `objective` section takes beside `name`."""
+    """The keys that the recipe's `objective` section takes in addition to `name`."""
     metrics: ClassVar[Mapping[str, Direction]]
     """The metrics of every evaluation, and whether the lowest or the highest value is best."""
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {}
@@ -55,7 +55,7 @@ class Objective(ABC, Generic[OptionsT]):
     score_names: ClassVar[tuple[str, ...]]
     """Names of the K scores of each sequence. The scores of a row's sequences add up to the row's."""
     example_counts: ClassVar[tuple[str, ...]] = ()
-    """Integers of an `Example` that the evaluate stage keeps beside the scores, such as `bytes`."""
+    """Integers of an `Example` that the evaluate stage keeps with the scores, such as `bytes`."""
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
     """The Auto class of transformers with the right head."""
     pipeline_tag: ClassVar[str] = "text-generation"

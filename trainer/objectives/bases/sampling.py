@@ -36,7 +36,7 @@ def sample(
     """Return one completion for each of n prompts, with its end-of-text token, and whether it terminated.
 
     The randomness of each prompt depends on its key alone; without keys, decoding is greedy. `on_token` is called before
-    each token. The model is in evaluation mode meanwhile.
+    each token. The model is in evaluation mode while it generates.
     """
     ends = end_tokens(model, tokenizer)
     size = options.generation_batch_size or len(prompts)
