@@ -50,10 +50,10 @@ class PreferenceTrainer(ReferenceTrainer):
             objective.reference_logprobs = self._start_model_logprobs
         return super().train(resume_from_checkpoint, **kwargs)
 
-    def own_loss(self, model: Any, inputs: dict[str, Any], items: Any) -> torch.Tensor:
+    def own_loss(self, model: Any, inputs: dict[str, Any], items: Any) -> tuple[torch.Tensor, Any]:
         """Return the mean loss of the pairs in a micro-batch."""
         losses, _, _ = self._objective.score_pairs(model, inputs)
-        return losses.mean()
+        return losses.mean(), {}
 
     @property
     def _objective(self) -> PreferenceObjective:

@@ -42,10 +42,10 @@ class ReferenceTrainer(EvergreenTrainer):
         return_outputs: bool = False,  # noqa: FBT001, FBT002
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Return `own_loss`."""
-        loss = self.own_loss(model, inputs, num_items_in_batch)
-        return (loss, {}) if return_outputs else loss
+        """Return the loss of `own_loss`."""
+        loss, outputs = self.own_loss(model, inputs, num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
 
-    def own_loss(self, model: Any, inputs: dict[str, Any], items: Any) -> torch.Tensor:
-        """Return the loss of a micro-batch; `items` is what `get_batch_samples` counted in its global batch."""
+    def own_loss(self, model: Any, inputs: dict[str, Any], items: Any) -> tuple[torch.Tensor, Any]:
+        """Return loss and outputs of a micro-batch; `items` is what `get_batch_samples` counted in its global batch."""
         raise NotImplementedError

@@ -72,14 +72,13 @@ class RolloutTrainer(ReferenceTrainer):
         batches = [training_batch(some or none, padding) for some, none in zip(samples, idle, strict=True)]
         return batches, max(self._task.loss_denominator(sequences=sequences, tokens=tokens), 1.0)
 
-    def own_loss(self, model: Any, inputs: dict[str, Any], items: Any) -> torch.Tensor:
+    def own_loss(self, model: Any, inputs: dict[str, Any], items: Any) -> tuple[torch.Tensor, Any]:
         """Return the micro-batch's part of the global batch's loss; gradients are averaged over processes."""
         outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
         losses, metrics = self._task.losses(outputs.logits, inputs)
         tokens = float(inputs["completion_mask"].sum())
         _add(self._sums, {name: (float(values.sum()), tokens) for name, values in metrics.items()})
-        loss: torch.Tensor = losses.sum() * self.args.world_size / items
-        return loss
+        return losses.sum() * self.args.world_size / items, outputs
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in Trainer; a line about training steps also has the metrics of their rollouts."""
