@@ -69,7 +69,7 @@ def release_url(receipt: Receipt) -> str:
 def why_kept(artifacts: Artifacts) -> str | None:
     """Return why the champion was kept; None if another model was published."""
     receipt = read_report(artifacts, Receipt)
-    return "; ".join(receipt.reasons) if receipt.verdict == "kept" else None
+    return "; ".join(receipt.reasons) if receipt.status == "kept" else None
 
 
 def metrics_table(evaluation: EvaluationReport) -> str:
@@ -92,10 +92,10 @@ def summary(artifacts: Artifacts, outcomes: dict[str, str]) -> str:
     if "publish" in outcomes:
         receipt = read_report(artifacts, Receipt)
         is_local = receipt.endpoint == "local"
-        verdict = "kept the champion" if receipt.verdict == "kept" else receipt.verdict
+        status = "kept the champion" if receipt.status == "kept" else receipt.status
         if outcomes["publish"] == "unchanged":
             lines.append("nothing has changed since the last run, which ended with")
-        lines.append(f"{verdict}: {receipt.repo_id} on {'the Hub in .hub' if is_local else release_url(receipt)}")
+        lines.append(f"{status}: {receipt.repo_id} on {'the Hub in .hub' if is_local else release_url(receipt)}")
         lines += [f"  {reason}" for reason in receipt.reasons]
         lines.append(f"revision: {receipt.commit} ({receipt.tag})")
         if is_local:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 import pydantic
 
-from params import DataError, ModelError, load
+from params import DataError, ModelError, Recipe, load
 from params.artifacts import Artifacts, storage_errors, write_whole
 
 FUNCTIONS = {
@@ -67,22 +67,25 @@ def _parameters(stage: str) -> list[str]:
     return [name for name in inspect.signature(function(stage)).parameters if name != "artifacts"]
 
 
+def arguments(stage: str, recipe: Recipe) -> dict[str, Any]:
+    """Return the arguments of `stage` beside its artifacts."""
+    return {name: attrgetter(_SINGLE_KEYS.get(name, name))(recipe) for name in _parameters(stage)}
+
+
 def run(stage: str, recipe_path: Path) -> Report:
     """Run one stage of the recipe at `recipe_path`. The working directory must be the project's root.
 
     Raises:
         DataError: an earlier stage has not run.
     """
-    recipe = load(recipe_path)
-    arguments = {name: attrgetter(_SINGLE_KEYS.get(name, name))(recipe) for name in _parameters(stage)}
-    artifacts = Artifacts(recipe_path.stem)
+    recipe, artifacts = load(recipe_path), Artifacts(recipe_path.stem)
     for name, maker in _NEEDED.get(stage, {}).items():
         folder: Path = getattr(artifacts, name)
         if not folder.exists():
             fix = f"run `evergreen {maker} {recipe_path}` first"
             raise DataError(str(folder), f"{stage} needs what {maker} makes, and it is missing", fix)
     with storage_errors(artifacts.run):
-        return function(stage)(artifacts, **arguments)
+        return function(stage)(artifacts, **arguments(stage, recipe))
 
 
 def flatten(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

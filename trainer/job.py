@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from params import RecipeError
+from params.artifacts import Artifacts
 from params.loading import suggestion
-from params.schema import Direction, Launch, Metrics, Model, ObjectiveChoice, Section, Training
+from params.schema import Direction, Launch, Metrics, Model, ObjectiveChoice, Recipe, Section, Training
 from trainer.identity import run_identity, run_key
 from trainer.objectives import find
 
@@ -45,25 +47,31 @@ class Job(Section):
         launch: Launch,
         metrics: Metrics | None,
         tokens: Path,
-        stop_at_step: int | None = None,
-        record: bool = False,
     ) -> Job:
         """Return the job of these sections of a recipe, with a folder in `root` that is named after its identity."""
-        identity = run_identity(
-            seed=seed, objective=objective, model=model, training=training, metrics=metrics, tokens=tokens
-        )
-        return cls(
-            seed=seed,
-            objective=objective,
-            model=model,
-            training=training,
-            launch=launch,
-            metrics=metrics,
-            tokens=tokens.absolute(),
-            folder=(root / run_key(identity)).absolute(),
-            identity=identity,
-            stop_at_step=stop_at_step,
-            record=record,
+        sections: Any = {
+            "seed": seed,
+            "objective": objective,
+            "model": model,
+            "training": training,
+            "metrics": metrics,
+        }
+        identity = run_identity(**sections, tokens=tokens)
+        folder = (root / run_key(identity)).absolute()
+        return cls(**sections, launch=launch, tokens=tokens.absolute(), folder=folder, identity=identity)
+
+    @classmethod
+    def of(cls, recipe: Recipe, artifacts: Artifacts) -> Job:
+        """Return the job that the train stage runs for `recipe`."""
+        return cls.plan(
+            artifacts.checkpoints,
+            seed=recipe.seed,
+            objective=recipe.objective,
+            model=recipe.model,
+            training=recipe.training,
+            launch=recipe.launch,
+            metrics=recipe.evaluation.metrics,
+            tokens=artifacts.tokens,
         )
 
     @property

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 from params import EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
 from params.artifacts import storage_errors
 from trainer.runtime.heartbeat import LOST_PEER, Heartbeat
+from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
 from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, exclusive
 from trainer.runtime.stop import listen_for_stop
 
 if TYPE_CHECKING:
     from trainer.job import Job
-
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def main(job_path: Path) -> int:
@@ -97,23 +96,15 @@ def _report(error: Exception, heartbeat: Heartbeat) -> int | None:
     if isinstance(error, EvergreenError):
         heartbeat.fail(error)
         return error.exit_code
-    if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
+    if is_out_of_memory(error):
         fix = "lower it, or use a smaller model"
         heartbeat.fail(MemoryExhaustedError("launch.micro_batch_size", f"out of memory: {error}", fix))
         return MemoryExhaustedError.exit_code
-    if _lost_peer(error):
+    if is_lost_peer(error):
         heartbeat.beat(LOST_PEER)
         return os.EX_TEMPFAIL
     heartbeat.fail(ModelError("train", f"{type(error).__name__}: {error}", "see the traceback above"))
     return None
-
-
-def _lost_peer(error: Exception) -> bool:
-    """Return whether this process failed only because another one did."""
-    import torch
-
-    message = str(error).lower()
-    return isinstance(error, torch.distributed.DistError) or "gloo" in message or "connection closed by peer" in message
 
 
 if __name__ == "__main__":

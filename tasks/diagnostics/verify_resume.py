@@ -25,7 +25,6 @@ import psutil
 
 from params import DataError, KilledError, ModelError, PreemptedError, Recipe, RecipeError, load
 from params.artifacts import Artifacts
-from params.schema import Training
 from tasks.diagnostics.compare_runs import Comparison, compare, first_that_differs
 from tasks.training.supervisor import supervise
 from trainer.checkpoints.resume import choose
@@ -199,19 +198,10 @@ def _total_steps(recipe: Recipe, artifacts: Artifacts) -> int:
 def _job(recipe: Recipe, artifacts: Artifacts, folder: Path, planned: Plan) -> Job:
     """Return the recipe's training, but with the plan's intervals, an early stop and a record of each step."""
     intervals = {"save_steps": planned.save_steps, "save_minutes": None, "eval_steps": planned.eval_steps}
-    training: Training = recipe.training.model_copy(update={**intervals, "resume": "auto"})
-    return Job.plan(
-        folder,
-        seed=recipe.seed,
-        objective=recipe.objective,
-        model=recipe.model,
-        training=training,
-        launch=recipe.launch,
-        metrics=recipe.evaluation.metrics,
-        tokens=artifacts.tokens,
-        stop_at_step=planned.steps,
-        record=True,
-    )
+    training = recipe.training.model_copy(update={**intervals, "resume": "auto"})
+    job = Job.of(recipe.model_copy(update={"training": training}), artifacts)
+    folder = folder.absolute() / job.folder.name
+    return job.model_copy(update={"folder": folder, "stop_at_step": planned.steps, "record": True})
 
 
 def _train_with_kills(job: Job, planned: Plan) -> int:

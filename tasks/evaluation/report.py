@@ -25,7 +25,8 @@ class EvaluationReport(Report):
     sequences: int
     metric: str
     """The metric that decides."""
-    verdict: str
+    verdict: Literal["publish", "keep", "refuse"]
+    """The gate's."""
     model: dict[str, Number]
     """Of the best weights of the training."""
     untrained: dict[str, Number] | None

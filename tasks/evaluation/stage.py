@@ -169,7 +169,10 @@ class _Scorer:
         folder, length = self.folder / ".champion_tokens", tokenizer.model_max_length
         folder.mkdir()
         encoder = Encoder(self.objective, tokenizer, length if length < _NO_LIMIT else default_length, self.state)
-        encode_split(self.artifacts, self.evaluation.split, folder / f"{self.evaluation.split}.arrow", encoder)
+        split = self.evaluation.split
+        encoded, _ = encode_split(self.artifacts, split, folder / f"{split}.arrow", encoder)
+        message = "evaluate: the champion's tokenizer gives %d sequences; %d rows are truncated and %d unused"
+        logger.info(message, encoded.sequences, encoded.truncated_rows, encoded.unused_rows)
         return folder
 
     def _score(

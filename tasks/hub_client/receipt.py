@@ -11,7 +11,8 @@ class Receipt(Report):
     """What the publish stage published, and where."""
 
     saved_as: ClassVar[str] = "publish"
-    verdict: Literal["published", "kept", "dry-run"]
+    status: Literal["published", "kept", "dry-run"]
+    """What became of the model; `kept`: the champion stays."""
     reasons: tuple[str, ...]
     """The gate's reasons."""
     repo_id: str

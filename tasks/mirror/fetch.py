@@ -54,16 +54,7 @@ def fetch(recipe_path: Path) -> None:
     if not artifacts.tokens.exists():
         fix = f"run `evergreen tokenize {recipe_path}` and the stages before it"
         raise DataError(str(artifacts.tokens), "there are no tokens, which are part of the run's identity", fix)
-    job = Job.plan(
-        artifacts.checkpoints,
-        seed=recipe.seed,
-        objective=recipe.objective,
-        model=recipe.model,
-        training=recipe.training,
-        launch=recipe.launch,
-        metrics=recipe.evaluation.metrics,
-        tokens=artifacts.tokens,
-    )
+    job = Job.of(recipe, artifacts)
     from tasks.hub_client.connection import open_repository
     from tasks.hub_client.repository import RetryPolicy
     from tasks.mirror.branch import Branch

@@ -57,7 +57,7 @@ def publish(
     else:
         receipt = _publish_model(artifacts, blessing, publish, objectives.build(objective))
     for reason in receipt.reasons:
-        logger.info("publish: %s: %s", receipt.verdict, reason)
+        logger.info("publish: %s: %s", receipt.status, reason)
     save_report(receipt, artifacts.receipt)
     return receipt
 
@@ -83,7 +83,7 @@ def _keep_champion(blessing: Blessing) -> Receipt:
     champion = blessing.champion
     assert champion is not None, "there is a champion to keep"
     return Receipt(
-        verdict="kept",
+        status="kept",
         reasons=blessing.reasons,
         repo_id=champion.repo_id,
         endpoint=champion.endpoint,
@@ -129,7 +129,7 @@ def _publish_model(artifacts: Artifacts, blessing: Blessing, publish: Publish, o
                 reasons = (*reasons, "it was published before, and main holds another model now")
     shutil.rmtree(folder)
     return Receipt(
-        verdict="dry-run" if publish.dry_run else "published",
+        status="dry-run" if publish.dry_run else "published",
         reasons=reasons,
         repo_id=publish.repo_id,
         endpoint=chosen_endpoint(publish.endpoint),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import re
 import signal
@@ -21,7 +20,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
 
 from params import ModelError, RecipeError
 from params.artifacts import Artifacts
@@ -30,7 +31,7 @@ from tasks.hub_client.connection import open_repository
 from tasks.publishing.provenance import FILE, REBUILT
 from tasks.releases.clone import ProvenanceRecord, ReproducibleRelease, cloned, write_recipe
 from tasks.releases.rows import bring_rows
-from tasks.stages import Report
+from tasks.stages import Report, read_report
 from tasks.versions import versions
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,14 @@ class WeightsFile(Report):
     """SHA-256; None if the release has no such file."""
     rebuilt: str | None
     """SHA-256; None if the clone has no such file."""
+
+
+class RebuiltTraining(Report):
+    """The part of the training's report that is needed here; the code of another commit wrote it."""
+
+    model_config = ConfigDict(extra="ignore")
+    saved_as: ClassVar[str] = "train"
+    run: str
 
 
 class Reproduction(Report):
@@ -114,7 +123,7 @@ def reproduce(
         for stage in REBUILT[1:]:
             clone.stage(stage, recipe.name, timeout_s=timeout_s)
         rebuilt = weights_in(made.model)
-        run = json.loads(made.report("train").read_text(encoding="utf-8"))["run"]
+        run = read_report(made, RebuiltTraining).run
         files = tuple(
             WeightsFile(path=name, released=release.weights.get(name), rebuilt=rebuilt.get(name))
             for name in sorted({*release.weights, *rebuilt})

@@ -55,9 +55,9 @@ def _judged(results: RunResults, blessing: Blessing) -> Headline:
         sentence = "The candidate did not pass the gate; the published model stays."
         return Headline("note", "Kept the champion", sentence, reasons)
     passed, receipt = "The candidate passed the gate.", current_receipt(results)
-    if receipt and receipt.verdict == "published":
+    if receipt and receipt.status == "published":
         return Headline("good", "Published", passed, reasons)
-    dry_run = " This was a dry run: nothing was sent." if receipt and receipt.verdict == "dry-run" else ""
+    dry_run = " This was a dry run: nothing was sent." if receipt and receipt.status == "dry-run" else ""
     return Headline("good", "To be published", passed + dry_run, reasons)
 
 
@@ -108,8 +108,6 @@ def current_receipt(results: RunResults) -> Receipt | None:
     expected = {"publish": ("published", "dry-run"), "keep": ("kept",), "refuse": ("kept",)}
     # a commit that was compared with is the champion's, not the candidate's
     is_champion = (
-        receipt.verdict == "published"
-        and blessing.champion is not None
-        and (receipt.commit == blessing.champion.commit)
+        receipt.status == "published" and blessing.champion is not None and (receipt.commit == blessing.champion.commit)
     )
-    return receipt if receipt.verdict in expected[blessing.verdict] and not is_champion else None
+    return receipt if receipt.status in expected[blessing.verdict] and not is_champion else None

@@ -15,14 +15,7 @@ from pathlib import Path
 
 from params import ModelError, PreemptedError, RecipeError, StorageError, load
 from params.artifacts import Artifacts
-from tasks.training.processes import (
-    END_S,
-    StopSignals,
-    catch_stop_signals,
-    kill_processes,
-    report_path,
-    start_processes,
-)
+from tasks.training import processes
 from tasks.training.rendezvous import POLL_S, Announcement, read_announcement, report_ready
 from trainer.job import Job
 from trainer.runtime import heartbeat
@@ -47,7 +40,7 @@ def join(recipe_path: Path, *, machine: int) -> None:
         fix = f"use one from 1 to {count - 1}" if count > 1 else "set it, and where the machines meet"
         raise RecipeError.at("launch.num_machines", f"is {count}: machine {machine} cannot join", fix)
     folder = Artifacts(recipe_path.stem).machines.absolute()
-    with exclusive(folder / f"machine-{machine}.lock", f"machine {machine}"), catch_stop_signals() as signals:
+    with exclusive(folder / f"machine-{machine}.lock", f"machine {machine}"), processes.catch_stop_signals() as signals:
         last = read_announcement(folder)
         seen = last.start if last and last.state != "waiting" else None
         while True:
@@ -61,7 +54,7 @@ def join(recipe_path: Path, *, machine: int) -> None:
             seen = start.start
 
 
-def _next_start(folder: Path, seen: str | None, signals: StopSignals) -> Announcement:
+def _next_start(folder: Path, seen: str | None, signals: processes.StopSignals) -> Announcement:
     """Wait until machine 0 announces another start than `seen`."""
     while not ((start := read_announcement(folder)) and start.state == "waiting" and start.start != seen):
         _raise_if_stopped(signals)
@@ -69,7 +62,7 @@ def _next_start(folder: Path, seen: str | None, signals: StopSignals) -> Announc
     return start
 
 
-def _take_part(folder: Path, machine: int, start: Announcement, signals: StopSignals) -> str:
+def _take_part(folder: Path, machine: int, start: Announcement, signals: processes.StopSignals) -> str:
     """Run this machine's processes of one start to their end; return the start's state after it."""
     while (announced := read_announcement(folder)) == start:
         _raise_if_stopped(signals)
@@ -81,7 +74,7 @@ def _take_part(folder: Path, machine: int, start: Announcement, signals: StopSig
         raise StorageError(str(start.job), f"does not exist on machine {machine}", fix)
     job = Job.load(start.job)
     logger.info("join: machine %d takes part in run %s", machine, job.folder.name)
-    process = start_processes(job, start.job, machine=machine)
+    process = processes.start_processes(job, start.job, machine=machine)
     kill_at: float | None = None
     is_reported = False
     try:
@@ -96,9 +89,9 @@ def _take_part(folder: Path, machine: int, start: Announcement, signals: StopSig
                 break
             time.sleep(POLL_S)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
+            process.wait(processes.END_S)
     finally:
-        kill_processes(process)
+        processes.kill_processes(process)
     _raise_if_stopped(signals)
     now = read_announcement(folder)
     return now.state if now and now.start == start.start else "failed"
@@ -110,13 +103,13 @@ def _report_if_none_started(job: Job, machine: int) -> None:
     own = range(machine * share, (machine + 1) * share)
     if any(pulse.rank in own for pulse in heartbeat.pulses(job.folder)):
         return
-    report = LaunchReport.load(report_path(job, machine))
+    report = LaunchReport.load(processes.report_path(job, machine))
     what = f"machine {machine} ({os.uname().nodename}) could not start its processes"
     what += f": {report.error}" if report.error else ""
     heartbeat.Heartbeat(job.folder, own[0]).fail(ModelError("train", what, "see the output of `join` on that machine"))
 
 
-def _raise_if_stopped(signals: StopSignals) -> None:
+def _raise_if_stopped(signals: processes.StopSignals) -> None:
     if signals.first:
         fix = "start it again: it takes part in the next start of the training"
         raise PreemptedError("join", f"stopped by {signals.first.name}", fix)

@@ -19,15 +19,7 @@ from pathlib import Path
 
 from params import EvergreenError, MemoryExhaustedError, PreemptedError
 from params.artifacts import storage_errors
-from tasks.training import causes, rendezvous
-from tasks.training.processes import (
-    END_S,
-    StopSignals,
-    catch_stop_signals,
-    kill_processes,
-    report_path,
-    start_processes,
-)
+from tasks.training import causes, processes, rendezvous
 from tasks.training.ranks import Ranks
 from trainer.job import Job
 from trainer.loop import sharding
@@ -59,7 +51,7 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
     """
     sharding.check_installed(job.launch)
     halved = 0
-    with storage_errors(job.folder), catch_stop_signals() as signals:
+    with storage_errors(job.folder), processes.catch_stop_signals() as signals:
         while True:
             attempt = Attempt(job.model_copy(update={"checkpoint": choose_checkpoint()}), signals)
             try:
@@ -77,7 +69,7 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
 class Attempt:
     """One start of a training's processes, until all of them have ended."""
 
-    def __init__(self, job: Job, signals: StopSignals) -> None:
+    def __init__(self, job: Job, signals: processes.StopSignals) -> None:
         self._job = job
         self._folder = job.folder
         self._signals = signals
@@ -92,19 +84,19 @@ class Attempt:
             EvergreenError: the reason why the training did not finish.
         """
         heartbeat.clear(self._folder)
-        for path in (self._folder / STOP, report_path(self._job), self._folder / _FINISHED):
+        for path in (self._folder / STOP, processes.report_path(self._job), self._folder / _FINISHED):
             path.unlink(missing_ok=True)
         job_path = self._folder / "job.json"
         self._job.save(job_path)
         with rendezvous.rendezvous(self._job, job_path, lambda: bool(self._signals.first)):
             if self._signals.first:
                 raise self._stopped(" before it had started")
-            process = start_processes(self._job, job_path)
+            process = processes.start_processes(self._job, job_path)
             try:
                 self._watch(process)
             finally:
                 self._ranks.poll()
-                kill_processes(process, self._ranks.local_pids())
+                processes.kill_processes(process, self._ranks.local_pids())
             if not (self._folder / _FINISHED).exists():
                 raise self._why_ended(process.returncode)
         if process.returncode:
@@ -134,9 +126,9 @@ class Attempt:
                 raise causes.stalled(stalled)
             if self._has_failed():
                 failed_at = failed_at or now
-                if self._lost or now - failed_at > END_S:
+                if self._lost or now - failed_at > processes.END_S:
                     self._killed |= self._ranks.kill()
-                if now - failed_at > 2 * END_S:
+                if now - failed_at > 2 * processes.END_S:
                     return
 
     def _ask_to_stop(self, now: float) -> float:
@@ -157,7 +149,7 @@ class Attempt:
         return bool(lost) or any(p.error and not isinstance(p.error, PreemptedError) for p in self._ranks.pulses)
 
     def _why_ended(self, status: int) -> EvergreenError:
-        report = LaunchReport.load(report_path(self._job))
+        report = LaunchReport.load(processes.report_path(self._job))
         return causes.why_ended(
             self._job,
             self._ranks.pulses,

@@ -53,7 +53,7 @@ def test_from_labelled_rows_to_a_published_classifier(project) -> None:
     config = json.loads((project.root / "runs/topics/model/config.json").read_text())
     assert config["id2label"] == {"0": "food", "1": "travel", "2": "weather"}
     receipt = json.loads((project.root / "runs/topics/release/receipt.json").read_text())
-    assert receipt["verdict"] == "published"
+    assert receipt["status"] == "published"
     assert receipt["repo_id"] == "tests/topics"
 
     row = project.run("python", "-m", "tasks", "trace", "params/topics.yaml", "--row", "17")

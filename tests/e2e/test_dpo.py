@@ -34,7 +34,7 @@ def test_from_pairs_of_answers_to_a_published_model(project) -> None:
     assert metrics["model"]["reward_accuracy"] > 0.9
     assert metrics["model"]["reward_margin"] > 0.5
     receipt = project.json("runs/polite/release/receipt.json")
-    assert receipt["verdict"] == "published"
+    assert receipt["status"] == "published"
 
     flawed = project.run("python", "-m", "tasks", "trace", "params/polite.yaml", "--row", "17")
     assert "same text" in flawed

@@ -19,7 +19,7 @@ ALL = list(STAGES)
 
 def test_the_flow_says_what_there_is_now(finished: Project) -> None:
     receipt = finished.json("runs/tiny/release/receipt.json")
-    assert receipt["verdict"] == "published"
+    assert receipt["status"] == "published"
     assert receipt["repo_id"] == "tests/tiny"
     for words in (receipt["repo_id"], receipt["commit"], receipt["tag"], "perplexity", "runs/tiny/report.html"):
         assert words in finished.first_run

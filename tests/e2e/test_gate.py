@@ -65,7 +65,7 @@ def test_a_worse_model_is_not_published_and_that_is_a_good_end(finished: Project
     finished.edit("params/tiny.yaml", LEARNING_RATE, SLOW)
     out = flow(finished)
     receipt = finished.json("runs/tiny/release/receipt.json")
-    assert (receipt["verdict"], receipt["commit"], receipt["tag"]) == ("kept", first["commit"], first["tag"])
+    assert (receipt["status"], receipt["commit"], receipt["tag"]) == ("kept", first["commit"], first["tag"])
     (reason,) = receipt["reasons"]
     assert "worse than the champion's" in reason
     assert "kept the champion: tests/tiny" in out
@@ -83,7 +83,7 @@ def test_a_model_comes_back_from_the_cache_and_its_blessing_does_not(finished: P
     blessing = finished.json("runs/tiny/evaluation/blessing.json")
     assert blessing["model"] == blessing["champion"]["weights"]
     receipt = finished.json("runs/tiny/release/receipt.json")
-    assert receipt["verdict"] == "kept"
+    assert receipt["status"] == "kept"
     assert "the same weights" in receipt["reasons"][0]
 
 
@@ -115,7 +115,7 @@ def test_a_model_is_compared_anew_when_another_was_published_meanwhile(finished:
     blessing = finished.json("runs/tiny/evaluation/blessing.json")
     assert (blessing["verdict"], blessing["champion"]["commit"]) == ("publish", rival)
     receipt = finished.json("runs/tiny/release/receipt.json")
-    assert receipt["verdict"] == "published"
+    assert receipt["status"] == "published"
     assert receipt["commit"] != rival
     assert last_state(finished) == ("Completed", "COMPLETED")
     details = finished.json("runs/tiny/evaluation/details.json")

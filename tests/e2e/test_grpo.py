@@ -61,7 +61,7 @@ def test_from_prompts_to_a_model_that_earns_its_reward(project) -> None:
     rewards = [line["reward"] for line in map(json.loads, lines) if "reward" in line]
     assert rewards[0] < 0.1
     assert rewards[-1] > 0.7
-    assert project.json("runs/digits/release/receipt.json")["verdict"] == "published"
+    assert project.json("runs/digits/release/receipt.json")["status"] == "published"
     validation = (project.root / "runs/digits/history/validation.csv").read_text().splitlines()
     assert len(validation) == 4, "a head, and the evaluations at 0, 60 and 120"
 

@@ -34,7 +34,7 @@ def test_each_round_keeps_more_of_what_the_model_writes(project) -> None:
     assert rounds[0]["round_selected"] < 0.1
     assert rounds[-1]["round_selected"] > 0.7
     assert all(line["round_selected"] == line["round_reward"] for line in rounds), "here a reward is 0 or 1"
-    assert project.json("runs/digits/release/receipt.json")["verdict"] == "published"
+    assert project.json("runs/digits/release/receipt.json")["status"] == "published"
 
     row = project.run("python", "-m", "tasks", "trace", "params/digits.yaml", "--row", "17")
     assert "reward: " in row

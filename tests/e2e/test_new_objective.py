@@ -97,7 +97,7 @@ def test_one_file_and_one_recipe_are_enough(project) -> None:
 
     report = json.loads((project.root / "runs/reversal/evaluation/metrics.json").read_text())
     assert report["model"]["loss"] < 0.8 * report["untrained"]["loss"]
-    assert json.loads((project.root / "runs/reversal/release/receipt.json").read_text())["verdict"] == "published"
+    assert json.loads((project.root / "runs/reversal/release/receipt.json").read_text())["status"] == "published"
     assert "nll" in project.run("python", "-m", "tasks", "trace", "params/reversal.yaml", "--row", "3")
     changed = project.run("git", "status", "--porcelain", "params", "trainer", "tasks", "flows")
     assert changed == ""

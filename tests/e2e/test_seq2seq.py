@@ -49,7 +49,7 @@ def test_from_pairs_of_texts_to_a_published_model(project) -> None:
     assert metrics["model"]["rouge2"] > 0.8
     assert metrics["untrained"]["exact_match"] == 0.0
     assert metrics["model"]["loss"] < metrics["untrained"]["loss"] / 2
-    assert project.json("runs/pairs/release/receipt.json")["verdict"] == "published"
+    assert project.json("runs/pairs/release/receipt.json")["status"] == "published"
     shown = project.run("python", "-m", "tasks", "trace", "params/pairs.yaml", "--row", "7")
     assert "target:" in shown
     assert "answer  (of the model)\n  two two" in shown

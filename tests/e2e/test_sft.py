@@ -50,7 +50,7 @@ def run(project, name: str):
     """Run the stages; return the metrics, the published model and its tokenizer, as transformers loads them."""
     project.stages(f"params/{name}.yaml")
     folder = project.root / f"runs/{name}"
-    assert json.loads((folder / "release/receipt.json").read_text())["verdict"] == "published"
+    assert json.loads((folder / "release/receipt.json").read_text())["status"] == "published"
     model = AutoModelForCausalLM.from_pretrained(folder / "model", use_safetensors=True)
     return project.json(f"runs/{name}/evaluation/metrics.json"), model, AutoTokenizer.from_pretrained(folder / "model")
 

@@ -58,7 +58,7 @@ def test_from_rows_with_spans_to_a_published_model(project) -> None:
     config = project.json("runs/requests/model/config.json")
     assert config["id2label"] == {"0": "O", "1": "B-day", "2": "I-day", "3": "B-name", "4": "I-name"}
     receipt = project.json("runs/requests/release/receipt.json")
-    assert (receipt["verdict"], receipt["repo_id"]) == ("published", "tests/requests")
+    assert (receipt["status"], receipt["repo_id"]) == ("published", "tests/requests")
 
     def trace(row: int) -> str:
         return project.run("python", "-m", "tasks", "trace", "params/requests.yaml", "--row", str(row))

@@ -95,7 +95,7 @@ def live_through(bank: Bank, month: Month) -> None:
     after = bank.log()
     if month.verdict == "publish":
         assert done.receipt is not None
-        assert done.receipt["verdict"] == "published"
+        assert done.receipt["status"] == "published"
         assert after[:-1] == (before or [(after[0][0], "initial commit")])
         assert after[-1] == (done.receipt["commit"], done.receipt["tag"])
         return
@@ -106,7 +106,7 @@ def live_through(bank: Bank, month: Month) -> None:
     else:
         assert done.receipt is not None
         commit, tag = after[-1]
-        assert (done.receipt["verdict"], done.receipt["commit"]) == ("kept", commit)
+        assert (done.receipt["status"], done.receipt["commit"]) == ("kept", commit)
         assert done.receipt["tag"] == (tag if tag.startswith("release-") else None)
 
 

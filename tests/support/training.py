@@ -14,6 +14,7 @@ import pytest
 
 from params import KilledError, PreemptedError, Recipe
 from params.artifacts import Artifacts
+from tasks.stages import arguments
 from tasks.training.report import TrainingReport
 from tasks.training.stage import train
 from tasks.training.supervisor import supervise
@@ -40,30 +41,12 @@ _SHORT: dict[str, Any] = {
 
 def run_train(artifacts: Artifacts, recipe: Recipe) -> TrainingReport:
     """The train stage of a recipe."""
-    return train(
-        artifacts,
-        seed=recipe.seed,
-        objective=recipe.objective,
-        model=recipe.model,
-        training=recipe.training,
-        launch=recipe.launch,
-        metrics=recipe.evaluation.metrics,
-    )
+    return train(artifacts, **arguments("train", recipe))
 
 
 def plan_job(artifacts: Artifacts, recipe: Recipe, *, stop_at_step: int | None = None) -> Job:
     """The job that the train stage would run."""
-    return Job.plan(
-        artifacts.checkpoints,
-        seed=recipe.seed,
-        objective=recipe.objective,
-        model=recipe.model,
-        training=recipe.training,
-        launch=recipe.launch,
-        metrics=recipe.evaluation.metrics,
-        tokens=artifacts.tokens,
-        stop_at_step=stop_at_step,
-    )
+    return Job.of(recipe, artifacts).model_copy(update={"stop_at_step": stop_at_step})
 
 
 def run_train_with_kills(golden: Artifacts, recipe: Recipe, *fault_points: str) -> Artifacts:

@@ -216,7 +216,7 @@ def test_metrics_stand_beside_those_of_the_champion_and_of_the_untrained_model()
 
 def receipt(tmp_path: Path, **changes: object) -> Artifacts:
     artifacts = Artifacts("tiny", tmp_path)
-    content = {"verdict": "published", "reasons": ["it is better"], "repo_id": "o/n", "endpoint": "local"}
+    content = {"status": "published", "reasons": ["it is better"], "repo_id": "o/n", "endpoint": "local"}
     content |= {"commit": "c" * 40, "tag": "release-1", "publish_id": "d" * 64, **changes}
     write_whole(artifacts.receipt, json.dumps(content))
     metrics = evaluation(model={"loss": 1.5}, untrained=None, champion=None)
@@ -229,7 +229,7 @@ def test_a_run_that_keeps_the_champion_says_so_and_why(tmp_path) -> None:
     assert why_kept(artifacts) is None
     said = summary(artifacts, {"publish": "ran"})
     assert "published: o/n on the Hub in .hub\n  it is better\n" in said
-    artifacts = receipt(tmp_path, verdict="kept", reasons=["it is worse", "it is slower"], publish_id=None)
+    artifacts = receipt(tmp_path, status="kept", reasons=["it is worse", "it is slower"], publish_id=None)
     assert why_kept(artifacts) == "it is worse; it is slower"
     said = summary(artifacts, {"publish": "ran"})
     assert "kept the champion: o/n on the Hub in .hub\n  it is worse\n  it is slower\n" in said

@@ -85,7 +85,7 @@ def test_first_release_must_beat_the_untrained_model(released):
     assert first == "first release: no model is published yet"
     gain = comparisons_of(artifacts, "untrained")["bits_per_byte"]["gain"]
     assert better.startswith(f"bits_per_byte is {gain:.4g} better than before training (95% interval ")
-    assert receipt.verdict == "published"
+    assert receipt.status == "published"
     assert receipt.reasons == (first, better)
     found = published(artifacts)
     assert (found.commit, found.tag, found.weights) == (receipt.commit, receipt.tag, blessing["model"])
@@ -109,7 +109,7 @@ def test_same_weights_are_not_published_twice(project):
     report = releases.evaluate(artifacts, recipe)
     assert (report.verdict, report.champion) == ("keep", None)
     receipt = releases.publish(artifacts, recipe)
-    assert (receipt.verdict, receipt.commit, receipt.tag) == ("kept", first.commit, first.tag)
+    assert (receipt.status, receipt.commit, receipt.tag) == ("kept", first.commit, first.tag)
     assert receipt.reasons == ("the published model has the same weights: there is nothing to publish",)
     assert published(artifacts).commit == first.commit
     assert is_there(artifacts, recipe.publish)
@@ -129,7 +129,7 @@ def test_worse_model_keeps_the_champion(project):
     gain = comparisons_of(artifacts)["bits_per_byte"]
     assert gain["high"] < 0
     receipt = releases.publish(artifacts, recipe)
-    assert (receipt.verdict, receipt.commit, receipt.publish_id) == ("kept", first.commit, None)
+    assert (receipt.status, receipt.commit, receipt.publish_id) == ("kept", first.commit, None)
     (reason,) = receipt.reasons
     assert f"bits_per_byte is {-gain['gain']:.4g} worse than the champion's" in reason
     assert published(artifacts).commit == first.commit
@@ -144,7 +144,7 @@ def test_better_model_replaces_the_champion(project, tmp_path):
     champion = {"endpoint": "local", "repo_id": REPO, "commit": first.commit, "tag": first.tag}
     assert {name: blessing["champion"][name] for name in champion} == champion
     receipt = releases.publish(artifacts, recipe)
-    assert receipt.verdict == "published"
+    assert receipt.status == "published"
     assert "better than the champion's" in receipt.reasons[0]
     found = published(artifacts)
     assert (found.commit, found.tag, found.weights) == (receipt.commit, receipt.tag, blessing["model"])
@@ -168,7 +168,7 @@ def test_rolled_back_weights_are_not_published_again(project):
     back = roll_back(first.tag, "wrong tone")
     assert releases.evaluate(artifacts, recipe).verdict == "keep"
     receipt = releases.publish(artifacts, recipe)
-    assert (receipt.verdict, receipt.commit) == ("kept", back)
+    assert (receipt.status, receipt.commit) == ("kept", back)
     assert receipt.reasons == ("a release of the same weights was rolled back: by Ada: wrong tone",)
     assert published(artifacts).commit == back
     again = roll_back(second.tag, "it was the right one")
@@ -201,7 +201,7 @@ def test_blessing_of_other_inputs_is_refused(project, what):
     artifacts, recipe, first = project
     releases.learn(artifacts, recipe, WORSE)
     releases.evaluate(artifacts, recipe)
-    assert releases.publish(artifacts, recipe).verdict == "kept"
+    assert releases.publish(artifacts, recipe).status == "kept"
     changes = {}
     if what == "model":
         releases.learn(artifacts, recipe, BETTER)
@@ -226,7 +226,7 @@ def test_release_by_another_project_makes_the_blessing_stale(project, tmp_path, 
     releases.learn(other, recipe, 2 * STEPS, seed=5)
     releases.evaluate(other, recipe)
     other_release = releases.publish(other, recipe)
-    assert other_release.verdict == "published"
+    assert other_release.status == "published"
     shutil.rmtree(artifacts.root / ".hub")
     shutil.copytree(other.root / ".hub", artifacts.root / ".hub")
 
@@ -240,7 +240,7 @@ def test_release_by_another_project_makes_the_blessing_stale(project, tmp_path, 
 
     report = releases.evaluate(artifacts, recipe)
     assert blessing_of(artifacts)["champion"]["commit"] == other_release.commit
-    assert releases.publish(artifacts, recipe).verdict == {"publish": "published", "keep": "kept"}[report.verdict]
+    assert releases.publish(artifacts, recipe).status == {"publish": "published", "keep": "kept"}[report.verdict]
 
 
 def with_hub_of(released, root, content):
@@ -260,7 +260,7 @@ def test_champion_with_another_tokenizer_is_compared_in_bits_per_byte_only(relea
     assert comparisons_of(artifacts).keys() == {"bits_per_byte"}
     assert comparisons_of(artifacts, "untrained").keys() == report.model.keys()
     assert report.verdict == "publish"
-    assert releases.publish(artifacts, recipe).verdict == "published"
+    assert releases.publish(artifacts, recipe).status == "published"
 
     content = tiny.recipe({"tokenization.tokenizer.vocab_size": 300, "evaluation.gate.metric": "loss"})
     recipe = load(tiny.write(artifacts.root / "params" / "tiny.yaml", content))

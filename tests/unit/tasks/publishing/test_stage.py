@@ -57,17 +57,17 @@ def client(running):
 def test_dry_run_creates_no_repository(whole):
     artifacts, _ = whole
     receipt = run(whole, dry_run=True)
-    assert (receipt.verdict, receipt.commit, receipt.endpoint) == ("dry-run", None, "local")
-    assert json.loads(artifacts.receipt.read_text())["verdict"] == "dry-run"
+    assert (receipt.status, receipt.commit, receipt.endpoint) == ("dry-run", None, "local")
+    assert json.loads(artifacts.receipt.read_text())["status"] == "dry-run"
     with hub(artifacts) as running:
         assert not client(running).repo_exists(REPO)
-    assert run(whole, dry_run=True, endpoint="http://127.0.0.1:9").verdict == "dry-run"  # no Hub, no token
+    assert run(whole, dry_run=True, endpoint="http://127.0.0.1:9").status == "dry-run"  # no Hub, no token
 
 
 def test_release_is_one_commit_and_one_tag_even_when_repeated(whole):
     artifacts, recipe = whole
     receipt = run(whole)
-    assert (receipt.verdict, receipt.repo_id, receipt.endpoint) == ("published", REPO, "local")
+    assert (receipt.status, receipt.repo_id, receipt.endpoint) == ("published", REPO, "local")
     assert receipt.tag == f"release-{receipt.publish_id[:12]}"
     assert json.loads(artifacts.receipt.read_text()) == receipt.model_dump(mode="json")
     assert run(whole) == receipt

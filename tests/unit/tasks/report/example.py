@@ -27,7 +27,7 @@ CHAMPION = {
     "weights": "9" * 64,
 }
 RECEIPT = {
-    "verdict": "published",
+    "status": "published",
     "reasons": ["accuracy is 0.03 better"],
     "repo_id": "tests/tiny",
     "endpoint": "local",

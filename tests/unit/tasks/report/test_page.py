@@ -194,14 +194,14 @@ def test_failed_validation_links_to_its_report(plain):
     [
         ({}, example.RECEIPT, "Published", "good"),
         ({}, None, "To be published", "good"),
-        ({}, {"verdict": "dry-run", "commit": None}, "To be published", "good"),
+        ({}, {"status": "dry-run", "commit": None}, "To be published", "good"),
         ({"champion": None, "first_release": True}, example.RECEIPT, "Published", "good"),
         # receipts of an earlier run: of the champion's release, of a kept run, of a release before a kept run
         ({"champion": {**example.CHAMPION, "commit": "d" * 40}}, example.RECEIPT, "To be published", "good"),
-        ({}, {"verdict": "kept"}, "To be published", "good"),
+        ({}, {"status": "kept"}, "To be published", "good"),
         ({"verdict": "keep"}, example.RECEIPT, "Kept the champion", "note"),
-        ({"verdict": "keep"}, {"verdict": "kept"}, "Kept the champion", "note"),
-        ({"verdict": "keep", "model": "9" * 64}, {"verdict": "kept"}, "Published already", "good"),
+        ({"verdict": "keep"}, {"status": "kept"}, "Kept the champion", "note"),
+        ({"verdict": "keep", "model": "9" * 64}, {"status": "kept"}, "Published already", "good"),
         ({"verdict": "refuse"}, None, "Refused", "bad"),
     ],
 )

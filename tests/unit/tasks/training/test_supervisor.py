@@ -26,7 +26,7 @@ from params import (
     StalledError,
 )
 from params.schema import Launch, Model, ObjectiveChoice, Training
-from tasks.training import processes, ranks, supervisor
+from tasks.training import processes, ranks
 from tasks.training.processes import launch_command
 from tasks.training.ranks import Ranks
 from tasks.training.supervisor import supervise
@@ -169,7 +169,7 @@ class TestFailures:
         assert error.what == "rank 1 exited without reporting an error"
 
     def test_failed_rank_that_does_not_exit_is_killed(self, fake, monkeypatch):
-        monkeypatch.setattr(supervisor, "END_S", 0.5)
+        monkeypatch.setattr(processes, "END_S", 0.5)
         code = "heart.fail(params.StorageError('here', 'the disk is full', 'make room')); time.sleep(600)"
         assert fake.fails(BEATS + code).what == "the disk is full"
 

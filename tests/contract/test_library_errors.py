@@ -1,0 +1,89 @@
+"""Libraries whose errors have no type of their own: their messages still have the words that we look for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
+
+WRITERS = {
+    "safetensors": "import safetensors.torch; safetensors.torch.save_file({'a': torch.zeros(1 << 16)}, path)",
+    "torch": "torch.save({'a': torch.zeros(1 << 16)}, path)",
+    "tokenizers": "from tokenizers import Tokenizer, models; "
+    "Tokenizer(models.WordLevel({f'word {i}': i for i in range(20_000)}, unk_token='word 0')).save(path)",
+    "pyarrow": "import pyarrow as pa, pyarrow.parquet as pq; pq.write_table(pa.table({'a': list(range(200_000))}), path)",
+}
+LIMITED = """
+import resource, signal, sys
+import torch
+from pathlib import Path
+from params import StorageError
+from params.artifacts import storage_errors
+
+path = sys.argv[1]
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+try:
+    with storage_errors(Path(path)):
+        {write}
+except StorageError as error:
+    print(error)
+"""
+RANK = """
+import json, os, sys
+import torch.distributed as dist
+from torch import ones
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+dist.all_reduce(ones(4))
+if rank == 1:
+    os._exit(3)
+try:
+    while True:
+        dist.all_reduce(ones(4))
+except Exception as error:
+    print(json.dumps(str(error)))
+    print(type(error).__name__)
+    from trainer.runtime.library_errors import is_lost_peer
+    print(is_lost_peer(error))
+"""
+
+
+@pytest.mark.parametrize("library", WRITERS)
+def test_a_write_that_the_disk_refuses_is_a_storage_error(library: str, tmp_path: Path) -> None:
+    code = LIMITED.format(write=WRITERS[library])
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "file")], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "MiB free on that disk" in done.stdout, done.stderr
+
+
+def test_the_allocator_of_the_processor_says_that_memory_ran_out() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**55)
+    assert is_out_of_memory(caught.value)
+    assert not is_lost_peer(caught.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("any words"))
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+def test_gloo_says_that_the_other_process_is_gone(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    message, _, is_lost = ranks[0].communicate(timeout=60)[0].split("\n")[:3]
+    ranks[1].communicate(timeout=60)
+    assert is_lost == "True", json.loads(message)
+    assert is_lost_peer(torch.distributed.DistNetworkError("any words"))
+    assert not is_lost_peer(RuntimeError("shape mismatch"))
