@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from params.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt
@@ -14,6 +16,10 @@ from tasks.stages import read_report
 
 if TYPE_CHECKING:
     from tasks.evaluation.report import EvaluationReport
+
+T = TypeVar("T")
+KEPT = "Kept the champion"
+"""Name of the final state of a run whose model did not replace the published one."""
 
 
 def show_report(stage: str, artifacts: Artifacts, outcome: str) -> None:
@@ -66,10 +72,10 @@ def release_url(receipt: Receipt) -> str:
     return f"{receipt.endpoint}/{receipt.repo_id}/tree/{receipt.commit}"
 
 
-def why_kept(artifacts: Artifacts) -> str | None:
-    """Return why the champion was kept; None if another model was published."""
+def named_if_kept(artifacts: Artifacts, data: T) -> T | State[T]:
+    """Return `data`; if the champion was kept, in a COMPLETED state whose name says so, with the reasons."""
     receipt = read_report(artifacts, Receipt)
-    return "; ".join(receipt.reasons) if receipt.status == "kept" else None
+    return Completed(name=KEPT, message="; ".join(receipt.reasons), data=data) if receipt.status == "kept" else data
 
 
 def metrics_table(evaluation: EvaluationReport) -> str:

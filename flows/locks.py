@@ -23,13 +23,12 @@ from trainer.runtime.lifetime import exclusive
 _GUARD_WAIT_S = 10.0
 
 
-def recipe_lock(artifacts: Artifacts) -> contextlib.AbstractContextManager[None]:
-    """Hold the lock on the flow of this recipe.
-
-    Raises:
-        TransientError: another flow runs this recipe in this project.
-    """
-    return exclusive(artifacts.flow_lock, f"a flow of the recipe `{artifacts.recipe}`")
+@contextlib.contextmanager
+def recipe_lock(artifacts: Artifacts, log: Logger) -> Iterator[None]:
+    """Hold the lock on the flow of this recipe; a `TransientError` if another flow holds it."""
+    with exclusive(artifacts.flow_lock, f"a flow of the recipe `{artifacts.recipe}`"):
+        clear_stale_locks(log)
+        yield
 
 
 def clear_stale_locks(log: Logger, root: Path = Path()) -> None:

@@ -11,26 +11,15 @@ import runpy
 import sys
 from typing import Any
 
-from prefect import Task, flow, get_run_logger, task
+from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
-from prefect.states import Completed
 
-from flows import dvc_stage, logs, stages
-from flows.artifacts import link_report, show_report, why_kept
+from flows import logs, stages
+from flows.artifacts import link_report, named_if_kept, show_report
 from flows.locks import clear_stale_locks, recipe_lock
-from params import StaleBlessingError, TransientError, load
+from params import StaleBlessingError, load
 from params.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
-
-KEPT = "Kept the champion"
-"""Name of the final state of a run whose model did not replace the published one; its type is COMPLETED."""
-
-
-def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
-    """Whether Prefect should retry a stage: never for bad data, a bad recipe or a refused model."""
-    error = state.result(raise_on_failure=False)
-    return isinstance(error, TransientError) and not isinstance(error, StaleBlessingError)
 
 
 # DVC alone decides what is stale, so Prefect's caching and result persistence stay off.
@@ -39,22 +28,18 @@ def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
     persist_result=False,
     retries=3,
     retry_delay_seconds=[5, 30, 120],
-    retry_condition_fn=is_transient,
+    retry_condition_fn=stages.is_transient,
 )
-def run_stage(stage: str, recipe: str, *, force: bool) -> stages.StageOutcome | State[stages.StageOutcome]:
+def run_stage(stage: str, recipe: str, *, force: bool) -> Any:
     """Bring one stage up to date, and show its report in Prefect's UI."""
     clear_stale_locks(get_run_logger())
     outcome = stages.run(stage, recipe, get_run_logger(), force=force)
     show_report(stage, Artifacts(recipe), outcome)
-    if stage == "publish" and (why := why_kept(Artifacts(recipe))):
-        return Completed(name=KEPT, message=why, data=outcome)
-    return outcome
+    return named_if_kept(Artifacts(recipe), outcome) if stage == "publish" else outcome
 
 
 @flow(name="retrain", flow_run_name="retrain-{recipe}", persist_result=False)
-def retrain(
-    recipe: str = "default", *, publish: bool = True, force: bool = False
-) -> dict[str, str] | State[dict[str, str]]:
+def retrain(recipe: str = "default", *, publish: bool = True, force: bool = False) -> Any:
     """Bring the stages of one recipe up to date, and publish the model.
 
     Args:
@@ -72,9 +57,8 @@ def retrain(
         named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{artifacts.recipe}")
         outcomes[stage] = named(stage, artifacts.recipe, force=force, return_state=True).result()
 
-    with recipe_lock(artifacts):
-        clear_stale_locks(log)
-        if force or any(dvc_stage.is_stale(f"{stage}@{artifacts.recipe}") for stage in requested):
+    with recipe_lock(artifacts, log):
+        if force or stages.any_stale(requested, artifacts.recipe):
             stages.check(artifacts.recipe, log)
         try:
             for stage in requested:
@@ -85,8 +69,7 @@ def retrain(
                 bring_up_to_date(stage, force=True)
         finally:
             link_report(artifacts, renew=not publish)
-    why = why_kept(artifacts) if publish else None
-    return Completed(name=KEPT, message=why, data=outcomes) if why else outcomes
+    return named_if_kept(artifacts, outcomes) if publish else outcomes
 
 
 if __name__ == "__main__":

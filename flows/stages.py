@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+from prefect import Task
+from prefect.client.schemas.objects import State, TaskRun
 
 from flows import child_process, dvc_stage
 from flows.child_process import CompletedCommand
-from params import (
-    EvergreenError,
-    KilledError,
-    command_result,
-    load,
-)
+from params import EvergreenError, KilledError, StaleBlessingError, TransientError, command_result, load
 from params.artifacts import Artifacts
 from params.errors import class_of
 from params.schema import Function, Sql
@@ -21,6 +20,17 @@ StageOutcome: TypeAlias = Literal["ran", "restored", "unchanged"]
 
 _END_S = 10.0
 """What a stopped training needs beyond `launch.grace_s`: to end its processes, and to report where it resumes."""
+
+
+def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
+    """Whether Prefect should retry a stage: never for bad data, a bad recipe or a refused model."""
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, TransientError) and not isinstance(error, StaleBlessingError)
+
+
+def any_stale(stages: Sequence[str], recipe: str) -> bool:
+    """Whether DVC would run one of `stages`."""
+    return any(dvc_stage.is_stale(f"{stage}@{recipe}") for stage in stages)
 
 
 def check(recipe: str, log: child_process.Logger) -> None:

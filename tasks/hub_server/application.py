@@ -23,7 +23,7 @@ from tasks.hub_server import (
 from tasks.hub_server.errors import HubError, repository_not_found
 from tasks.hub_server.limits import RequestLimits
 from tasks.hub_server.page_templates import render_page
-from tasks.hub_server.requests import Hub, get_kind
+from tasks.hub_server.requests import PAGES, Hub, get_kind
 
 
 def build_application(hub: Hub) -> ASGIApp:
@@ -33,9 +33,11 @@ def build_application(hub: Hub) -> ASGIApp:
     app.include_router(routes_repositories.router)
     app.include_router(routes_revisions.router)
     app.include_router(routes_uploads.router)
-    app.include_router(routes_downloads.router)
     app.include_router(routes_sign_in.router)  # before the pages, which would take `-` for a namespace
     app.include_router(routes_pages.router)
+    for path in PAGES:
+        app.include_router(routes_downloads.router, prefix=path)
+        app.include_router(routes_pages.repository_router, prefix=path)
 
     @app.exception_handler(HubError)
     def answer_error(request: Request, error: HubError) -> Response:

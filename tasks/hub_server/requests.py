@@ -17,6 +17,10 @@ from tasks.hub_server.repositories import Repository
 from tasks.hub_server.sessions import Sessions
 from tasks.hub_server.store import Store
 
+API = "/api/{kind}/{namespace}/{name}"
+"""Path of a repository in the API."""
+PAGES = ("/datasets/{namespace}/{name}", "/{namespace}/{name}")
+"""Paths of a repository in a browser. Datasets come first, because their path fits both."""
 Quoted = Annotated[str, AfterValidator(unquote)]
 """A part of the path, decoded. Routes match the encoded path, in which a revision `refs%2Fheads%2Fmain` is one part."""
 

@@ -19,19 +19,13 @@ router = APIRouter()
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
-_FILE = "{revision}/{path:path}"
-_METHODS = ["GET", "HEAD"]
-
-
-@router.api_route(f"/{{namespace}}/{{name}}/resolve/{_FILE}", methods=_METHODS)
-@router.api_route(f"/datasets/{{namespace}}/{{name}}/resolve/{_FILE}", methods=_METHODS)
+@router.api_route("/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
 def download(request: Request, target: Browsable, revision: Quoted, path: Quoted) -> Response:
     """A file at a revision."""
     return _send(request, target.repository, revision, path, follow_pointers=True)
 
 
-@router.api_route(f"/{{namespace}}/{{name}}/raw/{_FILE}", methods=_METHODS)
-@router.api_route(f"/datasets/{{namespace}}/{{name}}/raw/{_FILE}", methods=_METHODS)
+@router.api_route("/raw/{revision}/{path:path}", methods=["GET", "HEAD"])
 def download_raw(request: Request, target: Browsable, revision: Quoted, path: Quoted) -> Response:
     """A file as stored in git: for a large file, its git-lfs pointer."""
     return _send(request, target.repository, revision, path, follow_pointers=False)

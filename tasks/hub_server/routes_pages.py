@@ -34,9 +34,9 @@ _MAX_FILES = 1000
 _SHOWN_BYTES = 512 << 10
 _CARD = "README.md"
 
-router = APIRouter(include_in_schema=False)
-_MODEL = "/{namespace}/{name}"
-_DATASET = "/datasets/{namespace}/{name}"
+router = APIRouter()
+repository_router = APIRouter()
+"""Below the path of a repository."""
 
 
 @dataclass(frozen=True)
@@ -68,21 +68,10 @@ def repositories(request: Request, user: Reader, q: str = "") -> Response:
     return render_page("repositories.html", user=user, context={"rows": rows, "query": q})
 
 
-@router.get(_MODEL)
-@router.get(_DATASET)
-def repository(target: Browsable) -> Response:
-    """The card on main."""
-    return _file(target, MAIN, _CARD)
-
-
-@router.get(_MODEL + "/blob/{revision}/{path:path}")
-@router.get(_DATASET + "/blob/{revision}/{path:path}")
-def file(target: Browsable, revision: Quoted, path: Quoted) -> Response:
-    """One file."""
-    return _file(target, revision, path)
-
-
-def _file(target: Target, revision: str, path: str) -> Response:
+@repository_router.get("")
+@repository_router.get("/blob/{revision}/{path:path}")
+def file(target: Browsable, revision: Quoted = MAIN, path: Quoted = _CARD) -> Response:
+    """One file, by default the card on main."""
     sha = target.repository.resolve(revision)
     is_card = path == _CARD
     try:
@@ -125,21 +114,10 @@ def _text(target: Target, entry: Entry) -> str | None:
         return None
 
 
-@router.get(_MODEL + "/tree/{revision}")
-@router.get(_DATASET + "/tree/{revision}")
-def files(target: Browsable, revision: Quoted) -> Response:
-    """The files of a revision."""
-    return _folder(target, revision, "")
-
-
-@router.get(_MODEL + "/tree/{revision}/{folder:path}")
-@router.get(_DATASET + "/tree/{revision}/{folder:path}")
-def folder(target: Browsable, revision: Quoted, folder: Quoted) -> Response:
+@repository_router.get("/tree/{revision}")
+@repository_router.get("/tree/{revision}/{folder:path}")
+def files(target: Browsable, revision: Quoted, folder: Quoted = "") -> Response:
     """The files of a folder."""
-    return _folder(target, revision, folder)
-
-
-def _folder(target: Target, revision: str, folder: str) -> Response:
     sha = target.repository.resolve(revision)
     entries = target.repository.entries(sha, folder, recursive=False)
     entries.sort(key=lambda entry: (not entry.is_folder, entry.path))
@@ -147,8 +125,7 @@ def _folder(target: Target, revision: str, folder: str) -> Response:
     return _page(target, revision, sha, "files.html", context)
 
 
-@router.get(_MODEL + "/commits/{revision}")
-@router.get(_DATASET + "/commits/{revision}")
+@repository_router.get("/commits/{revision}")
 def revisions(target: Browsable, revision: Quoted, p: Annotated[int, Query(ge=0, le=1_000_000)] = 0) -> Response:
     """The commits of a revision, newest first."""
     sha = target.repository.resolve(revision)
@@ -160,8 +137,7 @@ def revisions(target: Browsable, revision: Quoted, p: Annotated[int, Query(ge=0,
     return _page(target, revision, sha, "revisions.html", context)
 
 
-@router.get(_MODEL + "/commit/{sha}")
-@router.get(_DATASET + "/commit/{sha}")
+@repository_router.get("/commit/{sha}")
 def commit(target: Browsable, sha: Quoted) -> Response:
     """The files of a commit; the client's `commit_url` leads here."""
     return RedirectResponse(f"/{target.page}/tree/{_quoted(target.repository.resolve(sha))}", 303)

@@ -15,6 +15,7 @@ from tasks.hub_server.limits import BODY_BYTES
 from tasks.hub_server.records import Entry
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import (
+    API,
     Body,
     Quoted,
     Readable,
@@ -32,7 +33,6 @@ from tasks.hub_server.requests import (
 TREE_PAGE = 1000
 
 router = APIRouter()
-_REPOSITORY = "/api/{kind}/{namespace}/{name}"
 
 
 @router.get("/api/whoami-v2")
@@ -118,21 +118,12 @@ def list_repositories(
     return list(islice(visible, limit))
 
 
-@router.get(_REPOSITORY)
-def describe(*, target: Readable, response: Response, blobs: bool = False) -> dict[str, object]:
-    """The repository at main."""
-    return _describe(target, MAIN, response, blobs=blobs)
-
-
-@router.get(_REPOSITORY + "/revision/{revision}")
-def describe_revision(
-    *, target: Readable, revision: Quoted, response: Response, blobs: bool = False
+@router.get(API)
+@router.get(API + "/revision/{revision}")
+def describe(
+    *, target: Readable, response: Response, revision: Quoted = MAIN, blobs: bool = False
 ) -> dict[str, object]:
-    """The repository at a revision."""
-    return _describe(target, revision, response, blobs=blobs)
-
-
-def _describe(target: Target, revision: str, response: Response, *, blobs: bool) -> dict[str, object]:
+    """The repository at a revision, by default at main."""
     repository = target.repository
     sha = repository.resolve(revision)
     response.headers["X-Repo-Commit"] = sha
@@ -186,54 +177,31 @@ def _sibling(entry: Entry, *, blobs: bool) -> dict[str, object]:
     return fields
 
 
-@router.get(_REPOSITORY + "/auth-check", dependencies=[Depends(readable_target)])
+@router.get(API + "/auth-check", dependencies=[Depends(readable_target)])
 def check_read() -> dict[str, object]:
     """Check that the user can read the repository."""
     return {}
 
 
-@router.get(_REPOSITORY + "/auth-check/write", dependencies=[Depends(writable_target)])
+@router.get(API + "/auth-check/write", dependencies=[Depends(writable_target)])
 def check_write() -> dict[str, object]:
     """Check that the user can write to the repository."""
     return {}
 
 
-Cursor = Annotated[int, Query(ge=0)]
-
-
-@router.get(_REPOSITORY + "/tree/{revision}")
+@router.get(API + "/tree/{revision}")
+@router.get(API + "/tree/{revision}/{folder:path}")
 def list_tree(
     *,
     request: Request,
     target: Readable,
     revision: Quoted,
+    folder: Quoted = "",
     response: Response,
     recursive: bool = False,
-    cursor: Cursor = 0,
+    cursor: Annotated[int, Query(ge=0)] = 0,
 ) -> list[dict[str, object]]:
     """One page of the files and folders of a commit; the `Link` header holds the next page."""
-    return _tree_page(request, target, (revision, ""), response, recursive=recursive, cursor=cursor)
-
-
-@router.get(_REPOSITORY + "/tree/{revision}/{folder:path}")
-def list_folder(
-    *,
-    request: Request,
-    target: Readable,
-    revision: Quoted,
-    folder: Quoted,
-    response: Response,
-    recursive: bool = False,
-    cursor: Cursor = 0,
-) -> list[dict[str, object]]:
-    """Like `list_tree`, for one folder."""
-    return _tree_page(request, target, (revision, folder), response, recursive=recursive, cursor=cursor)
-
-
-def _tree_page(
-    request: Request, target: Target, at: tuple[str, str], response: Response, *, recursive: bool, cursor: int
-) -> list[dict[str, object]]:
-    revision, folder = at
     sha = target.repository.resolve(revision)
     found = target.repository.entries(sha, folder, recursive=recursive)
     response.headers["X-Repo-Commit"] = sha
@@ -242,7 +210,7 @@ def _tree_page(
     return [entry_json(entry) for entry in found[cursor : cursor + TREE_PAGE]]
 
 
-@router.post(_REPOSITORY + "/paths-info/{revision}")
+@router.post(API + "/paths-info/{revision}")
 def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[dict[str, object]]:
     """The files and folders that exist among `paths` of the form in the body."""
     sha = target.repository.resolve(revision)

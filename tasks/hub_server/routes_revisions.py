@@ -9,15 +9,14 @@ from pydantic import BaseModel, Field
 
 from tasks.hub_server.names import RefKind
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import Quoted, Readable, Writable, iso_date, link_next
+from tasks.hub_server.requests import API, Quoted, Readable, Writable, iso_date, link_next
 
 COMMITS_PAGE = 50
 
 router = APIRouter()
-_REPOSITORY = "/api/{kind}/{namespace}/{name}"
 
 
-@router.get(_REPOSITORY + "/refs")
+@router.get(API + "/refs")
 def list_refs(target: Readable) -> dict[str, object]:
     """All branches and tags."""
 
@@ -28,7 +27,7 @@ def list_refs(target: Readable) -> dict[str, object]:
     return {"branches": refs("heads"), "tags": refs("tags"), "converts": [], "pullRequests": []}
 
 
-@router.get(_REPOSITORY + "/commits/{revision}")
+@router.get(API + "/commits/{revision}")
 def list_commits(
     *,
     request: Request,
@@ -60,14 +59,14 @@ class NewTag(BaseModel):
     tag: str
 
 
-@router.post(_REPOSITORY + "/tag/{revision}")
+@router.post(API + "/tag/{revision}")
 def create_tag(target: Writable, revision: Quoted, new: NewTag) -> dict[str, object]:
     """Create a tag; a tag never moves."""
     target.repository.create_ref("tags", new.tag, target.repository.resolve(revision))
     return {}
 
 
-@router.delete(_REPOSITORY + "/tag/{tag}")
+@router.delete(API + "/tag/{tag}")
 def delete_tag(target: Writable, tag: Quoted) -> dict[str, object]:
     """Delete a tag."""
     target.repository.delete_ref("tags", tag)
@@ -80,14 +79,14 @@ class NewBranch(BaseModel):
     starting_point: str = Field(default=MAIN, alias="startingPoint")
 
 
-@router.post(_REPOSITORY + "/branch/{branch}")
+@router.post(API + "/branch/{branch}")
 def create_branch(target: Writable, branch: Quoted, new: NewBranch) -> dict[str, object]:
     """Create a branch."""
     target.repository.create_ref("heads", branch, target.repository.resolve(new.starting_point))
     return {}
 
 
-@router.delete(_REPOSITORY + "/branch/{branch}")
+@router.delete(API + "/branch/{branch}")
 def delete_branch(target: Writable, branch: Quoted) -> dict[str, object]:
     """Delete a branch; its commits stay."""
     target.repository.delete_ref("heads", branch)

@@ -25,13 +25,12 @@ from tasks.hub_server.errors import HubError
 from tasks.hub_server.large_files import LargeFiles
 from tasks.hub_server.records import Change, DeleteFile, DeleteFolder, PutFile, PutLargeFile
 from tasks.hub_server.repositories import LARGE_SUFFIXES
-from tasks.hub_server.requests import Body, Quoted, Target, Writable, get_endpoint, get_hub
+from tasks.hub_server.requests import API, Body, Quoted, Target, Writable, get_endpoint, get_hub
 
 REGULAR_BYTES = 10 << 20
 """Files larger than this are large files, whatever their suffix."""
 
 router = APIRouter()
-_REPOSITORY = "/api/{kind}/{namespace}/{name}"
 
 
 class AnnouncedFile(BaseModel):
@@ -49,7 +48,7 @@ class Preupload(BaseModel):
     files: list[AnnouncedFile]
 
 
-@router.post(_REPOSITORY + "/preupload/{revision}")
+@router.post(API + "/preupload/{revision}")
 def preupload(target: Writable, revision: Quoted, announced: Preupload) -> dict[str, object]:
     """How to upload each file, and the id of its present content."""
     sha = target.repository.resolve(revision)
@@ -150,7 +149,7 @@ async def upload_part(request: Request, files: SignedUpload, sha256: str, size: 
     return Response(headers={"ETag": f'"{etag}"'})
 
 
-@router.post(_REPOSITORY + "/commit/{revision}")
+@router.post(API + "/commit/{revision}")
 def commit(request: Request, target: Writable, revision: Quoted, body: Body, create_pr: str = "") -> dict[str, object]:
     """Add a commit to a branch."""
     if create_pr not in ("", "0", "false"):

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from prefect.client.schemas.objects import StateType
 
 from flows import child_process, stages
-from flows.artifacts import metrics_table, summary, table_rows, why_kept
+from flows.artifacts import metrics_table, named_if_kept, summary, table_rows
 from flows.child_process import CompletedCommand
 from flows.locks import clear_stale_locks
-from flows.retrain import is_transient
 from params import (
     DataError,
     EvergreenError,
@@ -188,7 +188,7 @@ class TestErrors:
     def test_only_what_may_pass_is_tried_again(self, error, again) -> None:
         from prefect.states import Failed
 
-        assert is_transient(None, None, Failed(data=error)) is again
+        assert stages.is_transient(None, None, Failed(data=error)) is again
 
 
 def test_a_report_becomes_a_table() -> None:
@@ -226,11 +226,13 @@ def receipt(tmp_path: Path, **changes: object) -> Artifacts:
 
 def test_a_run_that_keeps_the_champion_says_so_and_why(tmp_path) -> None:
     artifacts = receipt(tmp_path)
-    assert why_kept(artifacts) is None
+    assert named_if_kept(artifacts, "ran") == "ran"
     said = summary(artifacts, {"publish": "ran"})
     assert "published: o/n on the Hub in .hub\n  it is better\n" in said
     artifacts = receipt(tmp_path, status="kept", reasons=["it is worse", "it is slower"], publish_id=None)
-    assert why_kept(artifacts) == "it is worse; it is slower"
+    state = named_if_kept(artifacts, "ran")
+    assert (state.type, state.name) == (StateType.COMPLETED, "Kept the champion")
+    assert state.message == "it is worse; it is slower"
     said = summary(artifacts, {"publish": "ran"})
     assert "kept the champion: o/n on the Hub in .hub\n  it is worse\n  it is slower\n" in said
 
