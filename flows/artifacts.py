@@ -48,9 +48,7 @@ def show_report(stage: str, artifacts: Artifacts, outcome: str) -> None:
 def link_report(artifacts: Artifacts, *, renew: bool) -> None:
     """Add a link to the run's page, which is on the machine that ran it, to the flow run.
 
-    Args:
-        artifacts: of the run.
-        renew: whether to write the page now; the publish stage writes it too.
+    With `renew`, write the page first; the publish stage writes it, too.
     """
     if renew and artifacts.evaluation.exists():
         from tasks.report.page import write_report

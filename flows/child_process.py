@@ -74,13 +74,6 @@ def run(
     """Run `python -m module arguments` to its end, and log each of its lines at once.
 
     Whatever ends the wait, a signal or a cancelled flow, also ends the command, within `grace_s`.
-
-    Args:
-        module: what Python runs.
-        arguments: its arguments.
-        log: takes the lines.
-        grace_s: seconds that the command gets to stop.
-        environment: variables beside those of this process.
     """
     process = start(module, arguments, subprocess.PIPE, environment)
     lines: deque[str] = deque(maxlen=_KEPT_LINES)

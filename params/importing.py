@@ -18,11 +18,7 @@ _NAME = re.compile(IMPORTABLE)
 
 
 def resolve(name: str, key: str) -> Callable[..., Any]:
-    """Return the function or class that a recipe names under `key`.
-
-    Raises:
-        RecipeError: there is no such object, its module cannot be imported, or the object cannot be called.
-    """
+    """Return the function or class that a recipe names under `key`."""
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -50,13 +46,7 @@ def resolve(name: str, key: str) -> Callable[..., Any]:
 def bind(call: Call, key: str, arity: int) -> Callable[..., Any]:
     """Return the function that a recipe names under `key`, with the recipe's arguments bound.
 
-    Args:
-        call: the function and its arguments in the recipe.
-        key: the recipe's key.
-        arity: number of further positional arguments that the pipeline passes.
-
-    Raises:
-        RecipeError: as `resolve`, or the function does not take these arguments.
+    The pipeline passes `arity` more positional arguments.
     """
     function = resolve(call.name, key)
     try:

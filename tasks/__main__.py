@@ -245,13 +245,7 @@ def hub(
 
 
 def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:
-    """Run a command and return its exit status: 0, 2 for wrong usage, or the `exit_code` of an error in params.errors.
-
-    Args:
-        argv: the command and its arguments; by default those of this process.
-        commands: the commands that there are.
-        name: what the user typed to get here.
-    """
+    """Run a command and return its exit status: 0, 2 for wrong usage, or the `exit_code` of an error in params.errors."""
     group = typer.main.get_command(commands)
     try:
         # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.

@@ -41,23 +41,14 @@ WEIGHTS: Final = ".safetensors"
 def weights_digest(files: Mapping[str, str]) -> str | None:
     """What tells two models apart: SHA-256 over the lines `<path> <sha256>` of all .safetensors, in order of path.
 
-    Args:
-        files: path inside the release, with `/` -> SHA-256 of the content in hexadecimal; others than weights are passed
-            over.
-
-    Returns:
-        64 hexadecimal digits; None when no file holds weights.
+    `files` maps paths inside the release to the SHA-256 of their content. None if no file holds weights.
     """
     lines = [f"{path} {files[path]}\n" for path in sorted(files) if path.endswith(WEIGHTS)]
     return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else None
 
 
 def folder_weights(folder: Path) -> str:
-    """The same digest for a model in a local folder.
-
-    Raises:
-        ModelError: there are no weights in it.
-    """
+    """The same digest for a model in a local folder."""
     digest = weights_digest(weights_in(folder))
     if digest is None:
         raise ModelError(str(folder), f"there is no {WEIGHTS} file in it", "train the model first")

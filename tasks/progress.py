@@ -14,11 +14,7 @@ T = TypeVar("T")
 def progress(items: Iterable[T], *, what: str, total: int | None = None, every_s: float = 5.0) -> Iterator[T]:
     """Yield `items`, and log their count every `every_s` seconds.
 
-    Args:
-        items: anything to iterate over.
-        what: plural noun of the log line, such as `rows`.
-        total: number of items, if known.
-        every_s: seconds between lines; shorter work logs nothing.
+    `what` is a plural noun for the log line, such as `rows`. Work shorter than `every_s` logs nothing.
     """
     start = last = time.monotonic()
     for count, item in enumerate(items):

@@ -27,16 +27,7 @@ _MAX_TEXT = 2000
 
 @dataclass(frozen=True)
 class Analysis:
-    """Analyses the models that were scored.
-
-    Args:
-        objective: gives the metrics that follow from scores.
-        state: what the objective learned from the train split.
-        evaluation: the recipe's section.
-        rows: validated rows of the split, as Parquet.
-        resampler: with the recipe's settings.
-        scored: the candidate and the models to compare with it.
-    """
+    """Analyses the models that were scored."""
 
     objective: Objective[Any]
     state: State
@@ -46,11 +37,7 @@ class Analysis:
     scored: ScoredModels
 
     def details(self) -> Details:
-        """Return everything that the report shows beside the metrics.
-
-        Raises:
-            RecipeError: the gate names a metric that does not exist, or a slice cannot be formed.
-        """
+        """Return everything that the report shows beside the metrics."""
         self._check_gate()
         settings, scores = self.evaluation.gate, self.scored.model.scores
         return Details(

@@ -37,11 +37,7 @@ class PublishedModel:
 
 
 def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: str) -> PublishedModel:
-    """Find the champion, and download it unless it is the model with the digest `weights`, or is here already.
-
-    Raises:
-        HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
-    """
+    """Find the champion, and download it unless it is the model with the digest `weights`, or is here already."""
     with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
         from tasks.hub_client.release_log import rolled_back_reason
 
@@ -75,11 +71,7 @@ def _download(repository: Repository, commit: str, folder: Path) -> None:
 def load(
     folder: Path, objective: Objective[Any], state: State, champion: Champion
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the champion and its tokenizer, with this run's labels.
-
-    Raises:
-        ModelError: it is a model for another task.
-    """
+    """Load the champion and its tokenizer, with this run's labels."""
     from transformers import AutoTokenizer
 
     from trainer.model import network

@@ -36,13 +36,8 @@ def judge(
 ) -> Verdict:
     """Return the verdict on the candidate.
 
-    Args:
-        gate: what the recipe demands.
-        scored: the candidate, and the models that were scored beside it.
-        comparisons: of the candidate with the champion and with the model before training.
-        slices: metrics of the candidate by slice.
-        is_champion: whether the candidate has the champion's weights; the champion is not scored then.
-        rolled_back_reason: why a release of the same weights was rolled back; None if none was.
+    `is_champion`: the candidate has the champion's weights, so the champion was not scored. `rolled_back_reason`: why a
+    release of the same weights was rolled back, if one was.
     """
     has_champion = is_champion or scored.champion is not None
 

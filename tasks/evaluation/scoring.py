@@ -97,16 +97,7 @@ def score(
 ) -> Scores:
     """Score every row of a split.
 
-    Args:
-        model: is put into evaluation mode.
-        sequences: of the split, in any order.
-        objective: measures batches.
-        metrics: accumulates the metrics.
-        batch_size: sequences per forward pass.
-        name: of the model, for the log and for errors.
-
-    Raises:
-        ModelError: a score is not finite.
+    Every score must be finite.
     """
     names = (*objective.score_names, *objective.example_counts)
     row_ids: list[NDArray[np.int64]] = []

@@ -26,16 +26,7 @@ def slice_positions(
 ) -> Iterator[tuple[str, dict[str, NDArray[np.int64]]]]:
     """Yield the name of each column or function to slice by, with the positions in `row_ids` of each slice's rows.
 
-    Args:
-        rows: validated rows of the split, as Parquet.
-        slices: from the recipe.
-        row_ids: (N,), ascending; other rows are ignored.
-
-    Yields:
-        The slices of one column or function, the largest first.
-
-    Raises:
-        RecipeError: there is no such column, it has too many values, or the function fails.
+    The largest slices come first. `row_ids` (N,) ascend; other rows are ignored.
     """
     for i, slice_by in enumerate(slices):
         where = f"evaluation.slices.{i}"
@@ -74,11 +65,7 @@ def _slice_name_function(slice_by: SliceBy, where: str) -> Callable[[Mapping[str
 
 
 def read_texts(rows: Path, row_ids: Sequence[int], text: Callable[[Mapping[str, Any]], str]) -> dict[int, str]:
-    """Return the texts of some rows by row_id.
-
-    Raises:
-        DataError: a row is missing.
-    """
+    """Return the texts of some rows by row_id."""
     missing, found = set(row_ids), dict[int, str]()
     with pq.ParquetFile(rows) as file:
         for batch in file.iter_batches(_BATCH_ROWS):

@@ -170,10 +170,8 @@ def _weights(seed: int, start: int, resamples: int, rows: int) -> NDArray[np.uin
 def share_gain(one: NDArray[np.bool_], other: NDArray[np.bool_], confidence: float) -> Gain:
     """Return the gain of one model over another in the share of rows that are right.
 
-    Args:
-        one: (N,), the rows that the first model gets right.
-        other: (N,), the rows that the second model gets right.
-        confidence: of the interval, which holds the gains that `score_test` does not reject on either side.
+    The arrays (N,) say which rows each model gets right. The interval holds the gains that `score_test` does not
+    reject.
     """
     only_one, only_other, rows = int((one & ~other).sum()), int((other & ~one).sum()), len(one)
     outside = (1 - confidence) / 2
@@ -288,9 +286,7 @@ class Jackknife:
 def mcnemar(only_one: int, only_other: int) -> float:
     """The p-value of McNemar's exact two-sided test (1947, https://doi.org/10.1007/BF02295996) that two models are equal.
 
-    Args:
-        only_one: rows that only one model gets right.
-        only_other: rows that only the other model gets right.
+    The arguments count the rows that only one of the two models gets right.
     """
     from scipy.stats import binomtest
 

@@ -25,10 +25,7 @@ LOCAL_FOLDER = ".hub"
 def chosen_endpoint(endpoint: str) -> str:
     """Return the address of the Hub, or `local`: the recipe's, else that of HF_ENDPOINT, else the local Hub.
 
-    Reports name the Hub by it.
-
-    Raises:
-        HubRefusedError: the address holds a password, which would be in every message and in the receipt.
+    Reports name the Hub by it. An address with a password is refused: it would be in every message and in the receipt.
     """
     chosen = os.environ.get("HF_ENDPOINT", LOCAL) if endpoint == LOCAL else endpoint
     scheme, _, rest = chosen.partition("://")
@@ -45,14 +42,7 @@ def open_repository(
 ) -> Iterator[Repository]:
     """Open a repository; the local Hub runs inside the block.
 
-    Args:
-        artifacts: of the project with the folder .hub/.
-        repo_id: `namespace/name`; on the local Hub the client acts for this namespace.
-        endpoint: of the recipe.
-        to_write: whether a token is needed.
-
-    Raises:
-        HubRefusedError: there is no token for a remote Hub, or its address holds a password.
+    On the local Hub, the client acts for the namespace of `repo_id`. Another Hub needs a token `to_write`.
     """
     endpoint = chosen_endpoint(endpoint)
     if endpoint != LOCAL:

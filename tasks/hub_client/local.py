@@ -42,19 +42,7 @@ class Members:
 
 
 def serve(folder: Path, *, host: str, port: int, tokens: Path | None) -> None:
-    """Serve the Hub in `folder` until SIGINT or SIGTERM.
-
-    Args:
-        folder: Folder of the repositories; created if it does not exist.
-        host: Address to listen on. One that other machines can reach requires `tokens`.
-        port: Port to listen on; 0 picks a free one.
-        tokens: The tokens file. Without it, every user of this machine can read and write everything.
-
-    Raises:
-        HubRefusedError: The host or the tokens file is unsafe or invalid.
-        TransientError: The port is in use.
-        StorageError: The folder cannot be written.
-    """
+    """Serve the Hub in `folder` until SIGINT or SIGTERM."""
     address = _address(host)
     is_local = ipaddress.ip_address(address).is_loopback
     if tokens is None and not is_local:
@@ -85,11 +73,7 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None) -> None:
 
 
 def read_members(path: Path) -> Members:
-    """Read the users and teams in a tokens file. Error messages never quote a token.
-
-    Raises:
-        HubRefusedError: The file is missing, readable by others, or malformed.
-    """
+    """Read the users and teams in a tokens file. Error messages never quote a token."""
     try:
         with path.open(encoding="utf-8") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

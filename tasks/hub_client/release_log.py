@@ -55,12 +55,7 @@ class LogEntry:
 
 
 def releases(repository: Repository) -> list[LogEntry]:
-    """Return the commits of main, newest first.
-
-    Raises:
-        HubRefusedError: there is no such repository, or the Hub would refuse again.
-        TransientError: no clear answer in time.
-    """
+    """Return the commits of main, newest first."""
     return repository.retry_until_clear(lambda: _entries(repository))
 
 
@@ -94,15 +89,7 @@ def _entries(repository: Repository) -> list[LogEntry]:
 
 
 def rolled_back_reason(repository: Repository, weights: str) -> str | None:
-    """Return who rolled back from the model with these weights, and why; None if it was published again since.
-
-    Args:
-        repository: one that exists.
-        weights: their digest, see `tasks.digests.weights_digest`.
-
-    Raises:
-        HubRefusedError, TransientError: see `releases`.
-    """
+    """Return who rolled back from the model with these weights, and why; None if it was published again since."""
     entries = releases(repository)
     rollbacks = [number for number, entry in enumerate(entries) if entry.kind == "rollback"]
     for entry in entries[: rollbacks[-1] + 1 if rollbacks else 0]:

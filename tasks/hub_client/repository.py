@@ -123,11 +123,7 @@ class Repository:
         raise TransientError(self.where, what, fix)
 
     def head(self) -> Head | None:
-        """Return the model that main holds; None without a repository, a branch main, or weights on it.
-
-        Raises:
-            HubRefusedError, TransientError: see `retry_until_clear`.
-        """
+        """Return the model that main holds; None without a repository, a branch main, or weights on it."""
 
         def look() -> Head | None:
             try:
@@ -142,11 +138,7 @@ class Repository:
         return self.retry_until_clear(look)
 
     def holds(self, commit: str) -> bool:
-        """Return whether the history of main has `commit`.
-
-        Raises:
-            HubRefusedError, TransientError: see `retry_until_clear`.
-        """
+        """Return whether the history of main has `commit`."""
 
         def look() -> bool:
             try:
@@ -157,11 +149,7 @@ class Repository:
         return self.retry_until_clear(look)
 
     def weights(self, commit: str) -> str | None:
-        """Return the digest of a commit's weights; None if it has none.
-
-        Raises:
-            HubRefusedError, TransientError: see `retry_until_clear`.
-        """
+        """Return the digest of a commit's weights; None if it has none."""
         return self.retry_until_clear(lambda: tree_weights(self.tree(commit)))
 
     def refs(self) -> Refs:
@@ -184,11 +172,7 @@ class Repository:
     def ensure_exists(self, *, private: bool) -> Refs:
         """Create the repository unless it exists, and return its branches and tags.
 
-        Args:
-            private: how to create it. If true, it must be private.
-
-        Raises:
-            HubRefusedError: it is public and must be private.
+        If `private`, it is created so, and an existing one must be private.
         """
         try:
             found = self.refs()
@@ -215,14 +199,8 @@ class Repository:
         """Put one commit on a branch if the branch is still at `parent`, and return its id.
 
         Check the files of the id that is returned: the client leaves out files that the branch holds by now. If none is
-        left, it sends nothing and returns the head of the branch, which may be a commit of somebody else.
-
-        Args:
-            operations: new ones for each attempt; the client stores in them what it learned of an earlier head.
-            parent: the commit that was looked at.
-            title: first line of the message.
-            trailers: last lines of the message, `<name>: <value>`.
-            branch: where to put it.
+        left, it sends nothing and returns the head of the branch, which may be a commit of somebody else. Make new
+        `operations` for each attempt: the client stores in them what it learned of an earlier head.
         """
         made = self.api.create_commit(
             self.id,

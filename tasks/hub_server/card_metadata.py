@@ -89,11 +89,7 @@ def _parse(text: str) -> object:
 
 
 def _to_json(value: object) -> object:
-    """Convert YAML values to those of JSON. Values are counted: with aliases, a few lines of YAML can expand without end.
-
-    Raises:
-        ValueError: The values are too many or too deeply nested.
-    """
+    """Convert YAML values to those of JSON. Values are counted: with aliases, a few lines of YAML can expand without end."""
     remaining = _MAX_VALUES
 
     def convert(value: object, depth: int) -> object:

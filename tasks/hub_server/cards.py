@@ -26,11 +26,8 @@ _SCHEMES = frozenset({"http", "https", "mailto"})
 def render_markdown(text: str, *, folder: str, page_of: FileLink, content_of: FileLink) -> Markup:
     """Render Markdown as HTML that is safe to show.
 
-    Args:
-        text: The Markdown.
-        folder: Folder of the file in the repository, for relative links; "" for the root.
-        page_of: URL of a file's page, for links.
-        content_of: URL of a file's content, for images.
+    Relative links start from `folder`. `page_of` gives the URL of a file's page, for links; `content_of` that of its
+    content, for images.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
     parser.validateLink = _accept_any_link  # type: ignore[method-assign, assignment]

@@ -34,8 +34,7 @@ class LargeFiles:
     def path(self, sha256: str) -> Path:
         """Return the path of an object, whether or not it exists.
 
-        Raises:
-            HubError: 400 if `sha256` is not 64 lower-case hexadecimal digits; it could lead to any path.
+        Any other `sha256` than 64 lower-case hexadecimal digits is refused: it could lead to any path.
         """
         if not _SHA256.fullmatch(sha256):
             raise HubError(400, "The id of a large file is its SHA-256: 64 lower-case hexadecimal digits")
@@ -49,11 +48,7 @@ class LargeFiles:
             return None
 
     async def receive(self, sha256: str, size: int, blocks: AsyncIterator[bytes]) -> None:
-        """Store an object from a stream.
-
-        Raises:
-            HubError: 422 if the content does not match `sha256` and `size`.
-        """
+        """Store an object from a stream."""
         with self._temporary_file() as (temporary, file):
             digest, received = hashlib.sha256(), 0
             async for block in blocks:
@@ -66,11 +61,7 @@ class LargeFiles:
             self._store(temporary, file, sha256)
 
     async def receive_part(self, sha256: str, number: int, size: int, blocks: AsyncIterator[bytes]) -> str:
-        """Store one part of a multipart upload and return its ETag.
-
-        Raises:
-            HubError: 422 if the part is larger than `size` bytes.
-        """
+        """Store one part of a multipart upload and return its ETag."""
         with self._temporary_file() as (temporary, file):
             digest, received = hashlib.sha256(), 0
             async for block in blocks:
@@ -84,11 +75,7 @@ class LargeFiles:
         return digest.hexdigest()
 
     def assemble(self, sha256: str, size: int, parts: int) -> None:
-        """Join parts 1 to `parts` of a multipart upload.
-
-        Raises:
-            HubError: 400 if a part is missing, 422 if the content does not match `sha256` and `size`.
-        """
+        """Join parts 1 to `parts` of a multipart upload."""
         paths = [self._part(sha256, number) for number in range(1, parts + 1)]
         with self._temporary_file() as (temporary, file):
             digest, received = hashlib.sha256(), 0
@@ -121,8 +108,7 @@ class LargeFiles:
     def _temporary_file(self) -> Iterator[tuple[Path, BinaryIO]]:
         """Open a new file in `incoming/`, which is deleted unless it is renamed.
 
-        Raises:
-            HubError: 404 if the repository was deleted in the meantime; its folder is not created again.
+        A repository that was deleted in the meantime is not created again.
         """
         folder = self._folder / "incoming"
         try:

@@ -30,14 +30,7 @@ _HEADERS = {
 def render_page(
     template: str, *, user: str | None, status: int = 200, context: Mapping[str, object] | None = None
 ) -> HTMLResponse:
-    """Render a page.
-
-    Args:
-        template: Name of a file in pages/.
-        user: The signed-in user; None if nobody is signed in.
-        status: HTTP status of the answer.
-        context: Variables of the template.
-    """
+    """Render a page."""
     text = _ENVIRONMENT.get_template(template).render(user=user, status=status, **(context or {}))
     return HTMLResponse(text, status, _HEADERS)
 

@@ -60,10 +60,6 @@ def sign_out(request: Request) -> Response:
 
 
 def _require_same_site(request: Request) -> None:
-    """Check that no other site signs a user in or out.
-
-    Raises:
-        HubError: 403.
-    """
+    """Check that no other site signs a user in or out."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise HubError(403, "Sign in from a page of this Hub")

@@ -172,11 +172,7 @@ def commit(request: Request, target: Writable, revision: Quoted, body: Body, cre
 
 
 def _validate_card(target: Target, changes: list[Change]) -> None:
-    """Validate the metadata of a commit's card; not every client does so before.
-
-    Raises:
-        HubError: 400 if the Hub would refuse the card.
-    """
+    """Validate the metadata of a commit's card; not every client does so before."""
     for change in changes:
         if isinstance(change, PutFile) and change.path == "README.md":
             card = read_card(change.content.decode(errors="replace"), is_model=target.kind == "models")

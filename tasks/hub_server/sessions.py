@@ -19,8 +19,7 @@ _MAX_SESSIONS = 1000
 class Sessions:
     """The sessions of one running Hub.
 
-    Args:
-        cookie: Name of the cookie. It must be unique per Hub, because browsers send cookies to every port of a host.
+    The name `cookie` must be unique per Hub, because browsers send cookies to every port of a host.
     """
 
     def __init__(self, cookie: str) -> None:

@@ -19,14 +19,7 @@ from tasks.ingestion.formats import JSON_SUFFIXES, SUFFIXES, TextUnit, read_erro
 class FileSource:
     """The files that match a pattern, one pattern for each split.
 
-    Args:
-        patterns: for each split, a path or glob relative to `folder`.
-        folder: the folder that relative patterns start from.
-        text_unit: what becomes one row of a .txt file.
-        place: the name of `folder` in error messages.
-
-    Raises:
-        DataError: a pattern matches no file, or a file of an unknown format.
+    Relative patterns start from `folder`, which errors call `place`.
     """
 
     def __init__(

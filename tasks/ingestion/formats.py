@@ -28,13 +28,7 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?")  # integ
 def read_file(path: Path, name: str, text_unit: TextUnit) -> Batches:
     """Yield the rows of one file, whose suffix gives its format.
 
-    Args:
-        path: the file.
-        name: its name in error messages.
-        text_unit: what becomes one row of a .txt file.
-
-    Raises:
-        DataError: the file is empty, unreadable or malformed.
+    Errors call the file `name`.
     """
     suffix = path.suffix.lower()
     with read_errors(path, name):

@@ -16,11 +16,7 @@ from tasks.ingestion.batches import AddressedRows, Batches, to_batches
 
 
 class FunctionSource:
-    """A function that yields rows; it is called when the first row is read.
-
-    Raises:
-        RecipeError: the function does not exist, or does not accept the recipe's arguments.
-    """
+    """A function that yields rows; it is called when the first row is read."""
 
     splits: Sequence[str] = ("train",)
 

@@ -27,15 +27,7 @@ _TRANSIENT = re.compile(
 
 
 class SqlSource:
-    """A database query; it runs when the first row is read.
-
-    Args:
-        source: the recipe's section.
-        root: the folder that the path of an SQLite file starts from.
-
-    Raises:
-        RecipeError: the URL is malformed, names a variable that is not set, or needs a driver that is not installed.
-    """
+    """A database query; it runs when the first row is read."""
 
     splits: Sequence[str] = ("train",)
 

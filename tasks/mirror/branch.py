@@ -73,11 +73,7 @@ class Branch:
         )
 
     def checkpoints(self, scratch: Path) -> Iterator[MirroredCheckpoint]:
-        """Yield the checkpoints of the branch, the highest step first.
-
-        Args:
-            scratch: a folder for downloads.
-        """
+        """Yield the checkpoints of the branch, the highest step first."""
         commit = self.repository.refs().branches.get(BRANCH)
         if commit is None:
             return
@@ -105,11 +101,7 @@ class Branch:
         return Path(api.hf_hub_download(self.repository.id, path, revision=commit, local_dir=folder))
 
     def load_sealed(self, name: str, commit: str, folder: Path) -> Path:
-        """Download the folder `name` of the branch, as its manifest lists it, into `folder`; return where it is.
-
-        Raises:
-            CheckpointError: files are missing.
-        """
+        """Download the folder `name` of the branch, as its manifest lists it, into `folder`; return where it is."""
         files = {path for path in self.repository.tree(commit) if path.startswith(f"{name}/")}
         listed = [f"{name}/{MANIFEST}"]
         if listed[0] in files:
@@ -145,16 +137,7 @@ class Branch:
 
 
 def additions(name: str, sealed: Path, more: Iterable[Path] = ()) -> list[CommitOperationAdd]:
-    """Return the operations that add a sealed folder, checked against its manifest.
-
-    Args:
-        name: of the folder on the branch.
-        sealed: a checkpoint, or best weights.
-        more: files to add to the folder.
-
-    Raises:
-        CheckpointError: a file is not as it was written.
-    """
+    """Return the operations that add a sealed folder, checked against its manifest."""
     found = [CommitOperationAdd(f"{name}/{path.name}", path.read_bytes()) for path in (*more, sealed / MANIFEST)]
     for file, (_, sha256) in json.loads(found[-1].path_or_fileobj).items():  # type: ignore[arg-type]
         path = sealed / file

@@ -21,9 +21,7 @@ _ROOM = 3
 class UploadQueue:
     """Checkpoints and best weights to upload.
 
-    Args:
-        folder: of the hard links; one per run.
-        keep_all: whether to upload every checkpoint, or the newest only.
+    `folder` holds the hard links of one run. Without `keep_all`, only the newest checkpoint is uploaded.
     """
 
     def __init__(self, folder: Path, *, keep_all: bool) -> None:

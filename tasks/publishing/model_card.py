@@ -115,18 +115,7 @@ def write_card(
 ) -> str:
     """Return the text of README.md: metadata for the Hub, then the card.
 
-    Args:
-        artifacts: of a run that has been evaluated.
-        publish: where the model goes.
-        pipeline_tag: the Hub's name of the task.
-        auto_class: the transformers class that loads the model.
-        pictures: paths in the release of the charts that the card shows, see `PICTURES`.
-        has_report: whether the release has a report.html to link to.
-        record: the run's provenance, if it has been computed already.
-
-    Raises:
-        RecipeError: the recipe cannot be read, or holds a password.
-        ModelError: a report of the run cannot be read.
+    `pictures` are the paths in the release of the charts that the card shows, see `PICTURES`.
     """
     import jinja2
 

@@ -140,11 +140,7 @@ def _publish_model(artifacts: Artifacts, blessing: Blessing, publish: Publish, o
 
 
 def is_there(artifacts: Artifacts, publish: Publish) -> bool:
-    """Whether the Hub still holds what the receipt says.
-
-    Raises:
-        HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
-    """
+    """Whether the Hub still holds what the receipt says."""
     receipt = read_report(artifacts, Receipt)
     if receipt.commit is None:  # a dry run
         return publish.dry_run
@@ -155,12 +151,7 @@ def is_there(artifacts: Artifacts, publish: Publish) -> bool:
 
 
 def is_current(artifacts: Artifacts, publish: Publish) -> bool:
-    """Whether the blessing is about what the Hub holds now: the same champion, or the blessed model itself.
-
-    Raises:
-        ModelError: there is no blessing.
-        HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
-    """
+    """Whether the blessing is about what the Hub holds now: the same champion, or the blessed model itself."""
     blessing = read_report(artifacts, Blessing)
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
         head = repository.head()

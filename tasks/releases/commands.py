@@ -28,11 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def show_releases(recipe: Path | None) -> None:
-    """Print the releases of one recipe, or of all.
-
-    Raises:
-        HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
-    """
+    """Print the releases of one recipe, or of all."""
     from tasks.hub_client.release_log import releases, table
 
     for path in [recipe] if recipe else _recipes():
@@ -50,16 +46,7 @@ def show_releases(recipe: Path | None) -> None:
 def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> None:
     """Publish the files of an older release again, as a new commit that says who asked for it and why.
 
-    Args:
-        tag: of the release.
-        recipe: whose repository to roll back; by default the one that has the tag.
-        by: who asks; by default the user of git or of this machine.
-        why: the reason.
-
-    Raises:
-        HubRefusedError: there is no such tag, or the Hub refuses.
-        RecipeError: the repositories of several recipes have this tag.
-        TransientError: no clear answer in time. Running it again is safe.
+    Running it again is safe.
     """
     from tasks.releases import rollback
 
@@ -73,12 +60,7 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
 
 
 def reproduce_release(target: str, *, keep: bool) -> None:
-    """Make a release again in a temporary clone, and compare its weights.
-
-    Raises:
-        ModelError: the weights differ.
-        EvergreenError: it cannot be made again.
-    """
+    """Make a release again in a temporary clone, and compare its weights."""
     from tasks.releases.reproduce import reproduce
 
     repo_id = target.partition("@")[0]

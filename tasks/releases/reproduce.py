@@ -77,11 +77,7 @@ class Reproduction(Report):
         return all(file.released == file.rebuilt for file in self.files)
 
     def require_equal(self) -> None:
-        """Raise an error if the weights differ.
-
-        Raises:
-            ModelError: the weights differ.
-        """
+        """Raise an error if the weights differ."""
         if not self.is_equal:
             different = ", ".join(file.path for file in self.files if file.released != file.rebuilt)
             what = f"the rebuilt weights are not those of the release: {different}"
@@ -91,22 +87,7 @@ class Reproduction(Report):
 def reproduce(
     root: Path, target: str, *, endpoint: str, keep: bool = False, timeout_s: float | None = None
 ) -> Reproduction:
-    """Make a release again in a temporary clone, and compare its weights.
-
-    Args:
-        root: the project, in a git repository that has the release's commit.
-        target: `owner/name@revision`; the revision is a tag, a commit or a branch.
-        endpoint: the Hub's address, or `local`.
-        keep: whether to keep the clone.
-        timeout_s: seconds that each stage may take; None: no limit.
-
-    Raises:
-        RecipeError: `target` is malformed, or the release's recipe is neither in git nor in this project.
-        HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
-        ModelError: the release cannot be made again, here or anywhere.
-        DataError: the rows of the release no longer exist.
-        EvergreenError: a stage failed in the clone.
-    """
+    """Make a release again in a temporary clone, and compare its weights."""
     release = _read_release(root, target, endpoint)
     record, recipe = release.record, release.record.recipe
     commit = record.git_commit

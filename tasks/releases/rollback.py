@@ -34,15 +34,7 @@ class RollbackResult:
 def roll_back(repository: Repository, tag: str, *, by: str, why: str) -> RollbackResult:
     """Give main the files of a tag again, by one commit, unless it holds them.
 
-    Args:
-        repository: where.
-        tag: of the release to go back to.
-        by: who asks for it; part of the commit's message.
-        why: the reason; part of the message, too.
-
-    Raises:
-        HubRefusedError: there is no such tag or repository, `by` or `why` is empty, or the Hub would refuse again.
-        TransientError: no clear answer in time. Running it again is safe.
+    After an unclear answer, running it again is safe.
     """
     by, why = one_line(by), one_line(why)
     if not by or not why:

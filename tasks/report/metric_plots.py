@@ -134,11 +134,7 @@ def draw_slices(
 ) -> Figure:
     """Draw a metric of slices in the given order, with intervals and the champion's values.
 
-    Args:
-        bars: the slices.
-        overall: the value on all rows.
-        scale: the smallest and the largest value of the scale; by default those that are drawn.
-        columns: number of columns.
+    `overall` is the value on all rows; `scale` is by default the range of what is drawn.
     """
     text = "; ".join(f"{p.name} {number(p.value)} of {plural(p.rows, 'row')}" for p in bars)
     rows = math.ceil(len(bars) / columns)

@@ -20,15 +20,7 @@ from tasks.report.timings import Timing
 
 
 def write_report(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None) -> Path:
-    """Write the page of a run, and return its path.
-
-    Args:
-        artifacts: of the run; any of them may be missing.
-        timings: time and memory of the stages, by name.
-
-    Raises:
-        StorageError: the disk is full or read-only.
-    """
+    """Write the page of a run, and return its path."""
     write_whole(artifacts.page, render(artifacts, timings=timings))
     return artifacts.page
 
@@ -36,11 +28,8 @@ def write_report(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None) 
 def render(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None, quote_rows: bool = True) -> str:
     """Return the page as HTML.
 
-    Args:
-        artifacts: of the run; any of them may be missing.
-        timings: time and memory of the stages, by name. None gives the page for the release, which has no times and
-            nothing of the receipt: publishing the same run again gives the same page.
-        quote_rows: whether to show rows of the data.
+    Without `timings` it is the page for the release, which has no times and nothing of the receipt: publishing the same
+    run again gives the same page.
     """
     import jinja2
 

@@ -126,9 +126,7 @@ class RunResults:
 def read_results(artifacts: Artifacts, *, local: bool) -> RunResults:
     """Read the results that a run has left.
 
-    Args:
-        artifacts: of the run.
-        local: whether to read what depends on where and when the run was made, too: the receipt and dvc.lock.
+    With `local`, read also what depends on where and when the run was made: the receipt and dvc.lock.
     """
     unreadable: list[str] = []
 

@@ -17,8 +17,7 @@ BATCH_SEQUENCES = 1000
 def write_sequences(examples: Iterable[Example], target: Path) -> tuple[list[int], int]:
     """Write sequences to an Arrow stream file.
 
-    Returns:
-        The length of each sequence, and the number of labels that the loss is computed on.
+    Return the length of each sequence, and the number of labels that the loss is computed on.
     """
     lengths: list[int] = []
     learned = 0

@@ -34,11 +34,7 @@ class Encoder:
     state: State
 
     def encode(self, row: Row) -> list[Example]:
-        """Return the sequences of one row.
-
-        Raises:
-            DataError: the row cannot be encoded, for example because no training row has its label.
-        """
+        """Return the sequences of one row."""
         try:
             return self.objective.encode(row, self.tokenizer, self.max_length, self.state)
         except (ValueError, KeyError, TypeError) as error:
@@ -61,13 +57,8 @@ def read_rows(artifacts: Artifacts, split: str) -> Iterator[Row]:
 def encode_split(artifacts: Artifacts, split: str, target: Path, encoder: Encoder) -> tuple[SplitStatistics, int]:
     """Encode the validated rows of a split into the Arrow file `target`.
 
-    The train split is packed as its objective does it; the other splits are sorted longest first.
-
-    Returns:
-        The counts of the split, and the number of characters of its rows' text.
-
-    Raises:
-        DataError: a row cannot be encoded, or the rows give no sequence.
+    The train split is packed as its objective does it; the other splits are sorted longest first. Return the counts of
+    the split, and the number of characters of its rows' text.
     """
     source = artifacts.rows / f"{split}.parquet"
     total = pq.read_metadata(source).num_rows

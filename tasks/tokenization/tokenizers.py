@@ -18,13 +18,7 @@ END_OF_TEXT = "<|endoftext|>"
 def build_tokenizer(tokenization: Tokenization, texts: Iterable[str]) -> PreTrainedTokenizerBase:
     """Return the recipe's tokenizer, which always has a padding token.
 
-    Args:
-        tokenization: the recipe's section.
-        texts: the text of every training row; read only if the tokenizer is trained.
-
-    Raises:
-        ModelError: the pretrained tokenizer cannot be used.
-        TransientError: the Hub cannot be reached.
+    `texts` are read only if the tokenizer is trained.
     """
     choice = tokenization.tokenizer
     if isinstance(choice, TrainTokenizer):
@@ -63,12 +57,7 @@ def train_tokenizer(texts: Iterable[str], choice: TrainTokenizer) -> PreTrainedT
 
 
 def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a pretrained model from a folder or a Hub.
-
-    Raises:
-        ModelError: there is no tokenizer, or only a slow one.
-        TransientError: the Hub cannot be reached.
-    """
+    """Load the tokenizer of a pretrained model from a folder or a Hub."""
     from transformers import AutoTokenizer
 
     try:

@@ -43,16 +43,8 @@ def why_ended(
     """Return the likeliest reason why a training did not finish.
 
     A process that loses a peer fails too. So the order is: lack of memory; a kill; the first error that a process
-    reported; and only then what may have followed from the end of another process.
-
-    Args:
-        job: the training.
-        pulses: what the ranks reported last.
-        report: what the launcher reported.
-        status: exit status of the launcher.
-        lost: ranks that ended before the training did.
-        killed_by_us: ids of the processes that the supervisor killed.
-        signal_name: the signal that asked us to stop, if one did.
+    reported; and only then what may have followed from the end of another process. `lost` are the ranks that ended
+    before the training did.
     """
     by_rank = {pulse.rank: pulse for pulse in pulses}
     failures = [f for f in report.failures if f.pid not in killed_by_us]
@@ -130,11 +122,7 @@ def _killed(failure: Failure, pulse: Pulse | None) -> KilledError:
 def stopped(job: Job, pulses: Sequence[Pulse], signal_name: str | None, how: str = "") -> PreemptedError:
     """Return the error of a training that was asked to stop: it says where the next start resumes.
 
-    Args:
-        job: the training.
-        pulses: what the ranks reported last.
-        signal_name: the signal that asked us; None if the request came in another way, from another machine for example.
-        how: when or how it stopped, to be read after "stopped by SIGTERM".
+    `signal_name` is None if another machine, for example, asked us to stop; `how` follows "stopped by SIGTERM".
     """
     what = f"stopped by {signal_name or 'a request from outside'}{how}"
     step = newest_step(job.folder)
@@ -161,10 +149,7 @@ def stalled(ranks: Sequence[StalledRank]) -> StalledError:
 def out_of_memory(key: str, size: int, halved: int) -> MemoryExhaustedError:
     """Return the error of a training that needs more memory than there is.
 
-    Args:
-        key: the key of `launch` that sets the size of a forward pass.
-        size: sequences in a forward pass.
-        halved: how often that size was halved.
+    `key` of `launch` sets `size`, the number of sequences in a forward pass.
     """
     what = f"out of memory with {size} sequence(s) in a forward pass"
     what += f", after halving that {halved} time(s)" if halved else ""

@@ -80,12 +80,7 @@ class StalledRank:
 
 
 class Ranks:
-    """The processes of one start of a training.
-
-    Args:
-        folder: the run's folder.
-        count: the number of processes that the training starts.
-    """
+    """The processes of one start of a training."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.pulses: list[Pulse] = []

@@ -67,13 +67,7 @@ def report_ready(folder: Path, machine: int, announced: Announcement) -> None:
 def rendezvous(job: Job, job_path: Path, stop_requested: Callable[[], bool]) -> Iterator[None]:
     """Wait for the other machines before the block, and announce after it how it ended. With one machine, do neither.
 
-    Args:
-        job: the training.
-        job_path: the file that all of its processes read.
-        stop_requested: ends the wait when it returns true.
-
-    Raises:
-        TransientError: a machine did not come within `launch.stall_timeout_s`.
+    `stop_requested` ends the wait when it returns true.
     """
     if job.launch.num_machines == 1:
         yield

@@ -96,13 +96,8 @@ def run_checks(
     """Run checks on all rows or on some of them.
 
     Of a group of equal rows, the first one stays. A row that another check sets aside does not count as the first, so
-    that a good row is not set aside as the duplicate of a bad one.
-
-    Args:
-        checks: the checks to run.
-        rows: all rows.
-        frame: the rows to check: `rows.frame`, or some rows of it.
-        objective: also asked about every row, except those that fail its own checks.
+    that a good row is not set aside as the duplicate of a bad one. `frame` holds the rows to check. The objective, if
+    there is one, checks every row that passes its own expectations.
     """
     found = run_expectations([expectation for _, expectation in checks], frame)
     results = []
@@ -125,11 +120,7 @@ def check_each_row(
 ) -> CheckResult:
     """Check the rows one by one with a function of the objective.
 
-    Args:
-        expectation: the name of the check in the report, and what happens on failure.
-        rows: all rows.
-        reject_reason: returns what is wrong with a row, or None.
-        skip: positions of rows that are not checked.
+    `reject_reason` returns what is wrong with a row, or None. Rows at the positions in `skip` are not checked.
     """
     reasons = {}
     for position, row in rows.each():

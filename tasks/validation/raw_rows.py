@@ -76,13 +76,7 @@ class RawRows:
 def read_raw_rows(raw: Path, kinds: Mapping[str, ColumnKind], needed: Mapping[str, str]) -> RawRows:
     """Read `<split>.parquet` of every split in `raw`.
 
-    Args:
-        raw: the folder that ingest wrote.
-        kinds: the columns that the objective needs, and what they hold.
-        needed: all columns that are needed, and what needs them.
-
-    Raises:
-        DataError: a file is missing or damaged, or columns are missing or have the wrong type; all such columns are named.
+    `kinds` says what the objective's columns hold, `needed` what needs each column. An error names all wrong columns.
     """
     import pyarrow as pa
 

@@ -97,12 +97,7 @@ def render(
 ) -> str:
     """Return the page: one HTML file with escaped text that loads nothing.
 
-    Args:
-        report: the report to show.
-        recipe: the recipe's name, for the title.
-        failures: why the stage failed; empty if it did not.
-        rows: the failing rows to show.
-        failing: the number of failing rows, the hidden ones included.
+    `failing` counts the rows that are not shown, too.
     """
     import jinja2
 
