@@ -52,9 +52,8 @@ def link_report(artifacts: Artifacts, *, renew: bool) -> None:
     """
     if renew and artifacts.evaluation.exists():
         from tasks.report.page import write_report
-        from tasks.report.timings import read_timings
 
-        write_report(artifacts, timings=read_timings(artifacts))
+        write_report(artifacts)
     if artifacts.page.exists():
         link, key = artifacts.page.resolve().as_uri(), _artifact_key("report", artifacts)
         create_link_artifact(link, link_text=str(artifacts.page), key=key, description="verdict, metrics, lineage")

@@ -19,6 +19,18 @@ STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
 
 
 @dataclass(frozen=True)
+class _Below:
+    """A path of `Artifacts` below another one."""
+
+    parent: str
+    path: str
+
+    def __get__(self, artifacts: Artifacts, _: type[Artifacts]) -> Path:
+        folder: Path = getattr(artifacts, self.parent)
+        return folder / self.path
+
+
+@dataclass(frozen=True)
 class Artifacts:
     """The paths of one recipe's run, below the project's root.
 
@@ -46,135 +58,58 @@ class Artifacts:
         """Everything of this recipe that DVC does not track."""
         return self.root / ".scratch" / self.recipe
 
-    @property
-    def checkpoints(self) -> Path:
-        """Folders of unfinished runs, one for each key of a run."""
-        return self.scratch / "checkpoints"
-
-    @property
-    def champion(self) -> Path:
-        """The published model that the evaluate stage compares with, downloaded; one folder for its commit."""
-        return self.scratch / "champion"
-
-    @property
-    def command_result(self) -> Path:
-        """How the command that the flow or `reproduce` started ended: `params.command_result`."""
-        return self.scratch / "result.json"
-
-    @property
-    def failed_validation(self) -> Path:
-        """The report of a validation that failed."""
-        return self.scratch / "validation-failed"
-
-    @property
-    def flow_lock(self) -> Path:
-        """Held by the flow of this recipe."""
-        return self.scratch / "flow.lock"
-
-    @property
-    def machines(self) -> Path:
-        """Where the machines of one training find each other."""
-        return self.scratch / "machines"
-
-    @property
-    def mirror(self) -> Path:
-        """Checkpoints that wait for their upload to a Hub, one folder for each key of a run."""
-        return self.scratch / "mirror"
-
-    @property
-    def mirror_lock(self) -> Path:
-        """Held by the process that uploads checkpoints."""
-        return self.scratch / "mirror.lock"
-
-    @property
-    def server_log(self) -> Path:
-        """Output of the Prefect server that a flow starts for itself."""
-        return self.scratch / "prefect-server.log"
-
-    @property
-    def staged_release(self) -> Path:
-        """The files of a release before they are published."""
-        return self.scratch / "release"
-
-    @property
-    def timings(self) -> Path:
-        """What each stage took, `<stage>.json`."""
-        return self.scratch / "timings"
-
-    @property
-    def train_lock(self) -> Path:
-        """Held by the train stage, and by what writes checkpoints for it."""
-        return self.scratch / "train.lock"
-
-    @property
-    def verify_resume(self) -> Path:
-        """The runs that `verify-resume` compares."""
-        return self.scratch / "verify-resume"
-
-    @property
-    def verify_resume_lock(self) -> Path:
-        """Held by `verify-resume`."""
-        return self.scratch / "verify-resume.lock"
-
-    @property
-    def raw(self) -> Path:
-        """ingest: rows as the source gives them, `<split>.parquet` with a `row_id`."""
-        return self.run / "raw"
-
-    @property
-    def validated(self) -> Path:
-        """validate: `rows/<split>.parquet`, quarantine.parquet and report.html."""
-        return self.run / "validated"
-
-    @property
-    def rows(self) -> Path:
-        """validate: the rows that passed, `<split>.parquet`."""
-        return self.validated / "rows"
-
-    @property
-    def tokens(self) -> Path:
-        """tokenize: `<split>.arrow`, tokenizer/ and objective.json."""
-        return self.run / "tokens"
-
-    @property
-    def tokenizer(self) -> Path:
-        """tokenize: the tokenizer, as transformers saves it."""
-        return self.tokens / "tokenizer"
-
-    @property
-    def model(self) -> Path:
-        """train: the best weights, with configuration and tokenizer."""
-        return self.run / "model"
-
-    @property
-    def checkpoint(self) -> Path:
-        """train: the last full state, from which training can resume."""
-        return self.run / "checkpoint"
-
-    @property
-    def history(self) -> Path:
-        """train: training.json and the logged curves."""
-        return self.run / "history"
-
-    @property
-    def evaluation(self) -> Path:
-        """evaluate: metrics.json, details.json, scores/, plots/ and the blessing."""
-        return self.run / "evaluation"
-
-    @property
-    def blessing(self) -> Path:
-        """evaluate: the gate's verdict, with hashes of all that it depends on."""
-        return self.evaluation / "blessing.json"
-
-    @property
-    def page(self) -> Path:
-        """The report of the whole run, one HTML page."""
-        return self.run / "report.html"
-
-    @property
-    def receipt(self) -> Path:
-        """publish: what was published where."""
-        return self.run / "release" / "receipt.json"
+    checkpoints = _Below("scratch", "checkpoints")
+    """Folders of unfinished runs, one for each key of a run."""
+    champion = _Below("scratch", "champion")
+    """The published model that the evaluate stage compares with, downloaded; one folder for its commit."""
+    command_result = _Below("scratch", "result.json")
+    """How the command that the flow or `reproduce` started ended: `params.command_result`."""
+    failed_validation = _Below("scratch", "validation-failed")
+    """The report of a validation that failed."""
+    flow_lock = _Below("scratch", "flow.lock")
+    """Held by the flow of this recipe."""
+    machines = _Below("scratch", "machines")
+    """Where the machines of one training find each other."""
+    mirror = _Below("scratch", "mirror")
+    """Checkpoints that wait for their upload to a Hub, one folder for each key of a run."""
+    mirror_lock = _Below("scratch", "mirror.lock")
+    """Held by the process that uploads checkpoints."""
+    server_log = _Below("scratch", "prefect-server.log")
+    """Output of the Prefect server that a flow starts for itself."""
+    staged_release = _Below("scratch", "release")
+    """The files of a release before they are published."""
+    timings = _Below("scratch", "timings")
+    """What each stage took, `<stage>.json`."""
+    train_lock = _Below("scratch", "train.lock")
+    """Held by the train stage, and by what writes checkpoints for it."""
+    verify_resume = _Below("scratch", "verify-resume")
+    """The runs that `verify-resume` compares."""
+    verify_resume_lock = _Below("scratch", "verify-resume.lock")
+    """Held by `verify-resume`."""
+    raw = _Below("run", "raw")
+    """ingest: rows as the source gives them, `<split>.parquet` with a `row_id`."""
+    validated = _Below("run", "validated")
+    """validate: `rows/<split>.parquet`, quarantine.parquet and report.html."""
+    rows = _Below("validated", "rows")
+    """validate: the rows that passed, `<split>.parquet`."""
+    tokens = _Below("run", "tokens")
+    """tokenize: `<split>.arrow`, tokenizer/ and objective.json."""
+    tokenizer = _Below("tokens", "tokenizer")
+    """tokenize: the tokenizer, as transformers saves it."""
+    model = _Below("run", "model")
+    """train: the best weights, with configuration and tokenizer."""
+    checkpoint = _Below("run", "checkpoint")
+    """train: the last full state, from which training can resume."""
+    history = _Below("run", "history")
+    """train: training.json and the logged curves."""
+    evaluation = _Below("run", "evaluation")
+    """evaluate: metrics.json, details.json, scores/, plots/ and the blessing."""
+    blessing = _Below("evaluation", "blessing.json")
+    """evaluate: the gate's verdict, with hashes of all that it depends on."""
+    page = _Below("run", "report.html")
+    """The report of the whole run, one HTML page."""
+    receipt = _Below("run", "release/receipt.json")
+    """publish: what was published where."""
 
     def report(self, name: str) -> Path:
         """The JSON report of a stage by the stage's name, or of the evaluation `details` or `blessing`."""

@@ -126,10 +126,8 @@ def report(recipe: RecipePath) -> None:
     The page shows the stages that have run so far.
     """
     from tasks.report.page import write_report
-    from tasks.report.timings import read_timings
 
-    artifacts = Artifacts(recipe.stem)
-    print(f"report: {write_report(artifacts, timings=read_timings(artifacts))}")
+    print(f"report: {write_report(Artifacts(recipe.stem))}")
 
 
 @app.command()
@@ -303,9 +301,8 @@ def _write_page(artifacts: Artifacts) -> None:
     """Write the run's page; that it cannot be written is no failure of the run."""
     try:
         from tasks.report.page import write_report
-        from tasks.report.timings import read_timings
 
-        print(f"report: {write_report(artifacts, timings=read_timings(artifacts))}", flush=True)
+        print(f"report: {write_report(artifacts)}", flush=True)
     except EvergreenError as error:
         print(f"report: {error.where}: {error.what}", flush=True)
     except Exception:

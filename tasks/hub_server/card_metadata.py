@@ -124,62 +124,7 @@ def _validate(metadata: dict[str, object], *, is_model: bool) -> _Errors:
     if "widget" in metadata and not isinstance(metadata["widget"], list):
         yield '"widget" must be an array'
     if is_model and "model-index" in metadata:
-        yield from _array("model-index", metadata["model-index"], _model)
-
-
-def _model(where: str, value: object) -> _Errors:
-    yield from _object(where, value, required={"name": _string, "results": _results})
-
-
-def _results(where: str, value: object) -> _Errors:
-    yield from _array(where, value, _result)
-
-
-def _result(where: str, value: object) -> _Errors:
-    yield from _object(where, value, required={"task": _task, "dataset": _dataset, "metrics": _metrics})
-
-
-def _task(where: str, value: object) -> _Errors:
-    yield from _object(where, value, required={"type": _string}, optional={"name": _string})
-
-
-def _dataset(where: str, value: object) -> _Errors:
-    optional: dict[str, _Check] = dict.fromkeys(("config", "split", "revision"), _string)
-    yield from _object(where, value, required={"type": _string, "name": _string}, optional=optional)
-
-
-def _metrics(where: str, value: object) -> _Errors:
-    yield from _array(where, value, _metric)
-
-
-def _metric(where: str, value: object) -> _Errors:
-    optional: dict[str, _Check] = {"name": _string, "config": _string, "verified": _boolean}
-    yield from _object(where, value, required={"type": _string, "value": _anything}, optional=optional)
-
-
-def _object(
-    where: str, value: object, *, required: dict[str, _Check], optional: dict[str, _Check] | None = None
-) -> _Errors:
-    if not isinstance(value, dict):
-        yield f'"{where}" must be of type object'
-        return
-    for key, check in {**required, **(optional or {})}.items():
-        if key in value:
-            yield from check(f"{where}.{key}", value[key])
-        elif key in required:
-            yield f'"{where}.{key}" is required'
-
-
-def _array(where: str, value: object, check: _Check) -> _Errors:
-    if not isinstance(value, list):
-        yield f'"{where}" must be an array'
-        return
-    for number, item in enumerate(value):
-        yield from check(f"{where}[{number}]", item)
-
-
-def _one_or_many(where: str, value: object, check: _Check) -> _Errors:
-    yield from _array(where, value, check) if isinstance(value, list) else check(where, value)
+        yield from _MODEL_INDEX("model-index", metadata["model-index"])
 
 
 def _string(where: str, value: object) -> _Errors:
@@ -199,3 +144,39 @@ def _license(where: str, value: object) -> _Errors:
 
 def _anything(_where: str, _value: object) -> _Errors:
     yield from ()
+
+
+def _one_or_many(where: str, value: object, check: _Check) -> _Errors:
+    yield from _array_of(check)(where, value) if isinstance(value, list) else check(where, value)
+
+
+def _array_of(check: _Check) -> _Check:
+    def check_array(where: str, value: object) -> _Errors:
+        if not isinstance(value, list):
+            yield f'"{where}" must be an array'
+            return
+        for number, item in enumerate(value):
+            yield from check(f"{where}[{number}]", item)
+
+    return check_array
+
+
+def _object(required: dict[str, _Check], optional: dict[str, _Check] | None = None) -> _Check:
+    def check_object(where: str, value: object) -> _Errors:
+        if not isinstance(value, dict):
+            yield f'"{where}" must be of type object'
+            return
+        for key, check in {**required, **(optional or {})}.items():
+            if key in value:
+                yield from check(f"{where}.{key}", value[key])
+            elif key in required:
+                yield f'"{where}.{key}" is required'
+
+    return check_object
+
+
+_TASK = _object({"type": _string}, {"name": _string})
+_DATASET = _object({"type": _string, "name": _string}, dict.fromkeys(("config", "split", "revision"), _string))
+_METRIC = _object({"type": _string, "value": _anything}, {"name": _string, "config": _string, "verified": _boolean})
+_RESULT = _object({"task": _TASK, "dataset": _DATASET, "metrics": _array_of(_METRIC)})
+_MODEL_INDEX = _array_of(_object({"name": _string, "results": _array_of(_RESULT)}))

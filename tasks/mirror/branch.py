@@ -11,9 +11,11 @@ compared with their manifest when they are read for an upload, and after a downl
 from __future__ import annotations
 
 import json
+import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,12 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from params import CheckpointError
+from params.schema import Publish
 from tasks.hub_client.faults import LookAgainError
-from tasks.hub_client.repository import Repository
+from tasks.hub_client.repository import Repository, RetryPolicy
 from trainer.checkpoints.sealed import IDENTITY, MANIFEST
+
+logger = logging.getLogger(__name__)
 
 BRANCH = "checkpoints"
 LAST = "last-checkpoint"
@@ -134,6 +139,23 @@ class Branch:
         if head is None:
             raise LookAgainError(f"the branch {BRANCH} was created and is not visible")
         return head
+
+
+def with_patience(repository: Repository, publish: Publish, command: str) -> Repository:
+    """Return `repository` with the time that checkpoints need: no request is cut off, and `publish.timeout_s` limits retries.
+
+    Each reason why the Hub gives no clear answer is logged once, however long it lasts.
+    """
+    last = ""
+
+    def log(line: str) -> None:
+        nonlocal last
+        if line != last:
+            logger.warning("%s: %s", command, line)
+        last = line
+
+    retries = RetryPolicy(attempts=math.inf)
+    return replace(repository, timeout_s=publish.timeout_s, cuts_requests=False, retries=retries, log=log)
 
 
 def additions(name: str, sealed: Path, more: Iterable[Path] = ()) -> list[CommitOperationAdd]:

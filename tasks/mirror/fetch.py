@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import CheckpointError, DataError, HubRefusedError, RecipeError, load
 from params.artifacts import Artifacts, storage_errors
-from tasks.mirror.log import log_changes
 from trainer.checkpoints.resume import differences
 from trainer.checkpoints.sealed import (
     BEST_NOTE,
@@ -50,8 +47,7 @@ def fetch(recipe_path: Path) -> None:
         raise DataError(str(artifacts.tokens), "there are no tokens, which are part of the run's identity", fix)
     job = Job.of(recipe, artifacts)
     from tasks.hub_client.connection import open_repository
-    from tasks.hub_client.repository import RetryPolicy
-    from tasks.mirror.branch import Branch
+    from tasks.mirror.branch import Branch, with_patience
 
     publish = recipe.publish
     staging = job.folder / ".fetched"
@@ -60,13 +56,7 @@ def fetch(recipe_path: Path) -> None:
         storage_errors(job.folder),
         open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True) as opened,
     ):
-        repository = replace(
-            opened,
-            timeout_s=publish.timeout_s,
-            cuts_requests=False,
-            retries=RetryPolicy(attempts=math.inf),
-            log=log_changes("fetch"),
-        )
+        repository = with_patience(opened, publish, "fetch")
         branch = Branch(repository, publish.private)
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 from params import CheckpointError, RecipeError, load
 from params.artifacts import Artifacts
 from params.schema import Launch, Publish
-from tasks.mirror.log import log_changes
 from tasks.mirror.queue import UploadQueue
 from trainer.checkpoints.sealed import IDENTITY, step_of
 from trainer.runtime.lifetime import die_with_parent, exclusive
@@ -119,7 +118,7 @@ class _Uploader:
 
     def __init__(self, repository: Repository, queue: UploadQueue, tokenizer: Path, publish: Publish) -> None:
         from tasks.hub_client.repository import RetryPolicy
-        from tasks.mirror.branch import Branch
+        from tasks.mirror.branch import Branch, with_patience
 
         self.ended = threading.Event()
         """Set when the training has ended."""
@@ -129,13 +128,7 @@ class _Uploader:
         self._step_at_start: dict[str, int] = {}
         """The step of the branch before the first upload, by run."""
         # During the training there is no hurry; afterwards `publish.timeout_s` limits the wait for a clear answer.
-        self._last = replace(
-            repository,
-            timeout_s=publish.timeout_s,
-            cuts_requests=False,
-            retries=RetryPolicy(attempts=math.inf),
-            log=log_changes("mirror"),
-        )
+        self._last = with_patience(repository, publish, "mirror")
         meanwhile = RetryPolicy(attempts=math.inf, sleep=self._sleep)
         self._meanwhile = replace(self._last, timeout_s=math.inf, retries=meanwhile)
         logger.info("mirror: %s checkpoints go to %s", "all" if queue.keep_all else "last", self._branch.where)

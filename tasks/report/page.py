@@ -16,12 +16,12 @@ from typing import Any
 
 from params.artifacts import STAGES, Artifacts, write_whole
 from tasks.report.run_results import RunResults, read_results
-from tasks.report.timings import Timing
+from tasks.report.timings import Timing, read_timings
 
 
-def write_report(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None) -> Path:
-    """Write the page of a run, and return its path."""
-    write_whole(artifacts.page, render(artifacts, timings=timings))
+def write_report(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None = None) -> Path:
+    """Write the page of a run, by default with its recorded timings, and return its path."""
+    write_whole(artifacts.page, render(artifacts, timings=read_timings(artifacts) if timings is None else timings))
     return artifacts.page
 
 
