@@ -7,11 +7,11 @@ evergreen reproduce owner/name@release-0123456789ab
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import logging
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ def show_releases(recipe: Path | None) -> None:
     for path in [recipe] if recipe else _recipes():
         publish = load(path).publish
         print(f"{path.stem}: {publish.repo_id} on {publish.endpoint}")
-        with _repository(path, publish) as repository:
+        with _open(path, publish) as repository:
             try:
                 print("\n".join(f"  {line}" for line in table(releases(repository))))
             except HubRefusedError as error:
@@ -52,7 +52,7 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
 
     path = recipe or _recipe_with(tag)
     publish = load(path).publish
-    with _repository(path, publish, to_write=True) as opened:
+    with _open(path, publish, to_write=True) as opened:
         repository = replace(opened, timeout_s=publish.timeout_s, log=lambda line: logger.info("rollback: %s", line))
         result = rollback.roll_back(repository, tag, by=by or _user(), why=why)
     what = "is rolled back to" if result.changed else "holds already the files of"
@@ -73,13 +73,9 @@ def _recipes() -> Sequence[Path]:
     return sorted(Path("params").glob("*.yaml"))
 
 
-@contextlib.contextmanager
-def _repository(recipe: Path, publish: Publish, *, to_write: bool = False) -> Iterator[Repository]:
+def _open(recipe: Path, publish: Publish, *, to_write: bool = False) -> AbstractContextManager[Repository]:
     artifacts = Artifacts(recipe.stem)
-    with open_repository(
-        artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=to_write
-    ) as repository:
-        yield repository
+    return open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=to_write)
 
 
 def _recipe_with(tag: str) -> Path:
@@ -101,7 +97,7 @@ def _recipe_with(tag: str) -> Path:
 def _has_tag(recipe: Path, publish: Publish, tag: str) -> bool:
     from tasks.hub_client.release_log import releases
 
-    with _repository(recipe, publish) as repository:
+    with _open(recipe, publish) as repository:
         try:
             return any(tag in entry.tags for entry in releases(repository))
         except HubRefusedError:
