@@ -7,8 +7,7 @@ prefect deployment run retrain/default --watch        by a worker, see prefect.y
 
 from __future__ import annotations
 
-import runpy
-import sys
+from collections.abc import Sequence
 from typing import Any
 
 from prefect import flow, get_run_logger, task
@@ -53,25 +52,19 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
     requested = STAGES if publish else STAGES[:-1]
     outcomes: dict[str, str] = {}
 
-    def bring_up_to_date(stage: str, *, force: bool) -> None:
-        named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{artifacts.recipe}")
-        outcomes[stage] = named(stage, artifacts.recipe, force=force, return_state=True).result()
+    def bring_up_to_date(names: Sequence[str], *, force: bool) -> None:
+        for stage in names:
+            named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{artifacts.recipe}")
+            outcomes[stage] = named(stage, artifacts.recipe, force=force, return_state=True).result()
 
     with recipe_lock(artifacts, log):
         if force or stages.any_stale(requested, artifacts.recipe):
             stages.check(artifacts.recipe, log)
         try:
-            for stage in requested:
-                bring_up_to_date(stage, force=force)
+            bring_up_to_date(requested, force=force)
         except StaleBlessingError as error:  # another model was published meanwhile: compare with that one
             log.warning("%s", error)
-            for stage in ("evaluate", "publish"):
-                bring_up_to_date(stage, force=True)
+            bring_up_to_date(("evaluate", "publish"), force=True)
         finally:
             link_report(artifacts, renew=not publish)
     return named_if_kept(artifacts, outcomes) if publish else outcomes
-
-
-if __name__ == "__main__":
-    sys.argv.insert(1, "run")
-    runpy.run_module("flows.cli", run_name="__main__")  # by name, because it imports this module

@@ -28,7 +28,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, prefect_home: Path) -> It
     made = Project(root, prefect_home)
     made.run("git", "init", "-q", "-b", "main")
     try:
-        made.first_run = made.run("python", "-m", "flows.retrain", "tiny")
+        made.first_run = made.run("python", "-m", "flows.cli", "run", "tiny")
         yield made
     finally:
         made.end()

@@ -32,7 +32,7 @@ def test_run_survives_kills_of_flow_dvc_and_stage(project: Project, tmp_path: Pa
     (project.root / "dvc.lock").unlink()
     shutil.rmtree(artifacts.run)
 
-    flow = ("python", "-m", "flows.retrain", "tiny")
+    flow = ("python", "-m", "flows.cli", "run", "tiny")
     dvc = ("dvc", "repro", "train@tiny")
     stage = ("tasks train", "params/tiny.yaml")
     kill(project, flow, lambda process: process)

@@ -53,7 +53,7 @@ def test_a_second_flow_of_the_recipe_is_refused(finished: Project) -> None:
 
     with (finished.root / ".scratch/tiny/flow.lock").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        out = finished.run("python", "-m", "flows.retrain", "tiny", ok=False)
+        out = finished.run("python", "-m", "flows.cli", "run", "tiny", ok=False)
     assert "a flow of the recipe `tiny` is already running" in out
     assert "Traceback" not in out
 
@@ -117,6 +117,6 @@ def test_without_publish_the_flow_stops_before_it(finished: Project) -> None:
 )
 def test_a_recipe_that_is_not_there_is_named(finished: Project, recipe: str, words: str) -> None:
     shutil.copy(finished.root / "params/tiny.yaml", finished.root / "params/other.yaml")
-    out = finished.run("python", "-m", "flows.retrain", recipe, ok=False)
+    out = finished.run("python", "-m", "flows.cli", "run", recipe, ok=False)
     assert words in out
     assert "Traceback" not in out

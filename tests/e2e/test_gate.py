@@ -49,7 +49,7 @@ def publish():
 
 def flow(project: Project, status: int = os.EX_OK) -> str:
     """Run the flow, which is to end with `status`; its output."""
-    return project.run("sh", "-c", f"python -m flows.retrain tiny; test $? -eq {status}", timeout_s=500)
+    return project.run("sh", "-c", f"python -m flows.cli run tiny; test $? -eq {status}", timeout_s=500)
 
 
 def last_state(project: Project) -> tuple[str, str]:

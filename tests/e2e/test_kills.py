@@ -15,7 +15,7 @@ from tests.support.project import Project, wait_for
 def test_a_killed_flow_and_a_killed_dvc_leave_nothing_running(project: Project) -> None:
     project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 200")
 
-    flow = project.start("python", "-m", "flows.retrain", "tiny", log="flow.log")
+    flow = project.start("python", "-m", "flows.cli", "run", "tiny", log="flow.log")
     wait_for(lambda: checkpoints(project), "a checkpoint", 120)
     assert project.processes("trainer.worker")
     ids = [process.pid for process in project.processes()]
@@ -33,7 +33,7 @@ def test_a_killed_flow_and_a_killed_dvc_leave_nothing_running(project: Project) 
     wait_for(lambda: not project.processes("tasks"), "the end of the stage", 10)
     wait_for(lambda: not project.processes("trainer"), "the end of the trainer", 10)
 
-    out = project.run("python", "-m", "flows.retrain", "tiny")
+    out = project.run("python", "-m", "flows.cli", "run", "tiny")
     assert "goes on at step" in out
     assert "published: tests/tiny" in out
     assert project.repro() == []
@@ -41,7 +41,7 @@ def test_a_killed_flow_and_a_killed_dvc_leave_nothing_running(project: Project) 
 
 def test_a_flow_that_is_told_to_stop_ends_its_trainer(project: Project) -> None:
     project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 200")
-    flow = project.start("python", "-m", "flows.retrain", "tiny", log="flow.log")
+    flow = project.start("python", "-m", "flows.cli", "run", "tiny", log="flow.log")
     wait_for(lambda: checkpoints(project), "a checkpoint", 120)
     flow.send_signal(signal.SIGTERM)
     flow.wait(60)

@@ -121,7 +121,7 @@ class Project:
 
     def flow(self, *arguments: str) -> list[str]:
         """The flow, without a server; the stages that it ran."""
-        out = self.run("python", "-m", "flows.retrain", "tiny", *arguments)
+        out = self.run("python", "-m", "flows.cli", "run", "tiny", *arguments)
         return [line.split("'")[-2].split("@")[0] for line in out.splitlines() if "Running stage" in line]
 
     def edit(self, path: str, old: str, new: str) -> None:
