@@ -290,7 +290,7 @@ def _run_stage(stage: str, recipe: Path) -> None:
             outcome="failed" if failed else "ran",
             error=failed,
         )
-        with contextlib.suppress(EvergreenError):  # a full disk: the stage itself has said so, or goes well
+        with contextlib.suppress(EvergreenError):  # a full disk, which fails the stage itself if it needs to write
             record_timing(Artifacts(recipe.stem), timing)
         if page_due:
             _write_page(Artifacts(recipe.stem))

@@ -199,7 +199,7 @@ class Repository:
         """Put one commit on a branch if the branch is still at `parent`, and return its id.
 
         Check the files of the id that is returned: the client leaves out files that the branch holds by now. If none is
-        left, it sends nothing and returns the head of the branch, which may be a commit of somebody else. Make new
+        left, it sends nothing and returns the head of the branch, which may be another client's commit. Make new
         `operations` for each attempt: the client stores in them what it learned of an earlier head.
         """
         made = self.api.create_commit(

@@ -29,7 +29,7 @@ _CONNECT_TIMEOUT_S = 10.0
 _ANSWER_TIMEOUT_S = 120.0
 """For each single read and write."""
 _LATE_S = 0.01
-"""The timer fires this much after the deadline, so that whoever looks at the clock then finds it passed."""
+"""The timer fires this much after the deadline, so that a clock that is read then shows that it has passed."""
 _CLIENT_RETRIES = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses after which the client sends the request again by itself, after as long a sleep as the Hub asks for."""
 

@@ -7,6 +7,7 @@ loaded, and nothing that looks like a secret.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -155,16 +156,8 @@ def _release_file(name: str, source: Path | bytes) -> ReleaseFile:
     size = len(source) if isinstance(source, bytes) else source.stat().st_size
     sha256 = hashlib.sha256()
     git_sha1 = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    for block in _blocks(source):
-        sha256.update(block)
-        git_sha1.update(block)
-    return ReleaseFile(name, size, sha256.hexdigest(), git_sha1.hexdigest(), source)
-
-
-def _blocks(source: Path | bytes) -> Iterator[bytes]:
-    if isinstance(source, bytes):
-        yield source
-        return
-    with source.open("rb") as file:
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
         while block := file.read(1 << 20):
-            yield block
+            sha256.update(block)
+            git_sha1.update(block)
+    return ReleaseFile(name, size, sha256.hexdigest(), git_sha1.hexdigest(), source)

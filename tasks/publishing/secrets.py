@@ -9,6 +9,7 @@ UTF-16, and takes 190 s for 20 MB of text with two rules (0.4 s here, with all o
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -87,11 +88,8 @@ def _find(view: bytes, tokens: Iterable[bytes], *, search_all: bool) -> Iterator
 
 def _blocks(content: Path | bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the content in blocks, each with the end of the block before."""
-    if isinstance(content, bytes):
-        yield b"", content
-        return
     tail = b""
-    with content.open("rb") as file:
+    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             yield tail, block
             tail = (tail + block)[-_OVERLAP_BYTES:]
