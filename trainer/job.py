@@ -38,7 +38,7 @@ class Job(Section):
     @classmethod
     def plan(
         cls,
-        root: Path,
+        artifacts: Artifacts,
         *,
         seed: int,
         objective: ObjectiveChoice,
@@ -46,32 +46,24 @@ class Job(Section):
         training: Training,
         launch: Launch,
         metrics: Metrics | None,
-        tokens: Path,
     ) -> Job:
-        """Return the job of these sections of a recipe, with a folder in `root` that is named after its identity."""
-        sections: Any = {
-            "seed": seed,
-            "objective": objective,
-            "model": model,
-            "training": training,
-            "metrics": metrics,
-        }
-        identity = run_identity(**sections, tokens=tokens)
-        folder = (root / run_key(identity)).absolute()
-        return cls(**sections, launch=launch, tokens=tokens.absolute(), folder=folder, identity=identity)
+        """Return the job of these sections of a recipe; its folder is named after its identity."""
+        keys: Any = {"seed": seed, "objective": objective, "model": model, "training": training, "metrics": metrics}
+        identity = run_identity(**keys, tokens=artifacts.tokens)
+        folder = (artifacts.checkpoints / run_key(identity)).absolute()
+        return cls(**keys, launch=launch, tokens=artifacts.tokens.absolute(), folder=folder, identity=identity)
 
     @classmethod
     def of(cls, recipe: Recipe, artifacts: Artifacts) -> Job:
         """Return the job that the train stage runs for `recipe`."""
         return cls.plan(
-            artifacts.checkpoints,
+            artifacts,
             seed=recipe.seed,
             objective=recipe.objective,
             model=recipe.model,
             training=recipe.training,
             launch=recipe.launch,
             metrics=recipe.evaluation.metrics,
-            tokens=artifacts.tokens,
         )
 
     @property

@@ -54,14 +54,13 @@ def train(
         StorageError: the disk is full; the last checkpoint is intact.
     """
     job = Job.plan(
-        artifacts.checkpoints,
+        artifacts,
         seed=seed,
         objective=objective,
         model=model,
         training=training,
         launch=launch,
         metrics=metrics,
-        tokens=artifacts.tokens,
     )
     with exclusive(artifacts.train_lock, f"a training of {artifacts.recipe}"):
         with mirrored(artifacts, launch, job.folder.name):
