@@ -46,17 +46,22 @@ def whoami(request: Request, user: User) -> dict[str, object]:
     return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": teams, "auth": auth}
 
 
-class CreateRepository(BaseModel):
-    """The body of repos/create."""
+class RepositoryBody(BaseModel):
+    """The body of repos/delete."""
 
     name: str
     organization: str | None = None
     type: str = "model"
+
+
+class CreateBody(RepositoryBody):
+    """The body of repos/create."""
+
     visibility: str = "public"
 
 
 @router.post("/api/repos/create")
-def create_repository(request: Request, new: CreateRepository, user: User) -> dict[str, object]:
+def create_repository(request: Request, new: CreateBody, user: User) -> dict[str, object]:
     """Create a repository in the user's own namespace or in `organization`."""
     hub = get_hub(request)
     namespace = new.organization or user or ""
@@ -73,16 +78,8 @@ def create_repository(request: Request, new: CreateRepository, user: User) -> di
     return {"url": url, "name": f"{namespace}/{new.name}", "id": page}
 
 
-class DeleteRepository(BaseModel):
-    """The body of repos/delete."""
-
-    name: str
-    organization: str | None = None
-    type: str = "model"
-
-
 @router.delete("/api/repos/delete")
-def delete_repository(request: Request, old: DeleteRepository, user: User) -> dict[str, object]:
+def delete_repository(request: Request, old: RepositoryBody, user: User) -> dict[str, object]:
     """Delete a repository."""
     hub = get_hub(request)
     namespace, kind = old.organization or user or "", f"{old.type}s"

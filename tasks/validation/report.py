@@ -16,10 +16,8 @@ Origin = Literal["objective", "objective, on the remaining rows", "recipe"]
 """Where a check comes from. Some checks of an objective follow from the data; they run again on the remaining rows."""
 
 
-class FailingRow(pydantic.BaseModel):
+class FailingRow(Report):
     """A row that fails a check."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     row_id: int
     split: str
@@ -27,10 +25,8 @@ class FailingRow(pydantic.BaseModel):
     """The value that was checked, shortened."""
 
 
-class CheckReport(pydantic.BaseModel):
+class CheckReport(Report):
     """A check and its result."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     type: str
     arguments: dict[str, Any]
@@ -42,7 +38,7 @@ class CheckReport(pydantic.BaseModel):
     """Number of failing rows; of equal rows, the first does not count. None for a check of the table as a whole."""
     observed: Any = None
     """The observed value of a check of the table as a whole."""
-    examples: list[FailingRow] = []
+    examples: list[FailingRow] = pydantic.Field(default_factory=list)
 
     @property
     def stops(self) -> bool:
