@@ -138,7 +138,7 @@ def _boolean(where: str, value: object) -> _Errors:
 
 
 def _license(where: str, value: object) -> _Errors:
-    if value not in LICENSES:
+    if not isinstance(value, str) or value not in LICENSES:
         yield f'"{where}" must be one of [{", ".join(sorted(LICENSES))}]'
 
 

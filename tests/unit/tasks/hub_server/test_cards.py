@@ -22,6 +22,7 @@ RESULT = "task: {type: t}, dataset: {type: d, name: D}, metrics: [{type: accurac
         ("license: [mit, apache-2.0]", None),
         ("license: Apache 2", '"license" must be one of [afl-3.0, agpl-3.0'),
         ("license: gpl-2.0-or-later", '"license" must be one of ['),
+        ("license: {name: mit}", '"license" must be one of ['),
         ("license: [mit, mine]", '"license[1]" must be one of ['),
         ("license: other\nlicense_name: 3", '"license_name" must be a string'),
         ("datasets: [null]", '"datasets[0]" must be a string'),
