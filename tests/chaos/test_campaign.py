@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """All of them train with dropout."""
 
 
-@pytest.mark.timeout(60 + 30 * KILLS)
+@pytest.mark.timeout(120 + 30 * KILLS)
 def test_run_killed_anywhere_ends_like_the_golden_run(tmp_path: Path, summary_lines: list[str]) -> None:
     variants = VARIANTS if IS_LONG else dict(list(VARIANTS.items())[:2])
     victims = [Victim(tmp_path / str(i), STEPS | changes) for i, changes in enumerate(variants.values())]
