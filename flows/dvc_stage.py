@@ -19,7 +19,12 @@ from params import EvergreenError, RecipeError, TransientError, command_result
 
 
 def is_stale(name: str) -> bool:
-    """Return whether DVC would run the stage `name`, for example `train@default`."""
+    """Return whether DVC would run the stage `name`, for example `train@default`.
+
+    Raises:
+        TransientError: another process uses the stage's artifacts.
+        RecipeError: dvc.yaml has no such stage, or cannot be read.
+    """
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo

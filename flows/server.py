@@ -24,7 +24,11 @@ _STARTUP_S = 90.0
 
 @contextlib.contextmanager
 def ensure_server(log_file: Path) -> Iterator[None]:
-    """Use the configured Prefect server, or start one that runs until this process ends."""
+    """Use the configured Prefect server, or start one that runs until this process ends.
+
+    Raises:
+        TransientError: the server did not start.
+    """
     if get_current_settings().api.url:
         yield
         return

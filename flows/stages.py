@@ -34,7 +34,11 @@ def any_stale(stages: Sequence[str], recipe: str) -> bool:
 
 
 def check(recipe: str, log: child_process.Logger) -> None:
-    """Find what is wrong with a recipe before any stage starts."""
+    """Find what is wrong with a recipe before any stage starts.
+
+    Raises:
+        EvergreenError: every problem that was found.
+    """
     artifacts = Artifacts(recipe)
     result_file = command_result.reserve(artifacts.command_result)
     done = child_process.run("tasks", ["check", recipe], log, environment=result_file)
@@ -43,7 +47,11 @@ def check(recipe: str, log: child_process.Logger) -> None:
 
 
 def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
-    """Bring `stage` up to date; with `force`, run it whether it is stale or not."""
+    """Bring `stage` up to date; with `force`, run it whether it is stale or not.
+
+    Raises:
+        EvergreenError: the error of the stage; a `TransientError` if the same call may succeed later.
+    """
     name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
     force = force or (stage == "ingest" and _source_is_unwatched(artifacts))
     if not force and not dvc_stage.is_stale(name):

@@ -127,7 +127,11 @@ class Artifacts:
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder to write into; it replaces `target` only if the block ends without an error."""
+    """Yield a folder to write into; it replaces `target` only if the block ends without an error.
+
+    Raises:
+        StorageError: the disk is full or read-only; `target` is as it was.
+    """
     partial = target.with_name(f".{target.name}.partial")
     with storage_errors(target):
         shutil.rmtree(partial, ignore_errors=True)
@@ -145,7 +149,11 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def write_whole(target: Path, text: str) -> None:
-    """Write `text` to `target` in one step: a reader sees the old content or the new, never a part."""
+    """Write `text` to `target` in one step: a reader sees the old content or the new, never a part.
+
+    Raises:
+        StorageError: the disk is full or read-only; `target` is as it was.
+    """
     partial = target.with_name(f".{target.name}.partial")
     with storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,11 @@ _NAME = re.compile(IMPORTABLE)
 
 
 def resolve(name: str, key: str) -> Callable[..., Any]:
-    """Return the function or class that a recipe names under `key`."""
+    """Return the function or class that a recipe names under `key`.
+
+    Raises:
+        RecipeError: there is no such object, its module cannot be imported, or the object cannot be called.
+    """
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -47,6 +51,9 @@ def bind(call: Call, key: str, arity: int) -> Callable[..., Any]:
     """Return the function that a recipe names under `key`, with the recipe's arguments bound.
 
     The pipeline passes `arity` more positional arguments.
+
+    Raises:
+        RecipeError: as `resolve`, or the function does not take these arguments.
     """
     function = resolve(call.name, key)
     try:

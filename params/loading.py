@@ -86,7 +86,11 @@ def _list(problems: Sequence[str]) -> str:
 
 
 def find_recipe(recipe: str) -> Path:
-    """Return the file of a recipe that is given by name (`default`) or by path (`params/default.yaml`)."""
+    """Return the file of a recipe that is given by name (`default`) or by path (`params/default.yaml`).
+
+    Raises:
+        RecipeError: there is no such file.
+    """
     is_path = "/" in recipe or recipe.endswith((".yaml", ".yml"))
     path = Path(recipe) if is_path else _FOLDER / f"{recipe}.yaml"
     if not path.is_file():
@@ -95,7 +99,11 @@ def find_recipe(recipe: str) -> Path:
 
 
 def recipe_name(recipe: str) -> str:
-    """Return the name of a recipe in params/ that is given by name or by path."""
+    """Return the name of a recipe in params/ that is given by name or by path.
+
+    Raises:
+        RecipeError: there is no such file, or it is not in params/.
+    """
     path = find_recipe(recipe)
     if path.resolve() != (_FOLDER / f"{path.stem}.yaml").resolve():
         what = "is not a .yaml file in params/, where DVC looks for recipes"
@@ -104,7 +112,11 @@ def recipe_name(recipe: str) -> str:
 
 
 def read(path: Path) -> Document:
-    """Parse the YAML file at `path`."""
+    """Parse the YAML file at `path`.
+
+    Raises:
+        RecipeError: there is no such file, or it is not one YAML mapping in UTF-8.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         tree = YAML().load(text)

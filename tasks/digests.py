@@ -48,7 +48,11 @@ def weights_digest(files: Mapping[str, str]) -> str | None:
 
 
 def folder_weights(folder: Path) -> str:
-    """The same digest for a model in a local folder."""
+    """The same digest for a model in a local folder.
+
+    Raises:
+        ModelError: there are no weights in it.
+    """
     digest = weights_digest(weights_in(folder))
     if digest is None:
         raise ModelError(str(folder), f"there is no {WEIGHTS} file in it", "train the model first")

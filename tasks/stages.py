@@ -73,7 +73,11 @@ def arguments(stage: str, recipe: Recipe) -> dict[str, Any]:
 
 
 def run(stage: str, recipe_path: Path) -> Report:
-    """Run one stage of the recipe at `recipe_path`. The working directory must be the project's root."""
+    """Run one stage of the recipe at `recipe_path`. The working directory must be the project's root.
+
+    Raises:
+        DataError: an earlier stage has not run.
+    """
     recipe, artifacts = load(recipe_path), Artifacts(recipe_path.stem)
     for name, maker in _NEEDED.get(stage, {}).items():
         folder: Path = getattr(artifacts, name)

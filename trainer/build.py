@@ -27,7 +27,13 @@ from trainer.runtime.heartbeat import Heartbeat
 
 
 def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) -> EvergreenTrainer:
-    """Return the Trainer of a job, or raise the first error of its recipe, model or data."""
+    """Return the Trainer of a job, or raise the first error of its recipe, model or data.
+
+    Raises:
+        RecipeError: code that the recipe names cannot be used, or parts of the recipe conflict.
+        ModelError: the model cannot be built, or accelerate started another number of processes.
+        DataError: there are fewer sequences than one global batch.
+    """
     disable_progress_bar()
     training = job.training
     objective = objectives.build(job.objective)

@@ -35,6 +35,9 @@ def numeric_answer(completions: Sequence[str], rows: Sequence[RewardRow], *, col
 
     The number of a text is the first one after its last `####`, or without that mark its last one. Thousands separators, a
     leading `$` and trailing zeros do not matter: `$1,250.00` is 1250. A reference is for example `48/2 = 24\n#### 24`.
+
+    Raises:
+        ValueError: a reference has no number.
     """
     rewards = []
     for completion, row in zip(completions, rows, strict=True):

@@ -37,7 +37,11 @@ class Analysis:
     scored: ScoredModels
 
     def details(self) -> Details:
-        """Return everything that the report shows beside the metrics."""
+        """Return everything that the report shows beside the metrics.
+
+        Raises:
+            RecipeError: the gate names a metric that does not exist, or a slice cannot be formed.
+        """
         self._check_gate()
         settings, scores = self.evaluation.gate, self.scored.model.scores
         return Details(

@@ -71,7 +71,11 @@ def _download(repository: Repository, commit: str, folder: Path) -> None:
 def load(
     folder: Path, objective: Objective[Any], state: State, champion: Champion
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the champion and its tokenizer, with this run's labels."""
+    """Load the champion and its tokenizer, with this run's labels.
+
+    Raises:
+        ModelError: it is a model for another task.
+    """
     from transformers import AutoTokenizer
 
     from trainer.model import network

@@ -98,6 +98,9 @@ def score(
     """Score every row of a split.
 
     Every score must be finite.
+
+    Raises:
+        ModelError: a score is not finite.
     """
     names = (*objective.score_names, *objective.example_counts)
     row_ids: list[NDArray[np.int64]] = []

@@ -27,6 +27,9 @@ def slice_positions(
     """Yield the name of each column or function to slice by, with the positions in `row_ids` of each slice's rows.
 
     The largest slices come first. `row_ids` (N,) ascend; other rows are ignored.
+
+    Raises:
+        RecipeError: there is no such column, it has too many values, or the function fails.
     """
     for i, slice_by in enumerate(slices):
         where = f"evaluation.slices.{i}"
@@ -65,7 +68,11 @@ def _slice_name_function(slice_by: SliceBy, where: str) -> Callable[[Mapping[str
 
 
 def read_texts(rows: Path, row_ids: Sequence[int], text: Callable[[Mapping[str, Any]], str]) -> dict[int, str]:
-    """Return the texts of some rows by row_id."""
+    """Return the texts of some rows by row_id.
+
+    Raises:
+        DataError: a row is missing.
+    """
     missing, found = set(row_ids), dict[int, str]()
     with pq.ParquetFile(rows) as file:
         for batch in file.iter_batches(_BATCH_ROWS):

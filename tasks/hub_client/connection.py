@@ -26,6 +26,9 @@ def chosen_endpoint(endpoint: str) -> str:
     """Return the address of the Hub, or `local`: the recipe's, else that of HF_ENDPOINT, else the local Hub.
 
     Reports name the Hub by it. An address with a password is refused: it would be in every message and in the receipt.
+
+    Raises:
+        HubRefusedError: the address holds a password, which would be in every message and in the receipt.
     """
     chosen = os.environ.get("HF_ENDPOINT", LOCAL) if endpoint == LOCAL else endpoint
     scheme, _, rest = chosen.partition("://")
@@ -43,6 +46,9 @@ def open_repository(
     """Open a repository; the local Hub runs inside the block.
 
     On the local Hub, the client acts for the namespace of `repo_id`. Another Hub needs a token `to_write`.
+
+    Raises:
+        HubRefusedError: there is no token for a remote Hub, or its address holds a password.
     """
     endpoint = chosen_endpoint(endpoint)
     if endpoint != LOCAL:

@@ -42,7 +42,13 @@ class Members:
 
 
 def serve(folder: Path, *, host: str, port: int, tokens: Path | None) -> None:
-    """Serve the Hub in `folder` until SIGINT or SIGTERM."""
+    """Serve the Hub in `folder` until SIGINT or SIGTERM.
+
+    Raises:
+        HubRefusedError: The host or the tokens file is unsafe or invalid.
+        TransientError: The port is in use.
+        StorageError: The folder cannot be written.
+    """
     address = _address(host)
     is_local = ipaddress.ip_address(address).is_loopback
     if tokens is None and not is_local:
@@ -73,7 +79,11 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None) -> None:
 
 
 def read_members(path: Path) -> Members:
-    """Read the users and teams in a tokens file. Error messages never quote a token."""
+    """Read the users and teams in a tokens file. Error messages never quote a token.
+
+    Raises:
+        HubRefusedError: The file is missing, readable by others, or malformed.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

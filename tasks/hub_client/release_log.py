@@ -55,7 +55,12 @@ class LogEntry:
 
 
 def releases(repository: Repository) -> list[LogEntry]:
-    """Return the commits of main, newest first."""
+    """Return the commits of main, newest first.
+
+    Raises:
+        HubRefusedError: there is no such repository, or the Hub would refuse again.
+        TransientError: no clear answer in time.
+    """
     return repository.retry_until_clear(lambda: _entries(repository))
 
 

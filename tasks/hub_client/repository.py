@@ -173,6 +173,9 @@ class Repository:
         """Create the repository unless it exists, and return its branches and tags.
 
         If `private`, it is created so, and an existing one must be private.
+
+        Raises:
+            HubRefusedError: it is public and must be private.
         """
         try:
             found = self.refs()

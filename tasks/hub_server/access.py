@@ -16,6 +16,9 @@ class Access:
     """Tokens and write permissions.
 
     A user can write in the namespace of the same name and in those that list the user as a writer; an administrator in all.
+
+    Raises:
+        ValueError: A token is empty, or a user or namespace has an invalid name.
     """
 
     tokens: Mapping[str, str] = field(repr=False)
@@ -34,7 +37,11 @@ class Access:
             raise ValueError("a token of the local Hub is empty or begins or ends with white space")
 
     def user(self, authorization: str) -> str | None:
-        """Return the user of an Authorization header; None if the header is empty."""
+        """Return the user of an Authorization header; None if the header is empty.
+
+        Raises:
+            HubError: 401 for an unknown token.
+        """
         if not authorization:
             return None
         scheme, _, sent = authorization.partition(" ")
@@ -56,7 +63,11 @@ class Access:
         return sorted(namespace for namespace, users in self.writers.items() if user in users and namespace != user)
 
     def require_write(self, user: str | None, namespace: str) -> str:
-        """Return `user` if it can write in `namespace`."""
+        """Return `user` if it can write in `namespace`.
+
+        Raises:
+            HubError: 401 without a user, 403 without permission.
+        """
         if user is None:
             raise HubError(401, "Invalid username or password.")
         if not self.can_write(user, namespace):
@@ -68,6 +79,10 @@ class Access:
         return hmac.new(self._key, "\0".join(parts).encode(), "sha256").hexdigest()
 
     def check_signature(self, signature: str, *parts: str) -> None:
-        """Check a signature made by `sign`."""
+        """Check a signature made by `sign`.
+
+        Raises:
+            HubError: 403 if it does not match `parts`.
+        """
         if not hmac.compare_digest(signature.encode(), self.sign(*parts).encode()):
             raise HubError(403, "This upload URL is invalid, or the server was restarted after it was issued")

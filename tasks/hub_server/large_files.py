@@ -35,6 +35,9 @@ class LargeFiles:
         """Return the path of an object, whether or not it exists.
 
         Any other `sha256` than 64 lower-case hexadecimal digits is refused: it could lead to any path.
+
+        Raises:
+            HubError: 400 if `sha256` is not 64 lower-case hexadecimal digits; it could lead to any path.
         """
         if not _SHA256.fullmatch(sha256):
             raise HubError(400, "The id of a large file is its SHA-256: 64 lower-case hexadecimal digits")
@@ -48,7 +51,11 @@ class LargeFiles:
             return None
 
     async def receive(self, sha256: str, size: int, blocks: AsyncIterator[bytes]) -> None:
-        """Store an object from a stream."""
+        """Store an object from a stream.
+
+        Raises:
+            HubError: 422 if the content does not match `sha256` and `size`.
+        """
         with self._temporary_file() as (temporary, file):
             digest, received = hashlib.sha256(), 0
             async for block in blocks:
@@ -61,7 +68,11 @@ class LargeFiles:
             self._store(temporary, file, sha256)
 
     async def receive_part(self, sha256: str, number: int, size: int, blocks: AsyncIterator[bytes]) -> str:
-        """Store one part of a multipart upload and return its ETag."""
+        """Store one part of a multipart upload and return its ETag.
+
+        Raises:
+            HubError: 422 if the part is larger than `size` bytes.
+        """
         with self._temporary_file() as (temporary, file):
             digest, received = hashlib.sha256(), 0
             async for block in blocks:
@@ -75,7 +86,11 @@ class LargeFiles:
         return digest.hexdigest()
 
     def assemble(self, sha256: str, size: int, parts: int) -> None:
-        """Join parts 1 to `parts` of a multipart upload."""
+        """Join parts 1 to `parts` of a multipart upload.
+
+        Raises:
+            HubError: 400 if a part is missing, 422 if the content does not match `sha256` and `size`.
+        """
         paths = [self._part(sha256, number) for number in range(1, parts + 1)]
         with self._temporary_file() as (temporary, file):
             digest, received = hashlib.sha256(), 0

@@ -38,7 +38,11 @@ def is_valid_namespace(name: str) -> bool:
 
 
 def ref_name(kind: RefKind, name: str) -> Ref:
-    """Return the full name of a branch (`heads`) or tag: `refs/<kind>/<name>`."""
+    """Return the full name of a branch (`heads`) or tag: `refs/<kind>/<name>`.
+
+    Raises:
+        HubError: 400 if git does not accept the name, or if it looks like a commit id.
+    """
     full = f"refs/{kind}/{name.removeprefix(f'refs/{kind}/')}".encode()
     ref = Ref(full)
     if not is_valid_ref(full) or name.startswith("-") or re.fullmatch(r"[0-9a-f]{40}", name):
@@ -53,7 +57,11 @@ def is_valid_ref(ref: bytes) -> bool:
 
 
 def normalize_path(path: str) -> str:
-    """Return the path of a file without a trailing slash."""
+    """Return the path of a file without a trailing slash.
+
+    Raises:
+        HubError: 400 for a path that git or a file system could resolve to another place.
+    """
     parts = path.removesuffix("/").split("/")
     has_bad_character = any(ord(char) < 32 or char in "\\\x7f" for char in path)
     if has_bad_character or len(path.encode()) > _PATH_BYTES or not all(map(_is_valid_part, parts)):
@@ -67,7 +75,11 @@ def _is_valid_part(part: str) -> bool:
 
 
 def check_file_or_folder(files: Iterable[str]) -> None:
-    """Check that no path is both a file and the folder of another file."""
+    """Check that no path is both a file and the folder of another file.
+
+    Raises:
+        HubError: 400.
+    """
     names = set(files)
     for path in names:
         parent = path.rpartition("/")[0]

@@ -79,7 +79,11 @@ class Repository:
             return {name.decode(): peel(git, sha).decode() for name, sha in sorted(found.items())}
 
     def resolve(self, revision: str) -> str:
-        """Return the commit id of a branch, a tag, a full ref or a commit id (7 to 40 digits)."""
+        """Return the commit id of a branch, a tag, a full ref or a commit id (7 to 40 digits).
+
+        Raises:
+            HubError: 404 RevisionNotFound.
+        """
         with self._open() as git:
             for candidate in (f"refs/heads/{revision}", f"refs/tags/{revision}", revision):
                 name = Ref(candidate.encode())
@@ -98,7 +102,11 @@ class Repository:
             return [commit_record(entry.commit) for entry in list(walker)[skip:]]
 
     def entries(self, sha: str, folder: str = "", *, recursive: bool) -> list[Entry]:
-        """Return the files and folders in `folder` at a commit, in git's order."""
+        """Return the files and folders in `folder` at a commit, in git's order.
+
+        Raises:
+            HubError: 404 EntryNotFound if `folder` does not exist.
+        """
         prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
         with self._open() as git:
             tree = read_commit(git, sha).tree
@@ -113,7 +121,11 @@ class Repository:
         return found
 
     def entry(self, sha: str, path: str) -> Entry:
-        """Return the file at a path in a commit."""
+        """Return the file at a path in a commit.
+
+        Raises:
+            HubError: 404 EntryNotFound.
+        """
         missing = HubError(404, f"{path} does not exist at {sha}", "EntryNotFound")
         with self._open() as git:
             try:
@@ -170,7 +182,11 @@ class Repository:
         return self._write(write)
 
     def create_ref(self, kind: RefKind, name: str, sha: str) -> None:
-        """Create a branch or a tag."""
+        """Create a branch or a tag.
+
+        Raises:
+            HubError: 409 if it exists already, 400 for an invalid name.
+        """
 
         def write(git: Repo) -> None:
             ref = ref_name(kind, name)
@@ -184,7 +200,11 @@ class Repository:
         self._write(write)
 
     def delete_ref(self, kind: RefKind, name: str) -> None:
-        """Delete a branch or a tag."""
+        """Delete a branch or a tag.
+
+        Raises:
+            HubError: 404 if it does not exist, 403 for main.
+        """
 
         def write(git: Repo) -> None:
             ref = ref_name(kind, name)
@@ -197,7 +217,11 @@ class Repository:
         self._write(write)
 
     def move(self, target: Path) -> None:
-        """Rename the repository's folder, after waiting for other writers."""
+        """Rename the repository's folder, after waiting for other writers.
+
+        Raises:
+            HubError: 404 if another process has deleted it in the meantime.
+        """
         with self._write_lock():
             self.path.rename(target)
 

@@ -86,6 +86,9 @@ def readable_target(request: Request) -> Target:
     """Return the repository of this request, if the user can read it.
 
     A private repository that the user cannot read answers like a missing one.
+
+    Raises:
+        HubError: 404 RepoNotFound if it does not exist, or is private and the user has no access.
     """
     return _target(request, get_user(request))
 
@@ -112,7 +115,11 @@ def _target(request: Request, user: str | None) -> Target:
 
 
 def writable_target(request: Request) -> Target:
-    """Return the repository of this request, if the user can write to it."""
+    """Return the repository of this request, if the user can write to it.
+
+    Raises:
+        HubError: 401 without a token, 404 as for reading, 403 for a user who can only read.
+    """
     if get_user(request) is None:
         get_hub(request).access.require_write(None, "")
     target = readable_target(request)

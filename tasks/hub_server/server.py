@@ -44,6 +44,9 @@ class LocalHub:
         port: Port to listen on; 0 picks a free one.
         allow_remote: Whether other machines may connect.
         part_bytes: Files larger than this are uploaded in parts of this size.
+
+    Raises:
+        ValueError: `host` is not a loopback address, or a user or namespace has an invalid name.
     """
 
     def __init__(

@@ -31,7 +31,11 @@ class Store:
         self._root = root
 
     def open(self, kind: str, namespace: str, name: str) -> Repository:
-        """Return the repository of this name."""
+        """Return the repository of this name.
+
+        Raises:
+            HubError: 404 RepoNotFound.
+        """
         path = self._path(kind, namespace, name)
         if path is None or not self.exists(kind, namespace, name):
             raise repository_not_found()
@@ -43,7 +47,11 @@ class Store:
         return path is not None and (path / "HEAD").is_file()
 
     def create(self, kind: str, namespace: str, name: str, *, private: bool, user: str) -> None:
-        """Create a repository with one commit on main."""
+        """Create a repository with one commit on main.
+
+        Raises:
+            HubError: 400 for an invalid name, 409 if the repository exists already.
+        """
         path = self._path(kind, namespace, name)
         if path is None:
             raise HubError(400, f"Invalid repository name: {kind}/{namespace}/{name}")
@@ -60,7 +68,11 @@ class Store:
             shutil.rmtree(new, ignore_errors=True)
 
     def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Delete a repository."""
+        """Delete a repository.
+
+        Raises:
+            HubError: 404 RepoNotFound.
+        """
         repository = self.open(kind, namespace, name)
         trash = Path(tempfile.mkdtemp(dir=repository.path.parent, prefix=_DELETED))
         try:
@@ -80,7 +92,11 @@ class Store:
                         shutil.rmtree(leftover, ignore_errors=True)
 
     def list(self, kind: str) -> Iterator[tuple[str, str, Repository]]:
-        """Yield namespace, name and repository of all repositories of a kind, by name."""
+        """Yield namespace, name and repository of all repositories of a kind, by name.
+
+        Raises:
+            HubError: 404 for an unknown kind.
+        """
         if kind not in KINDS:
             raise HubError(404, f"The local Hub has no {kind}")
         for path in sorted((self._root / kind).glob("[!.]*/[!.]*.git")):

@@ -32,7 +32,11 @@ Batches = Generator[Batch, None, None]
 
 
 def to_batches(rows: AddressedRows) -> Batches:
-    """Group rows into batches; a key that is missing from a row becomes null."""
+    """Group rows into batches; a key that is missing from a row becomes null.
+
+    Raises:
+        DataError: a column holds values of several types, or of a type that Parquet does not have.
+    """
     with contextlib.closing(rows):
         while chunk := list(islice(rows, BATCH_ROWS)):
             addresses = [address for address, _ in chunk]

@@ -20,6 +20,9 @@ class FileSource:
     """The files that match a pattern, one pattern for each split.
 
     Relative patterns start from `folder`, which errors call `place`.
+
+    Raises:
+        DataError: a pattern matches no file, or a file of an unknown format.
     """
 
     def __init__(

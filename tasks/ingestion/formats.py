@@ -29,6 +29,9 @@ def read_file(path: Path, name: str, text_unit: TextUnit) -> Batches:
     """Yield the rows of one file, whose suffix gives its format.
 
     Errors call the file `name`.
+
+    Raises:
+        DataError: the file is empty, unreadable or malformed.
     """
     suffix = path.suffix.lower()
     with read_errors(path, name):

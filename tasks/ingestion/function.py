@@ -16,7 +16,11 @@ from tasks.ingestion.batches import AddressedRows, Batches, to_batches
 
 
 class FunctionSource:
-    """A function that yields rows; it is called when the first row is read."""
+    """A function that yields rows; it is called when the first row is read.
+
+    Raises:
+        RecipeError: the function does not exist, or does not accept the recipe's arguments.
+    """
 
     splits: Sequence[str] = ("train",)
 

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 class HubSource:
-    """A dataset repository on a Hub; it is downloaded when the first row is read."""
+    """A dataset repository on a Hub; it is downloaded when the first row is read.
+
+    Raises:
+        RecipeError: a pattern points outside the repository.
+    """
 
     def __init__(self, source: HubDataset) -> None:
         self._source = source

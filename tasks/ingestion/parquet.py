@@ -37,7 +37,11 @@ class ParquetFolder:
         return self._files[name].path
 
     def write(self, batch: Batch, names: Sequence[str]) -> None:
-        """Append each row of `batch` to the file that `names` holds for it."""
+        """Append each row of `batch` to the file that `names` holds for it.
+
+        Raises:
+            DataError: a column has a type that does not fit the earlier rows.
+        """
         self._widen(batch)
         table = _conform(pa.Table.from_batches([batch.rows]), self.schema, batch.address(0))
         for name in dict.fromkeys(names):

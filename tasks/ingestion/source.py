@@ -34,7 +34,12 @@ class Source(Protocol):
 
 
 def open_source(source: Files | HubDataset | Sql | Function, root: Path = Path()) -> Source:
-    """Open the source of a recipe; its paths are relative to `root`."""
+    """Open the source of a recipe; its paths are relative to `root`.
+
+    Raises:
+        RecipeError: a module, function or environment variable that the recipe names does not exist.
+        DataError: no file matches a pattern.
+    """
     if isinstance(source, Files):
         from tasks.ingestion.files import FileSource
 

@@ -27,7 +27,11 @@ _TRANSIENT = re.compile(
 
 
 class SqlSource:
-    """A database query; it runs when the first row is read."""
+    """A database query; it runs when the first row is read.
+
+    Raises:
+        RecipeError: the URL is malformed, names a variable that is not set, or needs a driver that is not installed.
+    """
 
     splits: Sequence[str] = ("train",)
 

@@ -106,7 +106,11 @@ class Branch:
         return Path(api.hf_hub_download(self.repository.id, path, revision=commit, local_dir=folder))
 
     def load_sealed(self, name: str, commit: str, folder: Path) -> Path:
-        """Download the folder `name` of the branch, as its manifest lists it, into `folder`; return where it is."""
+        """Download the folder `name` of the branch, as its manifest lists it, into `folder`; return where it is.
+
+        Raises:
+            CheckpointError: files are missing.
+        """
         files = {path for path in self.repository.tree(commit) if path.startswith(f"{name}/")}
         listed = [f"{name}/{MANIFEST}"]
         if listed[0] in files:
@@ -159,7 +163,11 @@ def with_patience(repository: Repository, publish: Publish, command: str) -> Rep
 
 
 def additions(name: str, sealed: Path, more: Iterable[Path] = ()) -> list[CommitOperationAdd]:
-    """Return the operations that add a sealed folder, checked against its manifest."""
+    """Return the operations that add a sealed folder, checked against its manifest.
+
+    Raises:
+        CheckpointError: a file is not as it was written.
+    """
     found = [CommitOperationAdd(f"{name}/{path.name}", path.read_bytes()) for path in (*more, sealed / MANIFEST)]
     for file, (_, sha256) in json.loads(found[-1].path_or_fileobj).items():  # type: ignore[arg-type]
         path = sealed / file

@@ -36,7 +36,13 @@ logger = logging.getLogger(__name__)
 
 
 def fetch(recipe_path: Path) -> None:
-    """Download the last checkpoint of a recipe's run, unless this machine has reached that step."""
+    """Download the last checkpoint of a recipe's run, unless this machine has reached that step.
+
+    Raises:
+        CheckpointError: the checkpoint on the branch is damaged, or of another run.
+        HubRefusedError: no access, or no checkpoint.
+        TransientError: the Hub gives no clear answer, or a training of this recipe is running.
+    """
     recipe = load(recipe_path)
     artifacts = Artifacts(recipe_path.stem)
     if recipe.training.resume != "auto":

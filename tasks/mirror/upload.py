@@ -83,7 +83,13 @@ def _end(process: subprocess.Popen[bytes], wait_s: float, artifacts: Artifacts) 
 
 
 def mirror(recipe_path: Path, *, run: str | None = None) -> None:
-    """Upload the checkpoints of a run until standard input ends; without a run, those that earlier mirrors left."""
+    """Upload the checkpoints of a run until standard input ends; without a run, those that earlier mirrors left.
+
+    Raises:
+        RecipeError: the recipe asks for no mirror.
+        HubRefusedError: the Hub would refuse again.
+        TransientError: the Hub gives no clear answer; the queue is kept.
+    """
     recipe = load(recipe_path)
     if recipe.launch.mirror == "none":
         raise RecipeError("launch.mirror", "is `none`, so nothing is uploaded", "set it to `last` or `all`")

@@ -116,6 +116,10 @@ def write_card(
     """Return the text of README.md: metadata for the Hub, then the card.
 
     `pictures` are the paths in the release of the charts that the card shows, see `PICTURES`.
+
+    Raises:
+        RecipeError: the recipe cannot be read, or holds a password.
+        ModelError: a report of the run cannot be read.
     """
     import jinja2
 

@@ -33,6 +33,10 @@ def provenance(artifacts: Artifacts) -> dict[str, Any]:
     """Return everything that decided the weights of a trained run, as JSON values: the content of `FILE`.
 
     It has no times, no environment variables, and no paths of this machine except those in the recipe.
+
+    Raises:
+        RecipeError: the recipe cannot be read, or holds a password.
+        ModelError: a report of the run cannot be read.
     """
     recipe = load(artifacts.recipe_path)
     text = artifacts.recipe_path.read_text(encoding="utf-8")

@@ -79,6 +79,10 @@ def plan_release(
         tag: None: `release-` and the first 12 digits of the id.
         private: whether the repository must be private; it is created so if it does not exist.
         made_from: what the model was made from, as JSON values; part of RELEASE_FILE and of the id.
+
+    Raises:
+        RecipeError: `repo_id` is malformed.
+        ModelError: the folder may not be published; the error lists all problems.
     """
     try:
         validate_repo_id(repo_id)

@@ -94,7 +94,11 @@ class Clone:
     """The root of this project."""
 
     def stage(self, name: str, recipe: str, *, timeout_s: float | None) -> None:
-        """Run a stage with the clone's code; it logs to our standard output."""
+        """Run a stage with the clone's code; it logs to our standard output.
+
+        Raises:
+            EvergreenError: the stage's own error.
+        """
         logger.info("reproduce: %s", name)
         command = [sys.executable, "-m", "tasks", name, f"params/{recipe}.yaml"]
         result_path = Artifacts(recipe, self.project).command_result
@@ -124,7 +128,11 @@ class Clone:
             raise _error(name, process.returncode, command_result.read(result_path), output)
 
     def dvc(self, *arguments: str, at: Path | None = None) -> str:
-        """Run DVC in the clone or in another folder, and return its output."""
+        """Run DVC in the clone or in another folder, and return its output.
+
+        Raises:
+            TransientError: it failed.
+        """
         unwrapped = {"COLUMNS": "10000"}  # DVC breaks lines at the width of the terminal, even URLs
         quiet = {"DVC_SITE_CACHE_DIR": str(self.folder / "dvc"), "DVC_NO_ANALYTICS": "1"}
         environment = {**_environment(), **quiet, **unwrapped}
@@ -133,7 +141,12 @@ class Clone:
 
 @contextlib.contextmanager
 def cloned(root: Path, commit: str, release: ReproducibleRelease, *, keep: bool) -> Iterator[Clone]:
-    """Clone the project at `commit`, and remove the clone at the end."""
+    """Clone the project at `commit`, and remove the clone at the end.
+
+    Raises:
+        ModelError: the project is not in a git repository, or its repository does not have the commit.
+        StorageError: no temporary folder can be created.
+    """
 
     def git(*arguments: str, problem: str) -> str:
         try:
@@ -166,7 +179,11 @@ def _folder(*, keep: bool) -> Iterator[Path]:
 
 
 def write_recipe(clone: Clone, path: Path, release: ReproducibleRelease) -> None:
-    """Write the release's recipe to `path`, and link the files that it names into the clone."""
+    """Write the release's recipe to `path`, and link the files that it names into the clone.
+
+    Raises:
+        RecipeError: neither git nor this project has this recipe.
+    """
     recipe = release.record.recipe
     own = clone.original / "params" / path.name
     if not any(p.is_file() and p.read_text(encoding="utf-8") == recipe.text for p in (path, own)):

@@ -47,6 +47,11 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
     """Publish the files of an older release again, as a new commit that says who asked for it and why.
 
     Running it again is safe.
+
+    Raises:
+        HubRefusedError: there is no such tag, or the Hub refuses.
+        RecipeError: the repositories of several recipes have this tag.
+        TransientError: no clear answer in time. Running it again is safe.
     """
     from tasks.releases import rollback
 
@@ -60,7 +65,12 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
 
 
 def reproduce_release(target: str, *, keep: bool) -> None:
-    """Make a release again in a temporary clone, and compare its weights."""
+    """Make a release again in a temporary clone, and compare its weights.
+
+    Raises:
+        ModelError: the weights differ.
+        EvergreenError: it cannot be made again.
+    """
     from tasks.releases.reproduce import reproduce
 
     repo_id = target.partition("@")[0]

@@ -77,7 +77,11 @@ class Reproduction(Report):
         return all(file.released == file.rebuilt for file in self.files)
 
     def require_equal(self) -> None:
-        """Raise an error if the weights differ."""
+        """Raise an error if the weights differ.
+
+        Raises:
+            ModelError: the weights differ.
+        """
         if not self.is_equal:
             different = ", ".join(file.path for file in self.files if file.released != file.rebuilt)
             what = f"the rebuilt weights are not those of the release: {different}"
@@ -87,7 +91,15 @@ class Reproduction(Report):
 def reproduce(
     root: Path, target: str, *, endpoint: str, keep: bool = False, timeout_s: float | None = None
 ) -> Reproduction:
-    """Make a release again in a temporary clone, and compare its weights."""
+    """Make a release again in a temporary clone, and compare its weights.
+
+    Raises:
+        RecipeError: `target` is malformed, or the release's recipe is neither in git nor in this project.
+        HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
+        ModelError: the release cannot be made again, here or anywhere.
+        DataError: the rows of the release no longer exist.
+        EvergreenError: a stage failed in the clone.
+    """
     release = _read_release(root, target, endpoint)
     record, recipe = release.record, release.record.recipe
     commit = record.git_commit

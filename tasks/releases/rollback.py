@@ -35,6 +35,10 @@ def roll_back(repository: Repository, tag: str, *, by: str, why: str) -> Rollbac
     """Give main the files of a tag again, by one commit, unless it holds them.
 
     After an unclear answer, running it again is safe.
+
+    Raises:
+        HubRefusedError: there is no such tag or repository, `by` or `why` is empty, or the Hub would refuse again.
+        TransientError: no clear answer in time. Running it again is safe.
     """
     by, why = one_line(by), one_line(why)
     if not by or not why:

@@ -26,7 +26,12 @@ logger = logging.getLogger(__name__)
 def bring_rows(
     clone: Clone, made: Artifacts, release: ReproducibleRelease, timeout_s: float | None
 ) -> Literal["cache", "source"]:
-    """Bring the rows of the release into the clone: from DVC by the recorded lock, else by running ingest."""
+    """Bring the rows of the release into the clone: from DVC by the recorded lock, else by running ingest.
+
+    Raises:
+        DataError: the source no longer gives these rows.
+        EvergreenError: the error of the ingest stage.
+    """
     if _fetch_rows(clone, made, release) and not _changed_splits(made, release):
         logger.info("reproduce: the rows are in DVC's cache")
         return "cache"

@@ -20,7 +20,11 @@ from tasks.report.timings import Timing, read_timings
 
 
 def write_report(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None = None) -> Path:
-    """Write the page of a run, by default with its recorded timings, and return its path."""
+    """Write the page of a run, by default with its recorded timings, and return its path.
+
+    Raises:
+        StorageError: the disk is full or read-only.
+    """
     write_whole(artifacts.page, render(artifacts, timings=read_timings(artifacts) if timings is None else timings))
     return artifacts.page
 

@@ -31,7 +31,11 @@ class Timing(Report):
 
 
 def record_timing(artifacts: Artifacts, timing: Timing) -> None:
-    """Save time and memory of a stage, and delete failures of later stages, which belong to an earlier run."""
+    """Save time and memory of a stage, and delete failures of later stages, which belong to an earlier run.
+
+    Raises:
+        StorageError: the disk is full or read-only.
+    """
     save_report(timing, _path(artifacts, timing.stage))
     for later in STAGES[STAGES.index(timing.stage) + 1 :]:
         if (failed := read_timings(artifacts).get(later)) and failed.failed:

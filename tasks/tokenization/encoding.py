@@ -34,7 +34,11 @@ class Encoder:
     state: State
 
     def encode(self, row: Row) -> list[Example]:
-        """Return the sequences of one row."""
+        """Return the sequences of one row.
+
+        Raises:
+            DataError: the row cannot be encoded, for example because no training row has its label.
+        """
         try:
             return self.objective.encode(row, self.tokenizer, self.max_length, self.state)
         except (ValueError, KeyError, TypeError) as error:
@@ -59,6 +63,9 @@ def encode_split(artifacts: Artifacts, split: str, target: Path, encoder: Encode
 
     The train split is packed as its objective does it; the other splits are sorted longest first. Return the counts of
     the split, and the number of characters of its rows' text.
+
+    Raises:
+        DataError: a row cannot be encoded, or the rows give no sequence.
     """
     source = artifacts.rows / f"{split}.parquet"
     total = pq.read_metadata(source).num_rows

@@ -19,6 +19,10 @@ def build_tokenizer(tokenization: Tokenization, texts: Iterable[str]) -> PreTrai
     """Return the recipe's tokenizer, which always has a padding token.
 
     `texts` are read only if the tokenizer is trained.
+
+    Raises:
+        ModelError: the pretrained tokenizer cannot be used.
+        TransientError: the Hub cannot be reached.
     """
     choice = tokenization.tokenizer
     if isinstance(choice, TrainTokenizer):
@@ -57,7 +61,12 @@ def train_tokenizer(texts: Iterable[str], choice: TrainTokenizer) -> PreTrainedT
 
 
 def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a pretrained model from a folder or a Hub."""
+    """Load the tokenizer of a pretrained model from a folder or a Hub.
+
+    Raises:
+        ModelError: there is no tokenizer, or only a slow one.
+        TransientError: the Hub cannot be reached.
+    """
     from transformers import AutoTokenizer
 
     try:

@@ -27,7 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 def join(recipe_path: Path, *, machine: int) -> None:
-    """Take part as machine `machine` in the training of a recipe, until it is finished."""
+    """Take part as machine `machine` in the training of a recipe, until it is finished.
+
+    Raises:
+        RecipeError: the recipe has no such machine.
+        StorageError: the run's folder does not exist on this machine.
+        TransientError: this machine takes part already.
+        PreemptedError: SIGTERM or SIGINT came; the processes of all machines were asked to stop with a checkpoint.
+    """
     count = load(recipe_path).launch.num_machines
     if not 0 < machine < count:
         fix = f"use one from 1 to {count - 1}" if count > 1 else "set it, and where the machines meet"

@@ -68,6 +68,9 @@ def rendezvous(job: Job, job_path: Path, stop_requested: Callable[[], bool]) -> 
     """Wait for the other machines before the block, and announce after it how it ended. With one machine, do neither.
 
     `stop_requested` ends the wait when it returns true.
+
+    Raises:
+        TransientError: a machine did not come within `launch.stall_timeout_s`.
     """
     if job.launch.num_machines == 1:
         yield

@@ -78,7 +78,11 @@ class Attempt:
         self._killed: set[int] = set()
 
     def run(self) -> None:
-        """Start the processes and watch them."""
+        """Start the processes and watch them.
+
+        Raises:
+            EvergreenError: the reason why the training did not finish.
+        """
         heartbeat.clear(self._folder)
         for path in (self._folder / STOP, processes.report_path(self._job), self._folder / _FINISHED):
             path.unlink(missing_ok=True)

@@ -55,7 +55,12 @@ def expectation_problems(
 
 
 def run_expectations(expectations: Sequence[Expectation], frame: pd.DataFrame) -> list[ExpectationResult]:
-    """Check all rows of `frame`, and return one result for each expectation, in the same order."""
+    """Check all rows of `frame`, and return one result for each expectation, in the same order.
+
+    Raises:
+        RecipeError: an expectation does not exist, or its arguments are wrong.
+        ValidationEngineError: an expectation could not be run.
+    """
     if not expectations:
         return []
     built, problems = [], []

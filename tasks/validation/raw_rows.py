@@ -77,6 +77,9 @@ def read_raw_rows(raw: Path, kinds: Mapping[str, ColumnKind], needed: Mapping[st
     """Read `<split>.parquet` of every split in `raw`.
 
     `kinds` says what the objective's columns hold, `needed` what needs each column. An error names all wrong columns.
+
+    Raises:
+        DataError: a file is missing or damaged, or columns are missing or have the wrong type; all such columns are named.
     """
     import pyarrow as pa
 

@@ -66,7 +66,11 @@ class Writer:
             future.result()
 
     def wait(self) -> None:
-        """Wait until all work is done, and raise its error if it failed."""
+        """Wait until all work is done, and raise its error if it failed.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
         futures.wait(self._submitted)
         self.raise_if_failed()
 
@@ -107,7 +111,11 @@ class Saver:
         return self._copied[1]
 
     def start_checkpoint(self, step: int) -> None:
-        """Make an empty folder `.staging/checkpoint-<step>`, after waiting for the checkpoint before it."""
+        """Make an empty folder `.staging/checkpoint-<step>`, after waiting for the checkpoint before it.
+
+        Raises:
+            StorageError: the disk has less room than the last checkpoint needed.
+        """
         self.writer.wait()
         shutil.rmtree(self._folder / STAGING, ignore_errors=True)
         # As much as the last one needed; otherwise a small file would fail first, without saying how much is missing.

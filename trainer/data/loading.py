@@ -36,6 +36,9 @@ class TrainingData:
 
     The loader `source` gives the data, the collator, the workers and the sampler; a sampler that shuffles is replaced by the
     run's own order. With `lengths`, the tokens of each row, batches have similar length.
+
+    Raises:
+        RecipeError: the loader makes its batches itself.
     """
 
     def __init__(

@@ -67,6 +67,9 @@ def agree_on_batches(
 
     `make` returns micro-batches and the number of rows, `count` the predicted tokens of labels. If `make` fails on one
     process, all raise its error.
+
+    Raises:
+        ValueError: another process could not make its micro-batches; this one raises what `make` raised.
     """
     batches: list[Batch] = []
     predicted: list[int] = []

@@ -64,7 +64,11 @@ class RowCollator:
         return rows
 
     def rows_of_tensors(self, input_ids: object, attention_mask: object, labels: object) -> list[Features]:
-        """Return one row for each tensor."""
+        """Return one row for each tensor.
+
+        Raises:
+            ValueError: an argument has the wrong type, is empty, or does not fit the others.
+        """
         given = {"input_ids": _tensors("input_ids", input_ids)}
         for name, value in (("attention_mask", attention_mask), ("labels", labels)):
             if value is not None:
@@ -81,7 +85,11 @@ class RowCollator:
         return [self._row(dict(zip(given, values, strict=True))) for values in zip(*given.values(), strict=True)]
 
     def rows_of_texts(self, texts: object, texts_labels: object) -> list[Features]:
-        """Return one row for each text. The tokenizer truncates, so that its special tokens stay."""
+        """Return one row for each text. The tokenizer truncates, so that its special tokens stay.
+
+        Raises:
+            ValueError: an argument has the wrong type, is empty, or does not fit the other.
+        """
         checked = _texts("texts", texts)
         rows = [{"input_ids": ids} for ids in self._tokenize(checked)]
         if texts_labels is not None:

@@ -20,7 +20,11 @@ _REFUSED = {
 
 @dataclass
 class IterativeSFTConfig(TrainingArguments):
-    """TrainingArguments with four more fields; transformers.HfArgumentParser turns all of them into command-line flags."""
+    """TrainingArguments with four more fields; transformers.HfArgumentParser turns all of them into command-line flags.
+
+    Raises:
+        ValueError: `truncation_mode`, `max_length` or `model_init_kwargs` is invalid.
+    """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]  # noqa: SLF001
 

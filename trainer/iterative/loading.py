@@ -19,7 +19,11 @@ _HUB_ARGUMENTS = {
 
 
 def name_of(model: object) -> str:
-    """Return the name or folder of a model; empty for one that was not loaded from anywhere."""
+    """Return the name or folder of a model; empty for one that was not loaded from anywhere.
+
+    Raises:
+        TypeError: it is neither a model nor a name.
+    """
     if isinstance(model, str):
         return model
     if not hasattr(model, "config"):
@@ -30,7 +34,11 @@ def name_of(model: object) -> str:
 
 
 def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedModel:
-    """Load a model by name, with the head that its configuration needs; return a model object as it is."""
+    """Load a model by name, with the head that its configuration needs; return a model object as it is.
+
+    Raises:
+        ValueError: `init_kwargs` has an unknown dtype, or two of them, or the model is an object already.
+    """
     if not isinstance(model, str):
         if init_kwargs:
             raise ValueError(
@@ -55,7 +63,11 @@ def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedMode
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer of a model by the model's name."""
+    """Load the tokenizer of a model by the model's name.
+
+    Raises:
+        ValueError: the model has no name.
+    """
     if not name:
         what = "the model was not loaded by name"
         raise ValueError(f"IterativeSFTTrainer: {what}; give its tokenizer as processing_class")

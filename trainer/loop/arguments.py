@@ -163,9 +163,13 @@ def conflicts(training: Training, launch: Launch) -> list[Problem]:
 
 
 def build(*, folder: Path, seed: int, training: Training, launch: Launch, direction: Direction, rows: int) -> Any:
-    """Return the TrainingArguments of a run; ModelError if they refuse a value.
+    """Return the TrainingArguments of a run.
 
     `direction` is that of `training.best_metric`; `rows`, the sequences of the train split, decide the steps of a stream.
+
+    Raises:
+        RecipeError: the processes cannot share the batch evenly.
+        ModelError: TrainingArguments refuses a value.
     """
     import torch
     from transformers import TrainingArguments

@@ -84,7 +84,11 @@ def _refuse_overrides(name: str, own: Any, base: type) -> None:
 
 
 def loss_function(call: Call | None) -> Callable[..., Any] | None:
-    """Return the recipe's own loss, a function of (outputs, labels, num_items_in_batch), as Trainer's `compute_loss_func`."""
+    """Return the recipe's own loss, a function of (outputs, labels, num_items_in_batch), as Trainer's `compute_loss_func`.
+
+    Raises:
+        RecipeError: there is no such function, or it does not take (outputs, labels, num_items_in_batch).
+    """
     if call is None:
         return None
     function = bind(call, "training.loss", 3)
@@ -92,7 +96,11 @@ def loss_function(call: Call | None) -> Callable[..., Any] | None:
 
 
 def callbacks(training: Training) -> list[TrainerCallback]:
-    """Return the recipe's own callbacks, and early stopping if the recipe asks for it."""
+    """Return the recipe's own callbacks, and early stopping if the recipe asks for it.
+
+    Raises:
+        RecipeError: one of them is not a TrainerCallback, or takes other arguments.
+    """
     from transformers import EarlyStoppingCallback, TrainerCallback
 
     made: list[TrainerCallback] = []

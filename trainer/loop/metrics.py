@@ -100,7 +100,11 @@ class EvaluationMetrics:
                 self._measurements = [tuple(_array(tensor) for tensor in one) for one in self._measurements]
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics of all batches so far, and start a new evaluation."""
+        """Return the metrics of all batches so far, and start a new evaluation.
+
+        Raises:
+            ModelError: the recipe's function fails, or does not return the metrics that the recipe names.
+        """
         metrics = self._accumulator.compute()
         if self._function is not None:
             metrics |= self._own(self._function)

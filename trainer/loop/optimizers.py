@@ -56,6 +56,9 @@ def class_and_arguments(args: TrainingArguments, model: PreTrainedModel | None) 
     """Return the optimizer's class and keyword arguments, as `Trainer.get_optimizer_cls_and_kwargs` does.
 
     For a layer-wise optimizer these are those of the plain one; `StepsInBackward` runs its steps.
+
+    Raises:
+        ModelError: `optim_target_modules` names a layer that the model does not have.
     """
     import torch
     from transformers import Trainer

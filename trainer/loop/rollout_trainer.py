@@ -42,7 +42,11 @@ class RolloutTrainer(ReferenceTrainer):
     """Metrics since the last log line."""
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
-        """As in EvergreenTrainer; the model before a checkpoint is loaded is the reference."""
+        """As in EvergreenTrainer; the model before a checkpoint is loaded is the reference.
+
+        Raises:
+            ModelError: the longest prompt and its completion do not fit into the model's positions.
+        """
         self._check_length()
         if self._task.needs_ref_logprobs:
             self.keep_start_model()

@@ -122,7 +122,11 @@ class EvergreenTrainer(Trainer):
         return self.shard_dataloader(source_loader(self.train_dataset, self.data_collator, self.args))
 
     def shard_dataloader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """Return a loader of the same rows in the run's order, with this process's micro-batches of the recipe's size."""
+        """Return a loader of the same rows in the run's order, with this process's micro-batches of the recipe's size.
+
+        Raises:
+            RecipeError: the loader makes its batches itself.
+        """
         data: TrainingData | None = getattr(self, "training_data", None)
         if data is not None and loader is data.loader:
             return loader
@@ -186,6 +190,7 @@ class EvergreenTrainer(Trainer):
 
         Raises:
             DivergedError: loss or gradient became infinite or NaN; the model is as before that step.
+            CheckpointError: the checkpoint does not belong to this run.
             StorageError: a checkpoint could not be written; the one before it is intact.
         """
         try:
