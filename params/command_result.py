@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from params.artifacts import storage_errors
-from params.errors import EvergreenError, from_json
+from params.errors import EvergreenError, error_from_json
 
 VARIABLE = "EVERGREEN_COMMAND_RESULT"
 """Environment variable: path of the file for the result."""
@@ -74,6 +74,6 @@ def read(path: Path) -> CommandResult | None:
     """Return the result in `path`; None if the command did not write one."""
     try:
         text = path.read_text(encoding="utf-8").strip()
-        return CommandResult(None if text == _SUCCEEDED else from_json(text))
+        return CommandResult(None if text == _SUCCEEDED else error_from_json(text))
     except (OSError, ValueError):
         return None

@@ -17,7 +17,7 @@
         └── StalledError   a process of a training made no progress
 
 `exit_code` follows sysexits.h. Only errors under `TransientError` are worth a retry. An error crosses processes as JSON
-(`to_json`, `from_json`); no process parses printed text.
+(`to_json`, `error_from_json`); no process parses printed text.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class EvergreenError(Exception):
         return {"where": self.where, "what": self.what, "fix": self.fix, "key": self.key}
 
 
-def from_json(text: str | bytes) -> EvergreenError:
+def error_from_json(text: str | bytes) -> EvergreenError:
     """Return the error that `to_json` wrote. A class that does not exist here is found by its exit code.
 
     Raises:

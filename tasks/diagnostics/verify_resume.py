@@ -248,7 +248,7 @@ def _killing(job: Job, kill: Kill | None) -> Iterator[threading.Event]:
         victim: psutil.Process | None = None
         while not is_over.wait(_POLL_S):
             with contextlib.suppress(ValueError, OSError, psutil.Error):  # a half-written heartbeat, an ended process
-                pulse = next((pulse for pulse in heartbeat.pulses(job.folder) if pulse.rank == kill.rank), None)
+                pulse = next((pulse for pulse in heartbeat.read_pulses(job.folder) if pulse.rank == kill.rank), None)
                 if pulse and (victim is None or victim.pid != pulse.pid):
                     victim = psutil.Process(pulse.pid)
                 is_due = pulse and pulse.step >= kill.step and pulse.phase != "finished"

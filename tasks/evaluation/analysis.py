@@ -19,7 +19,7 @@ from tasks.evaluation.statistics import Gain, Resampler
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.objectives.bases.objective import Objective, State
+    from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 _MAX_TEXT = 2000
 """Characters that a report keeps of a row's text."""
@@ -30,7 +30,7 @@ class Analysis:
     """Analyses the models that were scored."""
 
     objective: Objective[Any]
-    state: State
+    state: ObjectiveState
     evaluation: Evaluation
     rows: Path
     resampler: Resampler

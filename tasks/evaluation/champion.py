@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from tasks.hub_client.repository import Repository
-    from trainer.objectives.bases.objective import Objective, State
+    from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 logger = logging.getLogger(__name__)
 _FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
@@ -69,7 +69,7 @@ def _download(repository: Repository, commit: str, folder: Path) -> None:
 
 
 def load(
-    folder: Path, objective: Objective[Any], state: State, champion: Champion
+    folder: Path, objective: Objective[Any], state: ObjectiveState, champion: Champion
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the champion and its tokenizer, with this run's labels.
 

@@ -41,7 +41,7 @@ from trainer.model.network import trained_model, untrained_model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from trainer.objectives.bases.objective import Objective, State
+    from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 logger = logging.getLogger(__name__)
 _NO_LIMIT = 1_000_000
@@ -119,7 +119,7 @@ class _Scorer:
 
     artifacts: Artifacts
     objective: Objective[Any]
-    state: State
+    state: ObjectiveState
     model: Model
     evaluation: Evaluation
     seed: int

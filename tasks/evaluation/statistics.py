@@ -27,7 +27,7 @@ from tasks.evaluation.scoring import Scores
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.objectives.bases.objective import Objective, State
+    from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 _CHUNK = 2048
 """Rows that are resampled at a time."""
@@ -60,7 +60,7 @@ class Resampler:
     """
 
     objective: Objective[Any]
-    state: State
+    state: ObjectiveState
     resamples: int
     confidence: float
     seed: int

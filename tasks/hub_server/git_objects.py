@@ -17,7 +17,7 @@ _POINTER_BYTES = 200
 """A git-lfs pointer is never longer than this."""
 
 
-def read_entry(git: Repo, path: str, mode: int, oid: ObjectID) -> Entry:
+def tree_entry(git: Repo, path: str, mode: int, oid: ObjectID) -> Entry:
     """Return a file or folder; for a git-lfs pointer, the large file that it points to."""
     if stat.S_ISDIR(mode):
         return Entry(path, oid.decode(), 0, is_folder=True)

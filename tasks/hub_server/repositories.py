@@ -23,7 +23,7 @@ from dulwich.refs import Ref
 from dulwich.repo import Repo
 
 from tasks.hub_server.errors import HubError, repository_not_found
-from tasks.hub_server.git_objects import add_blob, commit_record, peel, read_commit, read_entry, write_commit
+from tasks.hub_server.git_objects import add_blob, commit_record, peel, read_commit, tree_entry, write_commit
 from tasks.hub_server.large_files import LargeFiles
 from tasks.hub_server.names import COMMIT_ID, RefKind, check_file_or_folder, is_valid_ref, normalize_path, ref_name
 from tasks.hub_server.records import Change, CommitRecord, DeleteFile, DeleteFolder, Entry, PutFile, PutLargeFile
@@ -111,7 +111,7 @@ class Repository:
         with self._open() as git:
             tree = read_commit(git, sha).tree
             found = [
-                read_entry(git, item.path.decode(), item.mode, item.sha)
+                tree_entry(git, item.path.decode(), item.mode, item.sha)
                 for item in git.object_store.iter_tree_contents(tree, include_trees=True)
                 if item.path and item.path.startswith(prefix.encode()) and item.mode is not None and item.sha
                 if recursive or b"/" not in item.path[len(prefix) :]
@@ -134,7 +134,7 @@ class Repository:
                 raise missing from None
             if stat.S_ISDIR(mode):
                 raise missing
-            return read_entry(git, path, mode, oid)
+            return tree_entry(git, path, mode, oid)
 
     def read(self, entry: Entry) -> bytes:
         """Return the content of a file that is not a large file."""

@@ -15,7 +15,7 @@ from params.artifacts import Artifacts
 from tasks.progress import progress
 from tasks.tokenization.arrow import sort_longest_first, write_sequences
 from tasks.tokenization.report import SplitStatistics
-from trainer.objectives.bases.objective import Example, Objective, Row, State
+from trainer.objectives.bases.objective import Example, Objective, ObjectiveState, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,7 +31,7 @@ class Encoder:
     objective: Objective[Any]
     tokenizer: PreTrainedTokenizerBase
     max_length: int
-    state: State
+    state: ObjectiveState
 
     def encode(self, row: Row) -> list[Example]:
         """Return the sequences of one row.

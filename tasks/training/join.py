@@ -101,7 +101,7 @@ def _report_if_none_started(job: Job, machine: int) -> None:
     """Report an error for processes that could not start, so that the train stage does not wait for them."""
     share = job.launch.num_processes // job.launch.num_machines
     own = range(machine * share, (machine + 1) * share)
-    if any(pulse.rank in own for pulse in heartbeat.pulses(job.folder)):
+    if any(pulse.rank in own for pulse in heartbeat.read_pulses(job.folder)):
         return
     report = LaunchReport.load(processes.report_path(job, machine))
     what = f"machine {machine} ({os.uname().nodename}) could not start its processes"

@@ -97,7 +97,7 @@ class Ranks:
         self._polled_at = now
         before = {pulse.rank: (pulse.pid, pulse.beats) for pulse in self.pulses}
         with contextlib.suppress(ValueError):  # read while it was being written: the next poll will do
-            self.pulses = heartbeat.pulses(self._folder)
+            self.pulses = heartbeat.read_pulses(self._folder)
         after = {pulse.rank: (pulse.pid, pulse.beats) for pulse in self.pulses}
         for rank in self._idle_s:
             moved = before.get(rank) != after.get(rank)

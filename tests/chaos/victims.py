@@ -131,7 +131,7 @@ class Victim:
     def pulses(self) -> dict[int, heartbeat.Pulse]:
         """The last heartbeats by rank; empty while one is being written."""
         try:
-            return {pulse.rank: pulse for pulse in heartbeat.pulses(self.folder)}
+            return {pulse.rank: pulse for pulse in heartbeat.read_pulses(self.folder)}
         except (OSError, ValueError):
             return {}
 

@@ -58,7 +58,7 @@ class Run:
         return (self.project.root / "train.log").read_text(encoding="utf-8")
 
     def pulses(self) -> list[Pulse]:
-        return [pulse for folder in self.folders() for pulse in heartbeat.pulses(folder)]
+        return [pulse for folder in self.folders() for pulse in heartbeat.read_pulses(folder)]
 
     def folders(self) -> list[Path]:
         return list((self.project.root / ".scratch/tiny/checkpoints").glob("*"))

@@ -79,7 +79,7 @@ class TrainingData:
         """The rows of each epoch; None for a stream."""
         return self._sampler.order
 
-    def step_inputs(self, micro_batches: Iterator[MicroBatch]) -> Iterator[dict[str, Any]]:
+    def micro_batch_inputs(self, micro_batches: Iterator[MicroBatch]) -> Iterator[dict[str, Any]]:
         """Yield the model's inputs of the micro-batches of one optimizer step, and record their rows."""
         self.rows = []
         for micro_batch in micro_batches:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-    from trainer.objectives.bases.objective import State
+    from trainer.objectives.bases.objective import ObjectiveState
 
 STATE = "objective.json"
 
@@ -38,7 +38,7 @@ def read_tokenizer(tokens: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def read_state(tokens: Path) -> State:
+def read_state(tokens: Path) -> ObjectiveState:
     """Return what the objective collected from the train split."""
-    state: State = json.loads((tokens / STATE).read_text(encoding="utf-8"))
+    state: ObjectiveState = json.loads((tokens / STATE).read_text(encoding="utf-8"))
     return state

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from trainer.objectives.bases.objective import Example, Objective, State
+    from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 
 Measurement = tuple["torch.Tensor", ...]
 """Of a batch: scores (B, K) and, if the recipe has metrics of its own, predictions, labels and inputs, each (B, ...)."""
@@ -34,7 +34,7 @@ class EvaluationMetrics:
         self,
         objective: Objective[Any],
         *,
-        state: State,
+        state: ObjectiveState,
         tokenizer: PreTrainedTokenizerBase,
         metrics: Metrics | None,
         to_cpu_every: int | None = None,

@@ -143,7 +143,7 @@ class EvergreenTrainer(Trainer):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
         """Return the micro-batches of one optimizer step, and record their rows."""
-        inputs = self.training_data.step_inputs(epoch_iterator)
+        inputs = self.training_data.micro_batch_inputs(epoch_iterator)
         return super().get_batch_samples(inputs, num_batches, device)  # type: ignore[no-any-return]
 
     def training_step(

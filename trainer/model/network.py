@@ -20,13 +20,13 @@ from params.schema import Launch, Lora, Model, Quantization
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from trainer.objectives.bases.objective import Objective, State
+    from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
 def initial_model(
-    model: Model, *, objective: Objective[Any], state: State, tokenizer: PreTrainedTokenizerBase, seed: int
+    model: Model, *, objective: Objective[Any], state: ObjectiveState, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> PreTrainedModel:
     """Return the model as it is before training; the same arguments give the same weights.
 
@@ -62,7 +62,7 @@ def merge_adapters(
     model: Model,
     *,
     objective: Objective[Any],
-    state: State,
+    state: ObjectiveState,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> int:
@@ -80,7 +80,7 @@ def untrained_model(
     model: Model,
     *,
     objective: Objective[Any],
-    state: State,
+    state: ObjectiveState,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
     quantization: Quantization | None = None,
@@ -173,7 +173,7 @@ def _with_adapters(network: PreTrainedModel, lora: Lora, objective: Objective[An
 
 
 def _build(
-    config: dict[str, Any], objective: Objective[Any], state: State, tokenizer: PreTrainedTokenizerBase
+    config: dict[str, Any], objective: Objective[Any], state: ObjectiveState, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING

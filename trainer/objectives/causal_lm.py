@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from params import ModelError
 from params.schema import Section
 from trainer.objectives.bases.likelihood import TokenLikelihood
-from trainer.objectives.bases.objective import ColumnKind, Example, Row, State
+from trainer.objectives.bases.objective import ColumnKind, Example, ObjectiveState, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,7 +46,9 @@ class CausalLM(TokenLikelihood[Options]):
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
 
-    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
+    def encode(
+        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[Example]:
         """Windows of the row's tokens; the last window ends with the end-of-text token, which has a loss too."""
         if tokenizer.eos_token_id is None:
             raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a causal language model")

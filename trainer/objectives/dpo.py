@@ -19,7 +19,7 @@ from pydantic import Field, PositiveFloat
 
 from params import ModelError, Problem
 from params.schema import Direction, Launch, Model, Section, Training
-from trainer.objectives.bases.objective import ColumnKind, Example, Objective, Row, ScoreColumns, State
+from trainer.objectives.bases.objective import ColumnKind, Example, Objective, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 
 if TYPE_CHECKING:
@@ -122,7 +122,9 @@ class DPO(Objective[Options]):
         """The prompt with the chosen completion, as in `input_ids`."""
         return f"{row[self.options.prompt_column]}{self.options.separator}{row[self.options.chosen_column]}"
 
-    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
+    def encode(
+        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[Example]:
         """One pair: `input_ids` of the prompt and the chosen completion, and `rejected`, the other completion alone."""
         prompt, *completions = self._tokenize(row, tokenizer)
         chosen, rejected = (completion[: max_length - 1] for completion in completions)
@@ -240,7 +242,7 @@ class DPO(Objective[Options]):
         losses, rewards, logprobs = self.score_pairs(model, batch)
         return torch.stack([losses, *rewards, *logprobs], dim=1)
 
-    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
+    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """One, whether the chosen completion has the higher reward, and the scores, (N, 7); equal rewards count half."""
         import numpy as np
 
@@ -248,7 +250,7 @@ class DPO(Objective[Options]):
         columns = [scores[name] for name in self.score_names]
         return np.stack([np.ones_like(margins), 0.5 * np.sign(margins) + 0.5, *columns], axis=1)
 
-    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss per pair; share of pairs whose chosen completion has the higher reward; rewards and log-probabilities in nats."""
         import numpy as np
 

@@ -19,7 +19,7 @@ from params import Problem
 from params.schema import Launch, Model, Training
 from trainer.objectives.bases.generation_options import GenerationOptions
 from trainer.objectives.bases.generative import GenerativeObjective
-from trainer.objectives.bases.objective import ColumnKind, Example, Row, State
+from trainer.objectives.bases.objective import ColumnKind, Example, ObjectiveState, Row
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +72,9 @@ class IterativeSFT(GenerativeObjective[Options]):
             what = "is null without keep_best: every completion would be selected, good or bad"
             yield Problem(("objective", "min_reward"), what, "set min_reward to a reward, or keep_best to a number")
 
-    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
+    def encode(
+        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[Example]:
         examples = super().encode(row, tokenizer, max_length, state)
         if self.options.reference_completion_column:
             text = str(row[self.options.reference_completion_column])

@@ -32,7 +32,7 @@ from trainer.objectives.bases.likelihood import (
     token_scores,
     token_statistics,
 )
-from trainer.objectives.bases.objective import ColumnKind, Example, Row, ScoreColumns, State
+from trainer.objectives.bases.objective import ColumnKind, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:
@@ -124,7 +124,9 @@ class Seq2Seq(Likelihood[Options]):
     def text(self, row: Row) -> str:
         return f"{self._input(row)}\n{row[self.options.target_column]}"
 
-    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
+    def encode(
+        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[Example]:
         ids = tokenizer(self._input(row), truncation=True, max_length=max_length)["input_ids"]
         target = self._target_ids(row, tokenizer)[: self._longest_target(max_length)]
         size = count_bytes(target, tokenizer)
@@ -173,14 +175,14 @@ class Seq2Seq(Likelihood[Options]):
         text_scores = [[1.0, *score_text(*pair)] for pair in zip(texts, targets, strict=True)]
         return torch.cat([scores, scores.new_tensor(text_scores)], dim=1), logits, generated
 
-    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
+    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Token statistics, whether text was generated, and its metrics, (N, 9)."""
         import numpy as np
 
         texts = np.stack([scores[name] for name in ("generated", *_TEXT_METRICS)], axis=1)
         return np.concatenate([token_statistics(scores), texts], axis=1)
 
-    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Metrics per token and byte of the target, and means over the generated texts, if there are any."""
         import numpy as np
 
@@ -192,7 +194,12 @@ class Seq2Seq(Likelihood[Options]):
         return scores["exact_match"] == 1 if metric == "exact_match" else None
 
     def prediction_lines(
-        self, row: Row, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State
+        self,
+        row: Row,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        state: ObjectiveState,
     ) -> list[str]:
         """The generated text."""
         if not self.options.generate:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from params.schema import Direction, Expectation, Section
 from trainer.objectives.bases.likelihood import Classifier
-from trainer.objectives.bases.objective import ColumnKind, Example, Row, ScoreColumns, State
+from trainer.objectives.bases.objective import ColumnKind, Example, ObjectiveState, Row, ScoreColumns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,10 +71,12 @@ class SequenceClassification(Classifier[Options]):
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
 
-    def collect_state(self, rows: Iterable[Row]) -> State:
+    def collect_state(self, rows: Iterable[Row]) -> ObjectiveState:
         return {"labels": sorted({str(row[self.options.label_column]) for row in rows})}
 
-    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
+    def encode(
+        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[Example]:
         ids = tokenizer(self.text(row), truncation=True, max_length=max_length)["input_ids"]
         label = state["labels"].index(str(row[self.options.label_column]))
         return [{"row_id": row["row_id"], "input_ids": ids, "labels": label}]
@@ -92,7 +94,7 @@ class SequenceClassification(Classifier[Options]):
         confidence, prediction = logits.double().softmax(-1).max(-1)
         return torch.stack([self.losses(logits, labels).double(), labels.double(), prediction.double(), confidence], 1)
 
-    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
+    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Loss, one, correct; per label true positives, predictions, rows; per bin rows, confidence, correct.
 
         (N, 3 + 3 C + 3 bins). A prediction outside of the labels counts as incorrect, and for no label.
@@ -109,7 +111,7 @@ class SequenceClassification(Classifier[Options]):
         per_label, per_bin = [actual & predicted, predicted, actual], [bins, confidence, bins & correct[:, None]]
         return np.concatenate([row, *per_label, *per_bin], axis=1).astype(float)
 
-    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss in nats per row; accuracy over rows; F1 averaged over the labels that occur; expected calibration error.
 
         The expected calibration error is the mean distance between confidence and accuracy over 15 bins of confidence of
@@ -130,7 +132,7 @@ class SequenceClassification(Classifier[Options]):
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         return scores["label"] == scores["prediction"] if metric == "accuracy" else None
 
-    def describe_scores(self, scores: Mapping[str, float], state: State) -> dict[str, str]:
+    def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         labels, prediction = state["labels"], int(scores["prediction"])
         return {
             "expected": labels[int(scores["label"])],
@@ -138,7 +140,7 @@ class SequenceClassification(Classifier[Options]):
             "confidence": f"{scores['confidence']:.3f}",
         }
 
-    def calibration_bins(self, totals: NDArray[np.float64], state: State) -> list[dict[str, float]]:
+    def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
         bins = totals[3 + 3 * len(state["labels"]) :].reshape(3, -1).T
         return [
             {"confidence": confidence / rows, "accuracy": correct / rows, "rows": int(rows)}

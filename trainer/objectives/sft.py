@@ -18,7 +18,7 @@ from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_bytes
-from trainer.objectives.bases.objective import ColumnKind, Example, Row, State
+from trainer.objectives.bases.objective import ColumnKind, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ class SFT(TokenLikelihood[Options]):
             return "\n".join(f"{turn['role']}: {turn['content']}" for turn in row[self.options.messages_column])
         return f"{row[self.options.prompt_column]}{row[self.options.completion_column]}"
 
-    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
+    def encode(
+        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[Example]:
         """One sequence; none if no token within `max_length` has a loss."""
         messages = self.options.messages_column
         if messages:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from params import DataError
 from params.schema import Direction, Section
 from trainer.objectives.bases.likelihood import Classifier, logits_of, token_scores
-from trainer.objectives.bases.objective import ColumnKind, Example, Row, ScoreColumns, State
+from trainer.objectives.bases.objective import ColumnKind, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class TokenClassification(Classifier[Options]):
             end_before = end
         return None
 
-    def unseen_label(self, row: Row, state: State) -> str | None:
+    def unseen_label(self, row: Row, state: ObjectiveState) -> str | None:
         """Return the row's labels that no training row has."""
         unknown = sorted({label for label, _, _ in self._spans(row)} - set(_labels(state)))
         return f"no training row has the label {', '.join(map(repr, unknown))}" if unknown else None
@@ -96,7 +96,7 @@ class TokenClassification(Classifier[Options]):
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
 
-    def collect_state(self, rows: Iterable[Row]) -> State:
+    def collect_state(self, rows: Iterable[Row]) -> ObjectiveState:
         """The tags, ordered by label: O, B-date, I-date, B-people, ..."""
         found = sorted({label for row in rows for label, _, _ in self._spans(row)})
         if not found:
@@ -104,7 +104,9 @@ class TokenClassification(Classifier[Options]):
             raise DataError(self.options.spans_column, what, "add rows with spans")
         return {"labels": [OUTSIDE, *(f"{tag}-{label}" for label in found for tag in "BI")]}
 
-    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
+    def encode(
+        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[Example]:
         """The row's windows."""
         pieces = split(tokenizer, self.text(row))
         tags = [
@@ -139,13 +141,13 @@ class TokenClassification(Classifier[Options]):
         spans = torch.tensor(counts, dtype=torch.float64, device=logits.device)
         return torch.cat([token_scores(logits, labels), spans], dim=1)
 
-    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
+    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """The scores themselves, (N, 6)."""
         import numpy as np
 
         return np.stack([scores[name] for name in self.score_names], axis=1)
 
-    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss in nats per sub-word, and shares; where there is no span they are 0, as in seqeval."""
         import numpy as np
 
@@ -158,12 +160,17 @@ class TokenClassification(Classifier[Options]):
             "f1": 2 * correct_spans / np.maximum(predicted_spans + actual_spans, 1),
         }
 
-    def describe_scores(self, scores: Mapping[str, float], state: State) -> dict[str, str]:
+    def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         correct, predicted, actual = (f"{scores[f'{name}_spans']:.0f}" for name in ("correct", "predicted", "actual"))
         return {"spans": f"{correct} of {actual} found, {predicted} predicted"}
 
     def prediction_lines(
-        self, row: Row, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State
+        self,
+        row: Row,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        state: ObjectiveState,
     ) -> list[str]:
         """The spans that the model predicts."""
         pieces, tags = split(tokenizer, self.text(row)), []
@@ -264,7 +271,7 @@ def _windows(inside: Sequence[bool], words: Sequence[int | None], room: int) -> 
         start = end
 
 
-def _labels(state: State) -> list[str]:
+def _labels(state: ObjectiveState) -> list[str]:
     return [tag.removeprefix("B-") for tag in state["labels"][1::2]]
 
 

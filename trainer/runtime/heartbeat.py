@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from params.errors import EvergreenError, from_json
+from params.errors import EvergreenError, error_from_json
 
 _SIZE = 16 * 1024
 LOST_PEER = "lost_peer"
@@ -63,7 +63,7 @@ class Heartbeat:
             os.pwrite(self._file, error.to_json(_SIZE - _PULSE).encode(), _PULSE)
 
 
-def pulses(folder: Path) -> list[Pulse]:
+def read_pulses(folder: Path) -> list[Pulse]:
     """Return what the processes of the run in `folder` reported last, by rank; ranks that have not started are missing."""
     found = []
     for path in folder.glob("rank-*"):
@@ -73,7 +73,9 @@ def pulses(folder: Path) -> list[Pulse]:
             pid, host, beats, step, phase = (word.decode() for word in words)
             error = content[_PULSE:].strip()
             rank = int(path.name.removeprefix("rank-"))
-            found.append(Pulse(rank, int(pid), host, int(beats), int(step), phase, from_json(error) if error else None))
+            found.append(
+                Pulse(rank, int(pid), host, int(beats), int(step), phase, error_from_json(error) if error else None)
+            )
     return sorted(found, key=lambda pulse: pulse.rank)
 
 

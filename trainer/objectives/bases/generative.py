@@ -13,7 +13,7 @@ from params import ModelError, Problem, RecipeError
 from params.distribution import distribution
 from params.schema import Direction, Launch, Model, Training
 from trainer.objectives.bases.generation_options import GenerationOptions, template_columns
-from trainer.objectives.bases.objective import ColumnKind, Example, Objective, Row, ScoreColumns, State
+from trainer.objectives.bases.objective import ColumnKind, Example, Objective, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.rewards import Rewards
 
@@ -117,7 +117,9 @@ class GenerativeObjective(Objective[OptionsT]):
         columns = template_columns(self.options.prompt)
         return self.options.prompt.format_map({name: str(row[name]) for name in columns})
 
-    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
+    def encode(
+        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[Example]:
         """The prompt's tokens without an end-of-text token, and what rewards get as JSON; a long prompt keeps its end."""
         text = self.text(row)
         if self.options.chat:
@@ -155,13 +157,13 @@ class GenerativeObjective(Objective[OptionsT]):
         scores = [(r, len(c), t) for r, c, t in zip(rewards, completions, terminated, strict=True)]
         return torch.tensor(scores, dtype=torch.float64, device=batch["input_ids"].device)
 
-    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
+    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """One, and the scores, (N, 4)."""
         import numpy as np
 
         return np.stack([np.ones_like(scores["reward"]), *(scores[name] for name in self.score_names)], axis=1)
 
-    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """The mean of each score."""
         return {name: totals[..., 1 + i] / totals[..., 0] for i, name in enumerate(self.score_names)}
 

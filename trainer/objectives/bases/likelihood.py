@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from params.schema import Direction, Training
-from trainer.objectives.bases.objective import Objective, OptionsT, ScoreColumns, State
+from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:
@@ -67,18 +67,18 @@ class TokenLikelihood(Likelihood[OptionsT]):
         """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""
         return token_scores(logits[:, :-1], labels[:, 1:])
 
-    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
+    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Negative log-likelihood in nats, tokens, correct tokens, and bytes of their text, (N, 4)."""
         return token_statistics(scores)
 
-    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         return token_metrics(totals)
 
 
 class Classifier(Likelihood[OptionsT]):
     """A likelihood whose model has a head for the `labels` of the train split."""
 
-    def model_config(self, state: State) -> dict[str, Any]:
+    def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         labels = state["labels"]
         return {
             "num_labels": len(labels),
@@ -89,7 +89,7 @@ class Classifier(Likelihood[OptionsT]):
     def compute_loss_func(self, training: Training) -> Callable[..., Any]:
         return mean_loss_func(training)
 
-    def remap_labels(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
+    def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a classifier whose logits (..., C) are those of this run's labels, whatever labels it was trained on.
 
         A label that it was not trained on gets the probability of a blind guess, 1 / C. Labels that only the model knows

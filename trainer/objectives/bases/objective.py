@@ -27,7 +27,7 @@ Example = dict[str, Any]
 integers, numbers or text. One row can become several examples.
 """
 
-State = Mapping[str, Any]
+ObjectiveState = Mapping[str, Any]
 """What an objective collected from the train split before tokenizing, as JSON: `{"labels": ["bye", "greeting"]}`."""
 
 ScoreColumns = Mapping[str, "NDArray[np.float64]"]
@@ -89,11 +89,11 @@ class Objective(ABC, Generic[OptionsT]):
         """Return why a row is unusable although each column alone is valid. The validate stage sets such rows aside."""
         return None
 
-    def collect_state(self, rows: Iterable[Row]) -> State:
+    def collect_state(self, rows: Iterable[Row]) -> ObjectiveState:
         """Return what encoding needs to know about the whole train split, such as its labels."""
         return {}
 
-    def unseen_label(self, row: Row, state: State) -> str | None:
+    def unseen_label(self, row: Row, state: ObjectiveState) -> str | None:
         """Return which label of a row the train split lacks, as a message. One such row fails the validate stage."""
         return None
 
@@ -113,7 +113,9 @@ class Objective(ABC, Generic[OptionsT]):
         """Return a row's text as the tokenizer sees it, without special tokens."""
 
     @abstractmethod
-    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State) -> list[Example]:
+    def encode(
+        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[Example]:
         """Tokenize a row into sequences of at most `max_length` tokens each."""
 
     def is_truncated(
@@ -144,7 +146,7 @@ class Objective(ABC, Generic[OptionsT]):
         cls: type[PreTrainedModel] = getattr(transformers, self.auto_class)
         return cls
 
-    def model_config(self, state: State) -> dict[str, Any]:
+    def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         """Return model configuration keys that follow from the data, such as `num_labels`."""
         return {}
 
@@ -171,14 +173,14 @@ class Objective(ABC, Generic[OptionsT]):
         """Return the scores of a model on a batch: (B, K) float64, one row per sequence, columns as in `score_names`."""
 
     @abstractmethod
-    def additive_statistics(self, scores: ScoreColumns, state: State) -> NDArray[np.float64]:
+    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Return S numbers for each of N sequences, (N, S), whose sums over any set of rows determine its metrics.
 
         `scores` are `score_names`, and those of `example_counts` that are known.
         """
 
     @abstractmethod
-    def compute_metrics(self, totals: NDArray[np.float64], state: State) -> dict[str, NDArray[np.float64]]:
+    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Return the metrics, each (...), of `additive_statistics` summed over rows, (..., S)."""
 
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
@@ -189,22 +191,27 @@ class Objective(ABC, Generic[OptionsT]):
         """Return how badly the model does on each of N rows, (N,); by default the first score, per token."""
         return scores[self.score_names[0]] / scores.get("tokens", 1)
 
-    def calibration_bins(self, totals: NDArray[np.float64], state: State) -> list[dict[str, float]]:
+    def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
         """Return mean confidence, accuracy and number of rows of each confidence bin, from summed statistics (S,)."""
         return []
 
-    def remap_labels(self, model: PreTrainedModel, state: State) -> PreTrainedModel:
+    def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a model from another run whose outputs mean the labels of this run's `state`."""
         return model
 
     # For people
 
-    def describe_scores(self, scores: Mapping[str, float], state: State) -> dict[str, str]:
+    def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         """Return readable facts about one row's scores: `{"expected": "bye", "predicted": "greeting"}`."""
         return {}
 
     def prediction_lines(
-        self, row: Row, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, state: State
+        self,
+        row: Row,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        state: ObjectiveState,
     ) -> list[str]:
         """Return the model's prediction for a row as lines of text."""
         return []
@@ -213,7 +220,7 @@ class Objective(ABC, Generic[OptionsT]):
 class MetricAccumulator:
     """Metrics over any number of sequences, in constant memory."""
 
-    def __init__(self, objective: Objective[Any], state: State) -> None:
+    def __init__(self, objective: Objective[Any], state: ObjectiveState) -> None:
         self._objective, self._state = objective, state
         self._totals: Any = 0.0
 
