@@ -143,7 +143,7 @@ class Attempt:
         return now
 
     def _has_failed(self) -> bool:
-        """Whether the training cannot go on. Ranks that left because they were asked to have not failed."""
+        """Whether the training has failed. Ranks that were told to stop have not."""
         lost = [pulse for pulse in self._ranks.lost() if not isinstance(pulse.error, PreemptedError)]
         self._lost = self._lost or lost
         return bool(lost) or any(p.error and not isinstance(p.error, PreemptedError) for p in self._ranks.pulses)

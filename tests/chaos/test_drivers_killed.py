@@ -40,7 +40,7 @@ def test_run_survives_kills_of_flow_dvc_and_stage(project: Project, tmp_path: Pa
     kill(project, dvc, lambda _: project.processes(*stage)[0])
 
     out = project.run(*flow)
-    assert "goes on at step" in out
+    assert "resumes at step" in out
     for folder in trained_folders(artifacts):
         assert folder_differences(tmp_path / "golden" / folder.name, folder) == []
 
@@ -58,7 +58,7 @@ def kill(project: Project, command: tuple[str, ...], target: Callable[[psutil.Pr
     # For DVC, a dead process that the system still lists is alive and owns its locks.
     wait_for(lambda: not any(psutil.pid_exists(process.pid) for process in processes), "the system to remove them", 30)
     if known:
-        assert "goes on at step" in (project.root / "driver.log").read_text()
+        assert "resumes at step" in (project.root / "driver.log").read_text()
 
 
 def checkpoints(project: Project) -> set[Path]:

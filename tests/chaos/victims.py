@@ -41,7 +41,7 @@ class StartResult:
     @property
     def resumed_at(self) -> int | None:
         """The step that it resumed from; None if it ended before it printed that."""
-        if found := re.search(r"^train: run \w+ goes on at step (\d+) ", self.output, re.MULTILINE):
+        if found := re.search(r"^train: run \w+ resumes at step (\d+) ", self.output, re.MULTILINE):
             return int(found[1])
         return 0 if re.search(r"^train: run \w+ starts at step 0", self.output, re.MULTILINE) else None
 

@@ -123,7 +123,7 @@ def test_a_killed_stage_is_tried_again_and_goes_on(deployed: Deployed) -> None:
     assert {name: task["run_count"] for name, task in deployed.task_runs(run).items() if task["run_count"] > 1} == {
         "train": 2
     }
-    assert "goes on at step" in deployed.logs(run)
+    assert "resumes at step" in deployed.logs(run)
 
 
 def test_a_killed_worker_leaves_no_trainer_and_the_next_run_goes_on(deployed: Deployed) -> None:
@@ -136,7 +136,7 @@ def test_a_killed_worker_leaves_no_trainer_and_the_next_run_goes_on(deployed: De
     deployed.start_worker()
     wait_for(lambda: state(deployed, lost) != "RUNNING", "the lost run to be noticed", 60)
     deployed.run("prefect", "deployment", "run", "retrain/tiny", "--watch")
-    assert "goes on at step" in deployed.logs(deployed.runs()[0])
+    assert "resumes at step" in deployed.logs(deployed.runs()[0])
 
 
 def test_bad_rows_fail_the_run_at_validate_without_retries(deployed: Deployed) -> None:

@@ -15,7 +15,7 @@ def test_only_an_edit_of_code_that_decides_the_weights_starts_a_run_again(projec
     train_until_a_new_checkpoint_and_kill(project, "first.log")
 
     append_comment(project.root / "trainer/runtime/heartbeat.py")
-    assert "goes on at step" in train_until_a_new_checkpoint_and_kill(project, "second.log")
+    assert "resumes at step" in train_until_a_new_checkpoint_and_kill(project, "second.log")
 
     append_comment(project.root / "trainer/data/order.py")
     log = train_until_a_new_checkpoint_and_kill(project, "third.log")

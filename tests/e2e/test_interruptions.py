@@ -78,7 +78,7 @@ def test_one_killed_rank_ends_the_other_and_is_named(project: Project) -> None:
     assert time.monotonic() - start < 10
     assert re.match(rf"KilledError: train: rank 1 \(process {victim.pid}\) was killed by SIGKILL at step \d+\n", error)
     newest = max(int(name.removeprefix("checkpoint-")) for name in run.checkpoints())
-    assert f" goes on at step {newest} from " in run.finish()
+    assert f" resumes at step {newest} from " in run.finish()
 
 
 def test_a_stopped_rank_is_found_out(project: Project) -> None:
@@ -133,7 +133,7 @@ def test_a_training_that_is_asked_to_stop_goes_on_from_the_step_that_it_names(
     assert len(errors) == run.recipe["launch"]["num_processes"]
     assert {(type(e), e.what) for e in errors if e} == {(PreemptedError, f"stopped on request at step {step} of 120")}
     said = run.finish()
-    assert f" goes on at step {step} from " in said
+    assert f" resumes at step {step} from " in said
     assert f"step {int(step) // 10 * 10 + 10} of 120" in said
     assert f"step {int(step) // 10 * 10} of 120" not in said, "a step was trained twice"
 

@@ -28,13 +28,13 @@ def test_a_killed_flow_and_a_killed_dvc_leave_nothing_running(project: Project) 
     known = set(checkpoints(project))
     dvc = project.start("dvc", "repro", "train@tiny", log="dvc.log")
     wait_for(lambda: set(checkpoints(project)) - known, "another checkpoint", 120)
-    assert "goes on at step" in (project.root / "dvc.log").read_text()
+    assert "resumes at step" in (project.root / "dvc.log").read_text()
     dvc.kill()
     wait_for(lambda: not project.processes("tasks"), "the end of the stage", 10)
     wait_for(lambda: not project.processes("trainer"), "the end of the trainer", 10)
 
     out = project.run("python", "-m", "flows.cli", "run", "tiny")
-    assert "goes on at step" in out
+    assert "resumes at step" in out
     assert "published: tests/tiny" in out
     assert project.repro() == []
 

@@ -93,7 +93,7 @@ def test_a_machine_is_lost_and_another_ends_with_the_same_bits(project: Project,
     said = second.run(*FETCH)
     step = int(said.partition("fetch: step ")[2].split()[0])
     assert 0 < step < STEPS
-    assert f" goes on at step {step} from " in second.run(*TRAIN)
+    assert f" resumes at step {step} from " in second.run(*TRAIN)
     assert second.processes() == []
     assert_same(Artifacts("tiny", left_alone.root), Artifacts("tiny", second.root))
     assert second.json("runs/tiny/history/training.json")["best_step"] < step, "the best weights came along"

@@ -29,7 +29,7 @@ def test_a_correct_project_is_equal(tmp_path: Path, processes: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     out = done.stdout
     assert re.search(rf"killed rank {processes - 1} \(process \d+\) after \d+ steps", out)
-    assert re.search(r"verify-resume: starting again\n.* goes on at step 4", out)
+    assert re.search(r"verify-resume: starting again\n.* resumes at step 4", out)
     table = re.findall(r"^  (\S.*?)  +(\d+) \D+?  +(\S.*)$", out, re.MULTILINE)
     assert len(table) == 13
     assert {result for _, _, result in table} == {"equal"}, out

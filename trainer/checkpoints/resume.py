@@ -45,7 +45,7 @@ def choose(folder: Path, identity: Mapping[str, str], resume: str) -> Path | Non
 
 
 def _log_start(folder: Path, checkpoint: Path, why: str) -> Path:
-    logger.info("train: run %s goes on at step %d from %s, %s", folder.name, step_of(checkpoint), checkpoint, why)
+    logger.info("train: run %s resumes at step %d from %s, %s", folder.name, step_of(checkpoint), checkpoint, why)
     return checkpoint
 
 

@@ -80,9 +80,7 @@ class TestChildProcess:
         self, tmp_path, monkeypatch, caplog, grace_s: float, is_heard: bool
     ) -> None:
         code = "import os, signal, sys, time\n"
-        code += (
-            "signal.signal(15, lambda *_: (time.sleep(1), print('goes on from step 7', flush=True), os._exit(75)))\n"
-        )
+        code += "signal.signal(15, lambda *_: (time.sleep(1), print('resumes at step 7', flush=True), os._exit(75)))\n"
         code += "print('ready', flush=True); time.sleep(60)"
 
         class Stopped(BaseException):
@@ -97,7 +95,7 @@ class TestChildProcess:
         monkeypatch.setattr(listener, "info", info)
         with caplog.at_level(logging.INFO, logger="test"), pytest.raises(Stopped):
             child_process.run(module(tmp_path, monkeypatch, code), [], listener, grace_s=grace_s)
-        assert ("goes on from step 7" in caplog.messages) is is_heard
+        assert ("resumes at step 7" in caplog.messages) is is_heard
 
     def test_a_training_has_the_grace_of_its_recipe_and_time_to_end(self, tmp_path, monkeypatch) -> None:
         monkeypatch.chdir(tmp_path)

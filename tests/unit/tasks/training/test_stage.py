@@ -151,7 +151,7 @@ def test_killed_worker_is_transient_and_the_next_start_ends_with_the_same_bits(u
 
     code, output = finish(start(artifacts), artifacts)
     assert code == 0, output
-    assert "goes on at step 4 from " in output
+    assert "resumes at step 4 from " in output
     whole = uninterrupted[0]
     assert (artifacts.model / "model.safetensors").read_bytes() == (whole.model / "model.safetensors").read_bytes()
     for name in ("model.safetensors", "optimizer.pt", "scheduler.pt"):

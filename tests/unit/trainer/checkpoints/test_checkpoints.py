@@ -199,7 +199,7 @@ def test_resume_from_the_newest_valid_checkpoint(tmp_path, caplog):
     checkpoint_of(tmp_path / "run", 5)
     found, message = choose_logged(tmp_path, caplog)
     assert found == tmp_path / "run" / "checkpoint-5"
-    assert message == f"train: run run goes on at step 5 from {found}, the newest valid checkpoint"
+    assert message == f"train: run run resumes at step 5 from {found}, the newest valid checkpoint"
 
 
 def test_checkpoint_of_another_run_is_named_with_the_difference(tmp_path, caplog):
@@ -224,7 +224,7 @@ def test_resume_from_a_named_checkpoint_until_the_run_has_a_later_one(tmp_path, 
     named = checkpoint_of(tmp_path / "elsewhere", 5)
     checkpoint_of(tmp_path / "run", 3)
     found, message = choose_logged(tmp_path, caplog, str(named))
-    assert (found, message) == (named, f"train: run run goes on at step 5 from {named}, as training.resume says")
+    assert (found, message) == (named, f"train: run run resumes at step 5 from {named}, as training.resume says")
     checkpoint_of(tmp_path / "run", 7)
     assert choose_logged(tmp_path, caplog, str(named))[0] == tmp_path / "run" / "checkpoint-7"
 

@@ -104,7 +104,7 @@ def test_fsdp_run_resumes_with_one_process_and_then_two(sharded, tmp_path, caplo
             train(tmp_path, processes=processes, kill_at="checkpoint.retained:1")
         assert checkpoint(Artifacts("tiny", tmp_path)).name == f"checkpoint-{step}"
     resumed = train(tmp_path)
-    assert "goes on at step 8" in caplog.text
+    assert "resumes at step 8" in caplog.text
     assert largest_difference(weights(resumed), weights(sharded)) < 1e-6
     assert largest_difference(weights(resumed), {k: v + 1e-3 for k, v in weights(sharded).items()}) > 1e-4
 
