@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from params.schema import Recipe
 
 Key = tuple[str | int, ...]
 _FOLDER = Path("params")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -86,29 +88,31 @@ def _list(problems: Sequence[str]) -> str:
 
 
 def find_recipe(recipe: str) -> Path:
-    """Return the file of a recipe that is given by name (`default`) or by path (`params/default.yaml`).
+    """Return the file of a recipe in params/ that is given by name (`default`) or by path (`params/default.yaml`).
 
     Raises:
-        RecipeError: there is no such file.
+        RecipeError: there is no such file, it is not in params/, or its name is not safe in a command.
     """
     is_path = "/" in recipe or recipe.endswith((".yaml", ".yml"))
     path = Path(recipe) if is_path else _FOLDER / f"{recipe}.yaml"
     if not path.is_file():
         raise _no_such_recipe(path)
+    if path.resolve() != (_FOLDER / f"{path.stem}.yaml").resolve():
+        what = "is not a .yaml file in params/, where DVC looks for recipes"
+        raise RecipeError(str(path), what, f"move it to params/{path.stem}.yaml, and list it at the top of dvc.yaml")
+    if not _NAME.fullmatch(path.stem):  # dvc.yaml puts the name into shell commands and paths
+        what = "the name of a recipe consists of a letter or digit, then letters, digits, `.`, `_` and `-`, all ASCII"
+        raise RecipeError(str(path), what, "rename it, for example with `-` for each space")
     return path
 
 
 def recipe_name(recipe: str) -> str:
-    """Return the name of a recipe in params/ that is given by name or by path.
+    """Return the name of a recipe that is given by name or by path: the name of its file without the suffix.
 
     Raises:
-        RecipeError: there is no such file, or it is not in params/.
+        RecipeError: as `find_recipe`.
     """
-    path = find_recipe(recipe)
-    if path.resolve() != (_FOLDER / f"{path.stem}.yaml").resolve():
-        what = "is not a .yaml file in params/, where DVC looks for recipes"
-        raise RecipeError(str(path), what, f"move it to params/{path.stem}.yaml, and list it at the top of dvc.yaml")
-    return path.stem
+    return find_recipe(recipe).stem
 
 
 def read(path: Path) -> Document:

@@ -96,7 +96,7 @@ def _recipe_with(tag: str) -> Path:
         if _has_tag(path, publish, tag):
             found.setdefault((publish.endpoint, publish.repo_id), path)
     if not found:
-        fix = "choose a tag that `evergreen releases` lists, or name a recipe outside of params/ with --recipe"
+        fix = "choose a tag that `evergreen releases` lists"
         raise HubRefusedError("params/", f"no recipe publishes to a repository with the tag {tag}", fix)
     if len(found) > 1:
         names = " and ".join(repo_id for _, repo_id in found)

@@ -335,7 +335,6 @@ def project(tmp_path, monkeypatch):
 
 def test_find_recipe_takes_a_name_or_a_path(project):
     assert find_recipe("german") == find_recipe("params/german.yaml") == Path("params/german.yaml")
-    assert find_recipe("others/french.yaml") == Path("others/french.yaml")
     assert find_recipe(f"{project}/params/german.yaml") == project / "params/german.yaml"
 
 
@@ -364,13 +363,38 @@ def test_find_recipe_outside_a_project_asks_for_its_root(tmp_path, monkeypatch):
         find_recipe("german")
 
 
-def test_recipe_name_accepts_only_yaml_files_in_params(project):
+@pytest.mark.parametrize("find", [find_recipe, recipe_name])
+def test_recipes_outside_of_params_are_refused(project, find):
+    """Artifacts are named after the recipe: others/german.yaml would overwrite those of params/german.yaml."""
+    recipe(project / "params", name="spanish.yml")
+    recipe(project / "others", name="german.yaml")
+    (project / "params" / "below").mkdir()
+    recipe(project / "params" / "below", name="german.yaml")
+    for outside in ("others/german.yaml", "others/french.yaml", "params/spanish.yml", "params/below/german.yaml"):
+        with pytest.raises(RecipeError, match=r"is not a .yaml file in params/") as caught:
+            find(outside)
+        assert caught.value.where == outside
+
+
+@pytest.mark.parametrize("find", [find_recipe, recipe_name])
+@pytest.mark.parametrize("name", ["my german", "$(date)", "a;b", "-v", ".hidden", "a@b", "größe", "a\nb", "german'"])
+def test_names_that_are_unsafe_in_a_command_are_refused(project, find, name):
+    recipe(project / "params", name=f"{name}.yaml")
+    for name_or_path in (name, f"params/{name}.yaml"):
+        with pytest.raises(RecipeError, match="the name of a recipe") as caught:
+            find(name_or_path)
+        assert caught.value.fix.startswith("rename it")
+
+
+@pytest.mark.parametrize("name", ["llama3.1-sft", "a_b", "7"])
+def test_names_of_letters_digits_and_some_punctuation_are_accepted(project, name):
+    recipe(project / "params", name=f"{name}.yaml")
+    assert recipe_name(name) == recipe_name(f"params/{name}.yaml") == name
+
+
+def test_recipe_name_takes_a_name_or_a_path(project):
     assert recipe_name("german") == recipe_name("params/german.yaml") == "german"
     assert recipe_name(f"{project}/params/german.yaml") == "german"
-    recipe(project / "params", name="spanish.yml")
-    for outside in ("others/french.yaml", "params/spanish.yml"):
-        with pytest.raises(RecipeError, match=r"is not a .yaml file in params/"):
-            recipe_name(outside)
     with pytest.raises(RecipeError, match="no such recipe"):
         recipe_name("french")
 

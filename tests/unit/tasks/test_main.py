@@ -112,6 +112,13 @@ def test_flow_accepts_only_recipes_in_params(project, recipe, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_stage_of_a_recipe_outside_of_params_leaves_the_run_of_the_same_name_alone(project, capsys):
+    tiny.write(project / "exp" / "tiny.yaml", tiny.recipe())
+    assert main(["ingest", "exp/tiny.yaml"]) == os.EX_CONFIG
+    assert "exp/tiny.yaml: is not a .yaml file in params/" in capsys.readouterr().err
+    assert not (project / "runs").exists()
+
+
 def test_error_sets_the_exit_code(monkeypatch, capsys):
     def fails(path):
         raise StorageError(str(path), "cannot be written", "free space")

@@ -349,10 +349,10 @@ def cli(*command, **environment):
 
 
 def test_command_exits_with_0_or_78_without_a_traceback(project):
-    sound = tiny.write(project / "sound.yaml", tiny.recipe())
+    sound = tiny.write(project / "params" / "sound.yaml", tiny.recipe())
     done = cli("check", str(sound))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"check: {sound} is sound\n", "")
-    wrong = tiny.write(project / "wrong.yaml", tiny.recipe({"training.best_metric": "bleu", "seed": -1}))
+    wrong = tiny.write(project / "params" / "wrong.yaml", tiny.recipe({"training.best_metric": "bleu", "seed": -1}))
     done = cli("check", str(wrong))
     assert done.returncode == os.EX_CONFIG == 78
     assert "2 problems in the recipe" in done.stderr
