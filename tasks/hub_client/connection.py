@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from params import HubRefusedError
 from params.artifacts import Artifacts
-from tasks.hub_server.server import LOCAL_TOKEN, LocalHub
+from tasks.hub_server.server import LocalHub, new_token
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository
@@ -45,7 +45,8 @@ def open_repository(
 ) -> Iterator[Repository]:
     """Open a repository; the local Hub runs inside the block.
 
-    On the local Hub, the client acts for the namespace of `repo_id`. Another Hub needs a token `to_write`.
+    On the local Hub, the client acts for the namespace of `repo_id`, with a token that only this process knows. Another Hub
+    needs a token `to_write`.
 
     Raises:
         HubRefusedError: there is no token for a remote Hub, or its address holds a password.
@@ -65,10 +66,10 @@ def open_repository(
 
     from tasks.hub_client.repository import Repository
 
-    owner = repo_id.split("/", maxsplit=1)[0]
+    owner, token = repo_id.split("/", maxsplit=1)[0], new_token()
     xet_off, constants.HF_HUB_DISABLE_XET = constants.HF_HUB_DISABLE_XET, True  # the local Hub has no such storage
     try:
-        with LocalHub(artifacts.root / LOCAL_FOLDER, tokens={LOCAL_TOKEN: owner}) as hub:
-            yield Repository(HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN), repo_id)
+        with LocalHub(artifacts.root / LOCAL_FOLDER, tokens={token: owner}) as hub:
+            yield Repository(HfApi(endpoint=hub.endpoint, token=token), repo_id)
     finally:
         constants.HF_HUB_DISABLE_XET = xet_off

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from params import EvergreenError
 from params.errors import HubRefusedError, StorageError, TransientError
-from tasks.hub_server.server import LOCAL_TOKEN, LocalHub
+from tasks.hub_server.server import LocalHub, new_token
 
 LOCAL_USER = "local"
 _MIN_TOKEN_LENGTH = 20
@@ -54,7 +54,7 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None) -> None:
     if tokens is None and not is_local:
         what = "other machines can reach this address, and without a tokens file anyone there could write"
         raise HubRefusedError(f"--host {host}", what, "pass --tokens, or use --host 127.0.0.1")
-    members = Members({LOCAL_TOKEN: LOCAL_USER}) if tokens is None else read_members(tokens)
+    members = Members({new_token(): LOCAL_USER}) if tokens is None else read_members(tokens)
     administrators = [LOCAL_USER] if tokens is None else []
     try:
         hub = LocalHub(
@@ -73,7 +73,8 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None) -> None:
             running.enter_context(hub)
         except OSError as error:
             raise _start_error(error, folder, host, port) from None
-        print(_greeting(hub, folder, address, tokens), flush=True)
+        token = next(iter(members.tokens)) if tokens is None else None
+        print(_greeting(hub, folder, address, token), flush=True)
         hub.serve_forever()
     print("The Hub has stopped.", flush=True)
 
@@ -107,8 +108,6 @@ def read_members(path: Path) -> Members:
         raise HubRefusedError(f"{path}: teams", "it does not map teams to lists of users", _FIX_FORMAT)
     for number, token in enumerate(tokens, start=1):
         where = f"{path}: token {number}"
-        if token == LOCAL_TOKEN:
-            raise HubRefusedError(where, "this is the token that every local Hub has", _FIX_TOKEN)
         if not isinstance(token, str) or len(token) < _MIN_TOKEN_LENGTH:
             what = f"the token is shorter than {_MIN_TOKEN_LENGTH} characters and could be guessed"
             raise HubRefusedError(where, what, _FIX_TOKEN)
@@ -160,14 +159,12 @@ def _start_error(error: OSError, folder: Path, host: str, port: int) -> Evergree
     return StorageError(str(folder), f"the folder cannot be written: {error.strerror}", "pass another --folder")
 
 
-def _greeting(hub: LocalHub, folder: Path, address: str, tokens: Path | None) -> str:
+def _greeting(hub: LocalHub, folder: Path, address: str, token: str | None) -> str:
     port = hub.endpoint.rpartition(":")[2]
     is_everywhere = ipaddress.ip_address(address).is_unspecified
     endpoint = f"http://{socket.gethostname()}:{port}" if is_everywhere else hub.endpoint
-    if tokens is None:
-        token, browse = LOCAL_TOKEN, f"{hub.sign_in_link(LOCAL_USER)}   (signs in once)"
-    else:
-        token, browse = "<your token>", f"{endpoint}/-/sign-in"
+    browse = f"{hub.sign_in_link(LOCAL_USER)}   (signs in once)" if token else f"{endpoint}/-/sign-in"
+    token = token or "<your token>"
     return f"""The Hub in {folder} is at {endpoint}
 
   browse:   {browse}

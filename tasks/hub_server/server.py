@@ -1,7 +1,8 @@
 """Run the local Hub: in a background thread, or in the foreground until a signal.
 
-    with LocalHub(Path(".hub"), tokens={"hf_local": "me"}) as hub:
-        HfApi(endpoint=hub.endpoint, token="hf_local").create_repo("me/model")
+    token = new_token()
+    with LocalHub(Path(".hub"), tokens={token: "me"}) as hub:
+        HfApi(endpoint=hub.endpoint, token=token).create_repo("me/model")
 
 FastAPI and dulwich are imported when a Hub starts, because they are slow to import.
 """
@@ -9,6 +10,7 @@ FastAPI and dulwich are imported when a Hub starts, because they are slow to imp
 from __future__ import annotations
 
 import ipaddress
+import secrets
 import signal
 import socket
 import threading
@@ -24,10 +26,14 @@ if TYPE_CHECKING:
 
     from tasks.hub_server.sessions import Sessions
 
-LOCAL_TOKEN = "hf_local"  # noqa: S105 (valid only for a local Hub that serves this machine alone)
 PART_BYTES = 64 << 20
 _START_TIMEOUT_S = 30
 _STOP_TIMEOUT_S = 5
+
+
+def new_token() -> str:
+    """Return a random token. Every local user can connect to the port of a Hub, so its token must not be guessable."""
+    return f"hf_{secrets.token_hex(20)}"
 
 
 class LocalHub:

@@ -23,7 +23,7 @@ BLOCK_BYTES: Final = 16 << 20
 _OVERLAP_BYTES = 2048
 """Repeated from the block before, so that no secret is cut in two; twice the longest secret."""
 _SHORTEST_TOKEN = 10
-"""Shorter ones are no secrets: the Hub's own tokens have 37 characters, and `hf_local` works for the local Hub only."""
+"""Shorter ones are no secrets: the Hub's own tokens have 37 characters."""
 _LOOKS_LIKE = {
     "a Hugging Face token": (rb"hf_[A-Za-z0-9]{30,}", rb"api_org_[A-Za-z0-9]{30,}"),
     "an AWS key": (rb"AKIA[0-9A-Z]{16}(?![0-9A-Z])", rb"ASIA[0-9A-Z]{16}(?![0-9A-Z])"),

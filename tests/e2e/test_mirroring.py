@@ -15,7 +15,6 @@ import pytest
 from huggingface_hub import HfApi
 
 from params.artifacts import Artifacts
-from tasks.hub_client.connection import LOCAL_TOKEN
 from tasks.hub_server.server import LocalHub
 from tests.support import tiny
 from tests.support.project import Project, free_port, wait_for
@@ -116,8 +115,8 @@ def test_all_keeps_each_checkpoint_whatever_is_deleted_here(project: Project, mo
     assert said.count("mirror: checkpoint-") == 8
     assert list((one.root / ".scratch/tiny/mirror").iterdir()) == []
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-    with LocalHub(one.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as hub:
-        found = folders(HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN))
+    with LocalHub(one.root / ".hub", tokens={TOKEN: "tests"}) as hub:
+        found = folders(HfApi(endpoint=hub.endpoint, token=TOKEN))
     assert found.keys() == expected | {"best", ""}
     assert all("optimizer.pt" in found[place] for place in expected)
 

@@ -16,7 +16,6 @@ from safetensors.numpy import load_file, save_file
 
 from params import DataError, HubRefusedError, ModelError, RecipeError
 from params.artifacts import Artifacts
-from tasks.hub_client.connection import LOCAL_TOKEN
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.provenance import FILE
 from tasks.releases import reproduce
@@ -24,7 +23,7 @@ from tasks.releases.clone import cloned, write_recipe
 from tasks.releases.rows import bring_rows
 from tests.support.project import STAGES, Project, copy_project, wait_for, write_sentences
 
-REPO = "tests/tiny"
+REPO, TOKEN = "tests/tiny", "hf_tests"
 OUTSIDE = "../shared/rows.csv"
 """Where the rows are: beside the project, as a disk that several projects share would be."""
 
@@ -62,8 +61,8 @@ def released(tmp_path_factory, prefect_home):
 def api(released, monkeypatch):
     """A client of the project's Hub, while it runs."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    with LocalHub(released.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as running:
-        yield HfApi(endpoint=running.endpoint, token=LOCAL_TOKEN)
+    with LocalHub(released.root / ".hub", tokens={TOKEN: "tests"}) as running:
+        yield HfApi(endpoint=running.endpoint, token=TOKEN)
 
 
 @pytest.fixture

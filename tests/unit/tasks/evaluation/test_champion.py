@@ -18,7 +18,6 @@ from params.artifacts import Artifacts
 from params.errors import StaleBlessingError
 from tasks.__main__ import main
 from tasks.evaluation.report import Blessing
-from tasks.hub_client.connection import LOCAL_TOKEN
 from tasks.hub_client.repository import Repository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.stage import is_current, is_there
@@ -28,7 +27,7 @@ from tasks.tokenization.stage import tokenize
 from tests.support import releases, tiny
 
 pytestmark = pytest.mark.usefixtures("no_hub_settings")
-REPO = "tests/tiny"
+REPO, TOKEN = "tests/tiny", "hf_tests"
 WORSE, STEPS, BETTER = 4, 12, 40
 """Training steps of a worse model, of the first release and of a better model."""
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2}
@@ -66,13 +65,13 @@ def comparisons_of(artifacts, against="champion"):
 
 def published(artifacts):
     """The head of the repository."""
-    with LocalHub(artifacts.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as hub:
-        return Repository(HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN), REPO).head()
+    with LocalHub(artifacts.root / ".hub", tokens={TOKEN: "tests"}) as hub:
+        return Repository(HfApi(endpoint=hub.endpoint, token=TOKEN), REPO).head()
 
 
 def file_of(artifacts, commit, name, tmp_path):
-    with LocalHub(artifacts.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as hub:
-        api = HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN)
+    with LocalHub(artifacts.root / ".hub", tokens={TOKEN: "tests"}) as hub:
+        api = HfApi(endpoint=hub.endpoint, token=TOKEN)
         return json.loads(Path(api.hf_hub_download(REPO, name, revision=commit, local_dir=tmp_path)).read_text())
 
 
@@ -161,8 +160,8 @@ def test_rolled_back_weights_are_not_published_again(project):
     second = releases.publish(artifacts, recipe)
 
     def roll_back(tag, why):
-        with LocalHub(artifacts.root / ".hub", tokens={LOCAL_TOKEN: "tests"}) as hub:
-            api = HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN)
+        with LocalHub(artifacts.root / ".hub", tokens={TOKEN: "tests"}) as hub:
+            api = HfApi(endpoint=hub.endpoint, token=TOKEN)
             return rollback.roll_back(Repository(api, REPO), tag, by="Ada", why=why).commit
 
     back = roll_back(first.tag, "wrong tone")

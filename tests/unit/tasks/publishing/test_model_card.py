@@ -18,7 +18,6 @@ from ruamel.yaml import YAML
 from safetensors.numpy import save_file
 
 from params import RecipeError, load
-from tasks.hub_client.connection import LOCAL_TOKEN
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.model_card import PICTURES, write_card
 from tasks.publishing.provenance import provenance
@@ -28,6 +27,7 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.model.network import initial_model
 
+TOKEN = "hf_tests"
 EVIL = "a|b `c` <script>alert(1)</script> [x](https://evil.example) ![y](//evil.example/p) www.evil.example **z**\n---\n# h"
 DATASET = re.compile(r"(?:[\w-]+/)?[\w.-]+")
 """The form of dataset.type that the Hub accepts."""
@@ -89,7 +89,7 @@ def test_card_metadata_has_metrics_of_model_champion_and_base(run):
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    with LocalHub(tmp_path_factory.mktemp("hub"), tokens={LOCAL_TOKEN: "tests"}) as running:
+    with LocalHub(tmp_path_factory.mktemp("hub"), tokens={TOKEN: "tests"}) as running:
         yield running
 
 
@@ -270,7 +270,7 @@ def published(run, hub, folder, kind, repo_id, chat=None):
     tokenizer.save_pretrained(run.model)
     publish = recipe.publish.model_copy(update={"repo_id": repo_id})
     card = write_card(run, publish, pipeline_tag=tag, auto_class=objective.model_class().__name__)
-    api = HfApi(endpoint=hub.endpoint, token=LOCAL_TOKEN)
+    api = HfApi(endpoint=hub.endpoint, token=TOKEN)
     api.create_repo(repo_id)
     api.upload_folder(repo_id=repo_id, folder_path=run.model)
     return card
@@ -288,7 +288,7 @@ def test_code_snippets_of_the_cards_run(tmp_path, hub, monkeypatch):
     assert '"role": "user"' in snippets[-1]
     program = "\nprint('=== next')\n".join(snippets)  # one process: imports are slow
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": LOCAL_TOKEN, "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=environment | {"HF_HOME": str(tmp_path / "home")},

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from params.errors import HubRefusedError, TransientError
 from tasks.__main__ import main
-from tasks.hub_client.connection import LOCAL_TOKEN
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.stage import is_there
 from tests.support import releases, tiny
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("no_hub_settings")
 RELEASE_FILES = {"README.md", "comparison.png", "evergreen-provenance.json", "evergreen-release.json", "report.html"}
 """The files of a release apart from the model's."""
 STEPS = 12
-REPO = "tests/tiny"
+REPO, TOKEN = "tests/tiny", "hf_tests"
 
 
 def evaluated(root, content=None):
@@ -47,11 +46,11 @@ def run(prepared, **changes):
 
 
 def hub(artifacts):
-    return LocalHub(artifacts.root / ".hub", tokens={LOCAL_TOKEN: "tests"})
+    return LocalHub(artifacts.root / ".hub", tokens={TOKEN: "tests"})
 
 
 def client(running):
-    return HfApi(endpoint=running.endpoint, token=LOCAL_TOKEN)
+    return HfApi(endpoint=running.endpoint, token=TOKEN)
 
 
 def test_dry_run_creates_no_repository(whole):
@@ -108,7 +107,7 @@ def from_hub(artifacts, receipt, tmp_path, auto_class):
             env={
                 **os.environ,
                 "HF_ENDPOINT": running.endpoint,
-                "HF_TOKEN": LOCAL_TOKEN,
+                "HF_TOKEN": TOKEN,
                 "HF_HUB_DISABLE_XET": "1",
                 "HF_HOME": str(tmp_path / "home"),
             },
