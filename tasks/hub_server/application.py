@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,7 +22,7 @@ from tasks.hub_server import (
     routes_uploads,
 )
 from tasks.hub_server.errors import HubError, repository_not_found
-from tasks.hub_server.limits import RequestLimits
+from tasks.hub_server.limits import HostCheck
 from tasks.hub_server.page_templates import render_page
 from tasks.hub_server.requests import PAGES, Hub, get_kind
 
@@ -67,6 +68,11 @@ def build_application(hub: Hub) -> ASGIApp:
         details = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         return answer_error(request, HubError(400, f"The request is malformed: {details}"))
 
+    @app.exception_handler(TimeoutError)
+    @app.exception_handler(ClientDisconnect)
+    def answer_slow_client(request: Request, _: Exception) -> Response:
+        return answer_error(request, HubError(408, "The request's body did not arrive in time"))
+
     @app.exception_handler(FileNotFoundError)
     @app.exception_handler(KeyError)
     @app.exception_handler(MissingCommitError)
@@ -82,7 +88,7 @@ def build_application(hub: Hub) -> ASGIApp:
         """JSON can hold half of a surrogate pair; a file name or message cannot."""
         return answer_error(request, HubError(400, "The request contains text that is not valid Unicode"))
 
-    return _QuotedPath(RequestLimits(app, is_local=hub.is_local))
+    return _QuotedPath(HostCheck(app, is_local=hub.is_local))
 
 
 class _QuotedPath:

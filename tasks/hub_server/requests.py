@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, TypeVar
 from urllib.parse import unquote, urlencode
 
 from fastapi import Depends, Request, Response
-from pydantic import AfterValidator
+from fastapi.exceptions import RequestValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 
+from tasks.hub_server import limits
 from tasks.hub_server.access import Access
-from tasks.hub_server.errors import repository_not_found
+from tasks.hub_server.errors import HubError, repository_not_found
 from tasks.hub_server.records import Entry
 from tasks.hub_server.repositories import Repository
 from tasks.hub_server.sessions import Sessions
@@ -23,6 +27,9 @@ PAGES = ("/datasets/{namespace}/{name}", "/{namespace}/{name}")
 """Paths of a repository in a browser. Datasets come first, because their path fits both."""
 Quoted = Annotated[str, AfterValidator(unquote)]
 """A part of the path, decoded. Routes match the encoded path, in which a revision `refs%2Fheads%2Fmain` is one part."""
+
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -127,17 +134,49 @@ def writable_target(request: Request) -> Target:
     return target
 
 
-async def get_body(request: Request) -> bytes:
-    """Return the body of this request."""
-    return await request.body()
+def require_user(user: User) -> str:
+    """Return the user of this request's token.
+
+    Raises:
+        HubError: 401 without a token.
+    """
+    if user is None:
+        raise HubError(401, "Invalid username or password.")
+    return user
 
 
+async def get_body(request: Request, user: User) -> bytes:
+    """Return the body of this request. A route names it after what authorizes the request, which is then checked first."""
+    return await limits.read_body(request, limits.BODY_BYTES if user else limits.ANONYMOUS_BYTES)
+
+
+async def get_commit_body(request: Request, _: Writable) -> bytes:
+    """Return the body of a commit."""
+    return await limits.read_body(request, limits.COMMIT_BYTES)
+
+
+def json_body(model: type[Model]) -> Callable[[bytes], Model]:
+    """Return a dependency: the JSON body of a request. FastAPI would read a body of its own before it calls any dependency."""
+
+    def parse(body: Body) -> Model:
+        try:
+            return model.model_validate(json.loads(body))
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+        except (ValueError, RecursionError) as error:
+            raise HubError(400, f"The request is not JSON: {error}") from None
+
+    return parse
+
+
+User = Annotated[str | None, Depends(get_user)]
 Readable = Annotated[Target, Depends(readable_target)]
 Browsable = Annotated[Target, Depends(browsable_target)]
 Writable = Annotated[Target, Depends(writable_target)]
+RequiredUser = Annotated[str, Depends(require_user)]
 Reader = Annotated[str | None, Depends(get_reader)]
-User = Annotated[str | None, Depends(get_user)]
 Body = Annotated[bytes, Depends(get_body)]
+CommitBody = Annotated[bytes, Depends(get_commit_body)]
 
 
 def entry_json(entry: Entry) -> dict[str, object]:

@@ -19,12 +19,14 @@ from tasks.hub_server.requests import (
     Body,
     Quoted,
     Readable,
+    RequiredUser,
     Target,
     User,
     entry_json,
     get_endpoint,
     get_hub,
     iso_date,
+    json_body,
     link_next,
     readable_target,
     writable_target,
@@ -36,10 +38,8 @@ router = APIRouter()
 
 
 @router.get("/api/whoami-v2")
-def whoami(request: Request, user: User) -> dict[str, object]:
+def whoami(request: Request, user: RequiredUser) -> dict[str, object]:
     """The user of the token."""
-    if user is None:
-        raise HubError(401, "Invalid username or password.")
     token = {"displayName": "local", "role": "write"}
     auth = {"type": "access_token", "accessToken": token}
     teams = [{"type": "org", "name": team, "roleInOrg": "write"} for team in get_hub(request).access.teams(user)]
@@ -61,10 +61,12 @@ class CreateBody(RepositoryBody):
 
 
 @router.post("/api/repos/create")
-def create_repository(request: Request, new: CreateBody, user: User) -> dict[str, object]:
+def create_repository(
+    request: Request, user: RequiredUser, new: Annotated[CreateBody, Depends(json_body(CreateBody))]
+) -> dict[str, object]:
     """Create a repository in the user's own namespace or in `organization`."""
     hub = get_hub(request)
-    namespace = new.organization or user or ""
+    namespace = new.organization or user
     writer = hub.access.require_write(user, namespace)
     kind = f"{new.type}s"
     page = f"{namespace}/{new.name}" if kind == "models" else f"{kind}/{namespace}/{new.name}"
@@ -79,15 +81,13 @@ def create_repository(request: Request, new: CreateBody, user: User) -> dict[str
 
 
 @router.delete("/api/repos/delete")
-def delete_repository(request: Request, old: RepositoryBody, user: User) -> dict[str, object]:
+def delete_repository(
+    request: Request, user: RequiredUser, old: Annotated[RepositoryBody, Depends(json_body(RepositoryBody))]
+) -> dict[str, object]:
     """Delete a repository."""
     hub = get_hub(request)
-    namespace, kind = old.organization or user or "", f"{old.type}s"
-    if (
-        user is not None
-        and not hub.access.can_write(user, namespace)
-        and hub.store.open(kind, namespace, old.name).private
-    ):
+    namespace, kind = old.organization or user, f"{old.type}s"
+    if not hub.access.can_write(user, namespace) and hub.store.open(kind, namespace, old.name).private:
         raise repository_not_found()
     hub.access.require_write(user, namespace)
     hub.store.delete(kind, namespace, old.name)
@@ -223,7 +223,9 @@ class ValidateCard(BaseModel):
 
 
 @router.post("/api/validate-yaml")
-def validate_card(sent: ValidateCard, response: Response) -> dict[str, object]:
+def validate_card(
+    sent: Annotated[ValidateCard, Depends(json_body(ValidateCard))], response: Response
+) -> dict[str, object]:
     """The errors and warnings in the metadata of a card."""
     card = read_card(sent.content, is_model=sent.repo_type == "model")
     response.status_code = 400 if card.errors else 200

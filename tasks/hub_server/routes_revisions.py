@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from tasks.hub_server.names import RefKind
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import API, Quoted, Readable, Writable, iso_date, link_next
+from tasks.hub_server.requests import API, Quoted, Readable, Writable, iso_date, json_body, link_next
 
 COMMITS_PAGE = 50
 
@@ -60,7 +60,9 @@ class NewTag(BaseModel):
 
 
 @router.post(API + "/tag/{revision}")
-def create_tag(target: Writable, revision: Quoted, new: NewTag) -> dict[str, object]:
+def create_tag(
+    target: Writable, revision: Quoted, new: Annotated[NewTag, Depends(json_body(NewTag))]
+) -> dict[str, object]:
     """Create a tag; a tag never moves."""
     target.repository.create_ref("tags", new.tag, target.repository.resolve(revision))
     return {}
@@ -80,7 +82,9 @@ class NewBranch(BaseModel):
 
 
 @router.post(API + "/branch/{branch}")
-def create_branch(target: Writable, branch: Quoted, new: NewBranch) -> dict[str, object]:
+def create_branch(
+    target: Writable, branch: Quoted, new: Annotated[NewBranch, Depends(json_body(NewBranch))]
+) -> dict[str, object]:
     """Create a branch."""
     target.repository.create_ref("heads", branch, target.repository.resolve(new.starting_point))
     return {}

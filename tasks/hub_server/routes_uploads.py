@@ -23,9 +23,10 @@ from starlette.responses import Response
 from tasks.hub_server.card_metadata import read_card
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.large_files import LargeFiles
+from tasks.hub_server.limits import transfer_timeout
 from tasks.hub_server.records import Change, DeleteFile, DeleteFolder, PutFile, PutLargeFile
 from tasks.hub_server.repositories import LARGE_SUFFIXES
-from tasks.hub_server.requests import API, Body, Quoted, Target, Writable, get_endpoint, get_hub
+from tasks.hub_server.requests import API, CommitBody, Quoted, Target, Writable, get_endpoint, get_hub, json_body
 
 REGULAR_BYTES = 10 << 20
 """Files larger than this are large files, whatever their suffix."""
@@ -49,7 +50,9 @@ class Preupload(BaseModel):
 
 
 @router.post(API + "/preupload/{revision}")
-def preupload(target: Writable, revision: Quoted, announced: Preupload) -> dict[str, object]:
+def preupload(
+    target: Writable, revision: Quoted, announced: Annotated[Preupload, Depends(json_body(Preupload))]
+) -> dict[str, object]:
     """How to upload each file, and the id of its present content."""
     sha = target.repository.resolve(revision)
     present = {entry.path: entry.sha256 or entry.oid for entry in target.repository.entries(sha, recursive=True)}
@@ -87,7 +90,9 @@ class Batch(BaseModel):
 
 @router.post("/{namespace}/{name}.git/info/lfs/objects/batch")
 @router.post("/datasets/{namespace}/{name}.git/info/lfs/objects/batch")
-def request_uploads(request: Request, target: Writable, batch: Batch) -> dict[str, object]:
+def request_uploads(
+    request: Request, target: Writable, batch: Annotated[Batch, Depends(json_body(Batch))]
+) -> dict[str, object]:
     """Upload URLs of the objects; an object that is stored already gets none."""
     if batch.operation != "upload":
         raise HubError(501, "The batch API serves uploads only: download from /resolve/")
@@ -130,7 +135,8 @@ _UPLOAD = "/uploads/{kind}/{namespace}/{name}/{sha256}/{size}"
 @router.put(_UPLOAD + "/whole")
 async def upload_whole(request: Request, files: SignedUpload, sha256: str, size: int) -> dict[str, object]:
     """Upload a large file in one piece."""
-    await files.receive(sha256, size, request.stream())
+    async with transfer_timeout(size):
+        await files.receive(sha256, size, request.stream())
     return {}
 
 
@@ -145,12 +151,15 @@ def complete_upload(request: Request, files: SignedUpload, sha256: str, size: in
 async def upload_part(request: Request, files: SignedUpload, sha256: str, size: int, part: int) -> Response:
     """Upload one part of a large file; the client sends its ETag back with `complete`."""
     part_bytes = get_hub(request).part_bytes
-    etag = await files.receive_part(sha256, part, min(part_bytes, size - (part - 1) * part_bytes), request.stream())
+    async with transfer_timeout(part_bytes):
+        etag = await files.receive_part(sha256, part, min(part_bytes, size - (part - 1) * part_bytes), request.stream())
     return Response(headers={"ETag": f'"{etag}"'})
 
 
 @router.post(API + "/commit/{revision}")
-def commit(request: Request, target: Writable, revision: Quoted, body: Body, create_pr: str = "") -> dict[str, object]:
+def commit(
+    request: Request, target: Writable, revision: Quoted, body: CommitBody, create_pr: str = ""
+) -> dict[str, object]:
     """Add a commit to a branch."""
     if create_pr not in ("", "0", "false"):
         raise HubError(501, "The local Hub has no pull requests: commit to a branch")

@@ -1,0 +1,97 @@
+"""What clients can take from the Hub without a token: memory and connections."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from huggingface_hub import HfApi
+
+from tasks.hub_server import (
+    limits,
+    routes_downloads,
+    routes_pages,
+    routes_repositories,
+    routes_revisions,
+    routes_sign_in,
+    routes_uploads,
+)
+from tasks.hub_server.server import LocalHub
+
+REPO = "alice/model"
+ROUTERS: list[APIRouter] = [
+    module.router
+    for module in (
+        routes_downloads,
+        routes_pages,
+        routes_repositories,
+        routes_revisions,
+        routes_sign_in,
+        routes_uploads,
+    )
+]
+READ_WITHOUT_TOKEN = {"/api/validate-yaml", "/-/sign-in"}
+PARTS = {"{kind}": "models", "{namespace}": "alice", "{name}": "model", "{revision}": "main", "{size}": "100"}
+
+
+def connect(hub: LocalHub) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(hub.endpoint.rpartition(":")[2])), timeout=10)
+
+
+def routes_with_bodies() -> Iterator[tuple[str, str]]:
+    for router in ROUTERS:
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            for method in route.methods - {"GET", "HEAD"}:
+                if route.path != "/-/sign-out":  # it has no body
+                    yield method, route.path
+
+
+def status_without_a_body(hub: LocalHub, method: str, path: str, announced_bytes: int, *headers: str) -> int:
+    """Send the head of a request and none of its body, and return the status of the answer."""
+    head = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {announced_bytes}", *headers]
+    with connect(hub) as client:
+        client.sendall("\r\n".join([*head, "Content-Type: application/json", "", ""]).encode())
+        return int(client.recv(1000).split()[1])
+
+
+@pytest.mark.parametrize(("method", "path"), list(routes_with_bodies()))
+def test_bodies_are_read_after_authorization(alice: HfApi, hub: LocalHub, method: str, path: str) -> None:
+    alice.create_repo(REPO, private=True)
+    for part, value in PARTS.items():
+        path = path.replace(part, value)
+    for name in ("{tag}", "{branch}", "{sha256}", "{part}"):
+        path = path.replace(name, "1")
+    too_large = limits.ANONYMOUS_BYTES + 1
+    assert 400 <= status_without_a_body(hub, method, path, too_large) < 500
+    assert status_without_a_body(hub, method, path, 10, "Authorization: Bearer unknown") in (401, 403), path
+    if path not in READ_WITHOUT_TOKEN:
+        assert status_without_a_body(hub, method, path, 10) in (401, 403, 404), path
+
+
+@pytest.mark.parametrize(
+    "path", ["/uploads/x.git/info/lfs/objects/batch", "/api/models/commit/model/preupload/main", "/api/validate-yaml"]
+)
+def test_the_matched_route_bounds_the_body(hub: LocalHub, path: str) -> None:
+    """A namespace called `uploads` or `commit` does not get the bounds of an upload or a commit."""
+    too_large = 1 + (limits.BODY_BYTES if path != "/api/validate-yaml" else limits.ANONYMOUS_BYTES)
+    headers = ["Authorization: Bearer token-of-alice"] if path != "/api/validate-yaml" else []
+    assert status_without_a_body(hub, "POST", path, too_large, *headers) in (404, 413)
+
+
+def test_bodies_without_a_token_are_small(alice: HfApi, hub: LocalHub) -> None:
+    alice.create_repo(REPO)
+    for path in ("/api/validate-yaml", "/-/sign-in", f"/api/models/{REPO}/paths-info/main"):
+        for content in (b" " * (limits.ANONYMOUS_BYTES + 1), iter([b" " * limits.ANONYMOUS_BYTES] * 2)):
+            assert httpx2.post(hub.endpoint + path, content=content).status_code == 413, path
+        assert httpx2.post(hub.endpoint + path, content=b" " * limits.ANONYMOUS_BYTES).status_code != 413, path
+
+
+def test_a_body_has_a_time_limit(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(limits, "_MIN_BYTES_PER_S", 1 << 30)
+    assert status_without_a_body(hub, "POST", "/-/sign-in", 10) == 408
