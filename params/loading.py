@@ -24,6 +24,8 @@ from params.schema import Recipe
 
 Key = tuple[str | int, ...]
 _FOLDER = Path("params")
+_MAX_DEPTH = 50
+_MAX_VALUES = 100_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -123,8 +125,9 @@ def read(path: Path) -> Document:
     """
     try:
         text = path.read_text(encoding="utf-8")
+        content = YAML(typ="safe").load(text)  # stricter than YAML(): it knows no tags
+        _check_size(content)
         tree = YAML().load(text)
-        content = YAML(typ="safe").load(text)  # stricter: it knows no tags
     except (FileNotFoundError, IsADirectoryError):
         raise _no_such_recipe(path) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -136,12 +139,27 @@ def read(path: Path) -> Document:
         raise RecipeError(
             where, f"not valid YAML: {what}", "fix the syntax; a key may occur once in a mapping"
         ) from None
-    except (RecursionError, TypeError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else f"a key is not text: {error}"
-        raise RecipeError(str(path), f"not valid YAML: {what}", "fix the syntax") from None
+    except Exception as error:  # ruamel.yaml raises errors of many kinds, for example for 2020-99-99
+        what = f"not valid YAML: {type(error).__name__}: {error}"
+        fix = "fix the syntax, put unusual texts in quotes, and let no mapping merge itself"
+        raise RecipeError(str(path), what, fix) from error
     if not isinstance(tree, CommentedMap):
         raise RecipeError(str(path), "holds no recipe", "write a YAML mapping; params/default.yaml is an example")
     return Document(path, content, tree)
+
+
+def _check_size(content: object) -> None:
+    """Refuse a content that would take too long to check; an alias counts as a copy of what it stands for."""
+    values, found = [(content, 1)], 0
+    while values:
+        value, depth = values.pop()
+        found += 1
+        if depth > _MAX_DEPTH:
+            raise YAMLError(f"nested more than {_MAX_DEPTH} levels deep, or an alias contains itself")
+        if found > _MAX_VALUES:
+            raise YAMLError(f"more than {_MAX_VALUES:,} values, counted with aliases")
+        if isinstance(value, dict | list):
+            values += [(item, depth + 1) for item in (value.values() if isinstance(value, dict) else value)]
 
 
 def parse(document: Document) -> tuple[Recipe | None, list[Problem]]:

@@ -12,7 +12,7 @@ from params import DataError
 from params.artifacts import SPLITS
 from params.hashing import file_sha256
 from params.schema import Files
-from tasks.ingestion.batches import Batches
+from tasks.ingestion.batches import Batches, is_unicode
 from tasks.ingestion.formats import JSON_SUFFIXES, SUFFIXES, TextUnit, read_errors, read_file
 
 
@@ -91,6 +91,8 @@ class FileSource:
             what = f"{pattern}: no file matches in {self._place}"
             raise DataError.at(key, what, "check the path; `**` stands for any number of folders")
         for name in names:
+            if not is_unicode(name):
+                raise DataError.at(key, f"{pattern}: the file name {name!a} is not UTF-8", "rename the file")
             if Path(name).suffix.lower() not in SUFFIXES:
                 what = f"{pattern}: {name} has a format that cannot be read"
                 raise DataError.at(key, what, f"use files that end in {', '.join(SUFFIXES)}")

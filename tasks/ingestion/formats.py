@@ -152,16 +152,10 @@ def _parquet_batches(path: Path, name: str) -> Batches:
                 raise DataError(name, what, "give every column its own name")
             first = 0
             for rows in file.iter_batches(batch_size=BATCH_ROWS):
-                yield Batch(_without_dictionaries(rows), lambda row, first=first: f"{name} row {first + row}")  # type: ignore[misc]
+                yield Batch(rows, lambda row, first=first: f"{name} row {first + row}")  # type: ignore[misc]
                 first += len(rows)
     except pa.ArrowException as error:
         raise DataError(name, f"cannot be read as Parquet: {error}", "write or download the file again") from error
-
-
-def _without_dictionaries(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows with categorical columns as plain values."""
-    columns = [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in rows.columns]
-    return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
 
 
 def _text_rows(path: Path, name: str, unit: TextUnit) -> AddressedRows:

@@ -50,6 +50,8 @@ class SqlSource:
             raise RecipeError.at("data.source.url", f"there is no SQLAlchemy dialect `{url.drivername}`", fix) from None
         except ArgumentError as error:
             raise self._failure(error) from None
+        except (TypeError, ValueError) as error:
+            raise self._option_error(error) from None
         except ImportError as error:
             what = f"the driver of `{url.drivername}` is not installed"
             raise RecipeError.at("data.source.url", what, f"install it with `pip install {error.name}`") from None
@@ -81,13 +83,11 @@ class SqlSource:
                     yield f"data.source.query row {index}", dict(zip(names, row, strict=True))
         except SQLAlchemyError as error:
             raise self._failure(error) from None  # a chained error could show the password
+        except (TypeError, ValueError) as error:  # the driver raises them for options of the URL
+            raise self._option_error(error) from None
 
     def _failure(self, error: SQLAlchemyError) -> EvergreenError:
-        message = str(error.orig if isinstance(error, DBAPIError) else error)
-        password = self._url.password or ""
-        for secret in filter(None, (password, quote(password, safe=""))):
-            message = message.replace(secret, "***")
-        message = message.strip()
+        message = self._without_password(str(error.orig if isinstance(error, DBAPIError) else error)).strip()
         lost = isinstance(error, DBAPIError) and error.connection_invalidated
         if lost or _TRANSIENT.search(message):
             where = self._url.render_as_string(hide_password=True)
@@ -95,6 +95,16 @@ class SqlSource:
         return DataError.at(
             "data.source.query", f"the database refuses: {message}", "fix the query, or the account's permissions"
         )
+
+    def _option_error(self, error: Exception) -> RecipeError:
+        what = f"the driver refuses the options in the URL: {self._without_password(str(error))}"
+        return RecipeError.at("data.source.url", what, "correct or remove the options after `?`")
+
+    def _without_password(self, message: str) -> str:
+        password = self._url.password or ""
+        for secret in filter(None, (password, quote(password, safe=""))):
+            message = message.replace(secret, "***")
+        return message
 
 
 def _parse(template: str) -> sqlalchemy.URL:

@@ -24,7 +24,7 @@ from params.artifacts import SPLITS, Artifacts, whole_folder
 from params.hashing import file_sha256
 from params.loading import suggestion
 from params.schema import Data, Split
-from tasks.ingestion.batches import Batch
+from tasks.ingestion.batches import Batch, readable
 from tasks.ingestion.parquet import ParquetFolder
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import Source, open_source
@@ -119,12 +119,13 @@ def _rows(
     for source_split in source.splits:
         divided = source_split == "train" and bool(shares)
         with contextlib.closing(source.batches(source_split)) as batches:
-            for batch in batches:
+            for source_batch in batches:
+                batch, rows = readable(source_batch)
                 names = batch.rows.schema.names
                 _check_columns(names, split.by if divided else [], batch.address(0))
                 if divided:
-                    rows = batch.rows.select(split.by or names).to_pylist()
-                    splits = [split_of(row, shares, seed) for row in rows]
+                    by = split.by or names
+                    splits = [split_of({name: row[name] for name in by}, shares, seed) for row in rows]
                 else:
                     splits = [source_split] * len(batch.rows)
                 ids = pa.array(range(row_id, row_id + len(batch.rows)), type=pa.int64())

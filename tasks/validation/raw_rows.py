@@ -108,7 +108,7 @@ def _read(path: Path) -> Any:
         return pq.read_table(path)
     except FileNotFoundError:
         raise DataError(str(path), "does not exist", "run the ingest stage first") from None
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:
         raise DataError(str(path), f"cannot be read as Parquet: {error}", "run the ingest stage again") from None
 
 

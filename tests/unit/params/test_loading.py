@@ -457,3 +457,26 @@ def test_mutated_recipe_gives_a_recipe_or_an_error(tmp_path, seed):
             document.content.pop("data", None)  # reading its rows takes seconds
             str(document.error(all_problems(document)))
     assert outcomes == {Recipe, type(None)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a\n  <<: *a\n  b: 1\n",
+        "data: &a\n  source: *a\n",
+        "seed: &a [*a]\n",
+        "seed: " + "[" * 2000 + "]" * 2000,
+        "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+        + "".join(f"{x}: &{x} [{', '.join([f'*{y}'] * 10)}]\n" for y, x in zip("abcdefg", "bcdefgh", strict=True)),
+        "seed: 2020-99-99\n",
+        "seed: !!int x\n",
+        "seed: " + "9" * 6000,
+    ],
+    ids=["merge of itself", "alias cycle", "list cycle", "deep", "aliases of aliases", "date", "tag", "digits"],
+)
+@pytest.mark.timeout(10)
+def test_yaml_that_cannot_be_read_is_an_error(tmp_path, text):
+    path = tmp_path / "trial.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RecipeError, match="not valid YAML"):
+        read(path)
