@@ -5,18 +5,32 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import subprocess
+import sysconfig
 from pathlib import Path
 
+from params import Recipe
+from params.importing import source_files
+
 _LIBRARIES = ("torch", "transformers", "accelerate", "tokenizers", "datasets")
-_CODE = ("params", "trainer", "tasks")
+_CODE = ("params", "trainer", "tasks", ":(exclude,glob)params/*.yaml")
+"""Where the project's code is. Recipes are no code: a release records the text of its recipe."""
 
 
-def git_commit(root: Path) -> str | None:
-    """The commit that is checked out at `root`, with `+` appended if the code has uncommitted changes; None outside git."""
+def git_commit(root: Path, recipe: Recipe) -> str | None:
+    """Return the commit that is checked out at `root`; None outside of git.
+
+    `+` is appended if the commit does not hold the code as it is now: the project's, or a file that the recipe names. Such a
+    file counts even if git ignores it or it is outside of the repository, unless it belongs to an installed package.
+    """
     commit = _git(root, "rev-parse", "HEAD")
-    if not commit:
+    if commit is None:
         return None
-    return commit + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no", "--", *_CODE) else "")
+    status = ("status", "--porcelain", "--untracked-files=all")
+    named = [str(path.resolve()) for _, path in source_files(recipe.model_dump(mode="json")) if not _is_installed(path)]
+    is_clean = _git(root, *status, "--", *_CODE) == ""
+    if named:
+        is_clean = is_clean and _git(root, "--literal-pathspecs", *status, "--ignored", "--", *named) == ""
+    return commit if is_clean else f"{commit}+"
 
 
 def versions() -> dict[str, str]:
@@ -24,11 +38,16 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _LIBRARIES}}
 
 
-def _git(root: Path, *arguments: str) -> str:
+def _is_installed(path: Path) -> bool:
+    folders = {"site-packages", "dist-packages"}
+    return not folders.isdisjoint(path.parts) or path.is_relative_to(sysconfig.get_path("stdlib"))
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Return what git prints; None if it fails, as it does for a path outside of the repository."""
+    command = ["git", "-C", str(root), *arguments]
     try:
-        result = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False, timeout=30
-        )
-    except FileNotFoundError:
-        return ""
-    return result.stdout.strip() if result.returncode == 0 else ""
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None

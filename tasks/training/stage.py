@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from params import ModelError
+from params import ModelError, load
 from params.artifacts import Artifacts, whole_folder
 from params.schema import Launch, Metrics, Model, ObjectiveChoice, Training
 from tasks.mirror.upload import mirrored
@@ -104,7 +104,7 @@ def _collect(artifacts: Artifacts, job: Job) -> TrainingReport:
         best_metric=best.metric,
         best_value=best.value,
         final_train_loss=losses[-1] if losses else None,
-        git_commit=git_commit(artifacts.root),
+        git_commit=git_commit(artifacts.root, load(artifacts.recipe_path)),
         versions=versions(),
     )
     with whole_folder(artifacts.checkpoint) as target:

@@ -120,6 +120,7 @@ def test_stop_before_the_artifacts_are_written_trains_nothing_again(uninterrupte
     """The artifacts are the same, without another training step."""
     first, recipe, report = uninterrupted
     artifacts = Artifacts("tiny", tmp_path)
+    shutil.copytree(first.root / "params", artifacts.root / "params")
     shutil.copytree(first.tokens, artifacts.tokens)
     shutil.copytree(first.root / "kept", artifacts.scratch / "checkpoints" / report.run)
     assert run_train(artifacts, recipe).model_dump() == report.model_dump()
