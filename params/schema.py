@@ -6,21 +6,18 @@ says where a run happens (processes, micro-batch, workers), not what is learned.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat
 from pydantic import model_validator as validate_model
 from pydantic_core import PydanticCustomError
 
+_MAX_INT = 2**31 - 1
+PositiveInt = Annotated[int, Field(gt=0, le=_MAX_INT)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=_MAX_INT)]
+Seconds = Annotated[float, Field(gt=0.0, le=31_536_000.0)]
+"""A time limit of at most a year; Python's timers fail above a few hundred years."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 IMPORTABLE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 Importable = Annotated[str, Field(pattern=IMPORTABLE)]
@@ -32,14 +29,41 @@ Direction = Literal["min", "max"]
 
 
 class Section(BaseModel):
-    """A section of a recipe: frozen, without unknown keys, and strict about types."""
+    """A section of a recipe: frozen, without unknown keys, strict about types, and with finite numbers only."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 def conflict(what: str, fix: str) -> PydanticCustomError:
     """Return the error that a section raises when its keys do not fit together."""
     return PydanticCustomError("conflict", "{what}", {"what": what, "fix": fix})
+
+
+_REPO_NAME = re.compile(r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?", re.ASCII)
+_RESERVED_OWNERS = frozenset({"api", "buckets", "datasets", "kernels", "models", "spaces", "uploads"})
+
+
+def repo_id_problem(repo_id: str) -> str | None:
+    """Return why the Hub or its client refuses `repo_id`, or None; an owner is not required."""
+    owner, _, name = repo_id.rpartition("/")
+    for part in filter(None, (owner, name)):
+        if not _REPO_NAME.fullmatch(part):
+            return f"{part!a} is not 1 to 96 letters, digits, `-`, `_` and `.`, starting and ending with no `-` or `.`"
+    if "--" in repo_id or ".." in repo_id:
+        return "it contains `--` or `..`"
+    if repo_id.endswith(".git") or owner.endswith(".git"):
+        return "a name ends in `.git`"
+    if owner.lower() in _RESERVED_OWNERS:
+        return f"`{owner}` is not an owner, but a page of the Hub"
+    return None if name else "it has no name"
+
+
+def _check_repo_id(repo_id: str) -> str:
+    if problem := repo_id_problem(repo_id):
+        raise conflict(f"the Hub refuses {repo_id!a}: {problem}", "write another `owner/name`")
+    return repo_id
 
 
 def _require_one(section: Section, first: str, second: str) -> None:
@@ -85,7 +109,7 @@ class HubDataset(Section):
     """Rows from a dataset repository on a Hub, at one commit."""
 
     kind: Literal["hub"]
-    repo_id: str
+    repo_id: Annotated[str, AfterValidator(_check_repo_id)]
     """Repository, as `owner/name`."""
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
     """Full commit hash. A branch or tag could move, and then the run could not be repeated."""
@@ -167,7 +191,7 @@ class TrainTokenizer(Section):
     """A byte-level BPE tokenizer, trained on the train split."""
 
     kind: Literal["train"]
-    vocab_size: Annotated[int, Field(ge=260)]
+    vocab_size: Annotated[int, Field(ge=260, le=_MAX_INT)]
     """Number of tokens, including the 256 bytes and the special tokens."""
     min_frequency: PositiveInt = 2
     """Smallest number of times that a pair of tokens must occur to be merged."""
@@ -187,7 +211,7 @@ class Tokenization(Section):
     """How text becomes tokens."""
 
     tokenizer: Annotated[TrainTokenizer | PretrainedTokenizer, Field(discriminator="kind")]
-    max_length: Annotated[int, Field(ge=2)]
+    max_length: Annotated[int, Field(ge=2, le=_MAX_INT)]
     """Length of the longest sequence, in tokens."""
 
 
@@ -262,7 +286,7 @@ class Model(Section):
 class Training(Section):
     """How the model learns. Other fields of transformers.TrainingArguments go under `arguments`."""
 
-    epochs: PositiveFloat | None = None
+    epochs: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
     """Passes over the train split. Give either this or `max_steps`."""
     max_steps: PositiveInt | None = None
     """Optimizer steps. Give either this or `epochs`."""
@@ -292,7 +316,7 @@ class Training(Section):
     """Optimizer steps between evaluations on the validation split. One more evaluation runs before the first step."""
     save_steps: PositiveInt
     """Optimizer steps between checkpoints. An interrupted run resumes from the last one."""
-    save_minutes: PositiveFloat | None = None
+    save_minutes: Annotated[float, Field(gt=0.0, le=525_600.0)] | None = None
     """Minutes between checkpoints, if that is more often than every `save_steps`."""
     logging_steps: PositiveInt = 10
     """Optimizer steps between log lines."""
@@ -307,7 +331,7 @@ class Training(Section):
     get_train_dataloader. trainer/loop/extensions.py lists all methods that it may override."""
     callbacks: list[CallOrName] = []
     """Subclasses of transformers.TrainerCallback. One with state to resume must also be an ExportableState."""
-    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    keep_checkpoints: PositiveInt = 2
     """Number of checkpoints to keep on disk; older ones are deleted."""
     resume: str = "auto"
     """`auto` resumes from the newest valid checkpoint of the same run, `never` starts at step 0. Otherwise the folder of a
@@ -334,7 +358,7 @@ class Launch(Section):
     A model with dropout draws different masks if you change it."""
     eval_batch_size: PositiveInt = 32
     """Sequences in one forward pass of an evaluation."""
-    dataloader_workers: NonNegativeInt = 0
+    dataloader_workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes that load batches, per training process."""
     accelerate_config: str | None = None
     """Configuration file of accelerate, for FSDP or DeepSpeed. params/accelerate has examples."""
@@ -342,16 +366,16 @@ class Launch(Section):
     """Machines that train together and share the project's folder. Each but this one runs `evergreen join`."""
     main_process_ip: str | None = None
     """Address of the machine that runs the train stage. The other machines must be able to reach it."""
-    main_process_port: PositiveInt | None = None
+    main_process_port: Annotated[int, Field(gt=0, le=65_535)] | None = None
     """Free port on that machine."""
     out_of_memory_retries: NonNegativeInt = 1
     """How many times to halve the micro-batch when memory runs out. The global batch stays the same."""
-    stall_timeout_s: PositiveFloat = 600.0
+    stall_timeout_s: Seconds = 600.0
     """End the training when a process makes no progress for this many seconds, not even one micro-batch."""
     mirror: Literal["none", "last", "all"] = "none"
     """Upload checkpoints and best weights to the branch `checkpoints` of publish.repo_id during the training, so that
     another machine can continue it with `evergreen fetch`. `last` keeps only the newest checkpoint there, `all` keeps all."""
-    grace_s: PositiveFloat = 15.0
+    grace_s: Seconds = 15.0
     """Seconds to write a last checkpoint when the training is stopped (SIGTERM, Ctrl-C). A Prefect worker kills a flow
     after 30 s."""
 
@@ -363,6 +387,9 @@ class Launch(Section):
         if self.num_processes % self.num_machines:
             what = f"{self.num_processes} processes cannot be spread evenly over {self.num_machines} machines"
             raise conflict(what, "make `num_processes` a multiple of `num_machines`")
+        if self.num_processes > 256 * self.num_machines:
+            what = f"{self.num_processes} processes on {self.num_machines} machines are more than 256 on one machine"
+            raise conflict(what, "use one process per GPU, or per few CPU cores")
         return self
 
 
@@ -426,7 +453,7 @@ class Gate(Section):
     """Slices with fewer rows are shown but not judged."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     """Confidence level of all intervals and tests. Tests of slices are corrected for their number (Holm 1979)."""
-    resamples: Annotated[int, Field(ge=200)] = 2000
+    resamples: Annotated[int, Field(ge=200, le=100_000)] = 2000
     """Bootstrap resamples per interval."""
 
     @validate_model(mode="after")
@@ -469,7 +496,7 @@ class Evaluation(Section):
 class Publish(Section):
     """Where to publish the model."""
 
-    repo_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
+    repo_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"), AfterValidator(_check_repo_id)]
     """Repository, as `owner/name`."""
     endpoint: str = "local"
     """URL of the Hub, or `local` for the Hub in the folder .hub. If HF_ENDPOINT is set, it replaces `local`."""
@@ -479,14 +506,14 @@ class Publish(Section):
     """License of the model, as an identifier of the Hub, for the model card."""
     dry_run: bool = False
     """Prepare the release, but do not upload it."""
-    timeout_s: PositiveFloat = 3600.0
+    timeout_s: Seconds = 3600.0
     """Seconds after which publishing stops, even in the middle of an upload. The next run publishes again."""
 
 
 class Recipe(Section):
     """A complete run."""
 
-    seed: NonNegativeInt
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
     """Seed of all random numbers: splits, initial weights, order of the rows, dropout."""
     data: Data
     validation: Validation

@@ -16,7 +16,17 @@ from typing import Any
 from params import EvergreenError, Problem
 from params.importing import bind, source_files
 from params.loading import Document, Key, parse, read, suggestion, valid_sections
-from params.schema import Evaluation, Files, Function, Launch, Model, ObjectiveChoice, PretrainedTokenizer, Training
+from params.schema import (
+    Evaluation,
+    Files,
+    Function,
+    Launch,
+    Model,
+    ObjectiveChoice,
+    PretrainedTokenizer,
+    Training,
+    repo_id_problem,
+)
 from tasks.ingestion.source import open_source
 from trainer import objectives
 from trainer.conflicts import conflicts
@@ -130,6 +140,8 @@ def _pretrained_problems(key: Key, path: str, required: str) -> Iterator[Problem
     elif path.startswith((".", "/", "~")) or path.count("/") != 1:
         fix = "give a local folder, or owner/name for a repository on the Hub"
         yield Problem(key, f"there is no folder {path}", fix)
+    elif problem := repo_id_problem(path):
+        yield Problem(key, f"the Hub refuses {path!a}: {problem}", "write another `owner/name`")
 
 
 def _length_problems(model: Model, tokenization: Any) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import validate_repo_id
 
 from params import DataError, RecipeError
 from params.loading import read
@@ -198,6 +199,43 @@ def test_wrong_recipe_has_exactly_this_problem(changes, key, message):
     found = problems(changes)
     assert list(found) == [key], found
     assert message in found[key]
+
+
+NAN, INFINITY = float("nan"), float("inf")
+REPO_IDS = ["api/x", "Datasets/x", "models/x", "a/b--c", "a/b..c", "a/b.git", "a/b.", "a-/b", f"a/{'b' * 97}", "é/b"]
+DATASET = {"kind": "hub", "revision": "0" * 40, "train": "a.jsonl"}
+FAILS_LATER = [
+    *(("publish.repo_id", repo_id, "publish.repo_id") for repo_id in REPO_IDS),
+    *(("data.source", {**DATASET, "repo_id": repo_id}, "data.source.repo_id") for repo_id in REPO_IDS),
+    *(("model", {"pretrained": repo_id}, "model.pretrained") for repo_id in ("api/x", "a/b--c", "a/b.git")),
+    ("seed", 2**32, "seed"),
+    ("evaluation.gate", {"floors": {"loss": NAN}}, "evaluation.gate.floors.loss"),
+    ("evaluation.gate", {"slice_floors": {"loss": INFINITY}}, "evaluation.gate.slice_floors.loss"),
+    ("evaluation.gate", {"gain": INFINITY}, "evaluation.gate.gain"),
+    ("evaluation.gate", {"resamples": 10**9}, "evaluation.gate.resamples"),
+    ("training.learning_rate", INFINITY, "training.learning_rate"),
+    ("training.weight_decay", INFINITY, "training.weight_decay"),
+    ("training.warmup_steps", INFINITY, "training.warmup_steps"),
+    ("training.save_minutes", INFINITY, "training.save_minutes"),
+    ("training.save_steps", 2**63, "training.save_steps"),
+    ("tokenization.max_length", 2**63, "tokenization.max_length"),
+    ("launch.num_processes", 2**20, "launch"),
+    ("launch.dataloader_workers", 10**6, "launch.dataloader_workers"),
+    ("launch.main_process_port", 65_536, "launch.main_process_port"),
+    ("launch.grace_s", 1e300, "launch.grace_s"),
+    ("publish.timeout_s", INFINITY, "publish.timeout_s"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "found_at"), FAILS_LATER, ids=lambda value: str(value)[:40])
+def test_value_that_would_fail_hours_later_is_a_problem(key, value, found_at):
+    assert list(problems({key: value})) == [found_at]
+
+
+@pytest.mark.parametrize("repo_id", ["a/b", "Foo-BAR/foo.bar_123", "A1/b-c", f"{'a' * 96}/{'b' * 96}"])
+def test_repo_id_that_the_client_accepts_is_sound(repo_id):
+    validate_repo_id(repo_id)
+    assert problems({"publish.repo_id": repo_id}) == {}
 
 
 def test_valid_arguments_of_training_arguments_are_accepted():
