@@ -4,6 +4,7 @@
     application.py          the ASGI application: routes, and errors as HTTP answers
     routes_*.py             the Hub's HTTP API as far as huggingface_hub uses it for models and datasets; the web pages
     requests.py             what the routes share: user, repository and revision of a request
+    connections.py          limits of connections: number and time
     limits.py               limits on every request: size and host name
     access.py, sessions.py  tokens, permissions and signed upload URLs; sessions of browsers
     store.py                all repositories, by name

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tasks.hub_server.sessions import Sessions
 
 PART_BYTES = 64 << 20
+_BACKLOG = 128
 _START_TIMEOUT_S = 30
 _STOP_TIMEOUT_S = 5
 
@@ -110,12 +111,23 @@ class LocalHub:
     def __enter__(self) -> Self:
         import uvicorn
 
+        from tasks.hub_server.connections import HEAD_TIMEOUT_S, MAX_CONNECTIONS, Connection
+
         self._root.mkdir(parents=True, exist_ok=True)
         listener = _listen(self._host, self._port)
         shown_host = f"[{self._host}]" if ":" in self._host else self._host
         self._endpoint = f"http://{shown_host}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
-            self.application(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            self.application(),
+            http=Connection,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            backlog=_BACKLOG,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=HEAD_TIMEOUT_S,
+            timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],), name="local-hub", daemon=True)
@@ -163,7 +175,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(128)
+        listener.listen(_BACKLOG)
     except OSError:
         listener.close()
         raise

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
 import pytest
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
+from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import HfApi
 
 from tasks.hub_server import (
+    connections,
     limits,
     routes_downloads,
     routes_pages,
@@ -95,3 +103,83 @@ def test_a_body_has_a_time_limit(hub: LocalHub, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(limits, "_BODY_TIMEOUT_S", 0.2)
     monkeypatch.setattr(limits, "_MIN_BYTES_PER_S", 1 << 30)
     assert status_without_a_body(hub, "POST", "/-/sign-in", 10) == 408
+
+
+SERVE = """
+import resource, sys
+from pathlib import Path
+from tasks.hub_server.server import LocalHub
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+with LocalHub(Path(sys.argv[1]), tokens={}) as hub:
+    print(hub.endpoint, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_half_open_connections_lock_nobody_out(tmp_path: Path) -> None:
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    command = [sys.executable, "-c", SERVE, str(tmp_path)]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hub,
+        contextlib.ExitStack() as half_open,
+    ):
+        assert hub.stdout
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        half_open.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (before, most))
+        endpoint = hub.stdout.readline().strip()
+        address = ("127.0.0.1", int(endpoint.rpartition(":")[2]))
+        with httpx2.Client() as early:
+            assert early.get(f"{endpoint}/api/models").status_code == 200
+            for number in range(1100):
+                client = half_open.enter_context(socket.create_connection(address, timeout=20))
+                with contextlib.suppress(ConnectionError):
+                    client.sendall(b"GET /api/models HTTP/1.1\r\nHost: local"[: number % 2 * 100])
+            assert httpx2.get(f"{endpoint}/api/models", timeout=5).status_code == 200
+            assert len(list(Path(f"/proc/{hub.pid}/fd").iterdir())) < connections.MAX_CONNECTIONS + 50
+        hub.communicate()
+
+
+def seconds_until_closed(client: socket.socket) -> float:
+    start = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        while client.recv(1 << 20):
+            pass
+    return time.monotonic() - start
+
+
+def test_a_connection_without_a_request_is_closed(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.5)
+    with connect(hub) as silent:
+        assert 0.3 < seconds_until_closed(silent) < 3
+    with connect(hub) as slow:
+        start = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < start + 5:
+                slow.sendall(b"G")
+                time.sleep(0.1)
+        assert time.monotonic() - start < 3
+
+
+def test_a_head_has_a_size_limit(hub: LocalHub) -> None:
+    with connect(hub) as client:
+        with contextlib.suppress(ConnectionError):
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (1 << 20))
+        with contextlib.suppress(ConnectionError):
+            assert client.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_a_client_that_does_not_read_is_disconnected(
+    alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "SEND_TIMEOUT_S", 0.3)
+    alice.create_repo(REPO)
+    size = 32 << 20
+    alice.create_commit(REPO, [Add("a.bin", b"x" * size)], commit_message="a")
+    with connect(hub) as client:
+        client.sendall(f"GET /{REPO}/resolve/main/a.bin HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        time.sleep(1.5)
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while block := client.recv(1 << 20):
+                received += len(block)
+        assert received < size
