@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import time
+import zlib
+from pathlib import Path
 
 from dulwich.index import commit_tree
 from dulwich.lfs import LFSPointer
@@ -15,19 +18,40 @@ from tasks.hub_server.records import CommitRecord, Entry
 _FILE_MODE = stat.S_IFREG | 0o644
 _POINTER_BYTES = 200
 """A git-lfs pointer is never longer than this."""
+_POINTER = re.compile(
+    rb"version https://git-lfs\.github\.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize (0|[1-9][0-9]{0,17})\n"
+)
+_START_BYTES = 1024
 
 
 def tree_entry(git: Repo, path: str, mode: int, oid: ObjectID) -> Entry:
     """Return a file or folder; for a git-lfs pointer, the large file that it points to."""
     if stat.S_ISDIR(mode):
         return Entry(path, oid.decode(), 0, is_folder=True)
-    content = git.object_store.get_raw(oid)[1]
-    if len(content) <= _POINTER_BYTES:
-        pointer = LFSPointer.from_bytes(content)
-        # dulwich is lenient: only a blob in the exact format is a pointer, any other is an ordinary file.
-        if pointer is not None and pointer.is_valid_oid() and pointer.to_bytes() == content:
-            return Entry(path, oid.decode(), pointer.size, sha256=pointer.oid, pointer_size=len(content))
-    return Entry(path, oid.decode(), len(content))
+    size, start = _size_and_start(git, oid)
+    pointer = parse_pointer(start) if size <= _POINTER_BYTES else None
+    if pointer is None:
+        return Entry(path, oid.decode(), size)
+    return Entry(path, oid.decode(), pointer.size, sha256=pointer.oid, pointer_size=size)
+
+
+def parse_pointer(content: bytes) -> LFSPointer | None:
+    """Return a git-lfs pointer. dulwich is lenient: only the exact format is a pointer, any other is an ordinary file."""
+    match = _POINTER.fullmatch(content)
+    return LFSPointer(match[1].decode(), int(match[2])) if match else None
+
+
+def _size_and_start(git: Repo, oid: ObjectID) -> tuple[int, bytes]:
+    """Return the size of a blob and its first bytes. The rest is not decompressed, unless git has packed the blob."""
+    digits = oid.decode()
+    try:
+        with Path(git.controldir(), "objects", digits[:2], digits[2:]).open("rb") as file:
+            start = zlib.decompressobj().decompress(file.read(_START_BYTES), _START_BYTES)
+    except FileNotFoundError:
+        content = git.object_store.get_raw(oid)[1]
+        return len(content), content[:_START_BYTES]
+    header, _, content = start.partition(b"\0")  # b"blob 123"
+    return int(header.split()[1]), content
 
 
 def read_commit(git: Repo, sha: str) -> Commit:
@@ -46,8 +70,8 @@ def peel(git: Repo, sha: ObjectID) -> ObjectID:
 
 def commit_record(commit: Commit) -> CommitRecord:
     """Return a commit as a record of the history."""
-    title, _, message = commit.message.decode().rstrip("\n").partition("\n\n")
-    author = commit.author.decode().partition(" <")[0]
+    title, _, message = commit.message.decode(errors="replace").rstrip("\n").partition("\n\n")
+    author = commit.author.decode(errors="replace").partition(" <")[0]
     return CommitRecord(commit.id.decode(), title, message, author, commit.commit_time)
 
 
@@ -61,7 +85,9 @@ def add_blob(git: Repo, content: bytes) -> ObjectID:
 def write_commit(git: Repo, files: dict[str, ObjectID], parents: list[ObjectID], message: str, user: str) -> ObjectID:
     """Write a commit and its trees, and return its id. No branch points to it yet."""
     commit = Commit()
-    commit.tree = commit_tree(git.object_store, [(path.encode(), oid, _FILE_MODE) for path, oid in files.items()])
+    commit.tree = commit_tree(
+        git.object_store, [(path.encode(errors="surrogateescape"), oid, _FILE_MODE) for path, oid in files.items()]
+    )
     commit.parents = parents
     commit.author = commit.committer = f"{user} <{user}@localhost>".encode()
     commit.author_time = commit.commit_time = int(time.time())

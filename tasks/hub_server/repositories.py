@@ -23,7 +23,15 @@ from dulwich.refs import Ref
 from dulwich.repo import Repo
 
 from tasks.hub_server.errors import HubError, repository_not_found
-from tasks.hub_server.git_objects import add_blob, commit_record, peel, read_commit, tree_entry, write_commit
+from tasks.hub_server.git_objects import (
+    add_blob,
+    commit_record,
+    parse_pointer,
+    peel,
+    read_commit,
+    tree_entry,
+    write_commit,
+)
 from tasks.hub_server.large_files import LargeFiles
 from tasks.hub_server.names import COMMIT_ID, RefKind, check_file_or_folder, is_valid_ref, normalize_path, ref_name
 from tasks.hub_server.records import Change, CommitRecord, DeleteFile, DeleteFolder, Entry, PutFile, PutLargeFile
@@ -76,7 +84,7 @@ class Repository:
         """Return name -> commit id of all branches (`heads`) or tags."""
         with self._open() as git:
             found = git.refs.as_dict(Ref(f"refs/{kind}".encode()))
-            return {name.decode(): peel(git, sha).decode() for name, sha in sorted(found.items())}
+            return {name.decode(errors="replace"): peel(git, sha).decode() for name, sha in sorted(found.items())}
 
     def resolve(self, revision: str) -> str:
         """Return the commit id of a branch, a tag, a full ref or a commit id (7 to 40 digits).
@@ -111,7 +119,7 @@ class Repository:
         with self._open() as git:
             tree = read_commit(git, sha).tree
             found = [
-                tree_entry(git, item.path.decode(), item.mode, item.sha)
+                tree_entry(git, item.path.decode(errors="replace"), item.mode, item.sha)
                 for item in git.object_store.iter_tree_contents(tree, include_trees=True)
                 if item.path and item.path.startswith(prefix.encode()) and item.mode is not None and item.sha
                 if recursive or b"/" not in item.path[len(prefix) :]
@@ -166,7 +174,7 @@ class Repository:
             if parent and not head.decode().startswith(parent.lower()):
                 raise HubError(412, "A commit has happened since. Please refresh and try again.")
             files = {
-                item.path.decode(): item.sha
+                item.path.decode(errors="surrogateescape"): item.sha
                 for item in git.object_store.iter_tree_contents(read_commit(git, head.decode()).tree)
                 if item.path is not None and item.sha is not None
             }
@@ -227,13 +235,16 @@ class Repository:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[Repo]:
+        """Open the repository. If it is deleted while it is open, this raises 404, whatever was read or failed inside."""
         try:
-            git = Repo(str(self.path), bare=True)
-        except NotGitRepository:  # it was deleted in the meantime
+            with Repo(str(self.path), bare=True) as git:
+                git.object_store.fsync_object_files = True
+                yield git
+        except NotGitRepository:
             raise repository_not_found() from None
-        with git:
-            git.object_store.fsync_object_files = True
-            yield git
+        finally:
+            if not (self.path / "HEAD").is_file():
+                raise repository_not_found() from None
 
     def _write(self, write: Callable[[Repo], T]) -> T:
         """Open the repository under the write lock and run `write`."""
@@ -270,15 +281,22 @@ class Repository:
             finally:
                 lock.truncate(0)
 
+    def _stored_size(self, path: str, sha256: str, size: int | None) -> int:
+        """Return the size of a large file, after checking that it was uploaded."""
+        stored = self.large_files.size(sha256)
+        if stored is None or size not in (None, stored):
+            raise HubError(400, f"The large file {path} was not uploaded: SHA-256 {sha256}, {size} bytes")
+        return stored
+
     def _apply(self, git: Repo, files: dict[str, ObjectID], change: Change) -> None:
         path = normalize_path(change.path)
         match change:
             case PutFile(content=content):
+                if pointer := parse_pointer(content):
+                    self._stored_size(path, pointer.oid, pointer.size)
                 files[path] = add_blob(git, content)
             case PutLargeFile(sha256=sha256, size=size):
-                stored = self.large_files.size(sha256)
-                if stored is None or size not in (None, stored):
-                    raise HubError(400, f"The large file {path} was not uploaded: SHA-256 {sha256}, {size} bytes")
+                stored = self._stored_size(path, sha256, size)
                 files[path] = add_blob(git, LFSPointer(sha256, stored).to_bytes())
             case DeleteFile():
                 if files.pop(path, None) is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -160,11 +159,11 @@ def json_body(model: type[Model]) -> Callable[[bytes], Model]:
 
     def parse(body: Body) -> Model:
         try:
-            return model.model_validate(json.loads(body))
+            return model.model_validate_json(body)
         except ValidationError as error:
+            if error.errors()[0]["type"] == "json_invalid":
+                raise HubError(400, f"The request is not valid JSON: {error.errors()[0]['msg']}") from None
             raise RequestValidationError(error.errors()) from None
-        except (ValueError, RecursionError) as error:
-            raise HubError(400, f"The request is not JSON: {error}") from None
 
     return parse
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from typing import BinaryIO
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
@@ -16,7 +16,7 @@ from tasks.hub_server.repositories import Repository
 from tasks.hub_server.requests import Browsable, Quoted
 
 router = APIRouter()
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
 @router.api_route("/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
@@ -39,6 +39,8 @@ def _send(request: Request, repository: Repository, revision: str, path: str, *,
         error.headers["X-Repo-Commit"] = sha  # the client caches under it that the file does not exist
         raise
     large = repository.large_files.path(entry.sha256) if entry.sha256 and follow_pointers else None
+    if entry.sha256 and large and repository.large_files.size(entry.sha256) != entry.size:
+        raise HubError(404, f"{path} at {sha} points to a large file that is not stored", "EntryNotFound")
     size = entry.pointer_size if entry.sha256 and not follow_pointers else entry.size
     etag = entry.sha256 if large else entry.oid
     headers = file_headers(path, as_attachment=request.query_params.get("download") == "true")
@@ -58,14 +60,15 @@ def _send(request: Request, repository: Repository, revision: str, path: str, *,
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
     if large:
-        return StreamingResponse(_blocks(large, start, stop), status_code=status, headers=headers)
+        content = _blocks(large.open("rb"), start, stop)  # open before the answer starts: it may be deleted
+        return StreamingResponse(content, status_code=status, headers=headers)
     return Response(repository.read(entry)[start:stop], status_code=status, headers=headers)
 
 
 def _requested_range(header: str, size: int) -> tuple[int, int] | None:
     """Return start and stop of the bytes to send; None if the range lies outside the file.
 
-    Any other header, such as several ranges, is ignored and the whole file is sent (RFC 9110, section 14.2).
+    Any other header, such as several ranges or numbers of more than 18 digits, is ignored and the whole file is sent (RFC 9110, section 14.2).
     """
     match = _RANGE.fullmatch(header)
     if match is None or match[0] == "bytes=-":
@@ -77,8 +80,8 @@ def _requested_range(header: str, size: int) -> tuple[int, int] | None:
     return (start, stop) if start < stop else None
 
 
-def _blocks(path: Path, start: int, stop: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
+def _blocks(file: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
+    with file:
         file.seek(start)
         while start < stop and (block := file.read(min(BLOCK_BYTES, stop - start))):
             start += len(block)

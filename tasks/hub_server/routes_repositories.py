@@ -102,7 +102,7 @@ def list_repositories(
     user: User,
     author: str = "",
     search: str = "",
-    limit: Annotated[int, Query(ge=1)] = 1000,
+    limit: Annotated[int, Query(ge=1, le=1_000_000)] = 1000,
 ) -> list[dict[str, object]]:
     """The repositories that the user can see, by name."""
     hub = get_hub(request)

@@ -11,7 +11,6 @@ Nothing is visible before the commit.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -30,6 +29,9 @@ from tasks.hub_server.requests import API, CommitBody, Quoted, Target, Writable,
 
 REGULAR_BYTES = 10 << 20
 """Files larger than this are large files, whatever their suffix."""
+_MAX_LARGE_BYTES = 1 << 40
+"""The answer to a batch request lists a URL for each part of a large file."""
+_MAX_BATCH = 1000
 
 router = APIRouter()
 
@@ -78,14 +80,14 @@ class LargeObject(BaseModel):
     """A large file: SHA-256 and size."""
 
     oid: str = Field(pattern=r"^[0-9a-f]{64}$")
-    size: int = Field(ge=0)
+    size: int = Field(ge=0, le=_MAX_LARGE_BYTES)
 
 
 class Batch(BaseModel):
     """The body of the git-lfs batch request."""
 
     operation: str = "upload"
-    objects: list[LargeObject]
+    objects: list[LargeObject] = Field(max_length=_MAX_BATCH)
 
 
 @router.post("/{namespace}/{name}.git/info/lfs/objects/batch")
@@ -164,16 +166,20 @@ def commit(
     if create_pr not in ("", "0", "false"):
         raise HubError(501, "The local Hub has no pull requests: commit to a branch")
     header, changes = _parse_commit(body)
-    title = header.get("summary")
+    title, description, parent = header.get("summary"), str(header.get("description") or ""), header.get("parentCommit")
     if not isinstance(title, str) or not title.strip():
         raise HubError(400, "The commit has no summary")
+    if "\0" in title + description:  # git refuses it
+        raise HubError(400, "The commit message contains a NUL character")
+    if not isinstance(parent, str | None):
+        raise HubError(400, "parentCommit is not a string")
     _validate_card(target, changes)
     sha = target.repository.commit(
         revision.removeprefix("refs/heads/"),
         changes,
         title=title,
-        description=str(header.get("description") or ""),
-        parent=header.get("parentCommit"),
+        description=description,
+        parent=parent,
         user=target.user or "",
     )
     url = f"{get_endpoint(request)}/{target.page}/commit/{sha}"
@@ -201,24 +207,30 @@ def _parse_commit(body: bytes) -> tuple[dict[str, Any], list[Change]]:
                 case "header":
                     header = dict(value)
                 case "file" if value.get("encoding") == "base64":
-                    changes.append(PutFile(value["path"], _base64(value["content"])))
+                    changes.append(PutFile(_text(value["path"]), _base64(value["content"])))
                 case "file":
-                    changes.append(PutFile(value["path"], value["content"].encode()))
+                    changes.append(PutFile(_text(value["path"]), value["content"].encode()))
                 case "lfsFile":
-                    changes.append(PutLargeFile(value["path"], value["oid"], value.get("size")))
+                    changes.append(PutLargeFile(_text(value["path"]), _text(value["oid"]), value.get("size")))
                 case "deletedFile":
-                    changes.append(DeleteFile(value["path"]))
+                    changes.append(DeleteFile(_text(value["path"])))
                 case "deletedFolder":
-                    changes.append(DeleteFolder(value["path"]))
+                    changes.append(DeleteFolder(_text(value["path"])))
                 case unknown:
                     raise HubError(400, f"Unknown operation in the commit: {unknown!r}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise HubError(400, f"A line of the commit is malformed: {error!r}") from None
     return header, changes
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.100} is not a string")
+    return value
 
 
 def _base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise HubError(400, f"Not base64: {error}") from None

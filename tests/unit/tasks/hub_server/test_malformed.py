@@ -1,0 +1,180 @@
+"""Malformed requests get a status between 400 and 499, never a server error, and change nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from huggingface_hub import CommitOperationAdd as Add
+from huggingface_hub import HfApi
+
+from tasks.hub_server.server import LocalHub
+
+REPO = "alice/model"
+API = f"/api/models/{REPO}"
+HEADERS = {"Authorization": "Bearer token-of-alice", "Content-Type": "application/json"}
+VALUES: list[Any] = [None, 5, 1e300, True, "", "\0", "\ud800", "ä", "x" * 100_000, [], {}, [[]], {"a": {}}, 10**400]
+
+
+@pytest.fixture
+def filled(alice: HfApi) -> HfApi:
+    alice.create_repo(REPO)
+    operations = [
+        Add("README.md", b"---\nlicense: mit\n---\n# hi\n"),
+        Add("a/b.txt", b"text"),
+        Add("m.safetensors", b"weights"),
+    ]
+    alice.create_commit(REPO, operations, commit_message="files")
+    return alice
+
+
+def variants(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The body with each of its values replaced by each of VALUES, at every depth."""
+    for key, value in body.items():
+        for replacement in VALUES:
+            yield {**body, key: replacement}
+        if isinstance(value, dict):
+            yield from ({**body, key: inner} for inner in variants(value))
+        if isinstance(value, list):
+            yield from ({**body, key: [inner]} for item in value for inner in variants(item))
+
+
+LINES: list[dict[str, Any]] = [
+    {"key": "header", "value": {"summary": "s", "description": "d", "parentCommit": "0" * 40}},
+    {"key": "file", "value": {"path": "p", "content": "aGk=", "encoding": "base64"}},
+    {"key": "lfsFile", "value": {"path": "p", "algo": "sha256", "oid": "0" * 64, "size": 5}},
+    {"key": "deletedFile", "value": {"path": "a/b.txt"}},
+    {"key": "deletedFolder", "value": {"path": "a"}},
+]
+BODIES: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST", "/api/repos/create", {"name": "n", "organization": "alice", "type": "model", "visibility": "public"}),
+    ("DELETE", "/api/repos/delete", {"name": "n", "organization": "alice", "type": "model"}),
+    ("POST", "/api/validate-yaml", {"content": "---\nlicense: mit\n---\n", "repoType": "model"}),
+    ("POST", f"{API}/tag/main", {"tag": "t"}),
+    ("POST", f"{API}/branch/new", {"startingPoint": "main"}),
+    ("POST", f"{API}/preupload/main", {"files": [{"path": "p", "size": 1, "sample": "aGk="}]}),
+    ("POST", f"/{REPO}.git/info/lfs/objects/batch", {"operation": "upload", "objects": [{"oid": "0" * 64, "size": 1}]}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), BODIES)
+def test_values_of_another_type(filled: HfApi, hub: LocalHub, method: str, path: str, body: dict[str, Any]) -> None:
+    with httpx2.Client(headers=HEADERS) as client:
+        for variant in variants(body):
+            answer = client.request(method, hub.endpoint + path, content=json.dumps(variant))
+            assert answer.status_code != 500, (variant, answer.text)
+
+
+def test_commit_lines_of_another_type(filled: HfApi, hub: LocalHub, root: Path) -> None:
+    head = {"key": "header", "value": {"summary": "by hand"}}
+    with httpx2.Client(headers=HEADERS) as client:
+        for line in LINES:
+            for variant in variants(line):
+                content = "\n".join(json.dumps(item) for item in ([variant] if line is LINES[0] else [head, variant]))
+                answer = client.post(f"{hub.endpoint}{API}/commit/main", content=content)
+                assert answer.status_code != 500, (variant, answer.text)
+        for content in ("[]", "5", '"x"', "null", "{}", "\0"):
+            assert client.post(f"{hub.endpoint}{API}/commit/main", content=content).status_code == 400
+    git = ["git", "-C", str(root / f"models/{REPO}.git"), "fsck", "--full", "--strict"]
+    assert subprocess.run(git, capture_output=True, check=True).stderr == b""
+
+
+DEEP = {"list": "[" * 100_000, "object": '{"a":' * 100_000, "complete": "[" * 900 + "]" * 900}
+NO_JSON = {"long number": "1" * 5000, "NaN": "NaN", "not UTF-8": "\xff", "empty": ""}
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in (DEEP | NO_JSON).items()])
+def test_json_that_is_deep_or_no_json(filled: HfApi, hub: LocalHub, text: str) -> None:
+    with httpx2.Client(headers=HEADERS) as client:
+        for method, path, _ in BODIES:
+            answer = client.request(method, hub.endpoint + path, content=text.encode("latin-1"))
+            assert answer.status_code == 400, path
+        for content in (text, f'{{"key": "file", "value": {text}}}'):
+            answer = client.post(f"{hub.endpoint}{API}/commit/main", content=content.encode("latin-1"))
+            assert answer.status_code == 400
+
+
+def test_control_characters_in_a_commit_message(filled: HfApi, hub: LocalHub) -> None:
+    for header in ({"summary": "a\0b"}, {"summary": "a", "description": "\0"}):
+        content = json.dumps({"key": "header", "value": header})
+        assert httpx2.post(f"{hub.endpoint}{API}/commit/main", content=content, headers=HEADERS).status_code == 400
+    assert len(filled.list_repo_commits(REPO)) == 2
+
+
+@pytest.mark.parametrize("path", ["resolve/main/a/b.txt", "resolve/main/m.safetensors", "raw/main/m.safetensors"])
+def test_ranges_with_long_numbers(filled: HfApi, hub: LocalHub, path: str) -> None:
+    whole = httpx2.get(f"{hub.endpoint}/{REPO}/{path}").content
+    long = "9" * 5000
+    for requested in (f"0-{long}", f"{long}-", f"-{long}", f"{long}-{long}"):
+        answer = httpx2.get(f"{hub.endpoint}/{REPO}/{path}", headers={"Range": f"bytes={requested}"})
+        assert (answer.status_code, answer.content) == (200, whole)
+
+
+@pytest.mark.parametrize("number", ["9" * 30, "9" * 5000, "-1", "x", "1e9", "", "\0"])
+def test_query_parameters_with_unusual_numbers(filled: HfApi, hub: LocalHub, number: str) -> None:
+    for path, name in (
+        ("/api/models", "limit"),
+        (f"{API}/tree/main", "cursor"),
+        (f"{API}/commits/main", "p"),
+        (f"/{REPO}/commits/main", "p"),
+    ):
+        answer = httpx2.get(f"{hub.endpoint}{path}", params={name: number})
+        assert answer.status_code in (200, 400), (path, answer.text)
+
+
+def test_the_most_repositories_in_a_listing(filled: HfApi, hub: LocalHub) -> None:
+    assert httpx2.get(f"{hub.endpoint}/api/models", params={"limit": 10**6}).status_code == 200
+    assert httpx2.get(f"{hub.endpoint}/api/models", params={"limit": 10**30}).status_code == 400
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {size}\n"
+
+
+def test_pointer_to_a_large_file_that_does_not_exist(filled: HfApi, hub: LocalHub, root: Path) -> None:
+    stored = filled.get_paths_info(REPO, ["m.safetensors"])[0].lfs
+    assert stored
+    head = {"key": "header", "value": {"summary": "by hand"}}
+    for oid, size in (("0" * 64, 5), (stored.sha256, 10**15), (stored.sha256, 1)):
+        file = {"key": "file", "value": {"path": "false.bin", "content": POINTER.format(oid=oid, size=size)}}
+        content = f"{json.dumps(head)}\n{json.dumps(file)}"
+        assert httpx2.post(f"{hub.endpoint}{API}/commit/main", content=content, headers=HEADERS).status_code == 400
+    # git itself accepts such a commit
+    git = ["git", "-C", str(root / f"models/{REPO}.git"), "-c", "user.name=a", "-c", "user.email=a@localhost"]
+
+    def run(*arguments: str, text: str = "") -> str:
+        return subprocess.run([*git, *arguments], input=text, capture_output=True, text=True, check=True).stdout.strip()
+
+    pointers = {
+        "missing": POINTER.format(oid="0" * 64, size=5),
+        "false": POINTER.format(oid=stored.sha256, size=10**15),
+        "upper": POINTER.format(oid="A" * 64, size=5),
+    }
+    blobs = {name: run("hash-object", "-w", "--stdin", text=text) for name, text in pointers.items()}
+    tree = run("mktree", text="".join(f"100644 blob {blob}\t{name}\n" for name, blob in blobs.items()))
+    run("update-ref", "refs/heads/main", run("commit-tree", tree, "-m", "pointers"))
+    for name, text in pointers.items():
+        assert httpx2.get(f"{hub.endpoint}/{REPO}/raw/main/{name}").text == text
+        for method in ("GET", "HEAD"):
+            answer = httpx2.request(method, f"{hub.endpoint}/{REPO}/resolve/main/{name}")
+            assert answer.status_code == (200 if name == "upper" else 404), name
+
+
+def test_names_and_messages_of_git_in_another_encoding(filled: HfApi, hub: LocalHub, root: Path) -> None:
+    git = ["git", "-C", str(root / f"models/{REPO}.git"), "-c", "user.name=\xe4", "-c", "user.email=a@localhost"]
+
+    def run(*arguments: str | bytes, text: bytes = b"") -> bytes:
+        return subprocess.run([*git, *arguments], input=text, capture_output=True, check=True).stdout.strip()
+
+    blob = run("hash-object", "-w", "--stdin", text=b"x").decode()
+    tree = run("mktree", text=f"100644 blob {blob}\t".encode() + b"\xe4.txt\n").decode()
+    commit = run("-c", "i18n.commitEncoding=latin1", "commit-tree", tree, "-F", "-", text=b"\xe4\xf6").decode()
+    run("update-ref", "refs/heads/main", commit)
+    run("update-ref", b"refs/tags/\xe4", commit)
+    pages = ["/", f"/{REPO}", f"/{REPO}/tree/main", f"/{REPO}/commits/main"]
+    for path in [*pages, API, f"{API}/tree/main", f"{API}/commits/main", f"{API}/refs"]:
+        assert httpx2.get(hub.endpoint + path).status_code == 200, path
