@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-from dulwich.errors import MissingCommitError
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -74,10 +73,8 @@ def build_application(hub: Hub) -> ASGIApp:
         return answer_error(request, HubError(408, "The request's body did not arrive in time"))
 
     @app.exception_handler(FileNotFoundError)
-    @app.exception_handler(KeyError)
-    @app.exception_handler(MissingCommitError)
-    def answer_deleted_repository(request: Request, error: Exception) -> Response:
-        """A repository may be deleted while it is read or written."""
+    def answer_deleted_repository(request: Request, error: FileNotFoundError) -> Response:
+        """A repository may be deleted while its large files are read or written."""
         parts = {name: unquote(value) for name, value in request.path_params.items()}
         if "namespace" in parts and not hub.store.exists(get_kind(request), parts["namespace"], parts["name"]):
             return answer_error(request, repository_not_found())

@@ -231,7 +231,10 @@ class Repository:
             HubError: 404 if another process has deleted it in the meantime.
         """
         with self._write_lock():
-            self.path.rename(target)
+            try:
+                self.path.rename(target)
+            except FileNotFoundError:
+                raise repository_not_found() from None
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[Repo]:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -56,14 +57,15 @@ def repositories(request: Request, user: Reader, q: str = "") -> Response:
     rows: list[_ListedRepository] = []
     for kind in KINDS:
         for namespace, name, repository in hub.store.list(kind):
-            private = repository.private
             if q.lower() not in f"{namespace}/{name}".lower():
                 continue
-            if private and not hub.access.can_write(user, namespace):
-                continue
-            target = Target(kind, namespace, name, repository, user)
-            last = repository.history(repository.resolve(MAIN), skip=0, limit=1)[0]
-            rows.append(_ListedRepository(target, private, last, len(repository.refs("tags"))))
+            with contextlib.suppress(HubError):  # it was deleted in the meantime
+                private = repository.private
+                if private and not hub.access.can_write(user, namespace):
+                    continue
+                target = Target(kind, namespace, name, repository, user)
+                last = repository.history(repository.resolve(MAIN), skip=0, limit=1)[0]
+                rows.append(_ListedRepository(target, private, last, len(repository.refs("tags"))))
     rows.sort(key=lambda row: -row.last.time)
     return render_page("repositories.html", user=user, context={"rows": rows, "query": q})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+import contextlib
 from typing import Annotated
 from urllib.parse import parse_qs
 
@@ -106,13 +106,18 @@ def list_repositories(
 ) -> list[dict[str, object]]:
     """The repositories that the user can see, by name."""
     hub = get_hub(request)
-    visible = (
-        {"id": f"{namespace}/{name}", "modelId": f"{namespace}/{name}", "author": namespace, "private": private}
-        for namespace, name, repository in hub.store.list(kind)
-        if author in ("", namespace) and search.lower() in f"{namespace}/{name}".lower()
-        if not (private := repository.private) or hub.access.can_write(user, namespace)
-    )
-    return list(islice(visible, limit))
+    found: list[dict[str, object]] = []
+    for namespace, name, repository in hub.store.list(kind):
+        id_ = f"{namespace}/{name}"
+        if len(found) == limit:
+            break
+        if author not in ("", namespace) or search.lower() not in id_.lower():
+            continue
+        with contextlib.suppress(HubError):  # it was deleted in the meantime
+            private = repository.private
+            if not private or hub.access.can_write(user, namespace):
+                found.append({"id": id_, "modelId": id_, "author": namespace, "private": private})
+    return found
 
 
 @router.get(API)

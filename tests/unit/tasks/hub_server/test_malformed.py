@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from dulwich.object_store import DiskObjectStore
 from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import HfApi
 
@@ -130,6 +131,35 @@ def test_query_parameters_with_unusual_numbers(filled: HfApi, hub: LocalHub, num
 def test_the_most_repositories_in_a_listing(filled: HfApi, hub: LocalHub) -> None:
     assert httpx2.get(f"{hub.endpoint}/api/models", params={"limit": 10**6}).status_code == 200
     assert httpx2.get(f"{hub.endpoint}/api/models", params={"limit": 10**30}).status_code == 400
+
+
+def test_sizes_are_read_without_decompressing_the_files(
+    alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice.create_repo(REPO)
+    alice.create_commit(REPO, [Add(f"{n}.txt", b"%d" % n * (1 << 20)) for n in range(3)], commit_message="files")
+    decompressed = []
+
+    def get_raw(store: DiskObjectStore, name: Any) -> tuple[int, bytes]:
+        found = whole(store, name)
+        decompressed.append(len(found[1]))
+        return found
+
+    whole = DiskObjectStore.get_raw
+    monkeypatch.setattr(DiskObjectStore, "get_raw", get_raw)
+    for path in (API, f"{API}?blobs=true", f"{API}/tree/main", f"/{REPO}/tree/main", f"/{REPO}"):
+        assert httpx2.get(hub.endpoint + path).status_code == 200
+    assert [entry.size for entry in alice.list_repo_tree(REPO)][1:] == [1 << 20] * 3
+    assert alice.get_paths_info(REPO, ["1.txt"])[0].size == 1 << 20
+    assert 0 < max(decompressed) < 10_000
+
+
+def test_large_file_with_too_many_parts(filled: HfApi, hub: LocalHub) -> None:
+    for objects in ([{"oid": "0" * 64, "size": 10**15}], [{"oid": "0" * 64, "size": 1}] * 1001):
+        answer = httpx2.post(
+            f"{hub.endpoint}/{REPO}.git/info/lfs/objects/batch", json={"objects": objects}, headers=HEADERS
+        )
+        assert answer.status_code == 400
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {size}\n"
