@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from fastapi import APIRouter, Request
+from starlette.background import BackgroundTask
 from starlette.responses import Response, StreamingResponse
 
 from tasks.hub_server.content_types import file_headers
@@ -60,15 +61,17 @@ def _send(request: Request, repository: Repository, revision: str, path: str, *,
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
     if large:
-        content = _blocks(large.open("rb"), start, stop)  # open before the answer starts: it may be deleted
-        return StreamingResponse(content, status_code=status, headers=headers)
+        file = large.open("rb")  # before the answer starts, because the repository may be deleted
+        content, close = _blocks(file, start, stop), BackgroundTask(file.close)
+        return StreamingResponse(content, status_code=status, headers=headers, background=close)
     return Response(repository.read(entry)[start:stop], status_code=status, headers=headers)
 
 
 def _requested_range(header: str, size: int) -> tuple[int, int] | None:
     """Return start and stop of the bytes to send; None if the range lies outside the file.
 
-    Any other header, such as several ranges or numbers of more than 18 digits, is ignored and the whole file is sent (RFC 9110, section 14.2).
+    Any other header, such as several ranges or numbers of more than 18 digits, is ignored and the whole file is sent
+    (RFC 9110, section 14.2).
     """
     match = _RANGE.fullmatch(header)
     if match is None or match[0] == "bytes=-":
@@ -81,8 +84,7 @@ def _requested_range(header: str, size: int) -> tuple[int, int] | None:
 
 
 def _blocks(file: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
-    with file:
-        file.seek(start)
-        while start < stop and (block := file.read(min(BLOCK_BYTES, stop - start))):
-            start += len(block)
-            yield block
+    file.seek(start)
+    while start < stop and (block := file.read(min(BLOCK_BYTES, stop - start))):
+        start += len(block)
+        yield block

@@ -168,6 +168,10 @@ def test_a_head_has_a_size_limit(hub: LocalHub) -> None:
             assert client.recv(100).startswith(b"HTTP/1.1 400")
 
 
+def large_files_are_open() -> bool:
+    return any("lfs/objects" in str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
+
+
 def test_a_client_that_does_not_read_is_disconnected(
     alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,3 +187,7 @@ def test_a_client_that_does_not_read_is_disconnected(
             while block := client.recv(1 << 20):
                 received += len(block)
         assert received < size
+    deadline = time.monotonic() + 5
+    while large_files_are_open() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not large_files_are_open()
