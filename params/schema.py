@@ -119,7 +119,7 @@ class HubDataset(Section):
     """Path or glob of the rows that choose the best checkpoint."""
     test: str | None = None
     """Path or glob of the held-out rows that the model is evaluated on."""
-    endpoint: str | None = None
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^/\s@]+(/\S*)?$")] | None = None
     """URL of the Hub. Default: the one that huggingface_hub uses."""
 
 

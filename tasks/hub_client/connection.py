@@ -28,7 +28,7 @@ def chosen_endpoint(endpoint: str) -> str:
     Reports name the Hub by it. An address with a password is refused: it would be in every message and in the receipt.
 
     Raises:
-        HubRefusedError: the address holds a password, which would be in every message and in the receipt.
+        HubRefusedError: the address holds a password, or is not an address.
     """
     chosen = os.environ.get("HF_ENDPOINT", LOCAL) if endpoint == LOCAL else endpoint
     scheme, _, rest = chosen.partition("://")
@@ -36,6 +36,8 @@ def chosen_endpoint(endpoint: str) -> str:
         where = f"{scheme}://***@{rest.rpartition('@')[2]}"
         what = "the endpoint holds a user or a password, which would be in every message and in the receipt"
         raise HubRefusedError(where, what, "remove it, and set HF_TOKEN")
+    if chosen != LOCAL and not (scheme in ("http", "https") and rest.strip("/") and chosen.isprintable()):
+        raise HubRefusedError(ascii(chosen), "the endpoint is not an address of a Hub", "write https://<host>")
     return chosen
 
 

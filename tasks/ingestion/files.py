@@ -83,6 +83,11 @@ class FileSource:
         else:
             found = glob.glob(pattern, root_dir=self._folder, recursive=True)  # noqa: PTH207 - takes absolute paths too
             names = sorted(name for name in found if (self._folder / name).is_file())
+            for name in sorted(set(found) - set(names)):
+                path = self._folder / name
+                if not path.is_dir():
+                    kind = "a link to a file that does not exist" if path.is_symlink() else "no regular file"
+                    raise DataError.at(f"data.source.{split}", f"{name!a} is {kind}", "remove it, or correct the path")
         key = f"data.source.{split}"
         if not names:
             if (self._folder / pattern).is_dir():

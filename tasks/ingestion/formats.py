@@ -7,6 +7,7 @@ import contextlib
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -100,8 +101,8 @@ def _csv_records(path: Path, name: str) -> tuple[list[str], Iterator[tuple[str, 
     """Return the header, and the records with their addresses."""
     records = _csv_cells(path, name)
     where, header = next(records, (name, []))
-    for column in header:
-        if not column.strip() or header.count(column) > 1:
+    for column, count in Counter(header).items():
+        if not column.strip() or count > 1:
             what = f"the header has column `{column}` twice" if column.strip() else "a column of the header has no name"
             raise DataError(where, what, "give every column its own name")
     return header, records
@@ -134,13 +135,25 @@ def _json_rows(path: Path, name: str) -> AddressedRows:
                 continue
             where = f"{name}:{number}"
             try:
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
             except (ValueError, RecursionError) as error:
                 raise DataError(where, f"malformed JSON: {error}", "write one JSON object per line") from error
             if not isinstance(row, dict):
                 kind = {list: "an array", str: "a string", type(None): "null"}.get(type(row), "a number or a boolean")
                 raise DataError(where, f"is {kind}, not an object", 'write one JSON object per line: {"text": "..."}')
             yield where, row
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice!a} occurs twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}; write null or a number")
 
 
 def _parquet_batches(path: Path, name: str) -> Batches:

@@ -50,18 +50,19 @@ class ParquetFolder:
             self._files[name].write(table if len(chosen) == len(table) else table.take(chosen), self.schema)
 
     def _widen(self, batch: Batch) -> None:
+        types = {field.name: field.type for field in self.schema}
         for field in batch.rows.schema:
-            at = self.schema.get_field_index(field.name)
-            if at < 0:
-                self.schema = self.schema.append(pa.field(field.name, field.type))
+            if field.name not in types:
+                types[field.name] = field.type
                 continue
-            before = self.schema.field(at).type
+            before = types[field.name]
             shared = common_type(before, field.type)
             if shared is None:
                 values = batch.rows.column(field.name)
                 row = values.is_valid().index(pa.scalar(value=True)).as_py()
                 raise type_error(batch.address(max(row, 0)), field.name, field.type, before)
-            self.schema = self.schema.set(at, pa.field(field.name, shared))
+            types[field.name] = shared
+        self.schema = pa.schema(types)
 
     def __enter__(self) -> Self:
         return self
@@ -136,12 +137,13 @@ class _File:
 def _conform(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
     """Return `table` with the columns and types of `schema`; missing columns become null."""
     columns = []
+    found = dict(zip(table.column_names, table.columns, strict=True))  # a look-up in the table takes linear time
     for field in schema:
-        if field.name not in table.column_names:
+        if field.name not in found:
             columns.append(pa.nulls(len(table), field.type))
             continue
         try:
-            columns.append(table.column(field.name).cast(field.type))
+            columns.append(found[field.name].cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             what = f"column `{field.name}` is {field.type} in other rows, which cannot hold all values here: {error}"
             raise DataError(where, what, f"store `{field.name}` with one type in every row") from error

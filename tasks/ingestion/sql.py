@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,17 @@ from params.schema import Sql
 from tasks.ingestion.batches import BATCH_ROWS, AddressedRows, Batches, to_batches
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/", re.DOTALL)
+"""Texts, quoted names and comments."""
+_WRITING = {"insert", "update", "delete", "merge", "into", "drop", "truncate", "alter", "create"}
+_READ_ONLY = {
+    "sqlite": "PRAGMA query_only = ON",
+    "postgresql": "SET TRANSACTION READ ONLY",
+    "mysql": "SET SESSION TRANSACTION READ ONLY",
+    "mariadb": "SET SESSION TRANSACTION READ ONLY",
+    "oracle": "SET TRANSACTION READ ONLY",
+}
+"""Statements that make the transaction of the query read-only, by database."""
 _TRANSIENT = re.compile(
     r"could not connect|connection refused|can't connect|timed? ?out|could not translate host|name resolution|unreachable"
     r"|too many connections|starting up|shutting down|connection reset|server closed|gone away|lost connection|locked",
@@ -37,6 +49,7 @@ class SqlSource:
 
     def __init__(self, source: Sql, root: Path = Path()) -> None:
         self._query = source.query
+        _check_query(source.query)
         url = _parse(source.url)
         self._file: Path | None = None
         if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith((":", "file:")):
@@ -70,12 +83,14 @@ class SqlSource:
             raise DataError(str(self._file), "there is no such database file", "check the path in data.source.url")
         options = {"stream_results": True, "yield_per": BATCH_ROWS, "no_parameters": True}
         try:
-            with self._engine.connect() as connection:
-                result = connection.execution_options(**options).exec_driver_sql(self._query)
+            with self._engine.connect().execution_options(**options) as connection:
+                if read_only := _READ_ONLY.get(self._url.get_backend_name()):
+                    connection.exec_driver_sql(read_only)
+                result = connection.exec_driver_sql(self._query)
                 if not result.returns_rows:
                     raise DataError.at("data.source.query", "the statement returns no rows", "write a SELECT")
                 names = list(result.keys())
-                twice = sorted({name for name in names if names.count(name) > 1})
+                twice = sorted(name for name, count in Counter(names).items() if count > 1)
                 if twice:
                     what = f"several columns are called {', '.join(f'`{name}`' for name in twice)}"
                     raise DataError.at("data.source.query", what, "give each column its own name with AS")
@@ -105,6 +120,15 @@ class SqlSource:
         for secret in filter(None, (password, quote(password, safe=""))):
             message = message.replace(secret, "***")
         return message
+
+
+def _check_query(query: str) -> None:
+    """Refuse all but one SELECT; a database with read-only transactions also refuses a function that writes."""
+    code = _QUOTED.sub(" ", query).strip().rstrip(";")
+    words = re.findall(r"\w+", code.lower())
+    if ";" in code or not words or words[0] not in ("select", "with", "values") or _WRITING & set(words):
+        what = "is not a single SELECT statement"
+        raise RecipeError.at("data.source.query", what, "write one SELECT; put names such as `update` in quotes")
 
 
 def _parse(template: str) -> sqlalchemy.URL:

@@ -8,6 +8,7 @@ ones are sealed before the old ones are deleted, so that valid ones always exist
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -64,7 +65,16 @@ def seal(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "chec
 
 
 def verify(checkpoint: Path) -> str | None:
-    """Return how `checkpoint` differs from its manifest, or None."""
+    """Return how `checkpoint` differs from its manifest, or None; a file on a bad sector counts as different."""
+    try:
+        return _difference(checkpoint)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return f"the disk cannot read it: {error}"
+
+
+def _difference(checkpoint: Path) -> str | None:
     try:
         promised = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         if not isinstance(promised, dict):

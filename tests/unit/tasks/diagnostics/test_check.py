@@ -185,6 +185,11 @@ WRONG = {
         "publish.endpoint",
         "no token for https://hub.example.org",
     ),
+    "endpoint": (
+        {"publish.endpoint": "huggingface.co"},
+        "publish.endpoint",
+        "the endpoint is not an address of a Hub; write https://<host>",
+    ),
     "model folder": ({"model": {"pretrained": "./nowhere"}}, "model.pretrained", "there is no folder ./nowhere"),
     "tokenizer folder": (
         {"tokenization.tokenizer": {"kind": "pretrained", "path": "./nowhere"}},
@@ -224,6 +229,9 @@ FAILS_LATER = [
     ("launch.main_process_port", 65_536, "launch.main_process_port"),
     ("launch.grace_s", 1e300, "launch.grace_s"),
     ("publish.timeout_s", INFINITY, "publish.timeout_s"),
+    ("publish.endpoint", "huggingface.co", "publish.endpoint"),
+    ("publish.endpoint", "ftp://x", "publish.endpoint"),
+    ("data.source", {**DATASET, "repo_id": "a/b", "endpoint": "huggingface.co"}, "data.source.endpoint"),
 ]
 
 

@@ -1,6 +1,7 @@
 """Files as a source: every format, and the error for each malformed file."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,30 @@ def test_unreadable_files_are_refused(tmp_path: Path, pattern: str, message: str
     (tmp_path / "a.xlsx").write_text("x")
     (tmp_path / "a.txt").write_bytes(b"one\ntw\xc3")
     refused(tmp_path, pattern, message.format(root=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "a", "text": "b"}', "a.jsonl:2: malformed JSON: the key 'text' occurs twice"),
+        ('{"text": "a", "k": {"x": 1, "x": 2}}', "a.jsonl:2: malformed JSON: the key 'x' occurs twice"),
+        ('{"text": "a", "k": NaN}', "a.jsonl:2: malformed JSON: JSON has no NaN"),
+        ('{"text": "a", "k": [-Infinity]}', "a.jsonl:2: malformed JSON: JSON has no -Infinity"),
+    ],
+)
+def test_ambiguous_json_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' + line)
+    refused(tmp_path, "a.jsonl", message)
+
+
+@pytest.mark.parametrize("pattern", ["b.jsonl", "*.jsonl"])
+def test_pipe_or_dangling_link_is_named(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}')
+    os.mkfifo(tmp_path / "b.jsonl")
+    refused(tmp_path, pattern, "data.source.train: 'b.jsonl' is no regular file")
+    (tmp_path / "b.jsonl").unlink()
+    (tmp_path / "b.jsonl").symlink_to("nowhere")
+    refused(tmp_path, pattern, "data.source.train: 'b.jsonl' is a link to a file that does not exist")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "txt"])

@@ -73,7 +73,6 @@ def test_missing_environment_variable_is_named(tmp_path: Path) -> None:
     [
         ("select * from nots", "data.source.query: the database refuses: no such table: nots"),
         ("select id, text, id from notes", "data.source.query: several columns are called `id`"),
-        ("delete from notes", "data.source.query: the statement returns no rows"),
         ("select case when id = 700 then 'x' else id end as n from notes order by id", "n` is string here, and int64"),
     ],
 )
@@ -81,6 +80,38 @@ def test_failing_query_is_an_error(database: Path, statement: str, message: str)
     with pytest.raises(DataError) as caught:
         query(database.parent, statement)
     assert message in str(caught.value)
+    assert query(database.parent, "select count(*) as n from notes") == [{"n": 1300}]
+
+
+WRITING = [
+    "delete from notes",
+    "DROP TABLE notes",
+    "pragma query_only = off",
+    "select 1; drop table notes",
+    "-- select\ndrop table notes",
+    "with old as (select 1) delete from notes",
+    "select * into copy from notes",
+    "/* nothing */",
+]
+
+
+@pytest.mark.parametrize("statement", WRITING)
+def test_query_other_than_one_select_is_refused(database: Path, statement: str) -> None:
+    with pytest.raises(RecipeError, match=r"data.source.query: is not a single SELECT statement"):
+        query(database.parent, statement)
+    assert query(database.parent, "select count(*) as n from notes;") == [{"n": 1300}]
+
+
+def test_words_in_quotes_and_comments_do_not_matter(database: Path) -> None:
+    statement = "-- drop; delete\nselect 'insert; into' as \"update\" /* merge */ from notes limit 1"
+    assert query(database.parent, statement) == [{"update": "insert; into"}]
+
+
+def test_transaction_is_read_only(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.ingestion.sql._check_query", lambda query: None)
+    with pytest.raises(DataError, match="readonly database"):
+        query(database.parent, "delete from notes returning id")
+    monkeypatch.undo()
     assert query(database.parent, "select count(*) as n from notes") == [{"n": 1300}]
 
 

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,16 @@ def test_columns_widen_after_row_groups_are_written(tmp_path: Path) -> None:
     schemas = {pq.read_schema(tmp_path / "runs/r/raw" / f"{split}.parquet") for split in SPLITS}
     assert len(schemas) == 1
     assert not list((tmp_path / "runs/r/raw").glob("*.narrow"))
+
+
+def test_time_is_linear_in_the_number_of_columns(tmp_path: Path) -> None:
+    seconds = []
+    for count in (1000, 4000):
+        write_json_lines(tmp_path / "train.jsonl", [{f"c{j}": i * j for j in range(count)} for i in range(60)])
+        started = time.process_time()
+        run(tmp_path, split={"validation": 0.3, "test": 0.3})
+        seconds.append(time.process_time() - started)
+    assert seconds[1] < 8 * seconds[0]  # quadratic time would be 16 times as long
 
 
 def test_memory_holds_one_row_group_per_split(tmp_path: Path) -> None:

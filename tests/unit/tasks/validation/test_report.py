@@ -8,7 +8,7 @@ import pytest
 
 from params import DataError
 from params.schema import Expectation
-from tasks.validation.report import CheckReport, ValidationReport, render, shorten
+from tasks.validation.report import CheckReport, ShownRow, ValidationReport, render, shorten
 from tests.support.html import Outline
 from tests.support.validation import LONG, run_validation, write_raw
 
@@ -93,3 +93,14 @@ def test_page_without_rows():
 )
 def test_shorten(value, shown):
     assert shorten(value, 10) == shown
+
+
+def test_column_names_cannot_change_the_direction_of_writing():
+    name = "a\u202eb"
+    rows = [ShownRow(row_id=0, split="train", reasons=[], values=[(name, "'x'")])]
+    report = ValidationReport(
+        rows_in={"train": 1}, rows_out={"train": 0}, quarantined=1, share=1.0, max_quarantined=1.0, checks=[]
+    )
+    page = render(report, recipe="r", failures=[], rows=rows, failing=1)
+    assert name not in page
+    assert "<dt>a\\u202eb</dt>" in page

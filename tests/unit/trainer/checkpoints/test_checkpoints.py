@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import shutil
 from collections import namedtuple
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from params import CheckpointError, StorageError
+from params.hashing import file_sha256
 from tests.support import tiny
 from trainer.checkpoints import saver, sealed
 from trainer.checkpoints.resume import choose
@@ -91,6 +93,25 @@ def test_damaged_checkpoint_is_set_aside_for_an_older_one(tmp_path, caplog, dama
     assert f"set aside {tmp_path / 'broken-checkpoint-10'}: {message}" in caplog.text
     damage(checkpoint_of(tmp_path, 10))  # again: an earlier one set aside does not conflict
     assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES])
+def test_bad_sector_is_damage_and_a_forbidden_file_is_not(tmp_path, monkeypatch, error):
+    checkpoint_of(tmp_path, 5)
+    checkpoint_of(tmp_path, 10)
+
+    def read(path):
+        if "checkpoint-10" in path.parts:
+            raise OSError(error, os.strerror(error), str(path))
+        return file_sha256(path)
+
+    monkeypatch.setattr(sealed, "file_sha256", read)
+    if error == errno.EIO:
+        assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
+        assert (tmp_path / "broken-checkpoint-10").is_dir()
+    else:
+        with pytest.raises(PermissionError):
+            sealed.newest_valid(tmp_path, RUN)
 
 
 def test_newest_valid_is_none_without_a_valid_checkpoint(tmp_path):
