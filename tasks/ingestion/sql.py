@@ -20,17 +20,29 @@ from params.schema import Sql
 from tasks.ingestion.batches import BATCH_ROWS, AddressedRows, Batches, to_batches
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/", re.DOTALL)
-"""Texts, quoted names and comments."""
-_WRITING = {"insert", "update", "delete", "merge", "into", "drop", "truncate", "alter", "create"}
 _READ_ONLY = {
     "sqlite": "PRAGMA query_only = ON",
     "postgresql": "SET TRANSACTION READ ONLY",
-    "mysql": "SET SESSION TRANSACTION READ ONLY",
-    "mariadb": "SET SESSION TRANSACTION READ ONLY",
+    "mysql": "START TRANSACTION READ ONLY",
+    "mariadb": "START TRANSACTION READ ONLY",
     "oracle": "SET TRANSACTION READ ONLY",
 }
-"""Statements that make the transaction of the query read-only, by database."""
+"""Statements after which a database refuses to write, until the transaction ends."""
+_WRITING = {
+    "insert",
+    "update",
+    "delete",
+    "merge",
+    "into",
+    "drop",
+    "truncate",
+    "alter",
+    "create",
+    "grant",
+    "exec",
+    "call",
+}
+"""Words that a query on another database may not contain: to tell code from text takes that database's parser."""
 _TRANSIENT = re.compile(
     r"could not connect|connection refused|can't connect|timed? ?out|could not translate host|name resolution|unreachable"
     r"|too many connections|starting up|shutting down|connection reset|server closed|gone away|lost connection|locked",
@@ -49,8 +61,8 @@ class SqlSource:
 
     def __init__(self, source: Sql, root: Path = Path()) -> None:
         self._query = source.query
-        _check_query(source.query)
         url = _parse(source.url)
+        _check_query(source.query, url.get_backend_name())
         self._file: Path | None = None
         if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith((":", "file:")):
             self._file = root / url.database
@@ -83,10 +95,10 @@ class SqlSource:
             raise DataError(str(self._file), "there is no such database file", "check the path in data.source.url")
         options = {"stream_results": True, "yield_per": BATCH_ROWS, "no_parameters": True}
         try:
-            with self._engine.connect().execution_options(**options) as connection:
+            with self._engine.connect() as connection:
                 if read_only := _READ_ONLY.get(self._url.get_backend_name()):
-                    connection.exec_driver_sql(read_only)
-                result = connection.exec_driver_sql(self._query)
+                    connection.exec_driver_sql(read_only)  # before stream_results, which would make it a cursor
+                result = connection.execution_options(**options).exec_driver_sql(self._query)
                 if not result.returns_rows:
                     raise DataError.at("data.source.query", "the statement returns no rows", "write a SELECT")
                 names = list(result.keys())
@@ -122,13 +134,21 @@ class SqlSource:
         return message
 
 
-def _check_query(query: str) -> None:
-    """Refuse all but one SELECT; a database with read-only transactions also refuses a function that writes."""
-    code = _QUOTED.sub(" ", query).strip().rstrip(";")
-    words = re.findall(r"\w+", code.lower())
-    if ";" in code or not words or words[0] not in ("select", "with", "values") or _WRITING & set(words):
-        what = "is not a single SELECT statement"
-        raise RecipeError.at("data.source.query", what, "write one SELECT; put names such as `update` in quotes")
+def _check_query(query: str, database: str) -> None:
+    """Refuse what is not one SELECT. A `;` could begin a second statement, which could end the read-only transaction."""
+    statement = query.rstrip("; \r\n\t")
+    words = re.findall(r"\w+", re.sub(r"--[^\n]*\n|/\*.*?\*/", " ", statement.lower(), flags=re.DOTALL))
+    if not words or words[0] not in ("select", "with", "values"):
+        raise RecipeError.at("data.source.query", "is not a SELECT", "write one SELECT")
+    if ";" in statement:
+        fix = "write one SELECT; for `;` in a text write char(59) or chr(59)"
+        raise RecipeError.at("data.source.query", "holds `;` before its end", fix)
+    writing = _WRITING & set(re.findall(r"\w+", query.lower()))
+    if database not in _READ_ONLY and writing:
+        what = f"holds the word `{min(writing)}`, and {database} has no read-only transactions"
+        raise RecipeError.at(
+            "data.source.query", what, "write one SELECT; if a name or text needs it, select from a view"
+        )
 
 
 def _parse(template: str) -> sqlalchemy.URL:

@@ -17,6 +17,7 @@ from typing import Any
 from params.artifacts import STAGES, Artifacts, write_whole
 from tasks.report.run_results import RunResults, read_results
 from tasks.report.timings import Timing, read_timings
+from tasks.validation.report import escape_direction
 
 
 def write_report(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None = None) -> Path:
@@ -43,7 +44,7 @@ def render(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None, quote_
     )
     template = environment.from_string(files(__package__).joinpath("page.html.jinja").read_text("utf-8"))
     results = read_results(artifacts, local=timings is not None)
-    return template.render(_content(artifacts, results, timings, quote_rows=quote_rows)) + "\n"
+    return escape_direction(template.render(_content(artifacts, results, timings, quote_rows=quote_rows))) + "\n"
 
 
 def _content(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from params.schema import Expectation
 from tasks.validation.expectations import ExpectationResult, columns_of, run_expectations
 from tasks.validation.raw_rows import RawRows
-from tasks.validation.report import CheckReport, FailingRow, Origin, describe, printable, shorten
+from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
 from trainer.objectives.bases.objective import Objective, Row
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class CheckResult:
         values = rows.values(position, columns_of([self.expectation]))
         if len(values) == 1:
             return shorten(next(iter(values.values())), 80)
-        return ", ".join(f"{printable(column)}={shorten(value, 40)}" for column, value in values.items())
+        return ", ".join(f"{column}={shorten(value, 40)}" for column, value in values.items())
 
 
 def run_checks(

@@ -74,15 +74,15 @@ class ShownRow:
     values: Sequence[tuple[str, str]]
 
 
-def printable(text: str) -> str:
-    """Return `text` with invisible characters escaped, such as those that change the direction of writing."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def escape_direction(page: str) -> str:
+    """Return `page` with the characters escaped that change the direction of writing, and could disguise a name."""
+    return page.translate({code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))})
 
 
 def shorten(value: object, limit: int) -> str:
     """Return a value on one line: text in quotes with invisible characters escaped, and long values cut off."""
     if isinstance(value, str):
-        visible = printable(value[:limit])
+        visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value[:limit])
         return f"'{visible}'" if len(value) <= limit else f"'{visible}…"
     text = "null" if value is None else repr(value)
     return text if len(text) <= limit else f"{text[:limit]}…"
@@ -107,6 +107,6 @@ def render(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["shorten"] = shorten
-    environment.filters["printable"] = printable
     template = environment.from_string(files("tasks.validation").joinpath("report.html.jinja").read_text("utf-8"))
-    return template.render(report=report, recipe=recipe, failures=failures, rows=rows, failing=failing) + "\n"
+    page = template.render(report=report, recipe=recipe, failures=failures, rows=rows, failing=failing)
+    return escape_direction(page) + "\n"

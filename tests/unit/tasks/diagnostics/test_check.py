@@ -188,7 +188,7 @@ WRONG = {
     "endpoint": (
         {"publish.endpoint": "huggingface.co"},
         "publish.endpoint",
-        "the endpoint is not an address of a Hub; write https://<host>",
+        "the endpoint is not an address of a Hub; correct the endpoint: write https://<host>",
     ),
     "model folder": ({"model": {"pretrained": "./nowhere"}}, "model.pretrained", "there is no folder ./nowhere"),
     "tokenizer folder": (

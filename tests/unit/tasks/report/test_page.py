@@ -97,6 +97,13 @@ def test_data_is_escaped(published):
     assert "\x00" not in outline.text
 
 
+def test_no_text_changes_the_direction_of_writing(run):
+    change(run.history / "training.json", best_metric="accuracy\u202egnp\u2066")
+    page = render(run, timings=TIMINGS)
+    assert r"accuracy\u202egnp\u2066" in page
+    assert not re.search("[\u202a-\u202e\u2066-\u2069]", page)
+
+
 def test_same_run_gives_the_same_page(published, tmp_path):
     again = example.write(tmp_path)
     assert render(published, timings=None) == render(again, timings=None)

@@ -101,6 +101,6 @@ def test_column_names_cannot_change_the_direction_of_writing():
     report = ValidationReport(
         rows_in={"train": 1}, rows_out={"train": 0}, quarantined=1, share=1.0, max_quarantined=1.0, checks=[]
     )
-    page = render(report, recipe="r", failures=[], rows=rows, failing=1)
+    page = render(report, recipe="r", failures=[f"column {name}"], rows=rows, failing=1)
     assert name not in page
     assert "<dt>a\\u202eb</dt>" in page
