@@ -37,7 +37,9 @@ def chosen_endpoint(endpoint: str) -> str:
         what = "the endpoint holds a user or a password, which would be in every message and in the receipt"
         raise HubRefusedError(where, what, "remove it, and set HF_TOKEN")
     if chosen != LOCAL and not (scheme in ("http", "https") and rest.strip("/") and chosen.isprintable()):
-        raise HubRefusedError(ascii(chosen), "the endpoint is not an address of a Hub", "correct the endpoint: write https://<host>")
+        raise HubRefusedError(
+            ascii(chosen), "the endpoint is not an address of a Hub", "correct the endpoint: write https://<host>"
+        )
     return chosen
 
 

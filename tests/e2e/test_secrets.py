@@ -245,7 +245,7 @@ CASES = [
     ),
     Case("a token with a space in it", SPACED, ACCESS, "white space"),
     Case("a token with another alphabet's letter", FOREIGN, ACCESS, "no token has"),
-    Case("no address", PLAIN, ACCESS, "correct the endpoint", environment={"HF_ENDPOINT": "127.0.0.1"}),
+    Case("no address", PLAIN, CONFIG, "correct the endpoint", environment={"HF_ENDPOINT": "127.0.0.1"}),
     Case(
         "an address with the token in it",
         TOKEN,
