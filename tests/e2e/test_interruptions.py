@@ -97,9 +97,8 @@ def test_a_stopped_rank_is_found_out(project: Project) -> None:
 
 def test_user_code_that_hangs_on_one_rank_is_named_with_its_line(project: Project) -> None:
     hang = "import os, time\n        while os.environ['RANK'] == '1' and os.path.exists('hang'): time.sleep(1)\n"
-    project.edit(
-        "trainer/objectives/causal_lm.py", "        return pad_batch(", f"        {hang}        return pad_batch("
-    )
+    path = "trainer/objectives/bases/objective.py"
+    project.edit(path, "        return pad_batch(", f"        {hang}        return pad_batch(")
     run = Run(project, TWO | LONG | {"launch.stall_timeout_s": 6.0})
     run.start()
     (project.root / "hang").touch()
@@ -108,7 +107,7 @@ def test_user_code_that_hangs_on_one_rank_is_named_with_its_line(project: Projec
         r"StalledError: train: rank 1 \(process \d+\) has made no progress for \d+ s: .*, sleeping\n", error
     )
     assert "rank 0" not in error
-    assert re.search(r"^    at trainer/objectives/causal_lm.py:\d+ in collate$", error, re.MULTILINE)
+    assert re.search(rf"^    at {path}:\d+ in collate$", error, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

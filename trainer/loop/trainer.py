@@ -209,9 +209,16 @@ class EvergreenTrainer(Trainer):
         """Save this process's further state to a checkpoint. Subclasses override it."""
 
     def _init_training_state(
-        self, max_steps: Any, steps_per_epoch: Any, epochs: Any, resume_from_checkpoint: Any, trial: Any
+        self,
+        max_steps: Any,
+        num_update_steps_per_epoch: Any,
+        num_train_epochs: Any,
+        resume_from_checkpoint: Any,
+        trial: Any,
     ) -> tuple[int, int]:
-        start = super()._init_training_state(max_steps, steps_per_epoch, epochs, resume_from_checkpoint, trial)
+        start = super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
         self._best.load()
         checkpoint = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
         if checkpoint:
