@@ -1,4 +1,7 @@
-"""Import the Python objects that a recipe names as `package.module:name`."""
+"""Import the Python objects that a recipe names as `package.module:name`.
+
+They must be defined in the project, so that nobody's recipe can call `os:system` or another function that is not meant for it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import importlib
 import importlib.util
 import inspect
 import re
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +27,14 @@ def resolve(name: str, key: str) -> Callable[..., Any]:
     """Return the function or class that a recipe names under `key`.
 
     Raises:
-        RecipeError: there is no such object, its module cannot be imported, or the object cannot be called.
+        RecipeError: there is no such object, it is not defined in the project, its module cannot be imported, or it cannot
+            be called.
     """
     module_name, _, attribute = name.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        spec = _find(module_name)
+        is_ours = spec is None or _is_in_project(spec)
+        module = importlib.import_module(module_name) if is_ours else None
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             fix = "write package.module:name, as Python imports it in the project's root"
@@ -35,6 +44,8 @@ def resolve(name: str, key: str) -> Callable[..., Any]:
     except Exception as error:
         what = f"{name}: `{module_name}` cannot be imported: {type(error).__name__}: {error}"
         raise RecipeError.at(key, what, f"try `python -c 'import {module_name}'`") from error
+    if spec is not None and module is None:
+        raise _not_ours(name, key, spec.name)
     if not hasattr(module, attribute):
         known = [key for key, value in vars(module).items() if inspect.isfunction(value) or inspect.isclass(value)]
         what = f"{name}: `{module_name}` has no `{attribute}`"
@@ -43,8 +54,44 @@ def resolve(name: str, key: str) -> Callable[..., Any]:
     if not callable(found):
         what = f"{name}: `{attribute}` is a value of type {type(found).__name__}, which cannot be called"
         raise RecipeError.at(key, what, "name a function or a class")
+    if inspect.isclass(found) or inspect.isroutine(found):
+        defined_in = sys.modules.get(found.__module__ or "")
+        if defined_in is not None and defined_in.__spec__ is not None and not _is_in_project(defined_in.__spec__):
+            raise _not_ours(name, key, found.__module__)
     resolved: Callable[..., Any] = found
     return resolved
+
+
+def _not_ours(name: str, key: str, module: str) -> RecipeError:
+    fix = "write a function or class in the project that uses it, and name that one"
+    return RecipeError.at(
+        key, f"{name}: `{module}` is not in the project, and a recipe calls only the project's code", fix
+    )
+
+
+def _find(module_name: str) -> ModuleSpec | None:
+    """Return where a module is, or the first of its packages that is not in the project; imports those before it."""
+    parts = module_name.split(".")
+    for end in range(1, len(parts) + 1):
+        spec = importlib.util.find_spec(".".join(parts[:end]))
+        if spec is None or not _is_in_project(spec):
+            break
+    return spec
+
+
+def _is_in_project(spec: ModuleSpec) -> bool:
+    places = [spec.origin] if spec.has_location and spec.origin else spec.submodule_search_locations or []
+    return any(is_project_file(Path(place)) for place in places)
+
+
+def is_project_file(path: Path) -> bool:
+    """Return whether a file is in the current folder or in that of the pipeline, and not in a Python environment there."""
+    pipeline = Path(__file__).resolve().parents[1]
+    if any(path.is_relative_to(pipeline / ours) for ours in ("params", "trainer")):
+        return True  # even if the pipeline is installed in an environment
+    if {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(sysconfig.get_path("stdlib")):
+        return False
+    return any(place.is_relative_to(root) for place in (path, path.resolve()) for root in (Path.cwd(), pipeline))
 
 
 def bind(call: Call, key: str, arity: int) -> Callable[..., Any]:
@@ -56,10 +103,12 @@ def bind(call: Call, key: str, arity: int) -> Callable[..., Any]:
         RecipeError: as `resolve`, or the function does not take these arguments.
     """
     function = resolve(call.name, key)
+    signature = "unknown"
     try:
-        signature = inspect.signature(function)
-        signature.bind(*range(arity), **call.arguments)
-    except TypeError as error:
+        found = inspect.signature(function)
+        signature = str(found)
+        found.bind(*range(arity), **call.arguments)
+    except (TypeError, ValueError) as error:
         what = f"{call.name}: cannot be called with {arity} values"
         what += f" and {sorted(call.arguments)}" if call.arguments else ""
         raise RecipeError.at(key, f"{what}: {error}", f"its signature is {signature}") from error
@@ -75,8 +124,8 @@ def source_files(value: Any) -> Iterator[tuple[str, Path]]:
             yield from source_files(inner)
     elif isinstance(value, str) and _NAME.fullmatch(value):
         try:
-            spec = importlib.util.find_spec(value.partition(":")[0])
-        except ImportError:
+            spec = _find(value.partition(":")[0])
+        except Exception:  # noqa: BLE001 - whatever its packages raise
             return
         if spec and spec.origin and spec.origin.endswith(".py"):
             yield value, Path(spec.origin)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Iterator
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from params import EvergreenError, Problem
-from params.importing import bind, source_files
+from params.importing import bind, is_project_file, source_files
 from params.loading import Document, Key, parse, read, suggestion, valid_sections
 from params.schema import (
     Evaluation,
@@ -34,6 +37,8 @@ from trainer.loop import extensions
 from trainer.model import config_check
 
 logger = logging.getLogger(__name__)
+LIMIT_S = 60.0
+"""How long each check may run the code that a recipe names."""
 
 
 def check(path: Path) -> None:
@@ -56,13 +61,38 @@ def all_problems(document: Document) -> list[Problem]:
     wait_for_errors = config_check.start_check(config) if config else list
     for find_problems, names in _CHECKS:
         if all(name in sections for name in names):
-            problems += find_problems(*(sections[name] for name in names))
-    problems += _conflict_problems(sections)
+            problems += _in_time(find_problems, *(sections[name] for name in names))
+    problems += _in_time(_conflict_problems, sections)
     problems += _dvc_problems(document, sections)
     problems += _secret_problems(document)
     for name, what, known in wait_for_errors():
         value = str(config["model_type"]) if name == "model_type" else name
         problems.append(Problem(("model", "config", *([name] if name else [])), what, _closest(value, known)))
+    return problems
+
+
+def _in_time(find_problems: Callable[..., Iterable[Problem]], *arguments: object) -> list[Problem]:
+    """Return what `find_problems` finds, or has found when the code that the recipe names takes too long."""
+    problems: list[Problem] = []
+    errors: list[BaseException] = []
+
+    def find() -> None:
+        try:
+            problems.extend(find_problems(*arguments))
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=find, daemon=True)  # it does not keep the process alive
+    thread.start()
+    thread.join(LIMIT_S)
+    if thread.is_alive():
+        stack = traceback.extract_stack(sys._current_frames().get(thread.ident or 0))  # noqa: SLF001
+        ours = [f"{one.filename}:{one.lineno}" for one in stack if is_project_file(Path(one.filename))]
+        where = ours[-1] if ours else "code"
+        logger.warning("check: %s takes longer than %g s, so what depends on it was not checked", where, LIMIT_S)
+        return list(problems)
+    if errors:
+        raise errors[0]
     return problems
 
 
@@ -229,9 +259,7 @@ def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
 
 
 def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
-    from huggingface_hub import get_token
-
-    from tasks.hub_client.connection import LOCAL, chosen_endpoint
+    from tasks.hub_client.connection import LOCAL, chosen_endpoint, write_token
 
     key = ("publish", "endpoint")
     if problems := _error(key, chosen_endpoint, publish.endpoint):
@@ -239,8 +267,8 @@ def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
         return
     endpoint = chosen_endpoint(publish.endpoint)
     needs_token = endpoint != LOCAL and not (publish.dry_run and launch.mirror == "none")
-    if needs_token and not get_token():
-        yield Problem(key, f"no token for {endpoint}", "set HF_TOKEN, or log in with `hf auth login`")
+    if needs_token:
+        yield from _error(key, write_token, endpoint)
 
 
 def _secret_problems(document: Document) -> Iterator[Problem]:

@@ -28,11 +28,14 @@ class FunctionSource:
         self._name = source.function
         self._arguments = source.arguments
         self._function = resolve(source.function, "data.source.function")
+        signature = "unknown"
         try:
-            inspect.signature(self._function).bind(**source.arguments)
-        except TypeError as error:
+            found = inspect.signature(self._function)
+            signature = str(found)
+            found.bind(**source.arguments)
+        except (TypeError, ValueError) as error:
             what = f"`{self._name}` cannot be called with them: {error}"
-            fix = f"give the arguments of its signature, {inspect.signature(self._function)}"
+            fix = f"give the arguments of its signature, {signature}"
             raise RecipeError.at("data.source.arguments", what, fix) from error
 
     @cached_property

@@ -50,16 +50,20 @@ class HubSource:
         return FileSource(self._patterns, self._download(), place=f"{source.repo_id} at {source.revision}")
 
     def _download(self) -> Path:
-        from huggingface_hub import errors, snapshot_download
+        from huggingface_hub import constants, errors, snapshot_download
+
+        from tasks.hub_client.connection import token_for
 
         # The client matches with fnmatch, where `**/` needs at least one folder; in a recipe it may stand for none.
+        endpoint = self._source.endpoint or constants.ENDPOINT
         patterns = {p for pattern in self._patterns.values() for p in (pattern, pattern.replace("**/", ""))}
         try:
             folder = snapshot_download(
                 self._source.repo_id,
                 repo_type="dataset",
                 revision=self._source.revision,
-                endpoint=self._source.endpoint,
+                endpoint=endpoint,
+                token=token_for(endpoint) or False,
                 allow_patterns=sorted(patterns),
             )
         except errors.HfHubHTTPError as error:
@@ -93,17 +97,20 @@ class HubSource:
             fix = "accept its terms on the Hub, with the account of the token in HF_TOKEN"
             return HubRefusedError(self._where, "the dataset needs an access request (it is gated)", fix)
         if isinstance(error, RepositoryNotFoundError):
-            fix = "check data.source.repo_id; for a private dataset set HF_TOKEN to a token that may read it"
+            fix = f"check data.source.repo_id; for a private dataset {self._token_fix}"
             return HubRefusedError(self._where, "does not exist, or is private", fix)
         if status in (401, 403):
-            return HubRefusedError(
-                self._where, f"the Hub refuses access ({status})", "set HF_TOKEN to a token that may read it"
-            )
+            return HubRefusedError(self._where, f"the Hub refuses access ({status})", self._token_fix)
         if status in (408, 429) or status >= 500:
             return TransientError(self._where, f"the Hub answers {status}", "run the stage again later")
         return DataError(
             self._where, f"the Hub answers {status} to a download", "check that the repository can be opened on the Hub"
         )
+
+    @property
+    def _token_fix(self) -> str:
+        fix = "set HF_TOKEN to a token that may read it"
+        return f"{fix}, and HF_ENDPOINT={self._source.endpoint}" if self._source.endpoint else fix
 
     @property
     def _where(self) -> str:

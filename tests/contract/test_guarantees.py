@@ -18,8 +18,18 @@ GUARANTEES = {
 
 @pytest.mark.parametrize("title", GUARANTEES)
 def test_guarantee_names_tests_and_limits(title: str) -> None:
-    text = GUARANTEES[title]
-    assert "not promised" in text
+    assert "not promised" in GUARANTEES[title]
+    _assert_tests_exist(GUARANTEES[title])
+
+
+def test_security_page_names_tests() -> None:
+    sections = (ROOT / "docs" / "security.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    assert len(sections) == 4
+    for section in sections:
+        _assert_tests_exist(section)
+
+
+def _assert_tests_exist(text: str) -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     assert named
     for path, test in named:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,9 @@ from params import DataError, RecipeError
 from params.loading import read
 from params.schema import Launch, Recipe, Training
 from tasks.__main__ import main
-from tasks.diagnostics.check import all_problems, check
+from tasks.diagnostics.check import _column_problems, all_problems, check
 from tasks.stages import run
-from tests.support import tiny
+from tests.support import prompts, tiny
 from tests.support.project import ROOT
 from trainer.loop import arguments
 from trainer.model import config_check
@@ -260,6 +261,53 @@ def test_missing_label_column_is_found():
     }
 
 
+SYSTEM = {"name": "os:system", "arguments": {"command": "touch called"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"data.source": {"kind": "function", "function": SYSTEM["name"], "arguments": SYSTEM["arguments"]}}, None),
+        ({"training.loss": SYSTEM}, None),
+        ({"training.trainer": "subprocess:Popen"}, None),
+        ({"training.callbacks": [SYSTEM]}, "training.callbacks.0"),
+        ({"evaluation.metrics": {"function": SYSTEM, "directions": {}}}, "evaluation.metrics.function"),
+        ({"evaluation.slices": [{"name": "x", "function": SYSTEM}]}, "evaluation.slices.0.function"),
+    ],
+)
+def test_code_outside_of_the_project_is_refused(project, changes, key):
+    found = problems(changes)
+    name = key or {"data.source": "data.source.function"}.get(next(iter(changes)), next(iter(changes)))
+    assert "is not in the project, and a recipe calls only the project's code; write a function" in found.pop(name)
+    assert not found
+    assert not Path("called").exists()
+
+
+def test_reward_outside_of_the_project_is_refused(project):
+    document = read(tiny.write(Path("trial.yaml"), prompts.recipe({**prompts.GRPO, "rewards": [SYSTEM]})))
+    assert "`os` is not in the project" in str(all_problems(document))
+    assert not Path("called").exists()
+
+
+def test_stage_calls_no_code_outside_of_the_project(project, capsys):
+    source = {"kind": "function", "function": SYSTEM["name"], "arguments": SYSTEM["arguments"]}
+    tiny.write(Path("params/tiny.yaml"), tiny.recipe({"data.source": source}))
+    assert main(["ingest", "params/tiny.yaml"]) == os.EX_CONFIG
+    assert "data.source.function: os:system: `os` is not in the project" in capsys.readouterr().err
+    assert not Path("called").exists()
+
+
+def test_slow_code_does_not_stop_the_check(project, monkeypatch, caplog):
+    (project / "slow_rows.py").write_text("import time\ndef rows():\n    time.sleep(20)\n    yield {'text': 'x'}\n")
+    monkeypatch.syspath_prepend(project)
+    monkeypatch.setattr("tasks.diagnostics.check.LIMIT_S", 0.5)
+    monkeypatch.setattr("tasks.diagnostics.check._CHECKS", [(_column_problems, ("objective", "data", "evaluation"))])
+    started = time.monotonic()
+    assert problems({"data.source": {"kind": "function", "function": "slow_rows:rows"}}) == {}
+    assert time.monotonic() - started < 15
+    assert f"{project}/slow_rows.py:3 takes longer than 0.5 s" in caplog.text
+
+
 def test_function_that_fails_is_a_problem_of_the_recipe(project, monkeypatch):
     (project / "broken_rows.py").write_text("def rows():\n    yield {'text': 1 / 0}\n")
     monkeypatch.syspath_prepend(project)
@@ -286,6 +334,8 @@ def test_token_or_a_dry_run_satisfies_a_remote_hub(monkeypatch):
     assert problems(remote | {"publish.dry_run": True}) == {}
     assert "no token" in problems(remote | {"publish.dry_run": True, "launch.mirror": "last"})["publish.endpoint"]
     monkeypatch.setenv("HF_TOKEN", "token")
+    assert "the user's token belongs to https://huggingface.co" in problems(remote)["publish.endpoint"]
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example.org")
     assert problems(remote) == {}
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setenv("HF_ENDPOINT", "https://other.example.org")

@@ -37,6 +37,7 @@ def rows(tmp_path: Path, monkeypatch: Any) -> Iterator[Path]:
     )
     pq.write_table(table, tmp_path / "test.parquet")
     (tmp_path / "own_slices.py").write_text(OWN_CODE)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("tasks.evaluation.slices._BATCH_ROWS", 2)  # several batches
     yield tmp_path / "test.parquet"

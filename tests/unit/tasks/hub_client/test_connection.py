@@ -1,15 +1,23 @@
-"""Who can use the local Hub that a stage serves for itself."""
+"""Who can use the local Hub that a stage serves for itself, and which Hub gets the user's token."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
+from params import EvergreenError, HubRefusedError
 from params.artifacts import Artifacts
-from tasks.hub_client.connection import LOCAL, open_repository
+from params.schema import HubDataset
+from tasks.hub_client.connection import LOCAL, open_repository, token_for
+from tasks.ingestion.source import open_source
+from tests.support.faulty_hub import quick_client
 
 REPO = "tests/model"
 
@@ -31,3 +39,81 @@ def test_only_the_stage_itself_can_use_its_hub(tmp_path: Path, monkeypatch: pyte
             assert repository.api.repo_exists(REPO)
     assert tokens[0] != tokens[1]
     assert min(map(len, tokens)) > 40
+
+
+@contextlib.contextmanager
+def foreign_hub() -> Iterator[tuple[str, list[str | None]]]:
+    """Serve 404 to every request, and record the Authorization headers."""
+    seen: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers["Authorization"])
+            self.send_error(404)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", seen
+        server.shutdown()
+
+
+@pytest.mark.parametrize("place", ["HF_TOKEN", "login"])
+@pytest.mark.parametrize("is_own", [False, True])
+def test_token_reaches_only_the_hub_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, is_own: bool
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    if place == "HF_TOKEN":
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    else:
+        (tmp_path / "login").write_text("hf_secret")
+        monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "login"))
+    with foreign_hub() as (endpoint, seen), quick_client():
+        if is_own:
+            monkeypatch.setenv("HF_ENDPOINT", f"{endpoint}/")
+        opened = open_repository(Artifacts("tiny", root=tmp_path), repo_id=REPO, endpoint=endpoint)
+        with opened as repository, pytest.raises(HfHubHTTPError):
+            repository.api.model_info(REPO)
+        dataset = HubDataset(kind="hub", repo_id=REPO, revision="0" * 40, train="*.csv", endpoint=endpoint)
+        with pytest.raises(EvergreenError):
+            next(iter(open_source(dataset).batches("train")))
+    assert len(seen) >= 2
+    assert set(seen) == {"Bearer hf_secret" if is_own else None}
+
+
+def test_publishing_to_a_hub_without_its_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with (
+        pytest.raises(HubRefusedError) as raised,
+        open_repository(Artifacts("tiny", tmp_path), repo_id=REPO, endpoint="https://hub.example.org", to_write=True),
+    ):
+        pass
+    assert (
+        "no token for https://hub.example.org: the user's token belongs to https://huggingface.co" in raised.value.what
+    )
+    assert "and HF_ENDPOINT=https://hub.example.org" in raised.value.fix
+    assert "hf_secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "own", "is_sent"),
+    [
+        ("https://huggingface.co", None, True),
+        ("https://HuggingFace.co/", None, True),
+        ("http://huggingface.co", None, False),  # it would travel unencrypted
+        ("https://huggingface.co.example.org", None, False),
+        ("https://huggingface.co", "https://hub.example.org", False),
+        ("https://hub.example.org/", "https://hub.example.org", True),
+    ],
+)
+def test_token_belongs_to_one_hub(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, own: str | None, is_sent: bool
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    if own:
+        monkeypatch.setenv("HF_ENDPOINT", own)
+    assert token_for(endpoint) == ("hf_secret" if is_sent else None)

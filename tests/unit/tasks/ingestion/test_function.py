@@ -56,7 +56,8 @@ def test_function_returns_rows() -> None:
     ("name", "arguments", "message"),
     [
         ("no_such.module:f", {}, "data.source.function: no_such.module:f: there is no module `no_such`"),
-        ("json.nothing:f", {}, "there is no module `json.nothing`"),
+        ("params.nothing:f", {}, "there is no module `params.nothing`"),
+        ("os:system", {"command": "false"}, "os:system: `os` is not in the project, and a recipe calls only"),
         ("nubmers", {}, "has no `nubmers`\n  fix: did you mean `numbers`?"),
         ("NOT_CALLABLE", {}, "`NOT_CALLABLE` is a value of type int, which cannot be called"),
         (
@@ -77,6 +78,7 @@ def test_uncallable_function_is_refused(
 ) -> None:
     (tmp_path / "broken_module.py").write_text("raise RuntimeError('at import')")
     (tmp_path / "module_without_dependency.py").write_text("import no_such_library")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RecipeError) as caught:
         call(name, **arguments)
@@ -118,6 +120,7 @@ def test_evergreen_error_of_a_function_passes_through() -> None:
 
 
 def test_function_revision_follows_code_and_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 
     def revision(code: str, **arguments: Any) -> str:

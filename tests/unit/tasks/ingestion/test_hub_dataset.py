@@ -29,8 +29,9 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[LocalHub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     with LocalHub(tmp_path / "hub", tokens={"token-of-alice": "alice", "token-of-bob": "bob"}) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
         yield running
 
 

@@ -178,6 +178,9 @@ def test_release_goes_to_the_recipes_hub(whole, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     with LocalHub(artifacts.root / "named", tokens={"token-of-tests": "tests"}) as running:
         monkeypatch.setenv("HF_TOKEN", "token-of-tests")
+        with pytest.raises(HubRefusedError, match=r"the user's token belongs to https://huggingface\.co"):
+            run(whole, endpoint=running.endpoint)
+        monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
         receipt = run(whole, endpoint=running.endpoint)
         assert receipt.endpoint == running.endpoint
         assert HfApi(endpoint=running.endpoint, token="token-of-tests").repo_exists(REPO)

@@ -255,7 +255,7 @@ def training(**fields):
         ({"training.loss": "trainer.losses:entropy"}, "training.loss", "has no `entropy`"),
         ({"training.loss": f"{OWN}:accuracy"}, "training.loss", "cannot be called with 3 values"),
         ({"training.loss": {"name": f"{OWN}:mean_loss", "arguments": {"x": 1}}}, "training.loss", "['x']"),
-        ({"training.trainer": "os:getcwd"}, "training.trainer", "is not a subclass of transformers.Trainer"),
+        ({"training.trainer": f"{OWN}:accuracy"}, "training.trainer", "is not a subclass of transformers.Trainer"),
         ({"training.trainer": f"{OWN}:OwnStep"}, "training.trainer", "on which the pipeline's guarantees depend"),
         (
             {"training.trainer": f"{OWN}:Careful", "training.loss": f"{OWN}:mean_loss"},
