@@ -14,7 +14,7 @@ import typer
 
 from params.artifacts import Artifacts
 from params.loading import recipe_name
-from tasks import __main__ as tasks_cli
+from tasks import commands
 
 app = typer.Typer(
     add_completion=False,
@@ -31,7 +31,7 @@ RecipeName = Annotated[
 def set_up(context: typer.Context) -> None:
     """Run a recipe or one of its stages, inspect a run, or work with its releases."""
     if context.invoked_subcommand not in {"run", "watch"}:  # there, Prefect decides on the log
-        tasks_cli.set_up()
+        commands.set_up()
 
 
 @app.command()
@@ -69,14 +69,14 @@ def watch(
     watch(silence_s)
 
 
-app.registered_commands += tasks_cli.app.registered_commands
+app.registered_commands += commands.app.registered_commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status, see tasks.__main__.main."""
+    """Run a command and return its exit status, see tasks.commands.main."""
     if "" not in sys.path:  # a console script does not have the working directory there, where a recipe's own code is
         sys.path.insert(0, "")
-    return tasks_cli.main(argv, commands=app, name="evergreen")
+    return commands.main(argv, commands=app, name="evergreen")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ import re
 import sys
 from pathlib import Path
 
-from params import EvergreenError, RecipeError, TransientError, command_result
+from params import DataError, EvergreenError, RecipeError, TransientError, command_result
+from params.artifacts import storage_error
 
 
 def is_stale(name: str) -> bool:
@@ -23,61 +24,61 @@ def is_stale(name: str) -> bool:
 
     Raises:
         TransientError: another process uses the stage's artifacts.
-        RecipeError: dvc.yaml has no such stage, or cannot be read.
+        RecipeError: dvc.yaml has no such stage, or a file of DVC's is damaged.
+        EvergreenError: DVC fails for another reason.
     """
     from dvc.exceptions import DvcException
-    from dvc.lock import LockError
     from dvc.repo import Repo
-    from dvc.stage.exceptions import StageNotFound
 
     logging.getLogger("dvc").setLevel(logging.ERROR)
     try:
         with Repo(_wait_for_lock=True) as repo, repo.lock:
             (stage,) = repo.stage.collect(name)
             return bool(stage.changed())
-    except LockError as error:
-        raise _busy(name, error) from None
-    except StageNotFound:
-        fix = "add the recipe to `recipes` at the top of dvc.yaml"
-        raise RecipeError("dvc.yaml", f"there is no stage {name}", fix) from None
-    except DvcException as error:
-        raise RecipeError("dvc.yaml", f"{name}: {error}", "fix dvc.yaml") from None
+    except (DvcException, OSError) as error:
+        raise _error(name, error) from None
 
 
 def main(name: str, *options: str) -> int:
     """Run one stage if it is stale, or in any case with the option `--force`.
 
     Returns:
-        The exit status of the stage's command; 128 and the signal's number if a signal ended it.
+        The exit status of the stage's command; 128 and the signal's number if a signal ended it. If DVC itself fails, that
+        of the error that it reports.
     """
     from dvc.exceptions import DvcException, ReproductionError
-    from dvc.lock import LockError
     from dvc.repo import Repo
     from dvc.stage.exceptions import StageCmdFailedError
 
-    cause: BaseException
+    logging.getLogger("dvc_data").addHandler(logged := _LoggedError())
     try:
         # Without waiting for locks, a stage that ends while another DVC process holds the project's lock for more than
         # 3 s would fail with its outputs uncommitted.
         with Repo(_wait_for_lock=True) as repo:
             repo.reproduce(name, single_item=True, force="--force" in options)
-    except ReproductionError as error:
-        cause = error.__cause__ or error
-    except DvcException as error:
-        cause = error
+    except (DvcException, OSError) as error:
+        cause = (error.__cause__ or error) if isinstance(error, ReproductionError) else error
     else:
         return os.EX_OK
     print(f"DVC: {cause}", file=sys.stderr, flush=True)
     if isinstance(cause, StageCmdFailedError):
         status = exit_status(cause)
         return 128 - status if status < 0 else status
-    found = _busy(name, cause) if isinstance(cause, LockError) else EvergreenError(name, f"DVC: {cause}", _SEE_ABOVE)
+    found = _error(name, logged.error or cause)
     if path := os.environ.get(command_result.VARIABLE):
         command_result.write(Path(path), found)
     return found.exit_code
 
 
-_SEE_ABOVE = "see its output above"
+class _LoggedError(logging.Handler):
+    """Keeps the first error of the disk that DVC logs: it goes on after a failed copy, and fails later for another reason."""
+
+    error: OSError | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, OSError):
+            self.error = self.error or error
 
 
 def exit_status(failure: Exception) -> int:
@@ -86,9 +87,26 @@ def exit_status(failure: Exception) -> int:
     return int(found[1]) if found else os.EX_SOFTWARE
 
 
-def _busy(name: str, error: BaseException) -> TransientError:
-    reason = " ".join(str(error).partition("\n\n")[0].split())  # without DVC's advice to remove its lock file
-    return TransientError(name, f"another process uses its artifacts: {reason}", "wait until it ends, or stop it")
+def _error(name: str, error: BaseException) -> EvergreenError:
+    """Return the error for a failure of DVC; only a lock that another process holds is worth a retry."""
+    from dvc.lock import LockError
+    from dvc.stage.exceptions import StageNotFound
+    from dvc.utils.strictyaml import YAMLSyntaxError, YAMLValidationError
+
+    if isinstance(error, LockError):
+        reason = " ".join(str(error).partition("\n\n")[0].split())  # without DVC's advice to remove its lock file
+        return TransientError(name, f"another process uses its artifacts: {reason}", "wait until it ends, or stop it")
+    if isinstance(error, StageNotFound):
+        fix = "add the recipe to `recipes` at the top of dvc.yaml"
+        return RecipeError("dvc.yaml", f"there is no stage {name}", fix)
+    if isinstance(error, YAMLSyntaxError | YAMLValidationError):
+        file = Path(error.relpath if isinstance(error, YAMLSyntaxError) else error.path).name
+        restore = "take it from git, `git checkout dvc.lock`; DVC then runs what is stale"
+        return RecipeError(file, f"{name}: {error}", restore if file == "dvc.lock" else f"fix {file}")
+    if isinstance(error, FileNotFoundError) and error.filename:
+        fix = "restore it: run the stage that makes it, `dvc pull` it, or take it from git"
+        return DataError(str(error.filename), f"{name} needs it, and it is missing", fix)
+    return storage_error(error, Path(".dvc", "cache")) or EvergreenError(name, f"DVC: {error}", "see its output above")
 
 
 if __name__ == "__main__":

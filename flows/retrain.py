@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from flows import logs, stages
 from flows.artifacts import link_report, named_if_kept, show_report
 from flows.locks import clear_stale_locks, recipe_lock
-from params import StaleBlessingError, load
+from params import InputsChangedError, StaleBlessingError, load
 from params.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
 
@@ -65,6 +65,9 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
         except StaleBlessingError as error:  # another model was published meanwhile: compare with that one
             log.warning("%s", error)
             bring_up_to_date(("evaluate", "publish"), force=True)
+        except InputsChangedError as error:  # edited while a stage ran: start again with what there is now
+            log.warning("%s", error)
+            bring_up_to_date(requested, force=force)
         finally:
             link_report(artifacts, renew=not publish)
     return named_if_kept(artifacts, outcomes) if publish else outcomes

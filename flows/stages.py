@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -10,7 +11,15 @@ from prefect.client.schemas.objects import State, TaskRun
 
 from flows import child_process, dvc_stage
 from flows.child_process import CompletedCommand
-from params import EvergreenError, KilledError, StaleBlessingError, TransientError, command_result, load
+from params import (
+    EvergreenError,
+    InputsChangedError,
+    KilledError,
+    StaleBlessingError,
+    TransientError,
+    command_result,
+    load,
+)
 from params.artifacts import Artifacts
 from params.errors import class_of
 from params.schema import Function, Sql
@@ -23,9 +32,9 @@ _END_S = 10.0
 
 
 def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
-    """Whether Prefect should retry a stage: never for bad data, a bad recipe or a refused model."""
+    """Whether Prefect should retry a stage: not for bad data, for example, and not if an earlier stage must run first."""
     error = state.result(raise_on_failure=False)
-    return isinstance(error, TransientError) and not isinstance(error, StaleBlessingError)
+    return isinstance(error, TransientError) and not isinstance(error, StaleBlessingError | InputsChangedError)
 
 
 def any_stale(stages: Sequence[str], recipe: str) -> bool:
@@ -106,8 +115,8 @@ def _outdated_on_hub(stage: str, artifacts: Artifacts, log: child_process.Logger
 
 def _error(name: str, done: CompletedCommand, result: command_result.CommandResult | None) -> EvergreenError:
     """The error that a command reported; if it reported none, what its exit status says."""
-    if done.status < 0 or done.status > 128:
-        number = -done.status if done.status < 0 else done.status - 128
+    number = -done.status if done.status < 0 else done.status - 128
+    if 0 < number < signal.NSIG:
         return KilledError(name, f"was ended by signal {number}", "start it again: training resumes where it was")
     if result and result.error:
         return result.error.replace(where=f"{name}: {result.error.where}")

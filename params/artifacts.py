@@ -127,7 +127,7 @@ class Artifacts:
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder to write into; it replaces `target` only if the block ends without an error.
+    """Yield a folder to write into; it replaces `target` only if the block ends without an error, flushed to disk.
 
     Raises:
         StorageError: the disk is full or read-only; `target` is as it was.
@@ -138,14 +138,31 @@ def whole_folder(target: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         try:
             yield partial
+            flush(partial)
             old = target.with_name(f".{target.name}.old")
             shutil.rmtree(old, ignore_errors=True)
             if target.exists():
                 target.rename(old)
             partial.rename(target)
+            flush_entry(target.parent)
             shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def flush(folder: Path) -> None:
+    """Write a folder's content to the disk itself, so that a loss of power cannot take it back."""
+    for path in (*folder.rglob("*"), folder):
+        flush_entry(path)
+
+
+def flush_entry(path: Path) -> None:
+    """Write one file, or the names in one folder, to the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_whole(target: Path, text: str) -> None:
@@ -175,16 +192,22 @@ def storage_errors(target: Path) -> Iterator[None]:
     except EvergreenError:
         raise
     except Exception as error:
-        reason = _storage_reason(error)
-        if reason is None:
-            raise
-        place = next(p for p in (target, *target.parents, Path()) if p.exists())
-        what = f"cannot be written: {reason} ({shutil.disk_usage(place).free / 2**20:.0f} MiB free on that disk)"
-        fix = "free space or permissions there, then run the stage again"
-        raise StorageError(str(getattr(error, "filename", None) or target), what, fix) from error
+        if found := storage_error(error, target):
+            raise found from error
+        raise
 
 
-def _storage_reason(error: Exception) -> str | None:
+def storage_error(error: BaseException, target: Path) -> StorageError | None:
+    """Return the `StorageError` for an error of a full or read-only disk at `target`; None for any other error."""
+    if (reason := _storage_reason(error)) is None:
+        return None
+    place = next(p for p in (target, *target.parents, Path()) if p.exists())
+    what = f"cannot be written: {reason} ({shutil.disk_usage(place).free / 2**20:.0f} MiB free on that disk)"
+    fix = "free space or permissions there, then run the stage again"
+    return StorageError(str(getattr(error, "filename", None) or target), what, fix)
+
+
+def _storage_reason(error: BaseException) -> str | None:
     """Why the disk refused, if that caused `error`.
 
     safetensors, tokenizers and torch.save give no OSError: they say it in the message only. A contract test fails when

@@ -13,6 +13,7 @@
     └── TransientError     the same call may succeed later: network, busy lock, preemption
         ├── KilledError    a process was killed from outside
         ├── PreemptedError the training was asked to stop, and left a checkpoint
+        ├── InputsChangedError   the recipe or the code was edited while a stage ran
         ├── StaleBlessingError   another model was published after the gate compared with the champion
         └── StalledError   a process of a training made no progress
 
@@ -163,6 +164,10 @@ class KilledError(TransientError):
 
 class PreemptedError(TransientError):
     """The training was asked to stop; the next start resumes from its checkpoint."""
+
+
+class InputsChangedError(TransientError):
+    """The recipe, the code or the data of a stage was edited while it ran: start again from the first stage."""
 
 
 class StaleBlessingError(TransientError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any, ClassVar, TypeVar
 
 import pydantic
 
-from params import DataError, ModelError, Recipe, load
+from params import DataError, InputsChangedError, ModelError, Recipe, load
 from params.artifacts import Artifacts, storage_errors, write_whole
+from params.dvc_files import Inputs
 
 FUNCTIONS = {
     "ingest": "tasks.ingestion.stage:ingest",
@@ -64,7 +66,7 @@ def sections(stage: str) -> list[str]:
 
 
 def _parameters(stage: str) -> list[str]:
-    return [name for name in inspect.signature(function(stage)).parameters if name != "artifacts"]
+    return [name for name in inspect.signature(function(stage)).parameters if name not in {"artifacts", "inputs"}]
 
 
 def arguments(stage: str, recipe: Recipe) -> dict[str, Any]:
@@ -77,15 +79,37 @@ def run(stage: str, recipe_path: Path) -> Report:
 
     Raises:
         DataError: an earlier stage has not run.
+        InputsChangedError: the recipe, the code or the data was edited while the stage ran, or since the model was trained.
     """
-    recipe, artifacts = load(recipe_path), Artifacts(recipe_path.stem)
+    artifacts = Artifacts(recipe_path.stem)
+    inputs = Inputs.read(stage, artifacts)  # before the recipe and the stage's code are read
+    recipe = load(recipe_path)
     for name, maker in _NEEDED.get(stage, {}).items():
         folder: Path = getattr(artifacts, name)
         if not folder.exists():
             fix = f"run `evergreen {maker} {recipe_path}` first"
             raise DataError(str(folder), f"{stage} needs what {maker} makes, and it is missing", fix)
+    if "model" in _NEEDED.get(stage, {}):
+        _check_model(artifacts, recipe)
     with storage_errors(artifacts.run):
-        return function(stage)(artifacts, **arguments(stage, recipe))
+        report = function(stage)(artifacts, **arguments(stage, recipe), **_also(stage, inputs))
+    inputs.check()
+    return report
+
+
+def _also(stage: str, inputs: Inputs) -> dict[str, Inputs]:
+    return {"inputs": inputs} if "inputs" in inspect.signature(function(stage)).parameters else {}
+
+
+def _check_model(artifacts: Artifacts, recipe: Recipe) -> None:
+    """Refuse a model that other data, other code or another recipe trained."""
+    from trainer.job import Job
+
+    report = artifacts.report("train")
+    trained = json.loads(report.read_text(encoding="utf-8"))["run"]
+    if trained != Job.of(recipe, artifacts).folder.name:
+        what = f"the model is that of run {trained}, which had another recipe, other code or other data"
+        raise InputsChangedError(str(report), what, f"run `evergreen train {artifacts.recipe_path}`, or the whole flow")
 
 
 def flatten(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

@@ -74,6 +74,20 @@ def run_identity(
     It holds the recipe's keys, and SHA-256 hashes of the tokens, the tokenizer, a local base model, `DECIDING_CODE` and the
     code that the recipe names. The number of processes, the micro-batch, and what is logged or kept are not part of it.
     """
+    keys = deciding_keys(seed=seed, objective=objective, model=model, training=training, metrics=metrics)
+    data = (p for p in tokens.rglob("*") if p.is_file() and p.suffix in {".arrow", ".json"})
+    files = {f"tokens {p.relative_to(tokens)}": p for p in data}
+    if model.pretrained and Path(model.pretrained).is_dir():
+        weights = (p for p in Path(model.pretrained).iterdir() if p.suffix in {".safetensors", ".json"})
+        files |= {f"base model {p.name}": p for p in weights}
+    hashes = {name: file_sha256(path) for name, path in files.items()}
+    return dict(sorted((dict(_flat(keys)) | hashes | code_hashes(keys)).items()))
+
+
+def deciding_keys(
+    *, seed: int, objective: ObjectiveChoice, model: Model, training: Training, metrics: Metrics | None
+) -> dict[str, Any]:
+    """Return the keys of the recipe that decide the weights, as JSON values."""
     keys: dict[str, Any] = {
         "seed": seed,
         "objective": objective.model_dump(mode="json"),
@@ -87,15 +101,16 @@ def run_identity(
         for name, value in arguments.items()
         if name not in _HARMLESS_ARGUMENTS and not name.startswith(_HARMLESS_PREFIXES)
     }
-    files = {f"code {path.relative_to(_PROJECT).as_posix()}": path for path in deciding_files(objective.name)}
+    return keys
+
+
+def code_hashes(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Return the SHA-256 hashes of `DECIDING_CODE` and of the code that `keys` name, see `deciding_keys`."""
+    files = {
+        f"code {path.relative_to(_PROJECT).as_posix()}": path for path in deciding_files(keys["objective"]["name"])
+    }
     files |= {f"code {name}": path for name, path in source_files(keys)}
-    data = (p for p in tokens.rglob("*") if p.is_file() and p.suffix in {".arrow", ".json"})
-    files |= {f"tokens {p.relative_to(tokens)}": p for p in data}
-    if model.pretrained and Path(model.pretrained).is_dir():
-        weights = (p for p in Path(model.pretrained).iterdir() if p.suffix in {".safetensors", ".json"})
-        files |= {f"base model {p.name}": p for p in weights}
-    hashes = {name: file_sha256(path) for name, path in files.items()}
-    return dict(sorted((dict(_flat(keys)) | hashes).items()))
+    return {name: file_sha256(path) for name, path in files.items()}
 
 
 def run_key(identity: Mapping[str, str]) -> str:

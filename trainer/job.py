@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from params import RecipeError
+from params import InputsChangedError, RecipeError
 from params.artifacts import Artifacts
 from params.loading import suggestion
 from params.schema import Direction, Launch, Metrics, Model, ObjectiveChoice, Recipe, Section, Training
-from trainer.identity import run_identity, run_key
+from trainer.identity import code_hashes, deciding_keys, run_identity, run_key
 from trainer.objectives import find
 
 
@@ -65,6 +65,23 @@ class Job(Section):
             launch=recipe.launch,
             metrics=recipe.evaluation.metrics,
         )
+
+    def check_code(self) -> None:
+        """Fail if the code that decides the weights is not what it was when the job was planned.
+
+        Raises:
+            InputsChangedError: names the code.
+        """
+        names = ("seed", "objective", "model", "training", "metrics")
+        now = code_hashes(deciding_keys(**{name: getattr(self, name) for name in names}))
+        planned = {name: value for name, value in self.identity.items() if name.startswith("code ")}
+        changed = sorted(name for name in now.keys() | planned.keys() if now.get(name) != planned.get(name))
+        if changed:
+            what = (
+                f"changed since the training was planned: {', '.join(name.removeprefix('code ') for name in changed)}"
+            )
+            fix = "run the recipe again; for several machines, use the same code on all of them"
+            raise InputsChangedError("train", what, fix)
 
     @property
     def direction(self) -> Direction:

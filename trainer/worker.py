@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
-from params.artifacts import storage_errors
+from params.artifacts import storage_errors, write_whole
 from trainer.runtime.heartbeat import LOST_PEER, Heartbeat
 from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
 from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, exclusive
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def main(job_path: Path) -> int:
     """Train one job and return the exit code, see params.errors."""
-    die_with_parent(ancestor=int(os.environ[SUPERVISOR]) if SUPERVISOR in os.environ else None)
+    die_with_parent(ancestors=[int(os.environ[SUPERVISOR])] if SUPERVISOR in os.environ else [])
     from trainer.job import Job
 
     job = Job.load(job_path)
@@ -54,7 +54,9 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
 
     Raises:
         PreemptedError: a stop was requested; there is a checkpoint at its step.
+        InputsChangedError: the code is not what it was when the job was planned.
     """
+    job.check_code()
     from trainer.runtime.imports import leave_out_unused
 
     leave_out_unused(job)  # before transformers is imported
@@ -62,6 +64,7 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
 
     from trainer.build import build
     from trainer.checkpoints.position import Position
+    from trainer.checkpoints.sealed import FINISHED
     from trainer.loop import sharding
 
     trainer = build(job, heartbeat, stop_requested)
@@ -83,7 +86,7 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
             "history": trainer.state.log_history,
             "seconds": time.monotonic() - start,
         }
-        (job.folder / "finished.json").write_text(json.dumps(result), encoding="utf-8")
+        write_whole(job.folder / FINISHED, json.dumps(result))
 
 
 def _log_to_stdout(rank: int) -> None:

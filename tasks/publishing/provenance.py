@@ -5,15 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
-
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from params import RecipeError, load
 from params.artifacts import Artifacts
+from params.dvc_files import is_training_recorded, recipe_item, recorded_stages
 from tasks.digests import weights_in
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
@@ -48,7 +44,7 @@ def provenance(artifacts: Artifacts) -> dict[str, Any]:
             "name": artifacts.recipe,
             "text": text,
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
-            "dvc_item": _dvc_item(artifacts),
+            "dvc_item": recipe_item(artifacts) or None,
         },
         "seed": recipe.seed,
         "objective": recipe.objective.model_dump(mode="json"),
@@ -76,26 +72,16 @@ def _refuse_password(artifacts: Artifacts, text: str) -> None:
             raise RecipeError(where, "there is a password in a URL, but the recipe is published with the model", fix)
 
 
-def _dvc_item(artifacts: Artifacts) -> dict[str, Any] | None:
-    """The recipe's item in the list at the top of dvc.yaml."""
-    for variables in _yaml(artifacts.root / "dvc.yaml").get("vars") or ():
-        recipes = variables.get("recipes") if isinstance(variables, Mapping) else None
-        if isinstance(recipes, Mapping) and isinstance(item := recipes.get(artifacts.recipe), Mapping):
-            return {str(key): str(value) for key, value in item.items()}
-    return None
-
-
 def _dvc_lock(artifacts: Artifacts) -> dict[str, Any] | None:
     """The entries of dvc.lock for the stages that decide the weights; None if DVC did not run these very stages."""
-    stages = _yaml(artifacts.root / "dvc.lock").get("stages") or {}
+    stages = recorded_stages(artifacts.root)
     found = {name: stages.get(f"{name}@{artifacts.recipe}") for name in REBUILT}
     if any(entry is None for entry in found.values()):
         return None
     run = f"runs/{artifacts.recipe}"
-    report = artifacts.report("train")
-    is_of_this_run = _md5(found["train"], "outs", f"{run}/history/{report.name}") == _file_md5(report)
     links = (("ingest", "validate", f"{run}/raw"), ("tokenize", "train", f"{run}/tokens"))
-    if not is_of_this_run or any(_md5(found[a], "outs", path) != _md5(found[b], "deps", path) for a, b, path in links):
+    is_linked = all(_md5(found[a], "outs", path) == _md5(found[b], "deps", path) for a, b, path in links)
+    if not is_linked or not is_training_recorded(artifacts):
         return None
     entries = {f"{name}@{artifacts.recipe}": _plain(entry) for name, entry in found.items()}
     return {"schema": "2.0", "stages": entries}
@@ -108,16 +94,3 @@ def _md5(entry: Any, kind: str, path: str) -> str | None:
 def _plain(value: Any) -> Any:
     """The value as plain JSON types."""
     return json.loads(json.dumps(value, default=str))
-
-
-def _yaml(path: Path) -> Mapping[str, Any]:
-    try:
-        content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YAMLError):
-        return {}
-    return content if isinstance(content, Mapping) else {}
-
-
-def _file_md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest()

@@ -15,6 +15,7 @@ from typing import Any
 
 from params import ModelError
 from params.artifacts import Artifacts, whole_folder
+from params.dvc_files import Inputs, check_earlier_stages
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks import digests
 from tasks.evaluation.report import Blessing
@@ -37,12 +38,14 @@ def publish(
     model: Model,
     evaluation: Evaluation,
     publish: Publish,
+    inputs: Inputs,
 ) -> Receipt:
-    """Publish the model of an evaluated run if the gate has blessed it.
+    """Publish the model of an evaluated run if the gate has blessed it, and nothing was edited since the run's stages ran.
 
     Raises:
         ModelError: the gate refuses the model, the blessing is for something else, or a file must not be published.
         StaleBlessingError: another model was published since the evaluation.
+        InputsChangedError: the recipe or the code was edited since an earlier stage ran, or since `inputs` were read.
         HubRefusedError: no token, no access, or the tag holds something else.
         TransientError: the Hub gives no clear answer; nothing is lost, the next run publishes.
     """
@@ -55,7 +58,7 @@ def publish(
     if blessing.verdict == "keep":
         receipt = _keep_champion(blessing)
     else:
-        receipt = _publish_model(artifacts, blessing, publish, objectives.build(objective))
+        receipt = _publish_model(artifacts, blessing, publish, objectives.build(objective), inputs)
     for reason in receipt.reasons:
         logger.info("publish: %s: %s", receipt.status, reason)
     save_report(receipt, artifacts.receipt)
@@ -93,10 +96,14 @@ def _keep_champion(blessing: Blessing) -> Receipt:
     )
 
 
-def _publish_model(artifacts: Artifacts, blessing: Blessing, publish: Publish, objective: Objective[Any]) -> Receipt:
+def _publish_model(
+    artifacts: Artifacts, blessing: Blessing, publish: Publish, objective: Objective[Any], inputs: Inputs
+) -> Receipt:
+    check_earlier_stages("publish", artifacts)
     folder = artifacts.staged_release
     with whole_folder(folder) as staging:
         _assemble(artifacts, publish, objective, staging)
+    inputs.check()  # the release holds the recipe as it is now
     writes = not publish.dry_run
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=writes) as opened:
         from tasks.publishing.exactly_once import publish_release

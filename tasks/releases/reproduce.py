@@ -32,7 +32,7 @@ from tasks.publishing.provenance import FILE, REBUILT
 from tasks.releases.clone import ProvenanceRecord, ReproducibleRelease, cloned, write_recipe
 from tasks.releases.rows import bring_rows
 from tasks.stages import Report, read_report
-from tasks.versions import versions
+from tasks.training.versions import versions
 
 logger = logging.getLogger(__name__)
 _TARGET = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)@([A-Za-z0-9][\w./-]*)")

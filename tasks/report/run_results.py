@@ -12,6 +12,7 @@ from typing import Any
 
 from params import EvergreenError, ModelError, Recipe, load
 from params.artifacts import STAGES, Artifacts
+from params.dvc_files import recorded_stages
 from tasks.evaluation.report import (
     Blessing,
     Comparison,
@@ -156,7 +157,7 @@ def read_results(artifacts: Artifacts, *, local: bool) -> RunResults:
         details=read(Details),
         blessing=read(Blessing),
         receipt=read(Receipt) if local else None,
-        dvc_lock=_dvc_lock(artifacts.root / "dvc.lock", artifacts.recipe) if local else {},
+        dvc_lock=_recorded(artifacts) if local else {},
         finished=[stage for stage in stages if artifacts.report(stage).exists()],
         unreadable=unreadable,
     )
@@ -214,14 +215,7 @@ def _kind_of_reason(reason: str) -> str:
     return re.sub(r", repeats [^,)]*$", "", reason)
 
 
-def _dvc_lock(path: Path, recipe: str) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        stages = (YAML(typ="safe").load(path) or {}).get("stages") or {}
-    except YAMLError:
-        return {}
-    return {name: body for name, body in stages.items() if name.endswith(f"@{recipe}")}
+def _recorded(artifacts: Artifacts) -> Mapping[str, Any]:
+    """The entries of this recipe in dvc.lock."""
+    stages = recorded_stages(artifacts.root)
+    return {name: body for name, body in stages.items() if name.endswith(f"@{artifacts.recipe}")}

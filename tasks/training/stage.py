@@ -3,6 +3,9 @@
 `accelerate launch -m trainer.worker` trains in a folder outside of DVC's outputs. Its name is the key of everything that
 determines the run: an interrupted run resumes there, and a changed one starts with an empty folder of its own. Only a
 finished run becomes artifacts: model/ (best weights and tokenizer), checkpoint/ (the last full state), history/ (the log).
+
+Under DVC, the folder of a finished run stays until dvc.lock records the training. If DVC is killed before, or cannot write
+to its cache, it deletes the artifacts and runs the stage again, which then takes them from the folder.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import csv
 import itertools
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,15 +22,26 @@ from typing import Any
 
 from params import ModelError, load
 from params.artifacts import Artifacts, whole_folder
+from params.dvc_files import is_training_recorded
 from params.schema import Launch, Metrics, Model, ObjectiveChoice, Training
 from tasks.mirror.upload import mirrored
-from tasks.stages import save_report
+from tasks.stages import read_report, save_report
 from tasks.training.report import TrainingReport
 from tasks.training.supervisor import supervise
-from tasks.versions import git_commit, versions
+from tasks.training.versions import git_commit, versions
 from trainer import objectives
+from trainer.checkpoints.position import Position
 from trainer.checkpoints.resume import choose
-from trainer.checkpoints.sealed import BEST_NOTE, IDENTITY, MANIFEST, all_checkpoints, best_weights
+from trainer.checkpoints.sealed import (
+    BEST_NOTE,
+    FINISHED,
+    IDENTITY,
+    MANIFEST,
+    all_checkpoints,
+    best_weights,
+    identity_text,
+    newest_valid,
+)
 from trainer.data import tokens
 from trainer.job import Job
 from trainer.model import network
@@ -51,6 +66,7 @@ def train(
         ModelError: the model cannot be built or trained as the recipe asks.
         TransientError: another process trains this recipe; or the training was killed, stalled or asked to stop, and the
             next start resumes from its last checkpoint.
+        InputsChangedError: the code was edited before a process of the training imported it.
         StorageError: the disk is full; the last checkpoint is intact.
     """
     job = Job.plan(
@@ -63,11 +79,33 @@ def train(
         metrics=metrics,
     )
     with exclusive(artifacts.train_lock, f"a training of {artifacts.recipe}"):
-        with mirrored(artifacts, launch, job.folder.name):
-            supervise(job, _checkpoint_chooser(job))
-        report = _collect(artifacts, job)
-        shutil.rmtree(job.folder)
+        discard_recorded(artifacts)
+        commit = git_commit(artifacts.root, load(artifacts.recipe_path))
+        if not _is_finished(job):
+            with mirrored(artifacts, launch, job.folder.name):
+                supervise(job, _checkpoint_chooser(job))
+        report = _collect(artifacts, job, commit)
+        if "DVC_STAGE" not in os.environ:
+            shutil.rmtree(job.folder)
     return report
+
+
+def discard_recorded(artifacts: Artifacts) -> None:
+    """Delete the folder of a finished run that dvc.lock records."""
+    if artifacts.checkpoints.exists() and is_training_recorded(artifacts):
+        run = read_report(artifacts, TrainingReport).run
+        shutil.rmtree(artifacts.checkpoints / run, ignore_errors=True)
+
+
+def _is_finished(job: Job) -> bool:
+    """Whether the run's folder holds a whole finished run, which an earlier start could not hand over to DVC."""
+    if job.training.resume != "auto" or not (job.folder / FINISHED).exists():
+        return False
+    last = newest_valid(job.folder, identity_text(job.identity))
+    is_whole = last is not None and Position.load(last).finished and best_weights(job.folder, job.direction) is not None
+    if is_whole:
+        logger.info("train: run %s has finished before: its results are restored from %s", job.folder.name, job.folder)
+    return is_whole
 
 
 def _checkpoint_chooser(job: Job) -> Callable[[], Path | None]:
@@ -77,12 +115,12 @@ def _checkpoint_chooser(job: Job) -> Callable[[], Path | None]:
     return lambda: choose(job.folder, job.identity, next(rules))
 
 
-def _collect(artifacts: Artifacts, job: Job) -> TrainingReport:
+def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingReport:
     """Turn a finished run's folder into artifacts."""
     from trainer.reporting import metrics_log
 
     folder = job.folder
-    finished = json.loads((folder / "finished.json").read_text(encoding="utf-8"))
+    finished = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
     best = best_weights(folder, job.direction)
     if best is None:
         raise ModelError("train", "no evaluation gave a finite value", "lower training.learning_rate")
@@ -104,7 +142,7 @@ def _collect(artifacts: Artifacts, job: Job) -> TrainingReport:
         best_metric=best.metric,
         best_value=best.value,
         final_train_loss=losses[-1] if losses else None,
-        git_commit=git_commit(artifacts.root, load(artifacts.recipe_path)),
+        git_commit=commit,
         versions=versions(),
     )
     with whole_folder(artifacts.checkpoint) as target:

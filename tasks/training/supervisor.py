@@ -21,6 +21,7 @@ from params import EvergreenError, MemoryExhaustedError, PreemptedError
 from params.artifacts import storage_errors
 from tasks.training import causes, processes, rendezvous
 from tasks.training.ranks import Ranks
+from trainer.checkpoints.sealed import FINISHED
 from trainer.job import Job
 from trainer.loop import sharding
 from trainer.loop.batch import split_batch
@@ -32,7 +33,6 @@ from trainer.runtime.stop import STOP
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.25
-_FINISHED = "finished.json"
 
 
 def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
@@ -84,7 +84,7 @@ class Attempt:
             EvergreenError: the reason why the training did not finish.
         """
         heartbeat.clear(self._folder)
-        for path in (self._folder / STOP, processes.report_path(self._job), self._folder / _FINISHED):
+        for path in (self._folder / STOP, processes.report_path(self._job), self._folder / FINISHED):
             path.unlink(missing_ok=True)
         job_path = self._folder / "job.json"
         self._job.save(job_path)
@@ -97,7 +97,7 @@ class Attempt:
             finally:
                 self._ranks.poll()
                 processes.kill_processes(process, self._ranks.local_pids())
-            if not (self._folder / _FINISHED).exists():
+            if not (self._folder / FINISHED).exists():
                 raise self._why_ended(process.returncode)
         if process.returncode:
             logger.warning("train: finished, although the launcher ended with exit status %d", process.returncode)
@@ -121,7 +121,7 @@ class Attempt:
                 if now - stop_asked_at > self._job.launch.grace_s:
                     raise self._stopped(f", and killed after {self._job.launch.grace_s:g} s of grace")
             elif stalled := self._ranks.stalled(self._job.launch.stall_timeout_s):
-                if (self._folder / _FINISHED).exists():
+                if (self._folder / FINISHED).exists():
                     return
                 raise causes.stalled(stalled)
             if self._has_failed():

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flows import dvc_stage
-from params import DataError, EvergreenError, RecipeError, TransientError, command_result
+from params import DataError, EvergreenError, RecipeError, StorageError, TransientError, command_result
 from params.command_result import CommandResult
 from tests.support.project import ROOT
 
@@ -23,6 +25,8 @@ stages:
   dies: {cmd: exec sh -c 'kill -9 $$', deps: [source], outs: [died]}
   forgets: {cmd: "true", deps: [source], outs: [forgotten]}
   reports: {cmd: exec python fails.py, deps: [source], outs: [reported]}
+  large: {cmd: ulimit -S -f unlimited && head -c 4000000 /dev/zero > large, deps: [source], outs: [large]}
+  needs: {cmd: "true", deps: [absent], outs: [needed]}
 """
 FAILS = """\
 import sys
@@ -52,11 +56,15 @@ def _inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("dvc"), "level", logging.WARNING)
 
 
-def run(name: str, *options: str) -> tuple[int, CommandResult | None]:
+def run(name: str, *options: str, preexec: Callable[[], None] | None = None) -> tuple[int, CommandResult | None]:
     """The exit status of a run of the stage `name`, and what was reported."""
     environment = {**os.environ, **command_result.reserve(Path("result.json"))}
     done = subprocess.run(
-        [sys.executable, "-m", "flows.dvc_stage", name, *options], env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "flows.dvc_stage", name, *options],
+        env=environment,
+        capture_output=True,
+        text=True,
+        preexec_fn=preexec,
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, command_result.read(Path("result.json"))
@@ -131,6 +139,47 @@ def test_busy_stage_is_a_transient_error_that_names_the_owner(busy: int) -> None
     assert f"(PID {busy}): dvc repro elsewhere" in result.error.what
     with pytest.raises(TransientError, match=rf"good: another process uses its artifacts: .*\(PID {busy}\)"):
         dvc_stage.is_stale("good")
+
+
+def test_full_disk_under_the_cache_is_a_storage_error(project: Path) -> None:
+    def no_large_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**21, resource.RLIM_INFINITY))
+
+    status, result = run("large", preexec=no_large_files)
+    assert status == StorageError.exit_code
+    assert result is not None
+    assert type(result.error) is StorageError
+    assert "File too large" in result.error.what
+    assert "MiB free" in result.error.what
+    assert dvc_stage.is_stale("large")
+    assert run("large") == (0, None)
+
+
+def test_missing_dependency_is_named() -> None:
+    status, result = run("needs")
+    assert status == DataError.exit_code
+    assert result is not None
+    assert type(result.error) is DataError
+    assert result.error.where.endswith("/absent")
+
+
+@pytest.mark.parametrize("content", ["stages: [", "schema: '2.0'\nstages: {good: 3}\n"], ids=["cut short", "not DVC's"])
+def test_damaged_dvc_lock_is_named(project: Path, content: str) -> None:
+    run("good")
+    lock = project / "dvc.lock"
+    text = lock.read_text(encoding="utf-8")
+    lock.write_text(content, encoding="utf-8")
+    try:
+        status, result = run("good")
+        assert status == RecipeError.exit_code
+        assert result is not None
+        assert type(result.error) is RecipeError
+        assert result.error.where == "dvc.lock"
+        assert "git checkout dvc.lock" in result.error.fix
+        with pytest.raises(RecipeError, match=r"^dvc\.lock: "):
+            dvc_stage.is_stale("good")
+    finally:
+        lock.write_text(text, encoding="utf-8")
 
 
 def test_unknown_stage_is_named() -> None:

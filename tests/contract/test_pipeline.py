@@ -165,7 +165,7 @@ def test_stage_declares_its_code(stage: str, graph: grimp.ImportGraph) -> None:
 def test_train_stage_depends_on_the_code_that_decides_the_weights() -> None:
     """One definition: the key of a run hashes the same files."""
     deciding = {place.format(objective="causal_lm") for place in DECIDING_CODE}
-    stage = {"tasks/training/report.py", "tasks/training/stage.py", "tasks/versions.py"}
+    stage = {"tasks/training/report.py", "tasks/training/stage.py", "tasks/training/versions.py"}
     own = {*stage, *OUTPUT_CODE["train"], RECIPES["default"]["code"]}
     assert {p for p in declared("train")["deps"] if not p.startswith("runs/")} == deciding | own
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -47,6 +48,36 @@ def test_a_flow_that_is_told_to_stop_ends_its_trainer(project: Project) -> None:
     flow.wait(60)
     wait_for(lambda: not project.processes(), "the end of all processes", 10)
     assert flow.returncode != 0
+
+
+def test_a_dvc_that_is_killed_before_it_records_a_training_loses_nothing(project: Project) -> None:
+    project.run("dvc", "repro", "tokenize@tiny")
+    dvc = project.start("dvc", "repro", "train@tiny", log="dvc.log")
+    report = project.root / "runs/tiny/history/training.json"
+    wait_for(report.exists, "the artifacts of the training", 240, every_s=0.002)
+    dvc.kill()
+    dvc.wait()
+    assert "train@tiny" not in (project.root / "dvc.lock").read_text()
+    first = report.read_bytes()
+
+    out = project.run("dvc", "repro", "train@tiny")
+    assert "has finished before" in out
+    assert report.read_bytes() == first
+    assert "train@tiny" in (project.root / "dvc.lock").read_text()
+    project.run("dvc", "repro", "evaluate@tiny")
+    assert not checkpoints(project), "once recorded, the run's folder is deleted"
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.1, 0.3, 0.6])
+def test_a_stage_whose_dvc_is_killed_at_once_ends(project: Project, delay_s: float) -> None:
+    dvc = project.start("dvc", "repro", "ingest@tiny", log="dvc.log")
+    stage = ("-m", "tasks", "ingest")
+    wait_for(lambda: project.processes(*stage), "the stage", 120, every_s=0.002)
+    time.sleep(delay_s)
+    dvc.kill()
+    dvc.wait()
+    wait_for(lambda: not project.processes(*stage), "the end of the stage", 5)
+    assert not (project.root / "runs/tiny/raw").exists()
 
 
 def checkpoints(project: Project) -> list[Path]:

@@ -95,7 +95,7 @@ class Project:
 
     def stages(self, recipe: str, stages: Sequence[str] = STAGES) -> str:
         """Stages of a recipe, one after another in one process: what they import takes longer than what they do here."""
-        each = "import sys; from tasks.__main__ import main; recipe, *stages = sys.argv[1:]; "
+        each = "import sys; from tasks.commands import main; recipe, *stages = sys.argv[1:]; "
         each += "sys.exit(next((code for stage in stages if (code := main([stage, recipe]))), 0))"
         return self.run("python", "-c", each, recipe, *stages, timeout_s=400)
 
@@ -198,9 +198,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
-    """Wait until `condition` holds."""
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60, every_s: float = 0.1) -> None:
+    """Wait until `condition` holds; look `every_s` seconds."""
     give_up = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up, f"waited {timeout_s} s for {what}"
-        time.sleep(0.1)
+        time.sleep(every_s)

@@ -10,6 +10,7 @@ import torch
 
 from params import Recipe
 from params.artifacts import Artifacts
+from params.dvc_files import Inputs
 from tasks.evaluation.report import EvaluationReport
 from tasks.evaluation.stage import evaluate as evaluate_stage
 from tasks.hub_client.receipt import Receipt
@@ -20,6 +21,7 @@ from tasks.training.report import TrainingReport
 from tests.support import tiny
 from trainer import objectives
 from trainer.data import tokens
+from trainer.job import Job
 from trainer.model.network import initial_model
 
 SIZES = {"train": 60, "validation": 12, "test": 40}
@@ -59,7 +61,7 @@ def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11) -
     network.save_pretrained(artifacts.model)
     tokenizer.save_pretrained(artifacts.model)
     trained = TrainingReport(
-        run="00112233445566aa",
+        run=Job.of(recipe, artifacts).folder.name,
         steps=12,
         parameters=network.num_parameters(),
         best_step=8,
@@ -98,4 +100,5 @@ def publish(artifacts: Artifacts, recipe: Recipe, **changes: Any) -> Receipt:
         model=recipe.model,
         evaluation=recipe.evaluation,
         publish=recipe.publish.model_copy(update={"timeout_s": 5.0, **changes}),
+        inputs=Inputs.read("publish", artifacts),
     )

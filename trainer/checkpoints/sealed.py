@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from params import CheckpointError
+from params.artifacts import flush, flush_entry
 from params.hashing import file_sha256
 from params.schema import Direction
 from trainer.checkpoints.fault_points import reached
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 IDENTITY = "run.json"
 """File with the identity of the run that a checkpoint belongs to, see trainer.identity."""
+FINISHED = "finished.json"
+"""File in the folder of a run that has ended: its steps, parameters and log."""
 STAGING = ".staging"
 BEST_NOTE = "best.json"
 _NAME = re.compile(r"checkpoint-\d+")
@@ -54,13 +56,12 @@ def seal(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "chec
     """Write the manifest of the folder `staged`, flush it to disk and rename it to `target`."""
     (staged / MANIFEST).write_text(json.dumps(_manifest(staged), indent=1, sort_keys=True), encoding="utf-8")
     reached(f"{kind}.manifest")
-    for path in (*staged.rglob("*"), staged):
-        _flush(path)
+    flush(staged)
     reached(f"{kind}.flushed")
     if target.exists():
         shutil.rmtree(target)
     staged.rename(target)
-    _flush(target.parent)
+    flush_entry(target.parent)
     reached(f"{kind}.renamed")
 
 
@@ -199,11 +200,3 @@ def _manifest(folder: Path) -> dict[str, list[int | str]]:
         if path.is_file() and path.name != MANIFEST:
             entries[path.relative_to(folder).as_posix()] = [path.stat().st_size, file_sha256(path)]
     return entries
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

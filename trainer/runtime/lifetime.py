@@ -1,4 +1,7 @@
-"""The lifetime of processes: they end with their parent, stop with a grace period, and hold locks only while they live."""
+"""The lifetime of processes: they end with their parent, stop with a grace period, and hold locks only while they live.
+
+It imports nothing that takes long, so that a process can call `die_with_parent` before it imports anything else.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
-
-import psutil
-from filelock import FileLock, Timeout
-
-from params import TransientError
 
 SUPERVISOR = "EVERGREEN_SUPERVISOR"
 """Environment variable: id of the process that supervises a training, for the processes below its launcher."""
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(how: signal.Signals = signal.SIGKILL, *, ancestor: int | None = None) -> None:
+def die_with_parent(how: signal.Signals = signal.SIGKILL, *, ancestors: Collection[int] = ()) -> None:
     """Ask the kernel to send `how` to this process when its parent ends, however it ends (Linux only; else do nothing).
 
-    Without this, a killed `dvc` would leave its command running, and the next `dvc` would start a second one. If
-    `ancestor` is given and not above this process, the parent ended before this call.
+    Without this, a killed `dvc` would leave its command running, and the next `dvc` would start a second one. If none of
+    `ancestors` is above this process, the one that started it ended before this call.
     """
     if not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0)
-    is_orphan = ancestor is not None and ancestor not in (process.pid for process in psutil.Process().parents())
-    if is_orphan or os.getppid() != parent:
+    if os.getppid() != parent or (ancestors and not _is_below(ancestors)):
+        print("the process that started this one has ended", file=sys.stderr, flush=True)
         os._exit(os.EX_TEMPFAIL)
+
+
+def _is_below(ancestors: Collection[int]) -> bool:
+    import psutil
+
+    return any(process.pid in ancestors for process in psutil.Process().parents())
 
 
 def stop_group(process: subprocess.Popen[Any], grace_s: float) -> None:
@@ -61,6 +65,9 @@ def exclusive(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
     The file holds the owner's process id and is never deleted. If another process holds the lock after `wait_s`, the
     TransientError says that `what` is already running.
     """
+    from filelock import FileLock, Timeout
+
+    from params import TransientError
 
     def write_owner(file: int) -> None:
         os.truncate(file, 0)

@@ -16,7 +16,7 @@ from huggingface_hub.utils import validate_repo_id
 from params import DataError, RecipeError
 from params.loading import read
 from params.schema import Launch, Recipe, Training
-from tasks.__main__ import main
+from tasks.commands import main
 from tasks.diagnostics.check import _column_problems, all_problems, check
 from tasks.stages import run
 from tests.support import prompts, tiny

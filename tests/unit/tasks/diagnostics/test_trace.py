@@ -11,7 +11,7 @@ import torch
 
 from params import DataError, load
 from params.artifacts import STAGES, Artifacts
-from tasks.__main__ import main
+from tasks.commands import main
 from tasks.diagnostics.trace import trace_sections
 from tasks.stages import run
 from tests.support import tiny

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from params import CheckpointError, KilledError, ModelError, PreemptedError, RecipeError
 from params.artifacts import Artifacts
-from tasks.__main__ import main
+from tasks.commands import main
 from tasks.diagnostics import verify_resume
 from tasks.diagnostics.compare_runs import Comparison, Difference, compare, first_that_differs
 from tasks.diagnostics.verify_resume import Kill, diagnose, plan, table

@@ -16,7 +16,7 @@ from huggingface_hub import HfApi
 from params import ModelError, load
 from params.artifacts import Artifacts
 from params.errors import StaleBlessingError
-from tasks.__main__ import main
+from tasks.commands import main
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.repository import Repository
 from tasks.hub_server.server import LocalHub

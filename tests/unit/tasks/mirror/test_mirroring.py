@@ -16,7 +16,7 @@ from huggingface_hub.utils import disable_progress_bars
 
 from params import load
 from params.artifacts import Artifacts
-from tasks.__main__ import main
+from tasks.commands import main
 from tasks.hub_server.server import LocalHub
 from tasks.mirror.queue import UploadQueue
 from tasks.mirror.upload import mirrored

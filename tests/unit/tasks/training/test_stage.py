@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import resource
@@ -89,9 +90,9 @@ def uninterrupted(tmp_path_factory):
     recipe = load(artifacts.root / "params" / "tiny.yaml")
     collect = stage._collect
 
-    def keep_and_collect(artifacts, job):
+    def keep_and_collect(artifacts, job, commit):
         shutil.copytree(job.folder, artifacts.root / "kept")
-        return collect(artifacts, job)
+        return collect(artifacts, job, commit)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage, "_collect", keep_and_collect)
@@ -116,18 +117,55 @@ def test_run_leaves_model_checkpoint_and_history(uninterrupted):
     assert list((artifacts.scratch / "checkpoints").iterdir()) == [], "a finished run leaves no checkpoints"
 
 
-def test_stop_before_the_artifacts_are_written_trains_nothing_again(uninterrupted, tmp_path):
-    """The artifacts are the same, without another training step."""
-    first, recipe, report = uninterrupted
+@pytest.fixture
+def finished_before(uninterrupted, tmp_path):
+    """A project whose training has finished, and left its run folder but no artifacts."""
+    first, _, report = uninterrupted
     artifacts = Artifacts("tiny", tmp_path)
     shutil.copytree(first.root / "params", artifacts.root / "params")
     shutil.copytree(first.tokens, artifacts.tokens)
     shutil.copytree(first.root / "kept", artifacts.scratch / "checkpoints" / report.run)
-    assert run_train(artifacts, recipe).model_dump() == report.model_dump()
+    return artifacts
+
+
+def assert_same_artifacts(artifacts, first):
     for folder in ("model", "checkpoint"):
         assert same_weights(getattr(artifacts, folder), getattr(first, folder)), folder
     for name in ("train.csv", "validation.csv"):
         assert (artifacts.history / name).read_text() == (first.history / name).read_text()
+
+
+def test_finished_run_becomes_artifacts_without_a_process(uninterrupted, finished_before, monkeypatch):
+    first, recipe, report = uninterrupted
+    monkeypatch.setattr(stage, "supervise", lambda *_: pytest.fail("a training was started"))
+    assert run_train(finished_before, recipe).model_dump() == report.model_dump()
+    assert_same_artifacts(finished_before, first)
+
+
+@pytest.mark.parametrize("damaged", ["checkpoint-16/optimizer.pt", "finished.json"])
+def test_damaged_finished_run_is_trained_from_its_last_valid_checkpoint(uninterrupted, finished_before, damaged):
+    first, recipe, report = uninterrupted
+    (run_folder(finished_before) / damaged).unlink()
+    assert run_train(finished_before, recipe).model_dump() == report.model_dump()
+    assert_same_artifacts(finished_before, first)
+
+
+def test_under_dvc_a_finished_run_stays_until_dvc_lock_records_it(uninterrupted, finished_before, monkeypatch):
+    first, recipe, report = uninterrupted
+    monkeypatch.setenv("DVC_STAGE", "train@tiny")
+    monkeypatch.setattr(stage, "supervise", lambda *_: pytest.fail("a training was started"))
+    run_train(finished_before, recipe)  # DVC is killed now, and deletes the outputs before the next run
+    for folder in (finished_before.model, finished_before.checkpoint, finished_before.history):
+        shutil.rmtree(folder)
+    run_train(finished_before, recipe)
+    assert_same_artifacts(finished_before, first)
+    stage.discard_recorded(finished_before)
+    assert run_folder(finished_before).name == report.run
+    md5 = hashlib.md5(finished_before.report("train").read_bytes(), usedforsecurity=False).hexdigest()
+    outs = [{"path": "runs/tiny/history/training.json", "md5": md5}]
+    (finished_before.root / "dvc.lock").write_text(json.dumps({"stages": {"train@tiny": {"outs": outs}}}))
+    stage.discard_recorded(finished_before)
+    assert list(finished_before.checkpoints.iterdir()) == []
 
 
 def test_killed_worker_is_transient_and_the_next_start_ends_with_the_same_bits(uninterrupted, tmp_path):

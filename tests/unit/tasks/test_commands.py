@@ -12,8 +12,8 @@ import typer
 from flows import cli as flows_cli
 from params import StorageError
 from params.artifacts import STAGES
-from tasks import __main__ as tasks_cli
-from tasks.__main__ import main
+from tasks import commands as tasks_cli
+from tasks.commands import main
 from tests.support import tiny
 from tests.support.project import ROOT
 
@@ -62,7 +62,7 @@ def test_every_argument_and_option_is_documented(name):
 
 @pytest.mark.parametrize("module", ["tasks", "flows.cli"])
 def test_help_imports_nothing_slow(module):
-    code = f"import sys; from {'tasks.__main__' if module == 'tasks' else module} import main; main(['--help']); "
+    code = f"import sys; from {'tasks.commands' if module == 'tasks' else module} import main; main(['--help']); "
     code += "print(*sorted({'torch', 'transformers', 'prefect', 'dvc', 'rich', 'pandas'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from params import Recipe
-from tasks.versions import git_commit
+from tasks.training.versions import git_commit
 from tests.support import tiny
 
 

@@ -1,0 +1,167 @@
+"""dvc.yaml and dvc.lock, as the stages read them: the inputs of a stage, and what DVC has recorded of earlier stages.
+
+DVC hashes the inputs of a stage when its command has ended, so that an edit during the run would be recorded as what ran. A
+stage therefore reads its inputs when it starts, and fails if they have changed when it ends: then DVC records nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from params import InputsChangedError
+from params.artifacts import STAGES, Artifacts
+
+_HASHED_BYTES = 2**16
+"""Larger files are compared by size and time of the last change: code is smaller, data takes too long to read twice."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a stage depends on, as it is at one moment."""
+
+    name: str
+    """The stage's name in DVC, for example `train@default`."""
+    artifacts: Artifacts
+    params: Mapping[str, Any]
+    """The declared keys of the recipe with their values."""
+    files: Mapping[str, Mapping[str, str]]
+    """The state of the files of each declared dependency, by their path below it; `.` if it is a file itself."""
+
+    @classmethod
+    def read(cls, stage: str, artifacts: Artifacts) -> Inputs:
+        """Return the inputs as they are now. They are empty if dvc.yaml does not list the stage."""
+        body = _yaml(artifacts.root / "dvc.yaml").get("stages", {}).get(stage, {}).get("do", {})
+        keys = [key for section in body.get("params", ()) for names in section.values() for key in names]
+        recipe = _yaml(artifacts.recipe_path)
+        values = {"key": artifacts.recipe} | {f"item.{name}": text for name, text in recipe_item(artifacts).items()}
+        paths = [_fill(path, values) for path in body.get("deps", ())]
+        return cls(
+            name=f"{stage}@{artifacts.recipe}",
+            artifacts=artifacts,
+            params={key: _value(recipe, key) for key in keys},
+            files={path: dict(_states(artifacts.root / path)) for path in paths if "${" not in path},
+        )
+
+    def check(self) -> None:
+        """Fail if an input is not what it was.
+
+        Raises:
+            InputsChangedError: names what has changed.
+        """
+        now = Inputs.read(self.name.partition("@")[0], self.artifacts)
+        recipe = self.artifacts.recipe_path
+        changed = [f"{key} in {recipe}" for key in self.params if self.params[key] != now.params.get(key)]
+        for path, files in self.files.items():
+            found = now.files.get(path, {})
+            names = sorted(name for name in files.keys() | found.keys() if files.get(name) != found.get(name))
+            changed += [(Path(path) / name).as_posix() for name in names]
+        if changed:
+            raise _error(self.name, f"changed while it ran: {', '.join(changed)}")
+
+    def recorded_changes(self, entry: Mapping[str, Any]) -> list[str]:
+        """Return which keys and which code differ from `entry`, that of this stage in dvc.lock."""
+        params: Mapping[str, Any] = next(iter(entry.get("params", {}).values()), {})
+        hashes = {dep["path"]: dep.get("md5") for dep in entry.get("deps", ())}
+        changed = [key for key, value in self.params.items() if _plain(params.get(key)) != _plain(value)]
+        code = [path for path, files in self.files.items() if any(Path(path, name).suffix == ".py" for name in files)]
+        return changed + [path for path in code if hashes.get(path) != _dvc_hash(self.files[path])]
+
+
+def check_earlier_stages(stage: str, artifacts: Artifacts) -> None:
+    """Fail if an earlier stage ran with other code or another recipe than there are now, says dvc.lock.
+
+    Without DVC, the stages are the user's to run, and dvc.lock says nothing about them.
+
+    Raises:
+        InputsChangedError: names the stage and what has changed since.
+    """
+    if "DVC_STAGE" not in os.environ:
+        return
+    recorded = recorded_stages(artifacts.root)
+    for earlier in STAGES[: STAGES.index(stage)]:
+        inputs = Inputs.read(earlier, artifacts)
+        entry = recorded.get(inputs.name)
+        if entry and (changed := inputs.recorded_changes(entry)):
+            raise _error(inputs.name, f"changed since it ran: {', '.join(changed)}")
+
+
+def recipe_item(artifacts: Artifacts) -> dict[str, str]:
+    """Return the recipe's item in the list at the top of dvc.yaml; empty if it has none."""
+    for variables in _yaml(artifacts.root / "dvc.yaml").get("vars") or ():
+        recipes = variables.get("recipes") if isinstance(variables, Mapping) else None
+        if isinstance(recipes, Mapping) and isinstance(item := recipes.get(artifacts.recipe), Mapping):
+            return {str(key): str(value) for key, value in item.items()}
+    return {}
+
+
+def recorded_stages(root: Path) -> Mapping[str, Any]:
+    """Return the stages in dvc.lock: what DVC recorded of their last runs, by name, such as `train@default`."""
+    return _yaml(root / "dvc.lock").get("stages") or {}
+
+
+def is_training_recorded(artifacts: Artifacts) -> bool:
+    """Whether dvc.lock records the training that wrote the model: a DVC that was killed before has recorded nothing."""
+    report = artifacts.history / "training.json"
+    outs = recorded_stages(artifacts.root).get(f"train@{artifacts.recipe}", {}).get("outs", ())
+    hashes = {out["path"]: out.get("md5") for out in outs}
+    recorded = hashes.get(report.relative_to(artifacts.root).as_posix())
+    return report.is_file() and recorded == _md5(report.read_bytes())
+
+
+def _error(name: str, what: str) -> InputsChangedError:
+    return InputsChangedError(name, what, "run the recipe again: finished work is kept for inputs that are the same")
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace(f"${{{name}}}", value)
+    return text
+
+
+def _value(content: Any, key: str) -> Any:
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, Mapping) else None
+    return content
+
+
+def _states(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield a file, or every file of a folder that DVC does not ignore, with its MD5 or, of a large one, size and time."""
+    for file in [path] if path.is_file() else sorted(path.rglob("*")):
+        if file.is_file() and "__pycache__" not in file.parts:
+            about = file.stat()
+            is_small = about.st_size < _HASHED_BYTES
+            state = _md5(file.read_bytes()) if is_small else f"{about.st_size} {about.st_mtime_ns}"
+            yield file.relative_to(path).as_posix(), state
+
+
+def _dvc_hash(files: Mapping[str, str]) -> str:
+    """Return the hash that dvc.lock records for a file, or for a folder of these files."""
+    if "." in files:
+        return files["."]
+    entries = [{"md5": files[name], "relpath": name} for name in sorted(files)]
+    return _md5(json.dumps(entries, sort_keys=True).encode()) + ".dir"
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _yaml(path: Path) -> Mapping[str, Any]:
+    try:
+        content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YAMLError):
+        return {}
+    return content if isinstance(content, Mapping) else {}

@@ -1,0 +1,317 @@
+"""The command line: run one stage of a recipe, inspect a run, or work with its releases.
+
+`python -m tasks --help` lists the commands; `evergreen` has the same ones, and those of the flow (flows/cli.py). A command
+is a function here: its name, its docstring and its parameters are all that the command line says about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from params import EvergreenError, TransientError, command_result, load
+from params.artifacts import Artifacts
+from params.loading import find_recipe
+
+app = typer.Typer(
+    add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    no_args_is_help=True,
+    rich_markup_mode=None,  # rich takes a third of a second to import
+)
+RecipePath = Annotated[
+    Path, typer.Argument(parser=find_recipe, metavar="RECIPE", help="Name or path: default, or params/default.yaml.")
+]
+_STAGES = {
+    "ingest": "Read the rows from their source and split them.",
+    "validate": "Check the rows, and set bad ones aside.",
+    "tokenize": "Turn the rows into sequences of tokens.",
+    "train": "Train the model, or continue an interrupted training.",
+    "evaluate": "Score the model, and decide whether it may be published.",
+    "publish": "Publish the model to the Hub if the evaluation allows it.",
+}
+
+
+@app.callback()
+def set_up() -> None:
+    """Run one stage of a recipe, inspect a run, or work with its releases."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
+    for package in ("params", "trainer", "tasks"):
+        logging.getLogger(package).setLevel(logging.INFO)
+    # OpenMP threads that wait for others give up their core early: up to five times faster when another program needs
+    # it, and no slower otherwise. OpenMP reads this when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if not sys.stdout.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def _stage_command(stage: str) -> Callable[[Path], None]:
+    def command(recipe: RecipePath) -> None:
+        from trainer.runtime.imports import leave_out_unused
+
+        leave_out_unused(load(recipe))
+        _run_stage(stage, recipe)
+
+    return command
+
+
+for _stage, _help in _STAGES.items():
+    app.command(_stage, help=_help)(_stage_command(_stage))
+
+
+@app.command()
+def check(recipe: RecipePath) -> None:
+    """Find the mistakes in a recipe before anything runs.
+
+    Takes seconds and downloads nothing. Reports every mistake with its line.
+    """
+    from tasks.diagnostics.check import check
+    from trainer.runtime.imports import leave_out
+
+    leave_out("peft")
+    check(recipe)
+
+
+@app.command()
+def trace(
+    recipe: RecipePath,
+    *,
+    row: Annotated[int, typer.Option(help="The row's row_id in the raw data.", show_default=False)],
+) -> None:
+    """Show what each stage makes of one row."""
+    from tasks.diagnostics.trace import trace
+    from trainer.runtime.imports import leave_out_unused
+
+    leave_out_unused(load(recipe))
+    trace(recipe, row_id=row)
+
+
+@app.command()
+def verify_resume(
+    recipe: RecipePath,
+    *,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Optimizer steps to train. By default three save intervals, but at most 30."),
+    ] = None,
+    kills: Annotated[int, typer.Option(help="How often to kill a process.")] = 2,
+) -> None:
+    """Test that a killed training ends with the same weights.
+
+    Trains the recipe's first steps twice, once without and once with kills, and compares the two runs bit for bit. Takes
+    minutes. Needs the tokens of the recipe; leaves its artifacts and checkpoints alone.
+    """
+    from tasks.diagnostics.verify_resume import verify_resume
+
+    verify_resume(recipe, steps=steps, kills=kills)
+
+
+@app.command()
+def report(recipe: RecipePath) -> None:
+    """Write the report page of a run, runs/<recipe>/report.html.
+
+    The page shows the stages that have run so far.
+    """
+    from tasks.report.page import write_report
+
+    print(f"report: {write_report(Artifacts(recipe.stem))}")
+
+
+@app.command()
+def join(
+    recipe: RecipePath,
+    *,
+    machine: Annotated[int, typer.Option(help="This machine's number, from 1.", show_default=False)],
+) -> None:
+    """Take part in a training of several machines.
+
+    Run it on every machine but machine 0, which runs `train`. See docs/distributed.md.
+    """
+    from tasks.training.join import join
+
+    join(recipe, machine=machine)
+
+
+@app.command()
+def mirror(
+    recipe: RecipePath,
+    *,
+    run: Annotated[
+        str | None,
+        typer.Option(help="Key of a run: watch it and upload its checkpoints until standard input closes."),
+    ] = None,
+) -> None:
+    """Upload checkpoints that launch.mirror has not uploaded yet."""
+    from tasks.mirror.upload import mirror
+
+    mirror(recipe, run=run)
+
+
+@app.command()
+def fetch(recipe: RecipePath) -> None:
+    """Download the last checkpoint that a run has mirrored.
+
+    For a training that another machine ran with launch.mirror; `train` then continues it. See docs/distributed.md.
+    """
+    from tasks.mirror.fetch import fetch
+
+    fetch(recipe)
+
+
+@app.command()
+def releases(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(parser=find_recipe, metavar="RECIPE", help="Name or path; by default every recipe in params/."),
+    ] = None,
+) -> None:
+    """List releases and rollbacks, and what is published now."""
+    from tasks.releases.commands import show_releases
+
+    show_releases(recipe)
+
+
+@app.command()
+def rollback(
+    tag: Annotated[str, typer.Argument(help="Tag of the release, for example release-0123456789ab.")],
+    *,
+    why: Annotated[str, typer.Option(help="The reason; `releases` shows it.", show_default=False)],
+    by: Annotated[str | None, typer.Option(help="Your name. By default the user.name of git.")] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            parser=find_recipe,
+            metavar="RECIPE",
+            help="The recipe that published it. By default the one whose repository has the tag.",
+        ),
+    ] = None,
+) -> None:
+    """Publish an older release again, whatever the gate says.
+
+    The files of that release become a new commit, with the reason and your name.
+    """
+    from tasks.releases.commands import roll_back
+
+    roll_back(tag, recipe=recipe, by=by, why=why)
+
+
+@app.command()
+def reproduce(
+    target: Annotated[str, typer.Argument(help="owner/name@revision; the revision is a tag, a commit or a branch.")],
+    *,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary clone.")] = False,
+) -> None:
+    """Train a release again, and compare the weights.
+
+    Works in a temporary clone of this project. Succeeds if the weights have the same hash.
+    """
+    from tasks.releases.commands import reproduce_release
+
+    reproduce_release(target, keep=keep)
+
+
+@app.command()
+def hub(
+    *,
+    folder: Annotated[Path, typer.Option(help="Where the repositories are.")] = Path(".hub"),
+    host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 is this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 7860,
+    tokens: Annotated[
+        Path | None, typer.Option(help="File of access tokens and users. Required for any other host.")
+    ] = None,
+) -> None:
+    """Serve the local Hub to browsers and to the Hub's client.
+
+    See docs/hub.md.
+    """
+    from tasks.hub_client.local import serve
+
+    serve(folder, host=host, port=port, tokens=tokens)
+
+
+def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:
+    """Run a command and return its exit status: 0, 2 for wrong usage, or the `exit_code` of an error in params.errors."""
+    group = typer.main.get_command(commands)
+    try:
+        # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        with command_result.reported(), group.make_context(name, arguments) as context:
+            group.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except typer.TyperException as error:
+        error.show()  # type: ignore[attr-defined]  # all that typer raises for wrong usage can show itself
+        return error.exit_code
+    except EvergreenError as error:
+        sys.stdout.flush()
+        print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr, flush=True)
+        return 128 + signal.SIGINT
+    return os.EX_OK
+
+
+def _run_stage(stage: str, recipe: Path) -> None:
+    """Run a stage, note what it took, and bring the run's page up to date where it ends."""
+    from tasks import stages
+    from tasks.report.timings import Timing, record_timing
+
+    start = time.monotonic()
+    print(f"{stage}: {recipe}", flush=True)
+    failed, page_due = "", stage == "publish"
+    try:
+        if stage == "evaluate":
+            from tasks.training.stage import discard_recorded
+
+            discard_recorded(Artifacts(recipe.stem))
+        report = stages.run(stage, recipe)
+        for name, value in stages.flatten(report.model_dump(mode="json")):
+            print(f"  {name}: {value}")
+    except BaseException as error:
+        failed = str(error) or type(error).__name__
+        page_due = page_due or (isinstance(error, EvergreenError) and not isinstance(error, TransientError))
+        raise
+    finally:
+        seconds = time.monotonic() - start
+        timing = Timing(
+            stage=stage,
+            seconds=round(seconds, 2),
+            peak_memory_mib=round(_peak_memory_mib(), 1),
+            outcome="failed" if failed else "ran",
+            error=failed,
+        )
+        with contextlib.suppress(EvergreenError):  # a full disk, which fails the stage itself if it needs to write
+            record_timing(Artifacts(recipe.stem), timing)
+        if page_due:
+            _write_page(Artifacts(recipe.stem))
+    print(f"{stage}: done in {seconds:.1f} s", flush=True)
+
+
+def _write_page(artifacts: Artifacts) -> None:
+    """Write the run's page; that it cannot be written is no failure of the run."""
+    try:
+        from tasks.report.page import write_report
+
+        print(f"report: {write_report(artifacts)}", flush=True)
+    except EvergreenError as error:
+        print(f"report: {error.where}: {error.what}", flush=True)
+    except Exception:
+        logging.getLogger(__name__).warning("the report could not be written", exc_info=True)
+
+
+def _peak_memory_mib() -> float:
+    """Most memory that this process or one of its children held."""
+    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return float(max(own, children)) / unit
