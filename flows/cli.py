@@ -57,12 +57,14 @@ def run(
 
 @app.command()
 def watch(
-    silence_s: Annotated[int, typer.Argument(metavar="SECONDS", help="Seconds without a heartbeat.")] = 180,
+    silence_s: Annotated[
+        int, typer.Argument(metavar="SECONDS", min=120, help="Seconds without a heartbeat, which come every minute.")
+    ] = 900,
 ) -> None:
-    """Make the Prefect server mark silent runs as crashed.
+    """Make the Prefect server mark lost runs as crashed.
 
-    Run it once on a server of your own, which would otherwise show a run as RUNNING for ever when its process and its
-    worker are both gone. Prefect Cloud does this by itself.
+    Run it once on a server of your own, which would otherwise show a run as RUNNING or PENDING for ever when its process
+    and its worker are both gone. Prefect Cloud does this by itself.
     """
     from flows.watch import watch
 

@@ -8,7 +8,10 @@ import pytest
 
 from tests.support.project import ROOT
 
-PAGES = {page: (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("guarantees.md", "releases.md")}
+PAGES = {
+    page: (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for page in ("guarantees.md", "releases.md", "deployment.md")
+}
 GUARANTEES = {
     f"{page} {title}": text
     for page, content in PAGES.items()

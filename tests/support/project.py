@@ -15,7 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import httpx
 import psutil
 
 ROOT = Path(__file__).parents[2]
@@ -163,6 +165,48 @@ class Project:
         psutil.wait_procs(left, timeout=10)
 
 
+class ServedProject(Project):
+    """A project with a Prefect server of its own."""
+
+    def __init__(self, root: Path, prefect_home: Path) -> None:
+        super().__init__(root, prefect_home)
+        port = free_port()
+        self.api = httpx.Client(base_url=f"http://127.0.0.1:{port}/api", timeout=60)
+        self.environment |= {
+            "PREFECT_API_URL": str(self.api.base_url).rstrip("/"),
+            "PREFECT_SERVER_API_PORT": str(port),
+        }
+
+    def start_server(self) -> None:
+        """Start the server, and wait until it answers."""
+        self.server = self.start("prefect", "server", "start", log="server.log")
+        wait_for(self._answers, "the server", 120)
+
+    def stop_server(self) -> None:
+        os.killpg(self.server.pid, signal.SIGKILL)
+        self.server.wait()
+
+    def _answers(self) -> bool:
+        try:
+            return self.api.get("health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def post(self, path: str, **body: object) -> Any:
+        """Ask the server, as its clients do: again while its database is busy."""
+        for _ in range(10):
+            answer = self.api.post(path, json=body)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(1)
+        answer.raise_for_status()
+        return answer.json()
+
+    def end(self) -> None:
+        super().end()
+        self.api.close()
+
+
 def copy_project(target: Path) -> None:
     """The tracked files, the tiny recipe and its rows; a git repository, as a clone is one."""
     for name in CODE:
@@ -198,8 +242,8 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60, every_s: float = 0.1) -> None:
-    """Wait until `condition` holds; look `every_s` seconds."""
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60, *, every_s: float = 0.1) -> None:
+    """Wait until `condition` holds."""
     give_up = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up, f"waited {timeout_s} s for {what}"
