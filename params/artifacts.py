@@ -74,6 +74,8 @@ class Artifacts:
     """Checkpoints that wait for their upload to a Hub, one folder for each key of a run."""
     mirror_lock = _Below("scratch", "mirror.lock")
     """Held by the process that uploads checkpoints."""
+    receipt_log_lock = _Below("scratch", "receipt-log.lock")
+    """Held by the process that writes to the log of receipts."""
     server_log = _Below("scratch", "prefect-server.log")
     """Output of the Prefect server that a flow starts for itself."""
     staged_release = _Below("scratch", "release")
@@ -110,6 +112,8 @@ class Artifacts:
     """The report of the whole run, one HTML page."""
     receipt = _Below("run", "release/receipt.json")
     """publish: what was published where."""
+    receipt_log = _Below("run", "release/log.jsonl")
+    """Every verdict, receipt, refusal and rollback. Git keeps it; DVC does not know it."""
 
     def report(self, name: str) -> Path:
         """The JSON report of a stage by the stage's name, or of the evaluation `details` or `blessing`."""

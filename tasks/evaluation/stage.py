@@ -28,9 +28,11 @@ from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
 from tasks import digests
 from tasks.evaluation import champion, gate
 from tasks.evaluation.analysis import Analysis
+from tasks.evaluation.receipt_log import log_verdict
 from tasks.evaluation.report import Blessing, Champion, EvaluationReport
 from tasks.evaluation.scoring import ScoredModel, ScoredModels, score
 from tasks.evaluation.statistics import Resampler
+from tasks.hub_client.connection import chosen_endpoint
 from tasks.stages import save_report
 from tasks.tokenization.encoding import Encoder, encode_split
 from trainer import objectives
@@ -108,6 +110,7 @@ def evaluate(
         save_report(details, folder / artifacts.report("details").name)
         save_report(blessing, folder / artifacts.blessing.name)
         save_report(report, folder / artifacts.report("evaluate").name)
+        log_verdict(artifacts, "verdict", blessing, report, repo_id=repo_id, endpoint=chosen_endpoint(endpoint))
     for reason in verdict.reasons:
         logger.info("evaluate: %s: %s", verdict.verdict, reason)
     return report

@@ -1,7 +1,8 @@
 """publish: send the model that the gate has blessed, with tokenizer and model card, to a Hub, as exactly one commit.
 
 The receipt says what was published where. It is kept in git and not in DVC's cache, which could restore it without publishing
-anything. If the gate keeps the champion, nothing is sent, and the receipt says why.
+anything. If the gate keeps the champion, nothing is sent, and the receipt says why. DVC deletes the receipt before this stage
+runs; the log of the recipe keeps all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from params.artifacts import Artifacts, whole_folder
 from params.dvc_files import Inputs, check_earlier_stages
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks import digests
-from tasks.evaluation.report import Blessing
+from tasks.evaluation.receipt_log import log_receipt, log_verdict
+from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.connection import chosen_endpoint, open_repository
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
@@ -52,7 +54,10 @@ def publish(
     blessing = read_report(artifacts, Blessing)
     recipe = digests.recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
     _check_blessing(artifacts, blessing, recipe=recipe, repo_id=publish.repo_id)
+    evaluated = read_report(artifacts, EvaluationReport)
     if blessing.verdict == "refuse":
+        endpoint = chosen_endpoint(publish.endpoint)
+        log_verdict(artifacts, "refused", blessing, evaluated, repo_id=publish.repo_id, endpoint=endpoint)
         fix = "read the report; change the data, the training or evaluation.gate"
         raise ModelError(str(artifacts.blessing), f"the gate refuses the model: {'; '.join(blessing.reasons)}", fix)
     if blessing.verdict == "keep":
@@ -61,6 +66,7 @@ def publish(
         receipt = _publish_model(artifacts, blessing, publish, objectives.build(objective), inputs)
     for reason in receipt.reasons:
         logger.info("publish: %s: %s", receipt.status, reason)
+    log_receipt(artifacts, receipt, blessing, evaluated)  # first: a stage that was killed in between logs it only once
     save_report(receipt, artifacts.receipt)
     return receipt
 

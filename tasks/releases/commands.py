@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from params import HubRefusedError, RecipeError, load
 from params.artifacts import Artifacts
 from params.schema import Publish
-from tasks.hub_client.connection import LOCAL, open_repository
+from tasks.hub_client.connection import LOCAL, chosen_endpoint, open_repository
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository
@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 def show_releases(recipe: Path | None) -> None:
     """Print the releases of one recipe, or of all."""
-    from tasks.hub_client.release_log import releases, table
+    from tasks.evaluation.receipt_log import entry_line, read_entries
+    from tasks.hub_client.release_log import one_line, releases, table
 
     for path in [recipe] if recipe else _recipes():
         publish = load(path).publish
@@ -41,6 +42,8 @@ def show_releases(recipe: Path | None) -> None:
                 if recipe:
                     raise
                 print(f"  {error.what}")
+        for entry in read_entries(Artifacts(path.stem)):
+            print(f"  log: {one_line(entry_line(entry))}")
 
 
 def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> None:
@@ -53,13 +56,26 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
         RecipeError: the repositories of several recipes have this tag.
         TransientError: no clear answer in time. Running it again is safe.
     """
+    from tasks.evaluation.receipt_log import ReceiptLogEntry, append_entry
     from tasks.releases import rollback
 
     path = recipe or _recipe_with(tag)
     publish = load(path).publish
     with _open(path, publish, to_write=True) as opened:
         repository = replace(opened, timeout_s=publish.timeout_s, log=lambda line: logger.info("rollback: %s", line))
-        result = rollback.roll_back(repository, tag, by=by or _user(), why=why)
+        by = by or _user()
+        result = rollback.roll_back(repository, tag, by=by, why=why)
+    if result.changed:
+        entry = ReceiptLogEntry(
+            event="rollback",
+            reasons=(why,),
+            by=by,
+            repo_id=publish.repo_id,
+            endpoint=chosen_endpoint(publish.endpoint),
+            commit=result.commit,
+            tag=tag,
+        )
+        append_entry(Artifacts(path.stem), entry)
     what = "is rolled back to" if result.changed else "holds already the files of"
     print(f"{publish.repo_id} {what} {tag}, at {result.commit}")
 

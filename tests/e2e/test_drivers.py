@@ -35,11 +35,11 @@ def test_after_the_flow_dvc_runs_nothing(finished: Project) -> None:
     assert (finished.root / "dvc.lock").read_bytes() == lock
 
 
-def test_git_has_nothing_of_a_run_but_its_lock_blessing_and_receipt(finished: Project) -> None:
+def test_git_has_nothing_of_a_run_but_its_lock_blessing_receipt_and_log(finished: Project) -> None:
     finished.run("git", "add", "-A")
     tracked = finished.run("git", "ls-files", "runs", "dvc.lock").split()
-    blessing, receipt = "runs/tiny/evaluation/blessing.json", "runs/tiny/release/receipt.json"
-    assert tracked == ["dvc.lock", "runs/.gitignore", blessing, receipt]
+    blessing, release = "runs/tiny/evaluation/blessing.json", "runs/tiny/release"
+    assert tracked == ["dvc.lock", "runs/.gitignore", blessing, f"{release}/log.jsonl", f"{release}/receipt.json"]
 
 
 def test_a_second_flow_runs_nothing_within_seconds(finished: Project) -> None:

@@ -12,12 +12,13 @@ import pytest
 from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file
 
-from params.errors import HubRefusedError, TransientError
+from params.errors import HubRefusedError, ModelError, TransientError
 from tasks.commands import main
+from tasks.evaluation.receipt_log import read_entries
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.stage import is_there
 from tests.support import releases, tiny
-from tests.support.project import free_port
+from tests.support.project import ROOT, free_port
 from trainer import objectives
 from trainer.data import tokens
 
@@ -82,6 +83,65 @@ def test_release_is_one_commit_and_one_tag_even_when_repeated(whole):
         published = set(api.list_repo_files(REPO, revision=receipt.commit)) - {".gitattributes"}
     expected = {p.relative_to(artifacts.model).as_posix() for p in artifacts.model.rglob("*") if p.is_file()}
     assert published == expected | RELEASE_FILES
+
+
+def test_every_verdict_and_receipt_is_logged_once_with_metrics(tmp_path, monkeypatch):
+    artifacts, recipe = prepared = evaluated(tmp_path)
+    receipt = run(prepared)
+    artifacts.receipt.unlink()  # as DVC does before it runs the stage
+    with monkeypatch.context() as context:
+        context.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+        with pytest.raises(HubRefusedError, match="there is no token"):
+            run(prepared)
+    assert run(prepared) == receipt
+    blessing = json.loads(artifacts.blessing.read_text())
+    artifacts.blessing.write_text(json.dumps(blessing | {"verdict": "refuse", "reasons": ["too slow"]}))
+    for _ in range(2):
+        with pytest.raises(ModelError, match="the gate refuses the model: too slow"):
+            run(prepared)
+    releases.evaluate(artifacts, recipe)
+    releases.evaluate(artifacts, recipe)
+    run(prepared)
+
+    verdict, published, refused, again, kept = read_entries(artifacts)
+    assert (verdict.event, verdict.verdict, verdict.commit) == ("verdict", "publish", None)
+    assert (published.event, published.commit, published.tag) == ("published", receipt.commit, receipt.tag)
+    assert (refused.event, refused.verdict, refused.reasons) == ("refused", "refuse", ("too slow",))
+    assert (again.event, again.verdict, again.commit) == ("verdict", "keep", receipt.commit)
+    assert (kept.event, kept.verdict, kept.commit) == ("kept", "keep", receipt.commit)
+    metrics = json.loads(artifacts.report("evaluate").read_text())
+    for entry in (verdict, published, refused, again, kept):
+        assert entry.metrics["model"] == metrics["model"]
+        assert (entry.metric, entry.weights, entry.repo_id) == (metrics["metric"], blessing["model"], REPO)
+        assert entry.time
+
+
+def test_publish_that_fails_through_dvc_leaves_the_log(tmp_path):
+    """DVC deletes the receipt before it runs the stage."""
+    artifacts, _ = evaluated(tmp_path)
+    outs = [{artifacts.receipt.relative_to(tmp_path).as_posix(): {"cache": False}}]
+    stage = {"cmd": f"{sys.executable} -m tasks publish params/tiny.yaml", "outs": outs}
+    (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": {"publish": stage}}))
+
+    def dvc(*arguments, **environment):
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "DVC_NO_ANALYTICS": "1"} | environment
+        command = [sys.executable, "-m", "dvc", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert dvc("init", "--no-scm").returncode == 0
+    assert dvc("repro").returncode == 0
+    receipt, log = artifacts.receipt.read_bytes(), artifacts.receipt_log.read_bytes()
+    assert [entry.event for entry in read_entries(artifacts)] == ["verdict", "published"]
+
+    failed = dvc("repro", "--force", HF_ENDPOINT=f"http://127.0.0.1:{free_port()}")
+    assert failed.returncode
+    assert "there is no token" in failed.stderr
+    assert not artifacts.receipt.exists()
+    assert artifacts.receipt_log.read_bytes() == log
+
+    assert dvc("repro").returncode == 0
+    assert artifacts.receipt.read_bytes() == receipt
+    assert artifacts.receipt_log.read_bytes() == log, "the same release was logged twice"
 
 
 def test_release_removed_from_the_hub_is_published_again(tmp_path):

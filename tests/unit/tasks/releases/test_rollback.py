@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
+from params.artifacts import Artifacts
 from params.errors import HubRefusedError, TransientError
+from tasks.evaluation.receipt_log import read_entries
 from tasks.hub_client.release_log import LogEntry, releases, table
 from tasks.hub_client.repository import Repository
 from tasks.publishing.exactly_once import PublishedRelease
+from tasks.releases import commands
 from tasks.releases.rollback import RollbackResult, roll_back
+from tests.support import tiny
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub
 from tests.support.publications import REPO, TOKEN, patient, plan, publish
 
@@ -221,3 +225,26 @@ def test_log_of_an_empty_repository(api: HfApi, hub: FaultyHub) -> None:
     hub.faults.append(Fault("commits", "before", 503, times=99))
     with pytest.raises(TransientError, match="503"):
         releases(patient(api, attempts=2))
+
+
+def test_rollback_is_logged_once_and_listed(
+    api: HfApi, hub: FaultyHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release(api, tmp_path, 1), release(api, tmp_path, 2)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    place = {"publish.repo_id": REPO, "publish.endpoint": hub.endpoint}
+    recipe = tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe(place))
+    for _ in range(2):
+        commands.roll_back("v1", recipe=recipe, by="ann", why="wrong answers")
+    (entry,) = read_entries(Artifacts("tiny"))
+    assert (entry.event, entry.tag, entry.by, entry.reasons) == ("rollback", "v1", "ann", ("wrong answers",))
+    assert (entry.endpoint, entry.repo_id, entry.commit) == (
+        hub.endpoint,
+        REPO,
+        api.list_repo_commits(REPO)[0].commit_id,
+    )
+    commands.show_releases(recipe)
+    assert re.search(
+        r"\n  log: \d{4}-\d\d-\d\d \d\d:\d\d rollback v1, by ann: wrong answers\n", capsys.readouterr().out
+    )

@@ -1,0 +1,139 @@
+"""The log of a recipe: every verdict, receipt, refusal and rollback, one JSON line each, in runs/<recipe>/release/log.jsonl.
+
+DVC deletes the receipt before it runs the publish stage. It does not know this log: git keeps it, and nothing deletes from it.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import pydantic
+
+from params.artifacts import Artifacts, write_whole
+from tasks.evaluation.report import Blessing, EvaluationReport
+from tasks.hub_client.receipt import Receipt
+from tasks.stages import Report
+from trainer.runtime.lifetime import exclusive
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S = 30.0
+
+
+class ReceiptLogEntry(Report):
+    """Something that happened to a candidate or a release."""
+
+    model_config = pydantic.ConfigDict(extra="ignore")
+    time: str = ""
+    """When it was logged: ISO 8601 in UTC."""
+    event: Literal["verdict", "refused", "published", "kept", "dry-run", "rollback"]
+    """`verdict`: the evaluate stage judged; `refused`: the publish stage refused; then the statuses of a receipt."""
+    verdict: Literal["publish", "keep", "refuse"] | None = None
+    """The gate's; None for a rollback."""
+    reasons: tuple[str, ...]
+    """The gate's, or the reason of a rollback."""
+    by: str | None = None
+    """Who asked for a rollback."""
+    repo_id: str
+    endpoint: str
+    """Address of the Hub, or `local`."""
+    commit: str | None
+    """Of the release or the rollback; else of the champion, if there is one."""
+    tag: str | None
+    publish_id: str | None = None
+    weights: str | None = None
+    """Digest of the candidate's weights; None for a rollback."""
+    data: str | None = None
+    """Digest of the validated rows."""
+    recipe: str | None = None
+    """Digest of the recipe's sections that the evaluation depends on."""
+    metric: str | None = None
+    """The metric that decides."""
+    metrics: dict[str, dict[str, float | None]] = pydantic.Field(default_factory=dict)
+    """Of the candidate (`model`), the `champion` and the `untrained` model, on the same rows."""
+
+
+def log_verdict(
+    artifacts: Artifacts,
+    event: Literal["verdict", "refused"],
+    blessing: Blessing,
+    evaluated: EvaluationReport,
+    *,
+    repo_id: str,
+    endpoint: str,
+) -> None:
+    """Log the gate's verdict, or that a model was not published because of it."""
+    champion = blessing.champion
+    entry = ReceiptLogEntry(
+        event=event,
+        reasons=blessing.reasons,
+        repo_id=repo_id,
+        endpoint=endpoint,
+        commit=champion.commit if champion else None,
+        tag=champion.tag if champion else None,
+        **_evaluation(blessing, evaluated),
+    )
+    append_entry(artifacts, entry)
+
+
+def log_receipt(artifacts: Artifacts, receipt: Receipt, blessing: Blessing, evaluated: EvaluationReport) -> None:
+    """Log what became of a model."""
+    published = receipt.model_dump(exclude={"status"})
+    append_entry(artifacts, ReceiptLogEntry(event=receipt.status, **published, **_evaluation(blessing, evaluated)))
+
+
+def _evaluation(blessing: Blessing, evaluated: EvaluationReport) -> dict[str, Any]:
+    """Return the fields of an entry that say what was evaluated, and the metrics."""
+    metrics = {"model": evaluated.model, "champion": evaluated.champion, "untrained": evaluated.untrained}
+    return {
+        "verdict": blessing.verdict,
+        "weights": blessing.model,
+        "data": blessing.data,
+        "recipe": blessing.recipe,
+        "metric": blessing.metric,
+        "metrics": {name: values for name, values in metrics.items() if values is not None},
+    }
+
+
+def append_entry(artifacts: Artifacts, entry: ReceiptLogEntry) -> None:
+    """Append an entry with the current time, unless the log has it with another time: then the same work was done again.
+
+    Raises:
+        StorageError: the disk is full or read-only; the log is as it was.
+        TransientError: another process has been writing to the log for half a minute.
+    """
+    path = artifacts.receipt_log
+    with exclusive(artifacts.receipt_log_lock, f"a write to {path}", wait_s=_WAIT_S):
+        line = entry.model_copy(update={"time": datetime.now(UTC).isoformat(timespec="seconds")}).model_dump_json()
+        # As JSON has it: NaN becomes null, for example.
+        entry = ReceiptLogEntry.model_validate_json(line)
+        if any(earlier.model_copy(update={"time": entry.time}) == entry for earlier in read_entries(artifacts)):
+            return
+        before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        if before and not before.endswith("\n"):
+            before += "\n"
+        write_whole(path, f"{before}{line}\n")
+
+
+def read_entries(artifacts: Artifacts) -> list[ReceiptLogEntry]:
+    """Return the entries of the log, oldest first, without damaged lines."""
+    path, entries = artifacts.receipt_log, []
+    for number, line in enumerate(path.read_bytes().split(b"\n") if path.exists() else (), start=1):
+        try:
+            if line:
+                entries.append(ReceiptLogEntry.model_validate_json(line))
+        except ValueError:
+            logger.warning("%s:%d: ignored, because the line is damaged", path, number)
+    return entries
+
+
+def entry_line(entry: ReceiptLogEntry) -> str:
+    """Format an entry as one line for a terminal."""
+    what = entry.verdict if entry.event == "verdict" else entry.tag or entry.commit
+    value = entry.metrics.get("model", {}).get(entry.metric or "")
+    notes = [f"by {entry.by}"] if entry.by else []
+    notes += [f"{entry.metric} {value:.4g}"] if value is not None else []
+    heading = " ".join([entry.time[:16].replace("T", " "), "", entry.event, *([what] if what else [])])
+    return f"{', '.join([heading, *notes])}: {'; '.join(entry.reasons)}"

@@ -1,0 +1,175 @@
+"""The log of a recipe's receipts, verdicts and rollbacks."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from math import nan
+from pathlib import Path
+
+import pytest
+
+from params.artifacts import Artifacts
+from params.errors import StorageError
+from tasks.evaluation.receipt_log import ReceiptLogEntry, append_entry, entry_line, read_entries
+from tests.support.project import ROOT
+
+
+@pytest.fixture
+def artifacts(tmp_path):
+    return Artifacts("tiny", tmp_path)
+
+
+def entry(number=1, **changes):
+    metrics = {"model": {"loss": 0.1 + number}, "untrained": {"loss": 5.0}}
+    fields = {"event": "published", "verdict": "publish", "reasons": ("it is größer",), "repo_id": "tests/tiny"}
+    fields |= {
+        "endpoint": "local",
+        "commit": f"{number:040}",
+        "tag": f"v{number}",
+        "metric": "loss",
+        "metrics": metrics,
+    }
+    return ReceiptLogEntry.model_validate(fields | changes)
+
+
+def untimed(entries):
+    return [one.model_copy(update={"time": ""}) for one in entries]
+
+
+def test_entries_are_appended_with_their_time(artifacts):
+    assert read_entries(artifacts) == []
+    for number in (1, 2):
+        append_entry(artifacts, entry(number))
+    assert untimed(read_entries(artifacts)) == [entry(1), entry(2)]
+    lines = artifacts.receipt_log.read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["tag"] for line in lines] == ["v1", "v2"]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", json.loads(line)["time"]) for line in lines)
+
+
+def test_equal_work_is_logged_once(artifacts):
+    for number in (1, 2, 1, 2):
+        append_entry(artifacts, entry(number))
+    append_entry(artifacts, entry(1, event="kept"))
+    assert untimed(read_entries(artifacts)) == [entry(1), entry(2), entry(1, event="kept")]
+
+
+def test_metrics_that_are_not_numbers_are_equal(artifacts):
+    for _ in range(2):
+        append_entry(artifacts, entry(metrics={"model": {"loss": nan}}))
+    (one,) = read_entries(artifacts)
+    assert one.metrics == {"model": {"loss": None}}
+
+
+@pytest.mark.parametrize("killed_at", ["os.fsync", "pathlib.Path.rename", "the end"])
+def test_killed_write_leaves_whole_lines_and_is_repeated_once(artifacts, killed_at):
+    append_entry(artifacts, entry(1))
+    before = artifacts.receipt_log.read_bytes()
+    child = f"from {__name__} import killed_append; killed_append({str(artifacts.root)!r}, {killed_at!r})"
+    assert subprocess.run([sys.executable, "-c", child], cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    written = artifacts.receipt_log.read_bytes()
+    assert written.startswith(before)
+    assert (written == before) == (killed_at != "the end")
+    append_entry(artifacts, entry(2))
+    assert untimed(read_entries(artifacts)) == [entry(1), entry(2)]
+    assert artifacts.receipt_log.read_bytes().count(b"\n") == 2
+
+
+def killed_append(root, killed_at):
+    def kill(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if killed_at != "the end":
+        pytest.MonkeyPatch().setattr(killed_at, kill)
+    append_entry(Artifacts("tiny", Path(root)), entry(2))
+    kill()
+
+
+def test_two_processes_write_at_the_same_time(artifacts):
+    child = f"from {__name__} import append_many; append_many({str(artifacts.root)!r}, %d)"
+    writers = [subprocess.Popen([sys.executable, "-c", child % first], cwd=ROOT) for first in (0, 20)]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert sorted(int(one.tag[1:]) for one in read_entries(artifacts)) == list(range(40))
+
+
+def append_many(root, first):
+    for number in range(first, first + 20):
+        append_entry(Artifacts("tiny", Path(root)), entry(number))
+
+
+@pytest.mark.parametrize(
+    "damage", [b'{"time": "20', b"\0" * 500, b"\xff\xfe\n", b"<<<<<<< HEAD\n", b"[1]\n", b"\n\n", b'{"event": "x"}']
+)
+def test_damage_is_ignored(artifacts, damage):
+    append_entry(artifacts, entry(1))
+    with artifacts.receipt_log.open("ab") as file:
+        file.write(damage)
+    append_entry(artifacts, entry(2))
+    assert untimed(read_entries(artifacts)) == [entry(1), entry(2)]
+
+
+def test_keys_of_a_newer_version_are_ignored(artifacts):
+    artifacts.receipt_log.parent.mkdir(parents=True)
+    artifacts.receipt_log.write_text(json.dumps({**entry(1).model_dump(mode="json"), "new": 1}) + "\n")
+    assert read_entries(artifacts) == [entry(1)]
+
+
+def test_log_that_cannot_be_written_is_a_storage_error(artifacts, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StorageError, match="cannot be written: No space left on device"):
+        append_entry(artifacts, entry())
+
+
+@pytest.fixture
+def repository(tmp_path):
+    for name in (".gitattributes", "runs/.gitignore"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    git(tmp_path, "init", "-q", "-b", "main")
+    git(tmp_path, "add", "-A")
+    return tmp_path
+
+
+def git(root, *arguments):
+    user = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    done = subprocess.run(["git", "-C", str(root), *user, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def test_git_takes_the_log_and_no_partial_file(repository, artifacts):
+    append_entry(artifacts, entry())
+    artifacts.receipt_log.with_name(".log.jsonl.partial").touch()
+    shown = git(repository, "status", "--porcelain", "--untracked-files=all", "runs/tiny")
+    assert shown == "?? runs/tiny/release/log.jsonl\n"
+
+
+def test_merge_keeps_the_lines_of_both_machines(repository, artifacts):
+    def commit(*numbers):
+        for number in numbers:
+            append_entry(artifacts, entry(number))
+        git(repository, "add", "-A")
+        git(repository, "commit", "-q", "-m", "run")
+
+    commit(1)
+    git(repository, "checkout", "-q", "-b", "other")
+    commit(2, 3)
+    git(repository, "checkout", "-q", "main")
+    commit(4)
+    git(repository, "merge", "-q", "other", "-m", "merge")
+    assert sorted(one.tag for one in read_entries(artifacts)) == ["v1", "v2", "v3", "v4"]
+
+
+def test_line_for_a_terminal():
+    time = "2026-01-02T03:04:05+00:00"
+    assert entry_line(entry(time=time)) == "2026-01-02 03:04  published v1, loss 1.1: it is größer"
+    assert entry_line(entry(time=time, event="verdict")) == "2026-01-02 03:04  verdict publish, loss 1.1: it is größer"
+    rollback = entry(time=time, event="rollback", by="ann", verdict=None, metric=None, metrics={})
+    assert entry_line(rollback) == "2026-01-02 03:04  rollback v1, by ann: it is größer"
