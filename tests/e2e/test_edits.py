@@ -72,7 +72,7 @@ def test_evaluation_and_release_refuse_the_model_of_another_recipe(project: Proj
     for stage in ("evaluate", "publish"):
         out = project.run("python", "-m", "tasks", stage, "tiny", ok=False)
         assert "InputsChangedError: runs/tiny/history/training.json: the model is that of run" in out
-    assert not (project.root / "runs/tiny/release").exists()
+    assert not (project.root / "runs/tiny/release/receipt.json").exists()
 
 
 def test_release_refuses_stages_that_ran_before_an_edit(project: Project) -> None:
@@ -80,6 +80,6 @@ def test_release_refuses_stages_that_ran_before_an_edit(project: Project) -> Non
     project.edit("params/tiny.yaml", "max_quarantined: 0.05", "max_quarantined: 0.06")
     out = project.run("dvc", "repro", "-s", "publish@tiny", ok=False)
     assert "InputsChangedError: validate@tiny: changed since it ran: validation" in out
-    assert not (project.root / "runs/tiny/release").exists()
+    assert not (project.root / "runs/tiny/release/receipt.json").exists()
     project.run("dvc", "repro")
     assert project.json("runs/tiny/release/receipt.json")["status"] == "published"
