@@ -259,7 +259,8 @@ def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
 
 
 def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
-    from tasks.hub_client.connection import LOCAL, chosen_endpoint, write_token
+    from tasks.hub_client.connection import LOCAL, chosen_endpoint
+    from tasks.hub_client.token import write_token
 
     key = ("publish", "endpoint")
     if problems := _error(key, chosen_endpoint, publish.endpoint):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from params import HubRefusedError
 from params.artifacts import Artifacts
+from tasks.hub_client.token import token_for, write_token
 from tasks.hub_server.server import LocalHub, new_token
 
 if TYPE_CHECKING:
@@ -41,41 +42,6 @@ def chosen_endpoint(endpoint: str) -> str:
             ascii(chosen), "the endpoint is not an address of a Hub", "correct the endpoint: write https://<host>"
         )
     return chosen
-
-
-def token_for(endpoint: str) -> str | None:
-    """Return the user's token, if it belongs to the Hub at `endpoint`.
-
-    The token of HF_TOKEN or `hf auth login` belongs to the Hub of HF_ENDPOINT, else to huggingface.co. A recipe that names
-    another Hub does not get it.
-    """
-    from huggingface_hub import get_token
-
-    return get_token() if _same(endpoint, _home()) else None
-
-
-def write_token(endpoint: str) -> str:
-    """Return the user's token for a Hub.
-
-    Raises:
-        HubRefusedError: there is none, or it belongs to another Hub.
-    """
-    token = token_for(endpoint)
-    if token:
-        return token
-    what, fix = f"there is no token for {endpoint}", "set HF_TOKEN, or log in with `hf auth login`"
-    if not _same(endpoint, _home()):
-        what += f": the user's token belongs to {_home()}"
-        fix = f"set HF_TOKEN to a token for this Hub, and HF_ENDPOINT={endpoint}"
-    raise HubRefusedError(endpoint, what, fix)
-
-
-def _home() -> str:
-    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-
-
-def _same(endpoint: str, other: str) -> bool:
-    return endpoint.rstrip("/").lower() == other.rstrip("/").lower()
 
 
 @contextlib.contextmanager

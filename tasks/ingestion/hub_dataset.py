@@ -52,7 +52,7 @@ class HubSource:
     def _download(self) -> Path:
         from huggingface_hub import constants, errors, snapshot_download
 
-        from tasks.hub_client.connection import token_for
+        from tasks.hub_client.token import token_for
 
         # The client matches with fnmatch, where `**/` needs at least one folder; in a recipe it may stand for none.
         endpoint = self._source.endpoint or constants.ENDPOINT

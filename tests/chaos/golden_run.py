@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks import __main__ as command_line
+from tasks import commands as command_line
 from tasks.training import stage
 
 _collect = stage._collect

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from flows.cli import app
-from tasks import __main__ as tasks_cli
+from tasks import commands as tasks_cli
 from tests.support.project import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

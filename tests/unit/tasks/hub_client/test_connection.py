@@ -15,7 +15,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from params import EvergreenError, HubRefusedError
 from params.artifacts import Artifacts
 from params.schema import HubDataset
-from tasks.hub_client.connection import LOCAL, open_repository, token_for
+from tasks.hub_client.connection import LOCAL, open_repository
+from tasks.hub_client.token import token_for
 from tasks.ingestion.source import open_source
 from tests.support.faulty_hub import quick_client
 
