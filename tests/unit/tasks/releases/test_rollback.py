@@ -233,6 +233,7 @@ def test_rollback_is_logged_once_and_listed(
     release(api, tmp_path, 1), release(api, tmp_path, 2)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     place = {"publish.repo_id": REPO, "publish.endpoint": hub.endpoint}
     recipe = tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe(place))
     for _ in range(2):
