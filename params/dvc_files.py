@@ -28,8 +28,7 @@ _HASHED_BYTES = 2**16
 class Inputs:
     """What a stage depends on, as it is at one moment."""
 
-    name: str
-    """The stage's name in DVC, for example `train@default`."""
+    stage: str
     artifacts: Artifacts
     params: Mapping[str, Any]
     """The declared keys of the recipe with their values."""
@@ -39,17 +38,25 @@ class Inputs:
     @classmethod
     def read(cls, stage: str, artifacts: Artifacts) -> Inputs:
         """Return the inputs as they are now. They are empty if dvc.yaml does not list the stage."""
-        body = _yaml(artifacts.root / "dvc.yaml").get("stages", {}).get(stage, {}).get("do", {})
+        pipeline = _yaml(artifacts.root / "dvc.yaml")
+        body = pipeline.get("stages", {}).get(stage, {}).get("do", {})
         keys = [key for section in body.get("params", ()) for names in section.values() for key in names]
         recipe = _yaml(artifacts.recipe_path)
-        values = {"key": artifacts.recipe} | {f"item.{name}": text for name, text in recipe_item(artifacts).items()}
+        values = {"key": artifacts.recipe} | {
+            f"item.{name}": text for name, text in _item(pipeline, artifacts.recipe).items()
+        }
         paths = [_fill(path, values) for path in body.get("deps", ())]
         return cls(
-            name=f"{stage}@{artifacts.recipe}",
+            stage=stage,
             artifacts=artifacts,
             params={key: _value(recipe, key) for key in keys},
             files={path: dict(_states(artifacts.root / path)) for path in paths if "${" not in path},
         )
+
+    @property
+    def name(self) -> str:
+        """The stage's name in DVC, for example `train@default`."""
+        return f"{self.stage}@{self.artifacts.recipe}"
 
     def check(self) -> None:
         """Fail if an input is not what it was.
@@ -57,7 +64,7 @@ class Inputs:
         Raises:
             InputsChangedError: names what has changed.
         """
-        now = Inputs.read(self.name.partition("@")[0], self.artifacts)
+        now = Inputs.read(self.stage, self.artifacts)
         recipe = self.artifacts.recipe_path
         changed = [f"{key} in {recipe}" for key in self.params if self.params[key] != now.params.get(key)]
         for path, files in self.files.items():
@@ -96,11 +103,7 @@ def check_earlier_stages(stage: str, artifacts: Artifacts) -> None:
 
 def recipe_item(artifacts: Artifacts) -> dict[str, str]:
     """Return the recipe's item in the list at the top of dvc.yaml; empty if it has none."""
-    for variables in _yaml(artifacts.root / "dvc.yaml").get("vars") or ():
-        recipes = variables.get("recipes") if isinstance(variables, Mapping) else None
-        if isinstance(recipes, Mapping) and isinstance(item := recipes.get(artifacts.recipe), Mapping):
-            return {str(key): str(value) for key, value in item.items()}
-    return {}
+    return _item(_yaml(artifacts.root / "dvc.yaml"), artifacts.recipe)
 
 
 def recorded_stages(root: Path) -> Mapping[str, Any]:
@@ -119,6 +122,14 @@ def is_training_recorded(artifacts: Artifacts) -> bool:
 
 def _error(name: str, what: str) -> InputsChangedError:
     return InputsChangedError(name, what, "run the recipe again: finished work is kept for inputs that are the same")
+
+
+def _item(pipeline: Mapping[str, Any], recipe: str) -> dict[str, str]:
+    for variables in pipeline.get("vars") or ():
+        recipes = variables.get("recipes") if isinstance(variables, Mapping) else None
+        if isinstance(recipes, Mapping) and isinstance(item := recipes.get(recipe), Mapping):
+            return {str(key): str(value) for key, value in item.items()}
+    return {}
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:

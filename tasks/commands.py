@@ -271,11 +271,11 @@ def _run_stage(stage: str, recipe: Path) -> None:
     print(f"{stage}: {recipe}", flush=True)
     failed, page_due = "", stage == "publish"
     try:
+        report = stages.run(stage, recipe)
         if stage == "evaluate":
-            from tasks.training.stage import discard_recorded
+            from tasks.training.stage import discard_recorded  # not before `run` has read the stage's inputs
 
             discard_recorded(Artifacts(recipe.stem))
-        report = stages.run(stage, recipe)
         for name, value in stages.flatten(report.model_dump(mode="json")):
             print(f"  {name}: {value}")
     except BaseException as error:
