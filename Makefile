@@ -31,8 +31,8 @@ test: $(DEVELOPMENT)  ## run all tests except the slow ones
 slow: $(DEVELOPMENT)  ## run the slow, exhaustive tests that `make test` leaves out
 	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-chaos: $(DEVELOPMENT)  ## kill a training 200 times, publish under 500 schedules of faults (up to an hour)
-	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} EVERGREEN_CHAOS_PUBLISHES=$${EVERGREEN_CHAOS_PUBLISHES:-500} $(BIN)/python -m pytest tests/chaos -m "slow or not slow" -o log_cli=true -o log_cli_level=INFO
+chaos: $(DEVELOPMENT)  ## kill a training 200 times, publish under 500 schedules of faults, try 2,000 odd inputs (up to an hour)
+	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} EVERGREEN_CHAOS_PUBLISHES=$${EVERGREEN_CHAOS_PUBLISHES:-500} EVERGREEN_CHAOS_EXAMPLES=$${EVERGREEN_CHAOS_EXAMPLES:-2000} $(BIN)/python -m pytest tests/chaos -m "slow or not slow" -o log_cli=true -o log_cli_level=INFO
 
 check: $(DEVELOPMENT)  ## check lint, format, types and import rules
 	$(BIN)/ruff check .
@@ -45,5 +45,5 @@ format: $(DEVELOPMENT)  ## fix lint and format
 	$(BIN)/ruff format .
 
 clean:  ## remove caches and unfinished work; keep .venv, results and releases
-	rm -rf .scratch .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info
+	rm -rf .scratch .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
