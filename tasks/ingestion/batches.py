@@ -183,9 +183,22 @@ def _column(name: str, values: Sequence[Any], addresses: Sequence[str]) -> pa.Ar
     mixed = pa.types.is_binary(column.type) and any(isinstance(value, str) for value in values)
     if mixed and (error_of_row := _first_type_error(name, values, addresses)):
         raise error_of_row
-    if column.type.equals(pa.struct([])):  # every value is {}, which Parquet cannot hold
-        return pa.nulls(len(column))
+    if _has_empty_struct(column.type):  # {} in every row, which Parquet cannot hold
+        return pa.array([_null_for_empty(value) for value in values])
     return column
+
+
+def _has_empty_struct(kind: pa.DataType) -> bool:
+    """Whether a type or one inside it is a struct without fields."""
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return (pa.types.is_struct(kind) and not inner) or any(map(_has_empty_struct, inner))
+
+
+def _null_for_empty(value: Any) -> Any:
+    """Return the value with None for each {} in it."""
+    if isinstance(value, Mapping):
+        return {key: _null_for_empty(inner) for key, inner in value.items()} or None
+    return [_null_for_empty(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _first_type_error(name: str, values: Sequence[Any], addresses: Sequence[str]) -> DataError | None:
