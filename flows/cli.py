@@ -71,6 +71,25 @@ def watch(
     watch(silence_s)
 
 
+@app.command()
+def clean(
+    *,
+    releases: Annotated[int, typer.Option(min=1, help="How many releases of a recipe keep their data.")] = 10,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Also the newest run of each recipe, which then cannot be resumed.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Show what nothing needs any more, and delete it.
+
+    Checkpoints of superseded runs, data in DVC's cache of old releases, and objects of the local Hub that no branch or
+    tag leads to. Asks first.
+    """
+    from flows.clean import clean
+
+    clean(releases=releases, unfinished=unfinished, yes=yes)
+
+
 app.registered_commands += commands.app.registered_commands
 
 

@@ -14,14 +14,15 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Set
 from pathlib import Path
 from typing import BinaryIO
 
 from tasks.hub_server.errors import HubError, repository_not_found
 
 BLOCK_BYTES = 1 << 20
-_STALE_AFTER_S = 24 * 3600
+STALE_AFTER_S = 24 * 3600
+"""An upload whose commit has not come after a day never comes."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -49,6 +50,21 @@ class LargeFiles:
             return self.path(sha256).stat().st_size
         except FileNotFoundError:
             return None
+
+    def renew(self, sha256: str, size: int) -> bool:
+        """Return whether an object of this size is stored. If it is, `unused` leaves it out for another day."""
+        if self.size(sha256) != size:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.path(sha256))
+        return True
+
+    def unused(self, used: Set[str]) -> list[Path]:
+        """Return what is a day old: objects without those in `used`, and unfinished uploads."""
+        oldest = time.time() - STALE_AFTER_S
+        objects = (path for path in self._folder.glob("objects/*/*/*") if path.name not in used)
+        uploads = self._folder.glob("incoming/*")
+        return [path for path in (*objects, *uploads) if path.stat().st_mtime < oldest]
 
     async def receive(self, sha256: str, size: int, blocks: AsyncIterator[bytes]) -> None:
         """Store an object from a stream.
@@ -141,7 +157,7 @@ class LargeFiles:
 
     @staticmethod
     def _remove_stale(folder: Path) -> None:
-        oldest = time.time() - _STALE_AFTER_S
+        oldest = time.time() - STALE_AFTER_S
         for leftover in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another upload may just have renamed it
                 if leftover.stat().st_mtime < oldest:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dulwich.errors import NotGitRepository, NotTreeError
+from dulwich.gc import prune_unreachable_objects
 from dulwich.lfs import LFSPointer
 from dulwich.object_store import tree_lookup_path
 from dulwich.objects import Blob, Commit, ObjectID
@@ -30,9 +31,10 @@ from tasks.hub_server.git_objects import (
     peel,
     read_commit,
     tree_entry,
+    used_large_files,
     write_commit,
 )
-from tasks.hub_server.large_files import LargeFiles
+from tasks.hub_server.large_files import STALE_AFTER_S, LargeFiles
 from tasks.hub_server.names import COMMIT_ID, RefKind, check_file_or_folder, is_valid_ref, normalize_path, ref_name
 from tasks.hub_server.records import Change, CommitRecord, DeleteFile, DeleteFolder, Entry, PutFile, PutLargeFile
 
@@ -223,6 +225,22 @@ class Repository:
             git.refs.remove_if_equals(ref, None)
 
         self._write(write)
+
+    def prune(self, *, remove: bool) -> int:
+        """Return the bytes of what no branch and no tag leads to and is a day old; with `remove`, delete it."""
+
+        def prune(git: Repo) -> int:
+            _, freed = prune_unreachable_objects(
+                git.object_store, git.refs, grace_period=STALE_AFTER_S, dry_run=not remove
+            )
+            for path in self.large_files.unused(used_large_files(git)):
+                with contextlib.suppress(FileNotFoundError):
+                    freed += path.stat().st_size
+                    if remove:
+                        path.unlink()
+            return freed
+
+        return self._write(prune)
 
     def move(self, target: Path) -> None:
         """Rename the repository's folder, after waiting for other writers.

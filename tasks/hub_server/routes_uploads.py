@@ -101,7 +101,7 @@ def request_uploads(
     objects = []
     for item in batch.objects:
         answer: dict[str, object] = {"oid": item.oid, "size": item.size}
-        if target.repository.large_files.size(item.oid) != item.size:
+        if not target.repository.large_files.renew(item.oid, item.size):
             answer["actions"] = {"upload": _upload_action(request, target, item)}
         objects.append(answer)
     return {"transfer": "basic", "objects": objects}

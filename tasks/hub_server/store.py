@@ -91,6 +91,15 @@ class Store:
                     if leftover.stat().st_mtime < oldest:
                         shutil.rmtree(leftover, ignore_errors=True)
 
+    def prune(self, *, remove: bool) -> int:
+        """Return the bytes of what no branch and no tag of a repository leads to; with `remove`, delete it."""
+        freed = 0
+        for kind in KINDS:
+            for _, _, repository in self.list(kind):
+                with contextlib.suppress(HubError):  # another process has deleted the repository
+                    freed += repository.prune(remove=remove)
+        return freed
+
     def list(self, kind: str) -> Iterator[tuple[str, str, Repository]]:
         """Yield namespace, name and repository of all repositories of a kind, by name.
 

@@ -27,6 +27,7 @@ from params.schema import Launch, Metrics, Model, ObjectiveChoice, Training
 from tasks.mirror.upload import mirrored
 from tasks.stages import read_report, save_report
 from tasks.training.report import TrainingReport
+from tasks.training.run_folders import prune_superseded
 from tasks.training.supervisor import supervise
 from tasks.training.versions import git_commit, versions
 from trainer import objectives
@@ -85,6 +86,7 @@ def train(
             with mirrored(artifacts, launch, job.folder.name):
                 supervise(job, _checkpoint_chooser(job))
         report = _collect(artifacts, job, commit)
+        prune_superseded(artifacts)
         if "DVC_STAGE" not in os.environ:
             shutil.rmtree(job.folder)
     return report

@@ -35,6 +35,7 @@ HARMLESS = {module_of(place): reason for place, reason in HARMLESS_CODE.items()}
     "tasks.training.causes": "words the error of a training",
     "tasks.training.processes": "starts and ends the processes of a training",
     "tasks.training.ranks": "watches a training",
+    "tasks.training.run_folders": "deletes the checkpoints of other runs",
     "tasks.training.supervisor": "watches a training",
     "tasks.hub_server": "stands in for the real Hub; what is published does not depend on it",
 }

@@ -1,0 +1,135 @@
+"""`evergreen clean`: show what nothing needs any more, and delete it.
+
+- in .scratch, runs that a later run of their recipe has superseded, damaged checkpoints, and the runs of `verify-resume`
+- objects in DVC's cache that no branch, no tag and none of the last releases uses
+- objects of the local Hub that no branch and no tag leads to
+
+What a release or an unfinished run needs stays. Nothing is deleted while a stage or a flow runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import typer
+
+from flows import dvc_cache
+from flows.locks import clear_stale_locks
+from params import HubRefusedError, TransientError
+from params.artifacts import Artifacts
+from tasks.hub_client.connection import LOCAL_FOLDER
+from tasks.hub_server.store import Store
+from tasks.releases.recorded_data import recorded_data
+from tasks.training.run_folders import superseded
+from trainer.runtime.lifetime import exclusive
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Unneeded:
+    """Something that can be deleted."""
+
+    what: str
+    size: int
+    """In bytes."""
+    delete: Callable[[], object]
+
+
+def clean(*, releases: int, unfinished: bool, yes: bool) -> None:
+    """Show what nothing needs, ask, and delete it.
+
+    Args:
+        releases: how many of the last releases of each recipe keep their data in DVC's cache.
+        unfinished: whether to delete the newest run of each recipe, too.
+        yes: do not ask.
+
+    Raises:
+        TransientError: a stage or a flow runs.
+        EvergreenError: DVC cannot say what it uses.
+    """
+    needed = _needed_by_releases(releases)
+    found = list(_unneeded(needed, unfinished=unfinished))
+    for one in found:
+        print(f"{_size(one.size):>10}  {one.what}")
+    total = _size(sum(one.size for one in found))
+    if not found:
+        print("There is nothing to delete.")
+    elif not yes and not sys.stdin.isatty():
+        print(f"Nothing was deleted. To delete these {total}, add --yes.")
+    elif yes or typer.confirm(f"Delete {total}?"):
+        with _no_stage_runs():
+            for one in _unneeded(needed, unfinished=unfinished):  # again, because a stage may have run since
+                one.delete()
+        print(f"Deleted {total}.")
+
+
+def _needed_by_releases(last: int) -> set[str] | None:
+    """Return the hashes of the data of the last releases; None if a Hub does not answer, or DVC is not used here."""
+    if not Path(".dvc").is_dir():
+        return None
+    try:
+        return set().union(*(recorded_data(recipe.recipe_path, last=last) for recipe in _recipes()))
+    except (HubRefusedError, TransientError) as error:
+        print(f"DVC's cache is left alone, because it is unknown what releases need: {error}")
+        return None
+
+
+def _unneeded(needed: set[str] | None, *, unfinished: bool) -> Iterator[Unneeded]:
+    for recipe in _recipes():
+        runs = superseded(recipe, keep=0 if unfinished else 1)
+        damaged = [path for path in recipe.checkpoints.glob("*/broken-*") if path.parent not in runs]
+        whys = {"superseded run": runs, "damaged checkpoint": damaged, "of `verify-resume`": [recipe.verify_resume]}
+        for why, folders in whys.items():
+            for folder in filter(Path.exists, folders):
+                delete = partial(shutil.rmtree, folder, ignore_errors=True)
+                yield Unneeded(f"{folder}: {why}", _folder_size(folder), delete)
+    if needed is not None and (size := dvc_cache.unused(needed)):
+        what = ".dvc/cache: objects that no branch, no tag and no recent release uses"
+        yield Unneeded(what, size, partial(dvc_cache.unused, needed, remove=True))
+    hub = Store(Path(LOCAL_FOLDER))
+    if size := hub.prune(remove=False):
+        what = f"{LOCAL_FOLDER}: objects that no branch and no tag leads to"
+        yield Unneeded(what, size, partial(hub.prune, remove=True))
+
+
+def _recipes() -> list[Artifacts]:
+    return [Artifacts(path.stem) for path in sorted(Path("params").glob("*.yaml"))]
+
+
+@contextlib.contextmanager
+def _no_stage_runs() -> Iterator[None]:
+    """Hold the locks of every recipe.
+
+    Raises:
+        TransientError: a flow, a training or another stage runs.
+    """
+    with contextlib.ExitStack() as held:
+        for recipe in _recipes():
+            for path in (recipe.flow_lock, recipe.train_lock, recipe.mirror_lock, recipe.verify_resume_lock):
+                held.enter_context(exclusive(path, f"a command of {recipe.recipe}"))
+        clear_stale_locks(logger)
+        owners = Path(".dvc/tmp/rwlock")
+        if owners.exists() and any(json.loads(owners.read_text(encoding="utf-8")).values()):
+            raise TransientError(str(owners), "DVC runs a stage", "wait until it ends, or stop it")
+        yield
+
+
+def _folder_size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
