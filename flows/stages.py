@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from prefect import Task
 from prefect.client.schemas.objects import State, TaskRun
 
-from flows import child_process, dvc_stage
+from flows import child_process, dvc_stage, unwatched_sources
 from flows.child_process import CompletedCommand
 from params import (
     EvergreenError,
@@ -22,7 +22,6 @@ from params import (
 )
 from params.artifacts import Artifacts
 from params.errors import class_of
-from params.schema import Function, Sql
 
 StageOutcome: TypeAlias = Literal["ran", "restored", "unchanged"]
 """Its command ran, DVC restored the outputs of the same work from its cache, or there was nothing to do."""
@@ -62,10 +61,12 @@ def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = Fal
         EvergreenError: the error of the stage; a `TransientError` if the same call may succeed later.
     """
     name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
-    force = force or (stage == "ingest" and _source_is_unwatched(artifacts))
+    force = force or (stage == "ingest" and unwatched_sources.reads_again(artifacts, log))
     if not force and not dvc_stage.is_stale(name):
         outdated = _outdated_on_hub(stage, artifacts, log)
         if outdated is None:
+            if stage == "train":
+                unwatched_sources.record(stage, artifacts, None)
             log.info("%s: nothing has changed", name)
             return "unchanged"
         log.warning("%s: %s", name, outdated)
@@ -75,8 +76,10 @@ def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = Fal
     grace_s = _grace_s(stage, artifacts)
     done = child_process.run("flows.dvc_stage", arguments, log, grace_s=grace_s, environment=result_file)
     result = command_result.read(artifacts.command_result)
-    if done.status:
-        raise _error(name, done, result)
+    error = _error(name, done, result) if done.status else None
+    unwatched_sources.record(stage, artifacts, error)
+    if error:
+        raise error
     return "ran" if result else "restored"
 
 
@@ -87,12 +90,6 @@ def _grace_s(stage: str, artifacts: Artifacts) -> float:
     launch = load(artifacts.recipe_path).launch
     upload_s = 0.0 if launch.mirror == "none" else launch.grace_s
     return max(child_process.GRACE_S, launch.grace_s + upload_s + _END_S)
-
-
-def _source_is_unwatched(artifacts: Artifacts) -> bool:
-    """Whether DVC cannot see that the rows of the source changed."""
-    source = load(artifacts.recipe_path).data.source
-    return isinstance(source, Sql) or (isinstance(source, Function) and source.refresh)
 
 
 def _outdated_on_hub(stage: str, artifacts: Artifacts, log: child_process.Logger) -> str | None:

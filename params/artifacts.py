@@ -74,6 +74,8 @@ class Artifacts:
     """Checkpoints that wait for their upload to a Hub, one folder for each key of a run."""
     mirror_lock = _Below("scratch", "mirror.lock")
     """Held by the process that uploads checkpoints."""
+    rows_taken = _Below("scratch", "rows-taken")
+    """Written when the flow has read the rows of an unfinished run, from a source that DVC cannot watch."""
     receipt_log_lock = _Below("scratch", "receipt-log.lock")
     """Held by the process that writes to the log of receipts."""
     server_log = _Below("scratch", "prefect-server.log")

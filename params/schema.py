@@ -18,6 +18,7 @@ PositiveInt = Annotated[int, Field(gt=0, le=_MAX_INT)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=_MAX_INT)]
 Seconds = Annotated[float, Field(gt=0.0, le=31_536_000.0)]
 """A time limit of at most a year; Python's timers fail above a few hundred years."""
+Hours = Annotated[float, Field(ge=0.0, le=8_760.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 IMPORTABLE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 Importable = Annotated[str, Field(pattern=IMPORTABLE)]
@@ -124,7 +125,7 @@ class HubDataset(Section):
 
 
 class Sql(Section):
-    """Rows from a query. The flow repeats it in every run, because DVC cannot watch a database."""
+    """Rows from a query. The flow repeats it in every run (`launch.keep_rows_hours`): DVC cannot watch a database."""
 
     kind: Literal["sql"]
     url: str
@@ -142,7 +143,8 @@ class Function(Section):
     arguments: dict[str, Any] = {}
     """Keyword arguments of the function."""
     refresh: bool = False
-    """Call the function in every run of the flow, even if no file that DVC watches has changed."""
+    """Call the function in every run of the flow, even if no file that DVC watches has changed; see
+    `launch.keep_rows_hours`."""
 
 
 class Split(Section):
@@ -378,6 +380,9 @@ class Launch(Section):
     grace_s: Seconds = 15.0
     """Seconds to write a last checkpoint when the training is stopped (SIGTERM, Ctrl-C). A Prefect worker kills a flow
     after 30 s."""
+    keep_rows_hours: Hours = 168.0
+    """How long an interrupted run of the flow keeps its rows, so that it can be finished, although a source of kind `sql`
+    or with `refresh` may have new ones. After this many hours it is given up, and the next run takes the new rows."""
 
     @validate_model(mode="after")
     def _fits_its_machines(self) -> Launch:

@@ -120,3 +120,16 @@ def test_a_recipe_that_is_not_there_is_named(finished: Project, recipe: str, wor
     out = finished.run("python", "-m", "flows.cli", "run", recipe, ok=False)
     assert words in out
     assert "Traceback" not in out
+
+
+def test_clean_deletes_nothing_that_dvc_needs(finished: Project) -> None:
+    shown = finished.run("python", "-m", "flows.cli", "clean", "--releases", "1")
+    assert ".dvc/cache: objects that no branch, no tag and no recent release uses" in shown
+    assert "To delete these" in shown
+    assert "Deleted" in finished.run("python", "-m", "flows.cli", "clean", "--releases", "1", "--yes")
+    assert "There is nothing to delete." in finished.run("python", "-m", "flows.cli", "clean", "--releases", "1")
+    stale = finished.run("dvc", "status")
+    shutil.rmtree(finished.root / "runs/tiny/model")
+    shutil.rmtree(finished.root / "runs/tiny/raw")
+    finished.run("dvc", "checkout", "-q", "--force", "ingest@tiny", "train@tiny")
+    assert finished.run("dvc", "status") == stale

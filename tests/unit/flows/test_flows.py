@@ -15,7 +15,7 @@ import psutil
 import pytest
 from prefect.client.schemas.objects import StateType
 
-from flows import child_process, stages
+from flows import child_process, stages, unwatched_sources
 from flows.artifacts import metrics_table, named_if_kept, summary, table_rows
 from flows.child_process import CompletedCommand
 from flows.locks import clear_stale_locks
@@ -142,6 +142,67 @@ class TestClearStaleLocks:
         lock = self.put(tmp_path, '{"write": {"')
         clear_stale_locks(log, tmp_path)
         assert not lock.exists()
+
+
+class TestUnwatchedSources:
+    """A source that DVC cannot watch is read in every run of the flow, but not while a run with its rows is unfinished."""
+
+    @pytest.fixture
+    def artifacts(self, tmp_path, monkeypatch) -> Artifacts:
+        monkeypatch.chdir(tmp_path)
+        self.write({"kind": "sql", "url": "sqlite:///rows.db", "query": "SELECT 1"})
+        self.stale(monkeypatch, "train")
+        return Artifacts("tiny")
+
+    def write(self, source: dict) -> None:
+        content = tiny.recipe({"launch.keep_rows_hours": 2.0})
+        tiny.write(Path("params/tiny.yaml"), content | {"data": {"source": source}})
+
+    def stale(self, monkeypatch, *names: str) -> None:
+        monkeypatch.setattr("flows.dvc_stage.is_stale", lambda name: name.split("@")[0] in names)
+
+    def test_it_is_read_in_every_run(self, artifacts) -> None:
+        assert unwatched_sources.reads_again(artifacts, log)
+        unwatched_sources.record("ingest", artifacts, None)
+        unwatched_sources.record("train", artifacts, None)
+        assert unwatched_sources.reads_again(artifacts, log)
+
+    @pytest.mark.parametrize("stage", ["validate", "tokenize", "train"])
+    def test_an_interrupted_run_keeps_its_rows(self, artifacts, monkeypatch, caplog, stage) -> None:
+        unwatched_sources.record("ingest", artifacts, None)
+        self.stale(monkeypatch, stage)
+        for error in (KilledError("a", "b", "c"), StorageError("a", "b", "c"), TransientError("a", "b", "c")):
+            unwatched_sources.record(stage, artifacts, error)
+            with caplog.at_level(logging.INFO, logger="test"):
+                assert not unwatched_sources.reads_again(artifacts, log)
+        assert "ingest@tiny: keeps the rows of 0.0 hours ago" in caplog.text
+
+    def test_an_old_run_is_given_up(self, artifacts, caplog) -> None:
+        unwatched_sources.record("ingest", artifacts, None)
+        for hours, gives_up in ((1.9, False), (2.1, True)):
+            then = time.time() - hours * 3600
+            os.utime(artifacts.rows_taken, (then, then))
+            assert unwatched_sources.reads_again(artifacts, log) is gives_up
+        assert "gave up the unfinished run of 2.1 hours ago" in caplog.text
+
+    @pytest.mark.parametrize("kind", [DataError, ModelError, RecipeError])
+    def test_rows_that_fail_again_are_not_kept(self, artifacts, kind) -> None:
+        unwatched_sources.record("ingest", artifacts, None)
+        unwatched_sources.record("train", artifacts, kind("a", "b", "c"))
+        assert unwatched_sources.reads_again(artifacts, log)
+
+    def test_a_run_that_dvc_has_finished_keeps_nothing(self, artifacts, monkeypatch) -> None:
+        unwatched_sources.record("ingest", artifacts, None)
+        self.stale(monkeypatch, "evaluate", "publish")
+        assert unwatched_sources.reads_again(artifacts, log)
+
+    def test_other_sources_are_left_to_dvc(self, artifacts) -> None:
+        self.write({"kind": "files", "train": "rows.csv"})
+        assert not unwatched_sources.reads_again(artifacts, log)
+        self.write({"kind": "function", "function": "rows:rows"})
+        assert not unwatched_sources.reads_again(artifacts, log)
+        self.write({"kind": "function", "function": "rows:rows", "refresh": True})
+        assert unwatched_sources.reads_again(artifacts, log)
 
 
 class TestErrors:
