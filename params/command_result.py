@@ -19,6 +19,8 @@ VARIABLE = "EVERGREEN_COMMAND_RESULT"
 """Environment variable: path of the file for the result."""
 _SUCCEEDED = "succeeded"
 _SIZE = 16 * 1024
+_reserved: list[Path] = []
+"""The file for the result of this command; empty if its starter reserved none."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,23 @@ def reported() -> Iterator[None]:
 
     Processes that the block starts do not inherit the file: they are not the command whose result it is.
     """
-    path = os.environ.pop(VARIABLE, None)
+    outer, path = list(_reserved), os.environ.pop(VARIABLE, None)
+    _reserved[:] = [Path(path)] if path else []
     try:
         yield
     except EvergreenError as error:
-        if path:
-            write(Path(path), error)
+        report(error)
         raise
-    if path:
-        write(Path(path), None)
+    else:
+        report(None)
+    finally:
+        _reserved[:] = outer
+
+
+def report(error: EvergreenError | None) -> None:
+    """Write how this command ends to the file that its starter reserved, if it did."""
+    for path in _reserved:
+        write(path, error)
 
 
 def write(path: Path, error: EvergreenError | None) -> None:

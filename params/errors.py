@@ -15,7 +15,7 @@
         ├── PreemptedError the training was asked to stop, and left a checkpoint
         ├── InputsChangedError   the recipe or the code was edited while a stage ran
         ├── StaleBlessingError   another model was published after the gate compared with the champion
-        └── StalledError   a process of a training made no progress
+        └── StalledError   a stage, or a process of a training, made no progress
 
 `exit_code` follows sysexits.h. Only errors under `TransientError` are worth a retry. An error crosses processes as JSON
 (`to_json`, `error_from_json`); no process parses printed text.
@@ -175,4 +175,4 @@ class StaleBlessingError(TransientError):
 
 
 class StalledError(TransientError):
-    """A process of a training made no progress."""
+    """A stage, or a process of a training, made no progress."""

@@ -372,6 +372,9 @@ class Launch(Section):
     """Free port on that machine."""
     out_of_memory_retries: NonNegativeInt = 1
     """How many times to halve the micro-batch when memory runs out. The global batch stays the same."""
+    stage_timeout_s: Seconds = 3600.0
+    """End a stage that makes no progress for this many seconds: no row is read, no batch is scored. A training has
+    `stall_timeout_s` as well, an upload `publish.timeout_s`."""
     stall_timeout_s: Seconds = 600.0
     """End the training when a process makes no progress for this many seconds, not even one micro-batch."""
     mirror: Literal["none", "last", "all"] = "none"

@@ -1,14 +1,76 @@
-"""Progress as log lines every few seconds, for a terminal and for the log of a flow run."""
+"""The progress of a stage: log lines every few seconds, and the end of a stage that makes none."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import TypeVar
+
+import psutil
+
+from params import StalledError, command_result
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_STEP_S = 1.0
+"""Seconds between two looks at the progress."""
+_moved = threading.Event()
+
+
+def made_progress() -> None:
+    """Note that the stage makes progress; costs less than a microsecond."""
+    if not _moved.is_set():
+        _moved.set()
+
+
+@contextlib.contextmanager
+def time_limit(stage: str, limit_s: float) -> Iterator[None]:
+    """End this process and its children with a `StalledError` once the block makes no progress for `limit_s`.
+
+    The process ends from another thread, because nothing else interrupts a call into a library, such as a query.
+    """
+    ended, worker = threading.Event(), threading.get_ident()
+
+    def watch() -> None:
+        idle_s = 0.0
+        while not ended.wait(
+            _STEP_S
+        ):  # counted in steps, so that time in which this process was suspended does not count
+            idle_s = 0.0 if _moved.is_set() else idle_s + _STEP_S
+            _moved.clear()
+            if idle_s >= limit_s:
+                _end(stage, idle_s, sys._current_frames()[worker])  # noqa: SLF001 (documented)
+
+    made_progress()
+    thread = threading.Thread(target=watch, name="time limit", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _end(stage: str, idle_s: float, frame: FrameType) -> None:
+    stack = traceback.extract_stack(frame)
+    own = [f for f in stack if not f.filename.startswith(("<", sys.prefix, sys.base_prefix))] or stack
+    place = f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}"
+    fix = "find out what it waits for there; if it is only slow, raise launch.stage_timeout_s"
+    error = StalledError(stage, f"made no progress for {idle_s:.0f} s, at {place}", fix)
+    command_result.report(error)
+    sys.stdout.flush()
+    print(*traceback.format_list(stack), f"\n{type(error).__name__}: {error}", sep="", file=sys.stderr, flush=True)
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    os._exit(error.exit_code)
 
 
 def progress(items: Iterable[T], *, what: str, total: int | None = None, every_s: float = 5.0) -> Iterator[T]:
@@ -18,6 +80,7 @@ def progress(items: Iterable[T], *, what: str, total: int | None = None, every_s
     """
     start = last = time.monotonic()
     for count, item in enumerate(items):
+        made_progress()
         now = time.monotonic()
         if count and now - last >= every_s:  # no rate is known before the first item is done
             last = now

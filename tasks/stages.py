@@ -19,6 +19,7 @@ import pydantic
 from params import DataError, InputsChangedError, ModelError, Recipe, load
 from params.artifacts import Artifacts, storage_errors, write_whole
 from params.dvc_files import Inputs
+from tasks.progress import time_limit
 
 FUNCTIONS = {
     "ingest": "tasks.ingestion.stage:ingest",
@@ -91,7 +92,7 @@ def run(stage: str, recipe_path: Path) -> Report:
             raise DataError(str(folder), f"{stage} needs what {maker} makes, and it is missing", fix)
     if "model" in _NEEDED.get(stage, {}):
         _check_model(artifacts, recipe)
-    with storage_errors(artifacts.run):
+    with time_limit(stage, _limit_s(stage, recipe)), storage_errors(artifacts.run):
         report = function(stage)(artifacts, **arguments(stage, recipe), **_also(stage, inputs))
     inputs.check()
     return report
@@ -110,6 +111,12 @@ def _check_model(artifacts: Artifacts, recipe: Recipe) -> None:
     if trained != Job.of(recipe, artifacts).folder.name:
         what = f"the model is that of run {trained}, which had another recipe, other code or other data"
         raise InputsChangedError(str(report), what, f"run `evergreen train {artifacts.recipe_path}`, or the whole flow")
+
+
+def _limit_s(stage: str, recipe: Recipe) -> float:
+    """How long a stage may make no progress; waits with a limit of their own come on top."""
+    own = {"train": recipe.launch.stall_timeout_s, "publish": recipe.publish.timeout_s}
+    return recipe.launch.stage_timeout_s + own.get(stage, 0.0)
 
 
 def flatten(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from params import DataError
+from tasks.progress import made_progress
 
 BATCH_ROWS = 512
 """The most rows that are in memory as Python objects."""
@@ -46,8 +47,9 @@ def to_batches(rows: AddressedRows) -> Batches:
     Raises:
         DataError: a column holds values of several types, or of a type that Parquet does not have.
     """
+    counted = _each(rows)
     with contextlib.closing(rows):
-        while chunk := list(islice(rows, BATCH_ROWS)):
+        while chunk := list(islice(counted, BATCH_ROWS)):
             addresses = [address for address, _ in chunk]
             names = dict.fromkeys(name for _, row in chunk for name in row)
             _check_names(names, chunk)
@@ -55,6 +57,13 @@ def to_batches(rows: AddressedRows) -> Batches:
             if not columns:
                 raise DataError(addresses[0], "the row has no columns", "give every row at least one column")
             yield Batch(pa.RecordBatch.from_arrays(columns, names=list(names)), addresses.__getitem__)
+
+
+def _each(rows: AddressedRows) -> AddressedRows:
+    """Yield rows; each one is progress, because a source may take minutes for a row."""
+    for row in rows:
+        made_progress()
+        yield row
 
 
 def readable(batch: Batch) -> tuple[Batch, list[dict[str, Any]]]:

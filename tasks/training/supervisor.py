@@ -19,6 +19,7 @@ from pathlib import Path
 
 from params import EvergreenError, MemoryExhaustedError, PreemptedError
 from params.artifacts import storage_errors
+from tasks.progress import made_progress
 from tasks.training import causes, processes, rendezvous
 from tasks.training.ranks import Ranks
 from trainer.checkpoints.sealed import FINISHED
@@ -112,6 +113,7 @@ class Attempt:
         """Return when all processes have ended, or must be ended."""
         stop_asked_at = failed_at = None
         while not _has_ended(process):
+            made_progress()  # the time limit here is that of the ranks
             self._ranks.poll()
             now = time.monotonic()
             if self._signals.first:
