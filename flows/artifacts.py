@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import httpx
+from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
@@ -22,6 +26,16 @@ KEPT = "Kept the champion"
 """Name of the final state of a run whose model did not replace the published one."""
 
 
+@contextlib.contextmanager
+def _unless_server_is_away() -> Iterator[None]:
+    """Log that the server does not answer, and go on: the reports are in runs/, too."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        get_run_logger().warning("Prefect's UI will not show this report: the server does not answer: %s", error)
+
+
+@_unless_server_is_away()
 def show_report(stage: str, artifacts: Artifacts, outcome: str) -> None:
     """Add the report of `stage` to the current task run as a Prefect artifact, and a link to the release."""
     path = artifacts.report(stage)
@@ -45,6 +59,7 @@ def show_report(stage: str, artifacts: Artifacts, outcome: str) -> None:
             create_link_artifact(link, link_text=text, key=f"{key}-link", description=description)
 
 
+@_unless_server_is_away()
 def link_report(artifacts: Artifacts, *, renew: bool) -> None:
     """Add a link to the run's page, which is on the machine that ran it, to the flow run.
 

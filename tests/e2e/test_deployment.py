@@ -10,15 +10,23 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.support.project import STAGES, Project, copy_project, free_port, wait_for, write_sentences
+from tests.support.project import STAGES, Project, ServedProject, copy_project, wait_for, write_sentences
 
 TINY = """
   - <<: *retrain
     name: tiny
     parameters: {recipe: tiny}
+"""
+SLOW_STEPS = """
+import pathlib, time
+from transformers import TrainerCallback
+
+class SlowSteps(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if pathlib.Path("slow").exists():
+            time.sleep(1)
 """
 EVERY_MINUTE = """
   - <<: *retrain
@@ -29,32 +37,14 @@ EVERY_MINUTE = """
 """
 
 
-class Deployed(Project):
+class Deployed(ServedProject):
     """A project with a Prefect server and a worker, started as the README says."""
-
-    def __init__(self, root: Path, home: Path) -> None:
-        super().__init__(root, home)
-        port = free_port()
-        self.api = httpx.Client(base_url=f"http://127.0.0.1:{port}/api", timeout=30)
-        self.environment |= {
-            "PREFECT_API_URL": str(self.api.base_url).rstrip("/"),
-            "PREFECT_SERVER_API_PORT": str(port),
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
-        }
-
-    def healthy(self) -> bool:
-        try:
-            return self.api.get("health").status_code == 200
-        except httpx.TransportError:
-            return False
 
     def start_worker(self) -> None:
         self.worker = self.start("prefect", "worker", "start", "--pool", "local", log="worker.log")
 
     def ask(self, what: str, **body: object) -> list[dict]:
-        answer = self.api.post(f"{what}/filter", json=body)
-        answer.raise_for_status()
-        return answer.json()
+        return self.post(f"{what}/filter", **body)
 
     def runs(self, deployment: str = "tiny") -> list[dict]:
         """Flow runs of a deployment, the newest first."""
@@ -76,26 +66,27 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     root = tmp_path_factory.mktemp("deployed")
     copy_project(root)
     made = Deployed(root, tmp_path_factory.mktemp("prefect-server"))
+    made.environment["PREFECT_WORKER_QUERY_SECONDS"] = "1"
     with (root / "prefect.yaml").open("a", encoding="utf-8") as file:
         file.write(TINY)
     try:
         made.run("git", "init", "-q", "-b", "main")
-        made.start("prefect", "server", "start", log="server.log")
-        wait_for(made.healthy, "the server", 90)
+        made.start_server()
         made.run("prefect", "work-pool", "create", "local", "--type", "process")
+        made.run("prefect", "work-queue", "create", "retrain", "--pool", "local", "--limit", "1")
         made.run("prefect", "--no-prompt", "deploy", "--all")
+        made.run("python", "-m", "flows.cli", "watch")
         made.start_worker()
         yield made
     finally:
         made.end()
-        made.api.close()
 
 
-def test_the_default_recipe_is_scheduled_and_never_overlaps(deployed: Deployed) -> None:
+def test_the_default_recipe_is_scheduled(deployed: Deployed) -> None:
     found = {d["name"]: d for d in deployed.ask("deployments")}
     assert found["default"]["schedules"][0]["schedule"]["cron"] == "0 3 * * *"
-    assert found["default"]["concurrency_options"]["collision_strategy"] == "ENQUEUE"
-    assert found["default"]["global_concurrency_limit"]["limit"] == 1
+    assert found["default"]["work_queue_name"] == "retrain"
+    assert found["default"]["global_concurrency_limit"] is None
 
 
 def test_a_run_that_is_asked_for_completes(deployed: Deployed) -> None:
@@ -109,6 +100,14 @@ def test_a_run_that_is_asked_for_completes(deployed: Deployed) -> None:
     artifacts = deployed.ask("artifacts", flow_runs={"id": {"any_": [run["id"]]}})
     assert {f"{stage}-tiny" for stage in STAGES} <= {a["key"] for a in artifacts}
     assert deployed.repro() == []
+
+
+def test_a_second_run_waits_for_the_first(deployed: Deployed) -> None:
+    for _ in range(2):
+        deployed.run("prefect", "deployment", "run", "retrain/tiny")
+    wait_for(lambda: all(run["state"]["type"] == "COMPLETED" for run in deployed.runs()), "both runs to complete", 150)
+    first, second = sorted(deployed.runs()[:2], key=lambda run: run["start_time"])
+    assert first["end_time"] <= second["start_time"]
 
 
 def test_a_killed_stage_is_tried_again_and_goes_on(deployed: Deployed) -> None:
@@ -137,6 +136,41 @@ def test_a_killed_worker_leaves_no_trainer_and_the_next_run_goes_on(deployed: De
     wait_for(lambda: state(deployed, lost) != "RUNNING", "the lost run to be noticed", 60)
     deployed.run("prefect", "deployment", "run", "retrain/tiny", "--watch")
     assert "resumes at step" in deployed.logs(deployed.runs()[0])
+
+
+@pytest.mark.parametrize(
+    ("steps", "away_s"), [(150, 0), pytest.param(1000, 600, marks=[pytest.mark.slow, pytest.mark.timeout(2400)])]
+)
+def test_a_run_survives_an_absent_server(deployed: Deployed, steps: int, away_s: int) -> None:
+    """The short form has no server for the rest of the run, the long form for ten minutes of the training."""
+    (deployed.root / "params/slow_steps.py").write_text(SLOW_STEPS, encoding="utf-8")
+    recipe = deployed.root / "params/tiny.yaml"
+    text = re.sub(r"max_steps: \d+", f"max_steps: {steps}", recipe.read_text(encoding="utf-8"))
+    text = text.replace("training:\n", "training:\n  callbacks: ['params.slow_steps:SlowSteps']\n")
+    recipe.write_text(text, encoding="utf-8")
+    deployed.edit("dvc.yaml", "trainer/losses.py}", "params/slow_steps.py}")
+    slow = deployed.root / "slow"
+    slow.touch()
+    before = published(deployed)
+    deployed.run("prefect", "deployment", "run", "retrain/tiny")
+    wait_for(lambda: checkpoints(deployed), "a checkpoint", 180)
+    run = deployed.runs()[0]
+    deployed.stop_server()
+    if away_s:
+        time.sleep(away_s)
+        assert deployed.processes("trainer.worker")
+    else:
+        slow.unlink()
+        wait_for(lambda: published(deployed) > before, "the last stage", 150)
+    deployed.start_server()
+    slow.unlink(missing_ok=True)
+    wait_for(
+        lambda: state(deployed, run) not in {"RUNNING", "CRASHED"}, "the run to be reported", 1200 if away_s else 150
+    )
+    history = deployed.api.get("flow_run_states/", params={"flow_run_id": run["id"]}).json()
+    assert [entry["type"] for entry in history][-2:] == ["RUNNING", "COMPLETED"], history
+    assert published(deployed) == before + 1
+    assert deployed.worker.poll() is None
 
 
 def test_bad_rows_fail_the_run_at_validate_without_retries(deployed: Deployed) -> None:
@@ -178,6 +212,11 @@ def test_a_run_that_is_due_appears_and_runs_by_itself(deployed: Deployed) -> Non
 
 def checkpoints(project: Project) -> list[Path]:
     return list((project.root / ".scratch/tiny/checkpoints").glob("*/checkpoint-*"))
+
+
+def published(project: Project) -> int:
+    """How often the last stage has ended since the worker started."""
+    return (project.root / "worker.log").read_text(encoding="utf-8").count("publish: done in")
 
 
 def state(project: Deployed, run: dict) -> str:
