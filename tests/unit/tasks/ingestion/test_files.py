@@ -66,6 +66,12 @@ def test_jsonl_keeps_types_and_missing_keys_are_null(tmp_path: Path) -> None:
     assert addresses(tmp_path, "a.jsonl") == ["a.jsonl:1", "a.jsonl:3", "a.jsonl:5"]
 
 
+def test_empty_object_inside_another_one_becomes_null(tmp_path: Path) -> None:
+    written = [{"a": {"b": {}}, "c": [{}, {"d": {}}]}, {"a": {"b": {}}, "c": []}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, written)), encoding="utf-8")
+    assert rows(tmp_path, "a.jsonl") == [{"a": {"b": None}, "c": [None, {"d": None}]}, {"a": {"b": None}, "c": []}]
+
+
 def test_only_line_feeds_end_a_jsonl_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text":\r"x"}\r\n{"text": "y"}')
     assert addresses(tmp_path, "a.jsonl") == ["a.jsonl:1", "a.jsonl:2"]
