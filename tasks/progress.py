@@ -40,9 +40,8 @@ def time_limit(stage: str, limit_s: float) -> Iterator[None]:
 
     def watch() -> None:
         idle_s = 0.0
-        while not ended.wait(
-            _STEP_S
-        ):  # counted in steps, so that time in which this process was suspended does not count
+        # Counted in steps, so that time in which this process was suspended does not count.
+        while not ended.wait(_STEP_S):
             idle_s = 0.0 if _moved.is_set() else idle_s + _STEP_S
             _moved.clear()
             if idle_s >= limit_s:

@@ -40,6 +40,10 @@ EVERY_MINUTE = """
 class Deployed(ServedProject):
     """A project with a Prefect server and a worker, started as the README says."""
 
+    def __init__(self, root: Path, home: Path) -> None:
+        super().__init__(root, home)
+        self.environment["PREFECT_WORKER_QUERY_SECONDS"] = "1"
+
     def start_worker(self) -> None:
         self.worker = self.start("prefect", "worker", "start", "--pool", "local", log="worker.log")
 
@@ -66,7 +70,6 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     root = tmp_path_factory.mktemp("deployed")
     copy_project(root)
     made = Deployed(root, tmp_path_factory.mktemp("prefect-server"))
-    made.environment["PREFECT_WORKER_QUERY_SECONDS"] = "1"
     with (root / "prefect.yaml").open("a", encoding="utf-8") as file:
         file.write(TINY)
     try:
