@@ -31,6 +31,7 @@ def test_run_survives_kills_of_flow_dvc_and_stage(project: Project, tmp_path: Pa
     shutil.rmtree(project.root / ".dvc" / "tmp")
     (project.root / "dvc.lock").unlink()
     shutil.rmtree(artifacts.run)
+    shutil.rmtree(project.root / ".scratch")  # it has the finished run until the next command
 
     flow = ("python", "-m", "flows.cli", "run", "tiny")
     dvc = ("dvc", "repro", "train@tiny")
