@@ -50,6 +50,7 @@ def test_evergreen_adds_the_flows_commands(capsys):
     assert listed("evergreen", capsys).items() - listed("python -m tasks", capsys).items() == {
         ("run", "Run every stale stage of a recipe, and publish the model."),
         ("watch", "Make the Prefect server mark lost runs as crashed."),
+        ("clean", "Show what nothing needs any more, and delete it."),
     }
 
 
