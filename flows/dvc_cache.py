@@ -19,6 +19,7 @@ def unused(needed: Collection[str], *, remove: bool = False) -> int:
     In use are the objects in dvc.lock, as it is here and on every branch and tag, and those in `needed` (MD5 hashes).
 
     Raises:
+        TransientError: another process holds DVC's lock.
         EvergreenError: DVC cannot say what is in use.
     """
     from dvc.exceptions import DvcException

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
@@ -168,6 +170,12 @@ class Repository:
         """Return the files of a commit."""
         entries = self.api.list_repo_tree(self.id, recursive=True, revision=commit)
         return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+
+    def read(self, commit: str, path: str) -> bytes:
+        """Return the content of a file of a commit."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = self.api.hf_hub_download(self.id, path, revision=commit, local_dir=folder)
+            return Path(file).read_bytes()
 
     def ensure_exists(self, *, private: bool) -> Refs:
         """Create the repository unless it exists, and return its branches and tags.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,11 +33,7 @@ def recorded_data(recipe: Path, *, last: int) -> set[str]:
         recent += [entry.commit for entry in entries if entry.is_head]
 
         def read(commit: str) -> str:
-            with tempfile.TemporaryDirectory() as folder:
-                if FILE not in repository.tree(commit):
-                    return ""
-                path = repository.api.hf_hub_download(repository.id, FILE, revision=commit, local_dir=folder)
-                return Path(path).read_text(encoding="utf-8", errors="replace")
+            return repository.read(commit, FILE).decode(errors="replace") if FILE in repository.tree(commit) else ""
 
         records = [repository.retry_until_clear(partial(read, commit)) for commit in recent]
     return {md5 for record in records for md5 in _MD5.findall(record)}

@@ -14,7 +14,6 @@ import logging
 import re
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -144,18 +143,13 @@ def _read_release(root: Path, target: str, endpoint: str) -> ReproducibleRelease
         def look() -> tuple[str, str | None, dict[str, str]]:
             commit = str(repository.api.model_info(repo_id, revision=revision).sha)
             files = repository.tree(commit)
-
-            def content(name: str) -> bytes:
-                with tempfile.TemporaryDirectory() as folder:
-                    api = repository.api
-                    return Path(api.hf_hub_download(repo_id, name, revision=commit, local_dir=folder)).read_bytes()
-
             weights = {
-                name: file.lfs.sha256 if file.lfs else hashlib.sha256(content(name)).hexdigest()
+                name: file.lfs.sha256 if file.lfs else hashlib.sha256(repository.read(commit, name)).hexdigest()
                 for name, file in files.items()
                 if name.endswith(WEIGHTS)
             }
-            return commit, content(FILE).decode(errors="replace") if FILE in files else None, weights
+            record = repository.read(commit, FILE).decode(errors="replace") if FILE in files else None
+            return commit, record, weights
 
         commit, text, weights = repository.retry_until_clear(look)
     where = f"{repo_id}@{commit}"

@@ -30,14 +30,8 @@ for stage in ("ingest", "validate", "tokenize", "train"):
 
 
 def test_run_of_a_growing_source_is_finished_although_its_worker_dies(project: Project) -> None:
-    project.edit(
-        "params/tiny.yaml",
-        "kind: files, train: data/sentences.csv",
-        "kind: function, function: 'grow:rows', refresh: true",
-    )
+    project.use_source("grow", SOURCE, options=", refresh: true")
     project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 120")
-    project.edit("dvc.yaml", "data: data/sentences.csv", "data: grow.py")
-    (project.root / "grow.py").write_text(SOURCE, encoding="utf-8")
 
     kill_at_next_checkpoint(project)
     out = project.run("python", "-c", DRIVER)

@@ -17,13 +17,7 @@ def rows():
 
 
 def test_a_source_that_hangs_ends_its_stage(project: Project) -> None:
-    (project.root / "params/slow_rows.py").write_text(SOURCE, encoding="utf-8")
-    project.edit(
-        "params/tiny.yaml",
-        "kind: files, train: data/sentences.csv",
-        "kind: function, function: 'params.slow_rows:rows'",
-    )
+    project.use_source("params.slow_rows", SOURCE)
     project.edit("params/tiny.yaml", "launch: {", "launch: {stage_timeout_s: 3.0, ")
-    project.edit("dvc.yaml", "data: data/sentences.csv", "data: params/slow_rows.py")
     error = "StalledError: ingest: made no progress for 3 s, at params/slow_rows.py:8 in rows"
     assert error in project.run("dvc", "repro", "ingest@tiny", ok=False, timeout_s=90)
