@@ -153,27 +153,25 @@ def column() -> st.SearchStrategy[pa.Array]:
 
 def _array(kind: pa.DataType, numbers: list[int]) -> pa.Array:
     """Numbers as values of a type: those that the type cannot hold are null."""
-    made: list[Any] = []
-    for number in numbers:
-        if pa.types.is_list(kind):
-            value: Any = [number % 100]
-        elif pa.types.is_map(kind):
-            value = [(str(number), number % 100), (str(number), 1)]
-        elif pa.types.is_struct(kind):
-            value = {"a": str(number).encode()}
-        elif pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
-            value = b"\xff\x00" + bytes([number % 256])
-        elif pa.types.is_temporal(kind):
-            value = number
-        else:
-            value = str(number) if "string" in str(kind) else number
-        try:
-            made.append(
-                pa.scalar(value, pa.int64()).cast(kind) if pa.types.is_temporal(kind) else pa.scalar(value, kind)
-            )
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError, ValueError, TypeError):
-            made.append(None)
-    return pa.array([one.as_py() if one is not None and not pa.types.is_temporal(kind) else None for one in made], kind)
+    return pa.concat_arrays([pa.nulls(0, kind), *(_value(kind, number) for number in numbers)])
+
+
+def _value(kind: pa.DataType, number: int) -> pa.Array:
+    value: Any = str(number) if "string" in str(kind) else number
+    if pa.types.is_list(kind):
+        value = [number % 100]
+    elif pa.types.is_map(kind):
+        value = [(str(number), number % 100), (str(number), 1)]
+    elif pa.types.is_struct(kind):
+        value = {"a": str(number).encode()}
+    elif pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        value = b"\xff\x00" + bytes([number % 256])
+    try:
+        if pa.types.is_temporal(kind):
+            return pa.array([value], pa.int64() if kind.bit_width == 64 else pa.int32()).view(kind)
+        return pa.array([value], kind)
+    except (pa.ArrowNotImplementedError, OverflowError, ValueError, TypeError):
+        return pa.nulls(1, kind)
 
 
 @st.composite
