@@ -6,6 +6,7 @@ The command `dvc gc` keeps what git has committed. The hashes of a release are i
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ def unused(needed: Collection[str], *, remove: bool = False) -> int:
     from dvc.scm import NoSCM
     from dvc_data.hashfile.gc import gc
 
+    # It warns, for each output, of branches on which dvc.lock is not committed: they use nothing.
+    logging.getLogger("dvc").setLevel(logging.ERROR)
     try:
         with Repo(_wait_for_lock=True) as repo, repo.lock:  # without this lock, no stage can add an object
             has_git = not isinstance(repo.scm, NoSCM)

@@ -17,6 +17,7 @@ from flows.clean import clean
 from params import TransientError
 from params.artifacts import Artifacts
 from tests.support import tiny
+from tests.support.project import ROOT
 from trainer.runtime.lifetime import exclusive
 
 OLD, NEW = "a" * 16, "0" * 16
@@ -160,6 +161,15 @@ def test_dvc_cache_keeps_workspace_branches_tags_and_releases(versions):
     run("git", "checkout", "-qf", "branch")
     run(sys.executable, "-m", "dvc", "checkout", "-q", "--force")
     assert Path("data/rows").read_text().startswith("branch\n")
+
+
+def test_stages_that_no_branch_has_run_give_no_warnings(versions, capfd):
+    Path("dvc.yaml").write_text("stages: {one: {cmd: echo 1 > one, outs: [one]}}\n")
+    run("git", "add", "dvc.yaml")
+    run("git", "commit", "-qm", "a stage")
+    code = "from flows import dvc_cache; dvc_cache.unused(set())"
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert "missing version info" not in "".join(capfd.readouterr())
 
 
 def test_dvc_cache_without_git(versions):
