@@ -67,7 +67,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 def test_lost_runs_become_crashed_and_no_other_run_does(watched: Watched) -> None:
     """One thing after another: a busy SQLite lets the server lose events."""
-    heartbeat, fired = "prefect.flow-run.heartbeat", "prefect.automation.action.triggered"
+    heartbeat = "prefect.flow-run.heartbeat"
     endings = ("kept", "refused")
     processes = [watched.start("python", "short.py", ending, log=f"{ending}.log") for ending in endings]
     watched.wait_for_events(heartbeat, 2)
@@ -90,6 +90,3 @@ def test_lost_runs_become_crashed_and_no_other_run_does(watched: Watched) -> Non
     assert states["refused"][0] == "FAILED"
     assert states["cancelled"][0] == "CANCELLED"
     assert states["due"][0] == "SCHEDULED"
-    # The automation leaves runs that have ended alone; the server would refuse to change them, too.
-    watched.wait_for_events(fired, 2)
-    assert watched.count_events(fired) == 2
