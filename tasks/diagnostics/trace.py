@@ -61,7 +61,7 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
     tokenizer = tokens.read_tokenizer(artifacts.tokens)
     state, seed = tokens.read_state(artifacts.tokens), recipe.seed
     encoder = Encoder(objective, tokenizer, recipe.tokenization.max_length, state)
-    examples = encoder.encode(row)
+    (examples, _), *_ = encoder.encode([row])
     for i, example in enumerate(examples, start=1):
         yield f"tokens  (sequence {i} of {len(examples)}; * has a loss)", _token_lines(encoder, example)
     batch = objective.collate(examples, tokenizer)

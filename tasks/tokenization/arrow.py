@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from trainer.objectives.bases.objective import Example
@@ -21,28 +24,18 @@ def write_sequences(examples: Iterable[Example], target: Path) -> tuple[list[int
     """
     lengths: list[int] = []
     learned = 0
-    writer: pa.RecordBatchStreamWriter | None = None
-    schema: pa.Schema | None = None
-    batch: list[Example] = []
-
-    def flush() -> None:
-        nonlocal writer, schema, batch
-        if batch:
-            schema = schema or _schema(batch[0])
-            writer = writer or pa.ipc.new_stream(str(target), schema)
-            writer.write_table(pa.Table.from_pylist(batch, schema=schema))
-            batch = []
-
-    for example in examples:
-        lengths.append(len(example["input_ids"]))
-        labels = example.get("labels", 0)
-        learned += sum(label != IGNORE_INDEX for label in labels) if isinstance(labels, list) else 1
-        batch.append(example)
-        if len(batch) >= BATCH_SEQUENCES:
-            flush()
-    flush()
-    if writer:
-        writer.close()
+    remaining = iter(examples)
+    with contextlib.ExitStack() as stack:
+        writer: pa.RecordBatchStreamWriter | None = None
+        while batch := list(islice(remaining, BATCH_SEQUENCES)):
+            if writer is None:
+                schema = _schema(batch[0])
+                writer = stack.enter_context(pa.ipc.new_stream(str(target), schema))
+            columns = [pa.array([e.get(f.name) for e in batch], f.type) for f in schema]
+            written = pa.record_batch(columns, schema=schema)
+            writer.write_batch(written)
+            lengths += [len(example["input_ids"]) for example in batch]
+            learned += _count_learned(written)
     return lengths, learned
 
 
@@ -53,7 +46,7 @@ def sort_longest_first(target: Path, lengths: list[int]) -> None:
     """
     if not lengths:
         return
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    order = np.argsort([-length for length in lengths], kind="stable").tolist()
     with pa.memory_map(str(target)) as source:
         # Each holds BATCH_SEQUENCES sequences, which stay on disk until they are read.
         batches = pa.ipc.open_stream(source).read_all().to_batches()
@@ -69,3 +62,10 @@ def sort_longest_first(target: Path, lengths: list[int]) -> None:
 def _schema(example: Example) -> pa.Schema:
     kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), list: pa.list_(pa.int32())}
     return pa.schema(sorted((name, kinds[type(value)]) for name, value in example.items()))
+
+
+def _count_learned(batch: pa.RecordBatch) -> int:
+    """Return the number of labels with a loss; one per sequence unless labels are lists."""
+    if "labels" not in batch.schema.names or not pa.types.is_list(batch.schema.field("labels").type):
+        return int(batch.num_rows)
+    return int(np.count_nonzero(batch["labels"].flatten().to_numpy() != IGNORE_INDEX))

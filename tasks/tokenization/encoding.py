@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,15 @@ from params.artifacts import Artifacts
 from tasks.progress import progress
 from tasks.tokenization.arrow import sort_longest_first, write_sequences
 from tasks.tokenization.report import SplitStatistics
-from trainer.objectives.bases.objective import Example, Objective, ObjectiveState, Row
+from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 _BATCH_ROWS = 1000
+_BATCH_BYTES = 2**20
+"""The most rows, and bytes of rows, that are encoded together; tokenizers need about a hundred bytes per byte of text."""
 
 
 @dataclass(frozen=True)
@@ -33,29 +36,34 @@ class Encoder:
     max_length: int
     state: ObjectiveState
 
-    def encode(self, row: Row) -> list[Example]:
-        """Return the sequences of one row.
+    def encode(self, rows: Sequence[Row]) -> list[EncodedRow]:
+        """Return the sequences of each row.
 
         Raises:
-            DataError: the row cannot be encoded, for example because no training row has its label.
+            DataError: a row cannot be encoded, for example because no training row has its label.
         """
         try:
-            return self.objective.encode(row, self.tokenizer, self.max_length, self.state)
+            return self.objective.encode(rows, self.tokenizer, self.max_length, self.state)
         except (ValueError, KeyError, TypeError) as error:
+            if len(rows) > 1:  # one by one, to find the row
+                return [encoded for row in rows for encoded in self.encode([row])]
             what = f"cannot be encoded: {error}"
             fix = "fix the row, or add a check to validation.expectations that sets it aside"
-            raise DataError(f"row_id {row['row_id']}", what, fix) from error
+            raise DataError(f"row_id {rows[0]['row_id']}", what, fix) from error
 
-    def truncates(self, row: Row, examples: list[Example]) -> bool:
-        """Return whether some of the row is missing from its sequences."""
-        return self.objective.is_truncated(row, examples, self.tokenizer, self.max_length)
+
+def read_batches(artifacts: Artifacts, split: str) -> Iterator[list[Row]]:
+    """Yield the validated rows of a split in batches; only one of them is in memory at a time."""
+    with pq.ParquetFile(artifacts.rows / f"{split}.parquet") as file:
+        for batch in file.iter_batches(_BATCH_ROWS):
+            size = max(1, batch.num_rows * _BATCH_BYTES // max(batch.nbytes, _BATCH_BYTES))
+            for start in range(0, batch.num_rows, size):
+                yield batch.slice(start, size).to_pylist()
 
 
 def read_rows(artifacts: Artifacts, split: str) -> Iterator[Row]:
     """Yield the validated rows of a split; only a batch of them is in memory at a time."""
-    with pq.ParquetFile(artifacts.rows / f"{split}.parquet") as file:
-        for batch in file.iter_batches(_BATCH_ROWS):
-            yield from batch.to_pylist()
+    return itertools.chain.from_iterable(read_batches(artifacts, split))
 
 
 def encode_split(artifacts: Artifacts, split: str, target: Path, encoder: Encoder) -> tuple[SplitStatistics, int]:
@@ -71,19 +79,22 @@ def encode_split(artifacts: Artifacts, split: str, target: Path, encoder: Encode
     total = pq.read_metadata(source).num_rows
     truncated = unused = characters = 0
 
-    def encoded() -> Iterator[Example]:
+    def encoded_rows() -> Iterator[tuple[Row, EncodedRow]]:
+        for rows in read_batches(artifacts, split):
+            yield from zip(rows, encoder.encode(rows), strict=True)
+
+    def examples() -> Iterator[Example]:
         nonlocal truncated, unused, characters
-        for row in progress(read_rows(artifacts, split), what=f"tokenize: {split} rows", total=total):
-            examples = encoder.encode(row)
-            truncated += encoder.truncates(row, examples)
-            unused += not examples
+        for row, encoded in progress(encoded_rows(), what=f"tokenize: {split} rows", total=total):
+            truncated += encoded.is_truncated
+            unused += not encoded.examples
             characters += len(encoder.objective.text(row))
-            yield from examples
+            yield from encoded.examples
 
     if split == "train":
-        lengths, learned = write_sequences(encoder.objective.pack(encoded(), encoder.max_length), target)
+        lengths, learned = write_sequences(encoder.objective.pack(examples(), encoder.max_length), target)
     else:
-        lengths, learned = write_sequences(encoded(), target)
+        lengths, learned = write_sequences(examples(), target)
         sort_longest_first(target, lengths)
     if not lengths:
         what = f"its {total} rows give no sequence of {encoder.max_length} tokens"

@@ -33,11 +33,11 @@ class ObjectiveCase:
         texts = [self.objective.text(row) for row in self.rows]
         self.tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=280))
         self.state = self.objective.collect_state(self.rows)
-        self.examples = [e for row in self.rows for e in self.encode(row)]
+        self.examples = [e for examples, _ in self.encode(self.rows) for e in examples]
         self.objective.set_reference(self.model)
 
-    def encode(self, row):
-        return self.objective.encode(row, self.tokenizer, MAX_LENGTH, self.state)
+    def encode(self, rows, max_length=MAX_LENGTH):
+        return self.objective.encode(rows, self.tokenizer, max_length, self.state)
 
     def model(self):
         torch.manual_seed(0)
@@ -76,6 +76,18 @@ def test_sequences_respect_max_length_and_have_a_row_id(case):
             assert 1 < len(example["labels"]) <= MAX_LENGTH
         elif isinstance(example["labels"], list):
             assert len(example["labels"]) == len(example["input_ids"])
+
+
+@pytest.mark.parametrize("max_length", [6, MAX_LENGTH, 500])
+def test_row_is_encoded_as_it_is_alone(case, max_length):
+    """Whatever the batch, so that batches may be of any size."""
+    together = case.encode([*case.rows, *reversed(case.rows)], max_length)
+    alone = [encoded for row in case.rows for encoded in case.encode([row], max_length)]
+    assert together == [*alone, *reversed(alone)]
+
+
+def test_whole_row_is_not_truncated(case):
+    assert not any(is_truncated for _, is_truncated in case.encode(case.rows, 500))
 
 
 def test_padding_is_not_learned(case):
@@ -193,7 +205,7 @@ class Toy(Objective[Options]):
     example_rows = ()
     def columns(self): return {}
     def text(self, row): return ""
-    def encode(self, row, tokenizer, max_length, state): return []
+    def encode(self, rows, tokenizer, max_length, state): return []
     def collate(self, examples, tokenizer): return {}
     def model_class(self): return None
     def score_batch(self, model, batch, tokenizer): return None

@@ -10,6 +10,7 @@ OBJECTIVE = '''
 from __future__ import annotations
 
 from trainer.objectives.bases.likelihood import Likelihood, label_losses, token_metrics, token_scores, token_statistics
+from trainer.objectives.bases.objective import EncodedRow
 from trainer.objectives.bases.padding import pad_batch
 from params.schema import Section
 
@@ -37,9 +38,14 @@ class Reversal(Likelihood[Options]):
     def text(self, row):
         return row[self.options.sentence_column]
 
-    def encode(self, row, tokenizer, max_length, state):
-        ids = tokenizer(self.text(row), add_special_tokens=False)["input_ids"][:max_length]
-        return [{"row_id": row["row_id"], "input_ids": ids, "labels": ids[::-1]}]
+    def encode(self, rows, tokenizer, max_length, state):
+        texts = [self.text(row) for row in rows]
+        encoded = []
+        for row, ids in zip(rows, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True):
+            kept = ids[:max_length]
+            example = {"row_id": row["row_id"], "input_ids": kept, "labels": kept[::-1]}
+            encoded.append(EncodedRow([example], is_truncated=len(ids) > max_length))
+        return encoded
 
     def collate(self, examples, tokenizer):
         return pad_batch(examples, tokenizer)

@@ -9,14 +9,15 @@ is the mean negative log-likelihood per predicted token, in nats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from params import ModelError
 from params.schema import Section
 from trainer.objectives.bases.likelihood import TokenLikelihood
-from trainer.objectives.bases.objective import ColumnKind, Example, ObjectiveState, Row
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
+from trainer.objectives.bases.texts import encoding_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,30 +48,27 @@ class CausalLM(TokenLikelihood[Options]):
         return str(row[self.options.text_column])
 
     def encode(
-        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
-    ) -> list[Example]:
-        """Windows of the row's tokens; the last window ends with the end-of-text token, which has a loss too."""
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
+        """Windows of each row's tokens; the last window ends with the end-of-text token, which has a loss too."""
         if tokenizer.eos_token_id is None:
             raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a causal language model")
-        text = self.text(row)
-        encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        ids = [*encoding["input_ids"], tokenizer.eos_token_id]
-        if len(ids) == 1:
-            return []
-        ends = [*(end for _, end in encoding["offset_mapping"]), len(text)]
-        starts = list(range(0, len(ids), max_length))
-        if len(ids) - starts[-1] == 1:
-            starts[-1] -= 1  # a window of one token predicts nothing, so the end of the text would have no loss
-        return [
-            {
-                "row_id": row["row_id"],
-                "input_ids": ids[start:end],
-                "labels": ids[start:end],
-                # the first token of a window is not predicted
-                "bytes": len(text[ends[start] : ends[end - 1]].encode()),
-            }
-            for start, end in pairwise([*starts, len(ids)])
-        ]
+        texts = [self.text(row) for row in rows]
+        encoding = encoding_of(texts, tokenizer, add_special_tokens=False)
+        encoded = []
+        for i, (row, text, tokens) in enumerate(zip(rows, texts, encoding["input_ids"], strict=True)):
+            ids = [*tokens, tokenizer.eos_token_id]
+            starts = list(range(0, len(ids), max_length)) if tokens else []
+            if tokens and len(ids) - starts[-1] == 1:
+                starts[-1] -= 1  # a window of one token predicts nothing, so the end of the text would have no loss
+            examples = []
+            for start, end in pairwise([*starts, len(ids)]):
+                first = encoding.token_to_chars(i, start).end  # the first token of a window is not predicted
+                last = encoding.token_to_chars(i, end - 1).end if end < len(ids) else len(text)
+                window, size = ids[start:end], len(text[first:last].encode())
+                examples.append({"row_id": row["row_id"], "input_ids": window, "labels": window, "bytes": size})
+            encoded.append(EncodedRow(examples))
+        return encoded
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         """Full sequences only: the remaining tokens at the end of the split are dropped."""

@@ -19,8 +19,17 @@ from pydantic import Field, PositiveFloat
 
 from params import ModelError, Problem
 from params.schema import Direction, Launch, Model, Section, Training
-from trainer.objectives.bases.objective import ColumnKind, Example, Objective, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.objective import (
+    ColumnKind,
+    EncodedRow,
+    Example,
+    Objective,
+    ObjectiveState,
+    Row,
+    ScoreColumns,
+)
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.texts import token_ids
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,32 +132,26 @@ class DPO(Objective[Options]):
         return f"{row[self.options.prompt_column]}{self.options.separator}{row[self.options.chosen_column]}"
 
     def encode(
-        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
-    ) -> list[Example]:
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
         """One pair: `input_ids` of the prompt and the chosen completion, and `rejected`, the other completion alone."""
-        prompt, *completions = self._tokenize(row, tokenizer)
-        chosen, rejected = (completion[: max_length - 1] for completion in completions)
-        prompt = prompt[-(max_length - max(len(chosen), len(rejected))) :]
-        labels = [IGNORE_INDEX] * len(prompt) + chosen
-        return [{"row_id": row["row_id"], "input_ids": prompt + chosen, "labels": labels, "rejected": rejected}]
-
-    def is_truncated(
-        self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
-    ) -> bool:
-        prompt, chosen, rejected = self._tokenize(row, tokenizer)
-        return len(prompt) + max(len(chosen), len(rejected)) > max_length
-
-    def _tokenize(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[int]]:
-        """Return all tokens of the prompt, of the chosen completion and of the rejected one."""
         o, end = self.options, tokenizer.eos_token_id
-        prompt = list(tokenizer(f"{row[o.prompt_column]}{o.separator}", verbose=False)["input_ids"])
-        if prompt[-1] == end:  # some tokenizers end every text
-            prompt.pop()
-        chosen, rejected = (
-            [*tokenizer(str(row[column]), add_special_tokens=False, verbose=False)["input_ids"], end]
+        prompts = token_ids([f"{row[o.prompt_column]}{o.separator}" for row in rows], tokenizer)
+        completions = (
+            token_ids([str(row[column]) for row in rows], tokenizer, add_special_tokens=False)
             for column in (o.chosen_column, o.rejected_column)
         )
-        return prompt, chosen, rejected
+        encoded = []
+        for row, prompt, *pair in zip(rows, prompts, *completions, strict=True):
+            if prompt[-1] == end:  # some tokenizers end every text
+                prompt.pop()
+            is_truncated = len(prompt) + max(map(len, pair)) + 1 > max_length
+            chosen, rejected = ([*completion, end][: max_length - 1] for completion in pair)
+            kept = prompt[-(max_length - max(len(chosen), len(rejected))) :]
+            labels = [IGNORE_INDEX] * len(kept) + chosen
+            example = {"row_id": row["row_id"], "input_ids": kept + chosen, "labels": labels, "rejected": rejected}
+            encoded.append(EncodedRow([example], is_truncated))
+        return encoded
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
         """The chosen sequences under the usual names, the rejected ones as `rejected_input_ids` and so on, and `row_id` (B,)."""

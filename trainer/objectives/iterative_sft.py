@@ -10,7 +10,7 @@ completion has no gradient; the optimizer's momentum still moves the weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import PositiveInt
@@ -19,7 +19,8 @@ from params import Problem
 from params.schema import Launch, Model, Training
 from trainer.objectives.bases.generation_options import GenerationOptions
 from trainer.objectives.bases.generative import GenerativeObjective
-from trainer.objectives.bases.objective import ColumnKind, Example, ObjectiveState, Row
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row
+from trainer.objectives.bases.texts import token_ids
 
 if TYPE_CHECKING:
     import torch
@@ -73,14 +74,17 @@ class IterativeSFT(GenerativeObjective[Options]):
             yield Problem(("objective", "min_reward"), what, "set min_reward to a reward, or keep_best to a number")
 
     def encode(
-        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
-    ) -> list[Example]:
-        examples = super().encode(row, tokenizer, max_length, state)
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
+        encoded = super().encode(rows, tokenizer, max_length, state)
         if self.options.reference_completion_column:
-            text = str(row[self.options.reference_completion_column])
-            ids = [*tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], tokenizer.eos_token_id]
-            examples = [example | {"reference_completion": ids[: self.options.max_new_tokens]} for example in examples]
-        return examples
+            texts = [str(row[self.options.reference_completion_column]) for row in rows]
+            completions = token_ids(texts, tokenizer, add_special_tokens=False)
+            for (examples, _), ids in zip(encoded, completions, strict=True):
+                for example in examples:
+                    completion = [*ids, tokenizer.eos_token_id]
+                    example["reference_completion"] = completion[: self.options.max_new_tokens]
+        return encoded
 
     def select_completions(self, rewards: list[float]) -> list[int]:
         """Return the indices of a prompt's completions to train on, from their rewards."""

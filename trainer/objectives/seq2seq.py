@@ -32,8 +32,9 @@ from trainer.objectives.bases.likelihood import (
     token_scores,
     token_statistics,
 )
-from trainer.objectives.bases.objective import ColumnKind, Example, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
+from trainer.objectives.bases.texts import truncated_token_ids
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,20 +126,19 @@ class Seq2Seq(Likelihood[Options]):
         return f"{self._input(row)}\n{row[self.options.target_column]}"
 
     def encode(
-        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
-    ) -> list[Example]:
-        ids = tokenizer(self._input(row), truncation=True, max_length=max_length)["input_ids"]
-        target = self._target_ids(row, tokenizer)[: self._longest_target(max_length)]
-        size = count_bytes(target, tokenizer)
-        return [{"row_id": row["row_id"], "input_ids": ids, "labels": target, "bytes": size}]
-
-    def is_truncated(
-        self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
-    ) -> bool:
-        return (
-            len(tokenizer(self._input(row), verbose=False)["input_ids"]) > max_length
-            or len(self._target_ids(row, tokenizer)) > self._longest_target(max_length)
-        )  # fmt: skip
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
+        inputs = truncated_token_ids([self._input(row) for row in rows], tokenizer, max_length)
+        targets = tokenizer(text_target=[str(row[self.options.target_column]) for row in rows], verbose=False)
+        longest, end = self.options.max_target_length or max_length, tokenizer.eos_token_id
+        encoded = []
+        for row, (ids, is_truncated), target in zip(rows, inputs, targets["input_ids"], strict=True):
+            ended = target if target[-1:] == [end] else [*target, end]
+            labels = ended[:longest]
+            size = count_bytes(labels, tokenizer)
+            example = {"row_id": row["row_id"], "input_ids": ids, "labels": labels, "bytes": size}
+            encoded.append(EncodedRow([example], is_truncated or len(ended) > longest))
+        return encoded
 
     def compute_loss_func(self, training: Training) -> Callable[..., Any]:
         return mean_loss_func(training)
@@ -204,7 +204,8 @@ class Seq2Seq(Likelihood[Options]):
         """The generated text."""
         if not self.options.generate:
             return []
-        ids = self._generate(model, self.collate(self.encode(row, tokenizer, max_length, state), tokenizer))
+        encoded = self.encode([row], tokenizer, max_length, state)
+        ids = self._generate(model, self.collate(encoded[0].examples, tokenizer))
         return str(tokenizer.decode(ids[0], skip_special_tokens=True)).splitlines()
 
     def _generate(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
@@ -219,13 +220,6 @@ class Seq2Seq(Likelihood[Options]):
 
     def _input(self, row: Row) -> str:
         return f"{self.options.prefix}{row[self.options.input_column]}"
-
-    def _target_ids(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        ids: list[int] = tokenizer(text_target=str(row[self.options.target_column]), verbose=False)["input_ids"]
-        return ids if ids[-1:] == [tokenizer.eos_token_id] else [*ids, tokenizer.eos_token_id]
-
-    def _longest_target(self, max_length: int) -> int:
-        return self.options.max_target_length or max_length
 
 
 def score_text(text: str, target: str) -> list[float]:

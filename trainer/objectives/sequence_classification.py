@@ -7,12 +7,13 @@ The labels are the sorted labels of the train split. The loss is the mean negati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from params.schema import Direction, Expectation, Section
 from trainer.objectives.bases.likelihood import Classifier
-from trainer.objectives.bases.objective import ColumnKind, Example, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.texts import truncated_token_ids
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,11 +76,17 @@ class SequenceClassification(Classifier[Options]):
         return {"labels": sorted({str(row[self.options.label_column]) for row in rows})}
 
     def encode(
-        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
-    ) -> list[Example]:
-        ids = tokenizer(self.text(row), truncation=True, max_length=max_length)["input_ids"]
-        label = state["labels"].index(str(row[self.options.label_column]))
-        return [{"row_id": row["row_id"], "input_ids": ids, "labels": label}]
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
+        numbers = {label: number for number, label in enumerate(state["labels"])}
+        labels = [str(row[self.options.label_column]) for row in rows]
+        if unknown := next((label for label in labels if label not in numbers), None):
+            raise ValueError(f"no training row has the label {unknown!r}")
+        encoded = truncated_token_ids([self.text(row) for row in rows], tokenizer, max_length)
+        return [
+            EncodedRow([{"row_id": row["row_id"], "input_ids": ids, "labels": numbers[label]}], is_truncated)
+            for row, label, (ids, is_truncated) in zip(rows, labels, encoded, strict=True)
+        ]
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, C) logits and (B,) labels to losses (B,)."""

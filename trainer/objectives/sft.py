@@ -18,15 +18,14 @@ from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_bytes
-from trainer.objectives.bases.objective import ColumnKind, Example, ObjectiveState, Row
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.texts import token_ids
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_NO_LIMIT = 2**30
-"""More tokens than any row has."""
 _FIX = "set objective.packing to false"
 
 
@@ -59,6 +58,10 @@ class SFT(TokenLikelihood[Options]):
         },
         {"prompt": "Add 2 to 5.", "completion": " 7"},
     )
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._conversations: chat.ConversationTokenizer | None = None
 
     def columns(self) -> Mapping[str, ColumnKind]:
         options = self.options
@@ -109,38 +112,41 @@ class SFT(TokenLikelihood[Options]):
         return f"{row[self.options.prompt_column]}{row[self.options.completion_column]}"
 
     def encode(
-        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
-    ) -> list[Example]:
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
         """One sequence; none if no token within `max_length` has a loss."""
         messages = self.options.messages_column
+        tokenized: Iterable[tuple[list[int], list[int]]]
         if messages:
-            ids, has_loss = chat.tokenize_conversation(row[messages], tokenizer)
+            if self._conversations is None or self._conversations.tokenizer is not tokenizer:
+                self._conversations = chat.ConversationTokenizer(tokenizer)
+            tokenized = self._conversations.tokenize([row[messages] for row in rows])
         else:
-            ids, has_loss = self._tokenize_pair(row, tokenizer)
-        if not self.options.completion_only:
-            has_loss = [True] * len(ids)
-        labels = [token if counts else IGNORE_INDEX for token, counts in zip(ids, has_loss, strict=True)][:max_length]
-        labels[:1] = [IGNORE_INDEX]  # no token before it could predict it
-        if all(label == IGNORE_INDEX for label in labels):
-            return []
-        size = count_bytes(labels, tokenizer)
-        return [{"row_id": row["row_id"], "input_ids": ids[:max_length], "labels": labels, "bytes": size}]
+            tokenized = self._tokenize_pairs(rows, tokenizer)
+        encoded = []
+        for row, (ids, answers) in zip(rows, tokenized, strict=True):
+            labels = (answers if self.options.completion_only else ids)[:max_length]
+            labels[:1] = [IGNORE_INDEX]  # no token before it could predict it
+            if labels.count(IGNORE_INDEX) == len(labels):
+                encoded.append(EncodedRow([]))
+                continue
+            size = count_bytes(labels, tokenizer)
+            example = {"row_id": row["row_id"], "input_ids": ids[:max_length], "labels": labels, "bytes": size}
+            encoded.append(EncodedRow([example], is_truncated=len(ids) > max_length))
+        return encoded
 
-    def is_truncated(
-        self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
-    ) -> bool:
-        if not examples or len(examples[0]["input_ids"]) < max_length:
-            return False
-        return len(self.encode(row, tokenizer, _NO_LIMIT, {})[0]["input_ids"]) > max_length
-
-    def _tokenize_pair(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[bool]]:
+    def _tokenize_pairs(
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield the tokens of each row, and its labels: the tokens of the completion."""
         end = tokenizer.eos_token_id
-        prompt = tokenizer(row[self.options.prompt_column], verbose=False)["input_ids"]
-        if prompt and prompt[-1] == end:  # some tokenizers end every text
-            prompt = prompt[:-1]
-        text = row[self.options.completion_column]
-        completion = [*tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], end]
-        return [*prompt, *completion], [False] * len(prompt) + [True] * len(completion)
+        prompts = token_ids([row[self.options.prompt_column] for row in rows], tokenizer)
+        texts = [row[self.options.completion_column] for row in rows]
+        for prompt, text in zip(prompts, token_ids(texts, tokenizer, add_special_tokens=False), strict=True):
+            if prompt and prompt[-1] == end:  # some tokenizers end every text
+                prompt.pop()
+            completion = [*text, end]
+            yield prompt + completion, [IGNORE_INDEX] * len(prompt) + completion
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         return packing.pack(examples, max_length) if self.options.packing else iter(examples)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from params import DataError
 from params.schema import Direction, Section
 from trainer.objectives.bases.likelihood import Classifier, logits_of, token_scores
-from trainer.objectives.bases.objective import ColumnKind, Example, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:
@@ -105,29 +105,27 @@ class TokenClassification(Classifier[Options]):
         return {"labels": [OUTSIDE, *(f"{tag}-{label}" for label in found for tag in "BI")]}
 
     def encode(
-        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
-    ) -> list[Example]:
-        """The row's windows."""
-        pieces = split(tokenizer, self.text(row))
-        tags = [
-            IGNORE_INDEX if tag is None else state["labels"].index(tag) for tag in self._tags(row, pieces, max_length)
-        ]
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
+        """Each row's windows; a row is truncated if one of its spans has no tag."""
+        pieces = split([self.text(row) for row in rows], tokenizer)
+        return [self._encode(row, own, max_length, state["labels"]) for row, own in zip(rows, pieces, strict=True)]
+
+    def _encode(self, row: Row, pieces: Pieces, max_length: int, labels: list[str]) -> EncodedRow:
+        spans = self._spans(row)
+        tags = [IGNORE_INDEX if tag is None else labels.index(tag) for tag in _learned_tags(spans, pieces, max_length)]
         inside = [tag > 0 and tag % 2 == 0 for tag in tags]
-        return [
+        front, back = ([IGNORE_INDEX] * len(special) for special in (pieces.front, pieces.back))
+        examples = [
             {
                 "row_id": row["row_id"],
                 "input_ids": [*pieces.front, *pieces.ids[start:end], *pieces.back],
-                "labels": [*[IGNORE_INDEX] * len(pieces.front), *tags[start:end], *[IGNORE_INDEX] * len(pieces.back)],
+                "labels": [*front, *tags[start:end], *back],
             }
             for start, end in _windows(inside, pieces.words, pieces.room(max_length))
         ]
-
-    def is_truncated(
-        self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
-    ) -> bool:
-        """Whether one of the row's spans has no tag."""
-        begun = sum(tag > 0 and tag % 2 == 1 for example in examples for tag in example["labels"])
-        return bool(begun < len(self._spans(row)))
+        begun = sum(tag > 0 and tag % 2 == 1 for tag in tags)
+        return EncodedRow(examples, is_truncated=begun < len(spans))
 
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Token scores, then numbers of spans: correct, predicted, actual, (B, 6)."""
@@ -173,8 +171,8 @@ class TokenClassification(Classifier[Options]):
         state: ObjectiveState,
     ) -> list[str]:
         """The spans that the model predicts."""
-        pieces, tags = split(tokenizer, self.text(row)), []
-        for example in self.encode(row, tokenizer, max_length, state):
+        (pieces,), tags = split([self.text(row)], tokenizer), []
+        for example in self.encode([row], tokenizer, max_length, state)[0].examples:
             ids = logits_of(model, self.collate([example], tokenizer))[0].argmax(-1).tolist()
             tags += [state["labels"][i] for i in ids[len(pieces.front) : len(ids) - len(pieces.back)]]
         spans = spans_of_tags(pieces, tags)
@@ -183,14 +181,6 @@ class TokenClassification(Classifier[Options]):
     def _spans(self, row: Row) -> list[Span]:
         spans = [(str(s["label"]), int(s["start"]), int(s["end"])) for s in row[self.options.spans_column]]
         return sorted(spans, key=lambda span: span[1:])
-
-    def _tags(self, row: Row, pieces: Pieces, max_length: int) -> list[str | None]:
-        """Return a tag for each sub-word; None in spans that are longer than a window."""
-        tags = tags_of_spans(pieces, self._spans(row))
-        for _, start, end in tag_runs(tags):
-            if end - start > pieces.room(max_length):
-                tags[start:end] = [None] * (end - start)
-        return tags
 
 
 @dataclass(frozen=True)
@@ -216,14 +206,27 @@ class Pieces:
         return room
 
 
-def split(tokenizer: PreTrainedTokenizerBase, text: str) -> Pieces:
-    """Return a text as the tokenizer splits it."""
-    encoding = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
-    ids, special = encoding["input_ids"], encoding["special_tokens_mask"]
-    first = special.index(0) if 0 in special else len(ids)
-    last = len(ids) - (special[::-1].index(0) if 0 in special else 0)
-    offsets = [_trimmed(text, start, end) for start, end in encoding["offset_mapping"][first:last]]
-    return Pieces(text, ids[first:last], offsets, encoding.word_ids()[first:last], ids[:first], ids[last:])
+def split(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Pieces]:
+    """Return each text as the tokenizer splits it."""
+    encoding = tokenizer(list(texts), return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
+    columns = (encoding[name] for name in ("input_ids", "special_tokens_mask", "offset_mapping"))
+    found = []
+    for i, (text, ids, special, places) in enumerate(zip(texts, *columns, strict=True)):
+        first = special.index(0) if 0 in special else len(ids)
+        last = len(ids) - (special[::-1].index(0) if 0 in special else 0)
+        offsets = [_trimmed(text, start, end) for start, end in places[first:last]]
+        words = encoding.word_ids(i)[first:last]
+        found.append(Pieces(text, ids[first:last], offsets, words, ids[:first], ids[last:]))
+    return found
+
+
+def _learned_tags(spans: Sequence[Span], pieces: Pieces, max_length: int) -> list[str | None]:
+    """Return a tag for each sub-word; None in spans that are longer than a window."""
+    tags, room = tags_of_spans(pieces, spans), pieces.room(max_length)
+    for _, start, end in tag_runs(tags) if len(tags) > room else ():
+        if end - start > room:
+            tags[start:end] = [None] * (end - start)
+    return tags
 
 
 def tags_of_spans(pieces: Pieces, spans: Sequence[Span]) -> list[str | None]:

@@ -13,8 +13,17 @@ from params import ModelError, Problem, RecipeError
 from params.distribution import distribution
 from params.schema import Direction, Launch, Model, Training
 from trainer.objectives.bases.generation_options import GenerationOptions, template_columns
-from trainer.objectives.bases.objective import ColumnKind, Example, Objective, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.objective import (
+    ColumnKind,
+    EncodedRow,
+    Example,
+    Objective,
+    ObjectiveState,
+    Row,
+    ScoreColumns,
+)
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.texts import token_ids
 from trainer.rewards import Rewards
 
 if TYPE_CHECKING:
@@ -118,25 +127,31 @@ class GenerativeObjective(Objective[OptionsT]):
         return self.options.prompt.format_map({name: str(row[name]) for name in columns})
 
     def encode(
-        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
-    ) -> list[Example]:
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
         """The prompt's tokens without an end-of-text token, and what rewards get as JSON; a long prompt keeps its end."""
-        text = self.text(row)
+        texts = [self.text(row) for row in rows]
         if self.options.chat:
             if not tokenizer.chat_template:
                 raise ModelError("tokenization.tokenizer", "has no chat template", "set objective.chat to false")
-            turns = [{"role": "user", "content": text}]
-            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        ids = list(tokenizer(text, add_special_tokens=not self.options.chat, verbose=False)["input_ids"])
-        if ids and ids[-1] == tokenizer.eos_token_id and not self.options.chat:  # some tokenizers end every text
-            ids.pop()
-        if not ids:
-            return []
-        ids = ids[-max_length:]
-        reward_row = {"row_id": row["row_id"], "prompt": text}
-        reward_row |= {name: row[name] for name in self.options.reference_columns}
-        encoded = json.dumps(reward_row, ensure_ascii=False)
-        return [{"row_id": row["row_id"], "input_ids": ids, "labels": [IGNORE_INDEX] * len(ids), "reward_row": encoded}]
+            turns = [[{"role": "user", "content": text}] for text in texts]
+            texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        encoded = []
+        tokenized = token_ids(texts, tokenizer, add_special_tokens=not self.options.chat)
+        for row, text, ids in zip(rows, texts, tokenized, strict=True):
+            if ids and ids[-1] == tokenizer.eos_token_id and not self.options.chat:  # some tokenizers end every text
+                ids.pop()
+            prompt = ids[-max_length:]
+            reward_row = {"row_id": row["row_id"], "prompt": text}
+            reward_row |= {name: row[name] for name in self.options.reference_columns}
+            example = {
+                "row_id": row["row_id"],
+                "input_ids": prompt,
+                "labels": [IGNORE_INDEX] * len(prompt),
+                "reward_row": json.dumps(reward_row, ensure_ascii=False),
+            }
+            encoded.append(EncodedRow([example] if prompt else [], is_truncated=len(ids) > max_length))
+        return encoded
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Prompts, padded on the right, and `reward_rows`: what rewards get of each prompt's row."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from params import Problem
 from params.schema import Direction, Expectation, Launch, Model, Section, Training
@@ -26,6 +26,15 @@ Example = dict[str, Any]
 `labels` has one integer per token, or is a single integer where a sequence has one class. Further values are lists of
 integers, numbers or text. One row can become several examples.
 """
+
+
+class EncodedRow(NamedTuple):
+    """What becomes of one row."""
+
+    examples: list[Example]
+    is_truncated: bool = False
+    """Whether the examples lack some of the row's content."""
+
 
 ObjectiveState = Mapping[str, Any]
 """What an objective collected from the train split before tokenizing, as JSON: `{"labels": ["bye", "greeting"]}`."""
@@ -114,20 +123,12 @@ class Objective(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def encode(
-        self, row: Row, tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
-    ) -> list[Example]:
-        """Tokenize a row into sequences of at most `max_length` tokens each."""
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
+        """Tokenize each row into sequences of at most `max_length` tokens; the rows are independent of each other.
 
-    def is_truncated(
-        self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
-    ) -> bool:
-        """Return whether a row's examples lack some of its content.
-
-        By default: whether there is a single example, of full length, and the row's text has more tokens.
+        A ValueError, KeyError or TypeError means that a row cannot be encoded: the rows are then encoded one by one.
         """
-        if len(examples) != 1 or len(examples[0]["input_ids"]) < max_length:
-            return False
-        return len(tokenizer(self.text(row), verbose=False)["input_ids"]) > max_length
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         """Yield the sequences to train on; by default the examples as they are."""

@@ -182,9 +182,8 @@ class Flat(torch.nn.Module):
 
 
 def flat_scores(objective: Any, tokenizer: Any, rows: list[dict[str, Any]], max_length: int) -> Scores:
-    sequences = [
-        e for i, row in enumerate(rows) for e in objective.encode({"row_id": i, **row}, tokenizer, max_length, {})
-    ]
+    encoded = objective.encode([{"row_id": i, **row} for i, row in enumerate(rows)], tokenizer, max_length, {})
+    sequences = [example for examples, _ in encoded for example in examples]
     accumulator = EvaluationMetrics(objective, state={}, tokenizer=tokenizer, metrics=None)
     flat: Any = Flat(tokenizer)
     return score(
@@ -217,7 +216,7 @@ def test_byte_counts_are_those_of_the_predicted_tokens(vocabulary: int, max_leng
     by_id = {i: len(token) for token, i in tokenizer.get_vocab().items()}
     rows = [{"text": text} for text in TEXTS]
     for row in rows:
-        windows = objective.encode({"row_id": 0, **row}, tokenizer, max_length, {})
+        ((windows, _),) = objective.encode([{"row_id": 0, **row}], tokenizer, max_length, {})
         predicted = [i for window in windows for i in window["input_ids"][1:] if i != tokenizer.eos_token_id]
         counted = sum(window["bytes"] for window in windows)
         assert abs(counted - sum(by_id[i] for i in predicted)) <= 3 * len(windows), row

@@ -256,7 +256,8 @@ def test_select_completions() -> None:
 def test_reference_completion_replaces_a_missing_selection() -> None:
     tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
     task = rounds(reference_completion_column="solution", max_new_tokens=5)
-    (example,) = task.encode({"row_id": 0, "prompt": "p", "answer": "7", "solution": "is 7"}, tokenizer, 8, {})
+    row = {"row_id": 0, "prompt": "p", "answer": "7", "solution": "is 7"}
+    (((example,), _),) = task.encode([row], tokenizer, 8, {})
     assert example["reference_completion"] == [*tokenizer("is 7")["input_ids"], tokenizer.eos_token_id][:5]
     rollout = Rollout(0, 0, {}, [1], [[2, 3], [4]], [False, False], [0.0, 1.0], example["reference_completion"])
     assert [(x.completion, x.weight) for x in task.training_samples(rollout)] == [([4], 1.0)]

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from params import ModelError
 from params.schema import ObjectiveChoice
@@ -16,17 +18,12 @@ from trainer.objectives.bases.objective import MetricAccumulator
 END = 9
 
 
-class Letters:
+def letters():
     """A readable tokenizer: one token per letter, `a` is 1; 9 ends a text, 0 pads."""
-
-    eos_token_id = END
-    pad_token_id = 0
-
-    def __call__(self, text, *, add_special_tokens, return_offsets_mapping, verbose):
-        assert not add_special_tokens
-        assert return_offsets_mapping
-        ids = [ord(letter) - ord("a") + 1 for letter in text]
-        return {"input_ids": ids, "offset_mapping": [(i, i + 1) for i in range(len(text))]}
+    vocabulary = {"<pad>": 0, **{letter: i for i, letter in enumerate("abcdefgh", 1)}, "<end>": END}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary | {"ä": 10, "é": 11, "字": 12}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
 
 
 @pytest.fixture
@@ -35,8 +32,10 @@ def objective():
 
 
 def encode(objective, *texts, max_length=4):
-    rows = ({"row_id": 10 + i, "text": text} for i, text in enumerate(texts))
-    return [e for row in rows for e in objective.encode(row, Letters(), max_length, {})]
+    rows = [{"row_id": 10 + i, "text": text} for i, text in enumerate(texts)]
+    encoded = objective.encode(rows, letters(), max_length, {})
+    assert not any(is_truncated for _, is_truncated in encoded), "windows hold the whole text"
+    return [example for examples, _ in encoded for example in examples]
 
 
 def ids(examples):
@@ -77,10 +76,10 @@ def test_empty_text_gives_no_sequence(objective):
 
 
 def test_tokenizer_without_an_end_of_text_token_is_refused(objective):
-    tokenizer = Letters()
-    tokenizer.eos_token_id = None
+    tokenizer = letters()
+    tokenizer.eos_token = None
     with pytest.raises(ModelError, match="no end-of-text token"):
-        objective.encode({"row_id": 0, "text": "ab"}, tokenizer, 4, {})
+        objective.encode([{"row_id": 0, "text": "ab"}], tokenizer, 4, {})
 
 
 def test_packing_fills_blocks_and_drops_only_the_tail(objective):
@@ -114,7 +113,7 @@ def test_pack_without_packing_changes_nothing():
 
 
 def test_batch_is_padded_right_and_padding_has_no_label(objective):
-    batch = objective.collate(encode(objective, "abc", "d"), Letters())
+    batch = objective.collate(encode(objective, "abc", "d"), letters())
     assert batch["input_ids"].tolist() == [[1, 2, 3, 9], [4, 9, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert batch["labels"].tolist() == [[1, 2, 3, 9], [4, 9, -100, -100]]

@@ -66,18 +66,18 @@ def test_encode_shares_the_prompt_and_truncates_it_first() -> None:
         return list(tokenizer(text)["input_ids"])
 
     row = {"row_id": 7, "prompt": "abcd", "chosen": "xy", "rejected": "w"}
-    (whole,) = objective(separator=":").encode(row, tokenizer, 20, {})
+    (((whole,), _),) = objective(separator=":").encode([row], tokenizer, 20, {})
     assert whole["input_ids"] == [*ids("abcd:xy"), end]
     assert whole["labels"] == [-100] * 5 + [*ids("xy"), end]
     assert whole["rejected"] == [*ids("w"), end]
-    (shorter,) = objective().encode(row, tokenizer, 5, {})
+    (((shorter,), _),) = objective().encode([row], tokenizer, 5, {})
     assert shorter["input_ids"] == [*ids("cdxy"), end], "the beginning of the prompt is cut first"
-    (shortest,) = objective().encode({**row, "rejected": "vwxyz"}, tokenizer, 4, {})
+    (((shortest,), _),) = objective().encode([{**row, "rejected": "vwxyz"}], tokenizer, 4, {})
     assert shortest["input_ids"] == [*ids("dxy"), end], "one token of the prompt remains"
     assert shortest["rejected"] == ids("vwx"), "then completions are cut"
-    truncated = [objective().is_truncated(row, [], tokenizer, length) for length in (6, 7)]
+    truncated = [objective().encode([row], tokenizer, length, {})[0].is_truncated for length in (6, 7)]
     assert truncated == [True, False]
-    assert objective().is_truncated({**row, "rejected": "vwxyz"}, [], tokenizer, 9)
+    assert objective().encode([{**row, "rejected": "vwxyz"}], tokenizer, 9, {})[0].is_truncated
 
     batch = objective().collate([shorter, whole], tokenizer)
     assert batch["row_id"].tolist() == [7, 7]

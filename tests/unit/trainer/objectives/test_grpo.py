@@ -211,7 +211,19 @@ def test_prompt_is_filled_from_columns() -> None:
 
 def test_long_prompt_keeps_its_end() -> None:
     tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
-    (example,) = objective().encode({"row_id": 3, "prompt": "what is 3 + 4?", "answer": "7"}, tokenizer, 6, {})
+    row = {"row_id": 3, "prompt": "what is 3 + 4?", "answer": "7"}
+    (((example,), is_truncated),) = objective().encode([row], tokenizer, 6, {})
+    assert is_truncated
     assert tokenizer.decode(example["input_ids"]) == "3 + 4?"
     rows = objective().collate([example], tokenizer)["reward_rows"]
-    assert rows == [{"row_id": 3, "prompt": "what is 3 + 4?", "answer": "7"}]
+    assert rows == [row]
+
+
+def test_prompt_that_its_chat_template_makes_too_long_counts_as_truncated() -> None:
+    tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=280))
+    tokenizer.chat_template = "<user>{{ messages[0].content }}"
+    row = {"row_id": 3, "prompt": "3 + 4?", "answer": "7"}
+    (((example,), is_truncated),) = objective(chat=True).encode([row], tokenizer, 8, {})
+    assert tokenizer.decode(example["input_ids"]) == "r>3 + 4?"
+    assert is_truncated
+    assert not objective(chat=True).encode([row], tokenizer, 12, {})[0].is_truncated

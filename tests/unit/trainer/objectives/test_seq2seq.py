@@ -42,7 +42,7 @@ def model(config: dict[str, Any], task: Any) -> Any:
 
 
 def encode(task: Any, row: dict[str, Any], max_length: int = 64) -> dict[str, Any]:
-    (example,) = task.encode(row, TOKENIZER, max_length, {})
+    (((example,), _),) = task.encode([row], TOKENIZER, max_length, {})
     return example
 
 
@@ -59,8 +59,7 @@ def test_truncated_target_has_no_end_of_text_token():
 
 def test_truncated_rows_are_counted():
     def truncates(row: dict[str, Any], max_length: int, **options: Any) -> bool:
-        encoder = Encoder(objective(**options), TOKENIZER, max_length, {})
-        return encoder.truncates(row, encoder.encode(row))
+        return Encoder(objective(**options), TOKENIZER, max_length, {}).encode([row])[0].is_truncated
 
     longest = len(encode(objective(), ROWS[1])["input_ids"])
     assert not truncates(ROWS[1], longest)

@@ -7,6 +7,8 @@ import math
 import pandas as pd
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from params import DataError
 from params.schema import ObjectiveChoice
@@ -15,14 +17,15 @@ from trainer import objectives
 from trainer.objectives.bases.objective import MetricAccumulator
 
 
-class Words:
-    """A readable tokenizer: 1 begins, 2 ends, 10 + length for each word; 0 pads."""
-
-    pad_token_id = 0
-
-    def __call__(self, text, *, truncation, max_length):
-        ids = [1, *(10 + len(word) for word in text.split()), 2]
-        return {"input_ids": [*ids[: max_length - 1], ids[-1]] if truncation and len(ids) > max_length else ids}
+@pytest.fixture(scope="module")
+def words():
+    """A readable tokenizer: 1 begins, 2 ends, 14 is `word`; 0 pads."""
+    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<begin>": 1, "<end>": 2, "word": 14}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "<begin> $A <end>", special_tokens=[("<begin>", 1), ("<end>", 2)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>")
 
 
 @pytest.fixture
@@ -34,10 +37,11 @@ def rows(*labels):
     return [{"row_id": i, "text": "word " * (i + 1), "kind": label} for i, label in enumerate(labels)]
 
 
-def test_labels_are_sorted_and_numbered(objective):
+def test_labels_are_sorted_and_numbered(objective, words):
     state = objective.collect_state(rows("b", "c", "a", "b"))
     assert state == {"labels": ["a", "b", "c"]}
-    assert [objective.encode(row, Words(), 9, state)[0]["labels"] for row in rows("b", "c", "a")] == [1, 2, 0]
+    encoded = objective.encode(rows("b", "c", "a"), words, 9, state)
+    assert [example["labels"] for (example,), _ in encoded] == [1, 2, 0]
     assert objective.model_config(state) == {
         "num_labels": 3,
         "id2label": {0: "a", 1: "b", 2: "c"},
@@ -45,17 +49,19 @@ def test_labels_are_sorted_and_numbered(objective):
     }
 
 
-def test_integer_labels(objective):
+def test_integer_labels(objective, words):
     state = objective.collect_state(rows(10, 9, 9))
     assert state == {"labels": ["10", "9"]}
-    assert objective.encode(rows(9)[0], Words(), 9, state)[0]["labels"] == 1
+    assert objective.encode(rows(9), words, 9, state)[0].examples[0]["labels"] == 1
 
 
-def test_unknown_label_is_an_error_with_the_row(objective):
-    encoder = Encoder(objective, Words(), 9, {"labels": ["a"]})
+def test_unknown_label_is_an_error_with_the_row(objective, words):
+    encoder = Encoder(objective, words, 9, {"labels": ["a"]})
     with pytest.raises(DataError, match="row_id 1: cannot be encoded") as caught:
-        encoder.encode(rows("a", "zebra")[1])
-    assert "zebra" in caught.value.what
+        encoder.encode(rows("a", "zebra", "a"))
+    assert caught.value.what == "cannot be encoded: no training row has the label 'zebra'"
+    with pytest.raises(DataError, match="row_id 0: cannot be encoded: 'kind'"):
+        encoder.encode([{"row_id": 0, "text": "word"}, *rows("a")])
 
 
 def test_expectations_allow_only_training_labels(objective):
@@ -64,15 +70,18 @@ def test_expectations_allow_only_training_labels(objective):
     assert check.arguments == {"column": "kind", "value_set": ["a", "b"]}
 
 
-def test_long_text_is_truncated(objective):
-    encoder = Encoder(objective, Words(), 4, {"labels": ["a"]})
-    (example,) = encoder.encode(rows("a", "a", "a")[2])
-    assert example == {"row_id": 2, "input_ids": [1, 14, 14, 2], "labels": 0}
+def test_long_text_is_truncated(objective, words):
+    encoder = Encoder(objective, words, 4, {"labels": ["a"]})
+    encoded = encoder.encode(rows(*["a"] * 9))
+    ids = [[1, 14, 2], *[[1, 14, 14, 2]] * 8]
+    assert [e.examples for e in encoded] == [[{"row_id": i, "input_ids": x, "labels": 0}] for i, x in enumerate(ids)]
+    assert [e.is_truncated for e in encoded] == [False, False, *[True] * 7]
 
 
-def test_batch_is_padded_and_has_one_label_per_row(objective):
+def test_batch_is_padded_and_has_one_label_per_row(objective, words):
     state = {"labels": ["a", "b"]}
-    batch = objective.collate([objective.encode(r, Words(), 9, state)[0] for r in rows("b", "a")], Words())
+    examples = [e for found, _ in objective.encode(rows("b", "a"), words, 9, state) for e in found]
+    batch = objective.collate(examples, words)
     assert batch["input_ids"].tolist() == [[1, 14, 2, 0], [1, 14, 14, 2]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
     assert batch["labels"].tolist() == [1, 0]

@@ -17,7 +17,7 @@ from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from tests.support.in_process import job, losses, trained, trainer_of
 from trainer import objectives
-from trainer.objectives.bases import packing
+from trainer.objectives.bases import chat, packing
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 MARKED = (
@@ -49,7 +49,8 @@ def build(**options):
 
 def encode(objective, tokenizer, *rows, max_length=200):
     objective.prepare_tokenizer(tokenizer)
-    return [e for i, row in enumerate(rows) for e in objective.encode({"row_id": i, **row}, tokenizer, max_length, {})]
+    encoded = objective.encode([{"row_id": i, **row} for i, row in enumerate(rows)], tokenizer, max_length, {})
+    return [example for examples, _ in encoded for example in examples]
 
 
 def learned(tokenizer, example):
@@ -105,6 +106,73 @@ def test_conversation_ending_with_a_user_turn_has_no_end_of_text(letters):
 def test_template_that_changes_earlier_messages_is_an_error(letters):
     with pytest.raises(ValueError, match=r"renders the messages before message 1 differently .* generation"):
         encode(build(messages_column="talk", chat_template=CHANGING), letters, {"talk": TALK})
+
+
+WITHOUT_EARLIER_THOUGHTS = PLAIN.replace(
+    "{{ m.content }}", "{{ m.content if loop.last else m.content.split('|') | last }}"
+)
+TRIMMED = PLAIN.replace("{{ m.content }}", "{{ m.content | trim }}")
+TAGGED_FIRST = PLAIN.replace("{{ m.content }}", "{% if loop.first %}[{{ m.role }}] {% endif %}{{ m.content }};")
+
+
+def talk(*contents):
+    """A conversation of a user and the assistant."""
+    return {"talk": [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]}
+
+
+TALKS = [
+    talk("1+1?", "two"),
+    talk("1+1?", "two", "sure?", "yes"),
+    talk("1", "1", "1", "1", "1"),
+    talk("", " a ", " b", "c\n", "d", "e"),
+    talk("\ue0000\ue001", "two", "1+1?", "\ue000"),
+    {"talk": [{"role": "system", "content": "Be brief."}, *TALK, {"role": "assistant", "content": "really"}]},
+    {"talk": [TALK[0] | {"name": "Ada"}, TALK[1] | {"name": None}]},
+]
+
+
+@pytest.mark.parametrize("template", [PLAIN, TRIMMED, TAGGED_FIRST], ids=["plain", "trimmed", "first turn differs"])
+def test_spans_around_known_messages_are_those_of_rendered_prefixes(letters, template, monkeypatch):
+    objective = build(messages_column="talk", chat_template=template)
+    fast = encode(objective, letters, *TALKS, *TALKS)
+    with monkeypatch.context() as patched:
+        patched.setattr(chat.ConversationTokenizer, "_frame", lambda self, roles: None)
+        assert encode(build(messages_column="talk", chat_template=template), letters, *TALKS, *TALKS) == fast
+
+
+def test_conversation_is_rendered_once(letters, monkeypatch):
+    """But for the first one with its roles."""
+    rendered, render = [], type(letters).apply_chat_template
+
+    def counted(self, conversation, **options):
+        rendered.append(len(conversation))
+        return render(self, conversation, **options)
+
+    monkeypatch.setattr(type(letters), "apply_chat_template", counted)
+    objective = build(messages_column="talk", chat_template=PLAIN)
+    first = encode(objective, letters, TALKS[1])
+    assert rendered == [1, 4, 1, 2, 3], "itself, then messages of the same roles: whole, and up to each turn"
+    rendered.clear()
+    again = encode(objective, letters, *[TALKS[1]] * 50)
+    assert rendered == [50]
+    assert [e["labels"] for e in again] == [first[0]["labels"]] * 50
+
+
+def test_template_that_changes_only_some_earlier_messages_is_an_error(letters):
+    """Also after conversations with the same roles, which it does not change."""
+    objective = build(messages_column="talk", chat_template=WITHOUT_EARLIER_THOUGHTS)
+    encode(objective, letters, talk("1+1?", "two", "sure?", "yes"), talk("2+2?", "four", "sure?", "hm|yes"))
+    with pytest.raises(ValueError, match="renders the messages before message 1 differently"):
+        encode(objective, letters, talk("1+1?", "hm|two", "sure?", "yes"))
+
+
+def test_conversation_that_the_template_refuses_is_an_error(letters):
+    template = "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}" + PLAIN
+    objective = build(messages_column="talk", chat_template=template)
+    with pytest.raises(ValueError, match="the chat template refuses the conversation: begin with the user"):
+        encode(objective, letters, TALKS[0], {"talk": TALK[1:]})
+    with pytest.raises(ValueError, match="the conversation is empty"):
+        encode(objective, letters, {"talk": []})
 
 
 def test_missing_template_and_end_of_text_token_are_refused(letters):

@@ -46,13 +46,19 @@ def byte_pairs(*texts: str) -> PreTrainedTokenizerFast:
     return train_tokenizer([*texts, *texts], TrainTokenizer(kind="train", vocab_size=400))
 
 
+def encode(row, tokenizer, max_length):
+    """The examples of a row, and whether they are truncated."""
+    (encoded,) = OBJECTIVE.encode([row], tokenizer, max_length, STATE)
+    return encoded
+
+
 def tags(tokenizer, text, *spans):
-    pieces = split(tokenizer, text)
+    (pieces,) = split([text], tokenizer)
     return dict(zip([tokenizer.decode([i]) for i in pieces.ids], tags_of_spans(pieces, spans), strict=True))
 
 
 def test_row_becomes_tags_without_special_tokens():
-    (example,) = OBJECTIVE.encode(ROW | {"text": ROW["text"].lower()}, words(), 32, STATE)
+    (example,), _ = encode(ROW | {"text": ROW["text"].lower()}, words(), 32)
     #                               [CLS] table for 4 people on fri ##day [SEP]
     assert example["input_ids"] == [1, 4, 5, 6, 7, 8, 9, 10, 2]
     assert example["labels"] == [-100, 0, 0, 3, 4, 0, 1, 2, -100]
@@ -65,18 +71,15 @@ def test_labels_are_collected_from_the_rows():
     with pytest.raises(DataError, match="no row of the train split has a span"):
         OBJECTIVE.collect_state([{"text": "no", "spans": []}])
     with pytest.raises(ValueError, match="B-time"):
-        OBJECTIVE.encode(
-            {"row_id": 0, "text": "at 8", "spans": [{"label": "time", "start": 3, "end": 4}]}, words(), 9, STATE
-        )
+        encode({"row_id": 0, "text": "at 8", "spans": [{"label": "time", "start": 3, "end": 4}]}, words(), 9)
 
 
 def test_span_covers_every_subword_it_touches():
     inside_a_word = tags(words(), "on friday", ("date", 4, 5))  # only the r
     assert inside_a_word == {"on": "O", "fri": "B-date", "##day": "O"}
-    two_in_one = split(words(), "people")
+    two_in_one, shared = split(["people", "8pm"], words())
     assert tags_of_spans(two_in_one, [("a", 0, 2), ("b", 2, 6)]) == ["B-a"]
-    shared = split(words(), "8pm")  # 8, ##p, ##m
-    assert tags_of_spans(shared, [("a", 0, 2), ("b", 2, 3)]) == ["B-a", "I-a", "B-b"]
+    assert tags_of_spans(shared, [("a", 0, 2), ("b", 2, 3)]) == ["B-a", "I-a", "B-b"]  # 8, ##p, ##m
     assert tags_of_spans(shared, [("a", 0, 1), ("a", 1, 3)]) == [
         "B-a",
         "B-a",
@@ -87,12 +90,12 @@ def test_span_covers_every_subword_it_touches():
 def test_leading_space_of_a_subword_belongs_to_no_span():
     text = "four people, on Friday"
     bpe = byte_pairs(*["four people on Friday people on Friday four"] * 4)
-    assert " people" in {bpe.decode([i]) for i in split(bpe, text).ids}
+    assert " people" in {bpe.decode([i]) for i in split([text], bpe)[0].ids}
     assert tags(bpe, text, ("n", 0, 5))[" people"] == "O"  # the span ends with the space
     assert tags(bpe, text, ("n", 0, 6))[" people"] == "I-n"
     assert tags(bpe, text, ("n", 4, 11))[" people"] == "B-n"  # it begins with the space
     for start, end in ((0, 4), (5, 11), (16, 22), (0, 22)):
-        pieces = split(bpe, text)
+        (pieces,) = split([text], bpe)
         assert spans_of_tags(pieces, tags_of_spans(pieces, [("n", start, end)])) == [("n", start, end)]
 
 
@@ -109,7 +112,7 @@ def test_tags_restore_the_character_span(text):
     bpe = byte_pairs(*TEXTS)
     starts = [i for i, c in enumerate(text) if not c.isspace() and (i == 0 or text[i - 1].isspace())]
     ends = [i + 1 for i, c in enumerate(text) if not c.isspace() and (i + 1 == len(text) or text[i + 1].isspace())]
-    pieces = split(bpe, text)
+    (pieces,) = split([text], bpe)
     for start in starts:
         for end in (e for e in ends if e > start):
             assert spans_of_tags(pieces, tags_of_spans(pieces, [("x", start, end)])) == [("x", start, end)]
@@ -132,8 +135,8 @@ def test_windows_hold_every_subword_once_and_never_split_a_span(max_length):
             label = "people" if chosen == "4 people" else "date"
             spans.append({"label": label, "start": start, "end": start + len(chosen)})
     row = {"row_id": 0, "text": text, "spans": spans}
-    examples = OBJECTIVE.encode(row, tokenizer, max_length, STATE)
-    whole = OBJECTIVE.encode(row, tokenizer, 4096, STATE)
+    examples, is_truncated = encode(row, tokenizer, max_length)
+    whole, _ = encode(row, tokenizer, 4096)
     assert all(len(e["input_ids"]) <= max_length for e in examples)
     assert [i for e in examples for i in e["input_ids"][1:-1]] == whole[0]["input_ids"][1:-1]
     assert [t for e in examples for t in e["labels"][1:-1]] == whole[0]["labels"][1:-1]
@@ -141,21 +144,21 @@ def test_windows_hold_every_subword_once_and_never_split_a_span(max_length):
     assert all(e["input_ids"][1] != 10 for e in examples), "nor inside a word"
     assert len(examples) <= 2 * (len(whole[0]["input_ids"]) - 2) / (max_length - 2) + 1
     assert entities(examples) == entities(whole)
-    assert not OBJECTIVE.is_truncated(row, examples, tokenizer, max_length)
+    assert not is_truncated
 
 
 def test_spans_that_do_not_fit_count_as_truncated():
     tokenizer, text = words(), "table for 4 people on friday"
     long = {"row_id": 0, "text": text, "spans": [{"label": "date", "start": 0, "end": 28}]}
-    examples = OBJECTIVE.encode(long, tokenizer, 6, STATE)
+    examples, is_truncated = encode(long, tokenizer, 6)
     assert entities(examples) == (0, 0)
-    assert OBJECTIVE.is_truncated(long, examples, tokenizer, 6)
-    assert not OBJECTIVE.is_truncated(long, OBJECTIVE.encode(long, tokenizer, 9, STATE), tokenizer, 9)
+    assert is_truncated
+    assert not encode(long, tokenizer, 9).is_truncated
     too_close = [{"label": "date", "start": 10, "end": 12}, {"label": "people", "start": 12, "end": 16}]
     row = {"row_id": 0, "text": "table for people", "spans": too_close}
-    assert OBJECTIVE.is_truncated(row, OBJECTIVE.encode(row, tokenizer, 9, STATE), tokenizer, 9)
+    assert encode(row, tokenizer, 9).is_truncated
     with pytest.raises(ValueError, match="no room for text"):
-        OBJECTIVE.encode(long, tokenizer, 2, STATE)
+        encode(long, tokenizer, 2)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,0 +1,159 @@
+"""Rows per second of the tokenize stage, of `datasets.map(batched=True)` and of the tokenizer's own batch call, by turns.
+
+    python -m benchmarks.tokenization [rounds] [folder of a tokenizer]
+
+The rows are pieces of Python's documentation; by default the tokenizer is a byte-level BPE trained on them. Each way works
+on the same rows, in this process, on all cores that the tokenizer takes. The stage reads Parquet, finds out what is
+truncated and which tokens have a loss, and writes Arrow. `datasets.map` gets the functions of the libraries' own examples,
+reads and writes Arrow, and learns all tokens of a conversation. The tokenizer's call reads and writes nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Dataset, disable_progress_bars
+
+from benchmarks.workload import environment
+from params.artifacts import Artifacts
+from params.python_documentation import documentation
+from params.schema import ObjectiveChoice, TrainTokenizer
+from tasks.tokenization.encoding import Encoder, encode_split
+from tasks.tokenization.tokenizers import load_tokenizer, train_tokenizer
+from trainer import objectives
+
+ROWS = 20_000
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One kind of rows, and two other ways to tokenize them."""
+
+    name: str
+    rows: list[dict[str, Any]]
+    objective: ObjectiveChoice
+    max_length: int
+    map: Callable[[Dataset], Dataset]
+    """By `datasets.map`."""
+    call: Callable[[list[Any]], Any]
+    """By the tokenizer's own call on a batch of texts or conversations."""
+
+
+def works(tokenizer: Any, texts: list[str]) -> list[Work]:
+    """Return a classifier on short texts, a packed causal language model, and conversations."""
+    words = [word for text in texts for word in text.split()]
+    short = [{"text": " ".join(words[8 * i : 8 * i + 5 + i % 9]), "label": f"label {i % 50}"} for i in range(ROWS)]
+    long = [{"text": text} for text in texts]
+    chats = [{"messages": messages} for messages in conversations(texts)]
+
+    def truncate(texts: list[str]) -> Any:
+        return tokenizer(texts, truncation=True, max_length=128)
+
+    def group(batch: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+        """As run_clm.py of transformers does it."""
+        joined = {name: list(chain(*values)) for name, values in batch.items()}
+        total = len(joined["input_ids"]) // 512 * 512
+        blocks = {name: [ids[i : i + 512] for i in range(0, total, 512)] for name, ids in joined.items()}
+        return blocks | {"labels": blocks["input_ids"].copy()}
+
+    def map_and_group(rows: Dataset) -> Dataset:
+        tokenized = rows.map(lambda batch: tokenizer(batch["text"]), batched=True, remove_columns=rows.column_names)
+        return tokenized.map(group, batched=True)
+
+    def render(batch: list[Any]) -> Any:
+        return tokenizer.apply_chat_template(batch, return_dict=True)
+
+    return [
+        Work(
+            "classifier, short texts",
+            short,
+            ObjectiveChoice(name="sequence_classification"),
+            128,
+            lambda rows: rows.map(lambda batch: truncate(batch["text"]), batched=True),
+            truncate,
+        ),
+        Work("causal language model, packed", long, ObjectiveChoice(name="causal_lm"), 512, map_and_group, tokenizer),
+        Work(
+            "conversations",
+            chats,
+            ObjectiveChoice(name="sft", messages_column="messages", chat_template=TEMPLATE),
+            4096,
+            lambda rows: rows.map(lambda batch: render(batch["messages"]), batched=True),
+            render,
+        ),
+    ]
+
+
+def conversations(texts: list[str]) -> list[list[dict[str, str]]]:
+    """Return conversations of two, four and six turns, each of at most 400 characters."""
+    found, start = [], 0
+    while start + 6 < len(texts):
+        turns = texts[start : start + 2 + 2 * (len(found) % 3)]
+        start += len(turns)
+        found.append([{"role": ("user", "assistant")[i % 2], "content": text[:400]} for i, text in enumerate(turns)])
+    return found
+
+
+def times(work: Work, tokenizer: Any, folder: Path, turn: int) -> dict[str, float]:
+    """Return the seconds that each way takes; the one that begins changes with `turn`."""
+    artifacts = Artifacts("benchmark", folder)
+    artifacts.rows.mkdir(parents=True)
+    rows = [{"row_id": i, **row} for i, row in enumerate(work.rows)]
+    pq.write_table(pa.Table.from_pylist(rows), artifacts.rows / "train.parquet")
+    dataset = Dataset.from_parquet(str(artifacts.rows / "train.parquet"), cache_dir=str(folder))
+    column = [row.get("text") or row["messages"] for row in work.rows]
+    method = objectives.build(work.objective)
+    encoder = Encoder(method, tokenizer, work.max_length, method.collect_state(rows))
+    ways: dict[str, Callable[[], object]] = {
+        "here": lambda: encode_split(artifacts, "train", folder / "train.arrow", encoder),
+        "datasets.map": lambda: work.map(dataset),
+        "the tokenizer's call": lambda: [work.call(column[i : i + 1000]) for i in range(0, len(column), 1000)],
+    }
+    found = {}
+    for name in [*ways][turn % 3 :] + [*ways][: turn % 3]:
+        start = time.perf_counter()
+        ways[name]()
+        found[name] = time.perf_counter() - start
+    return found
+
+
+def main() -> None:
+    """Run the benchmark from the project's root."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    disable_progress_bars()
+    texts = [row["text"] for row in documentation() if row["text"]]
+    if len(sys.argv) > 2:
+        tokenizer = load_tokenizer(sys.argv[2], None)
+    else:
+        tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=8192))
+    tokenizer.model_max_length, tokenizer.chat_template = 10**9, TEMPLATE
+    print(environment(), flush=True)
+    for work in works(tokenizer, texts):
+        measured = []
+        for turn in range(rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                measured.append(times(work, tokenizer, Path(folder), turn))
+        rate = len(work.rows) / statistics.median(found["here"] for found in measured)
+        ratios = [
+            f"{statistics.median(found[other] / found['here'] for found in measured):.2f}x {other}"
+            for other in ("datasets.map", "the tokenizer's call")
+        ]
+        print(f"{work.name}: {rate:,.0f} of {len(work.rows):,} rows per second, {', '.join(ratios)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
