@@ -118,9 +118,9 @@ class ConversationTokenizer:
     def _spans(self, turns: Turns, text: str) -> list[tuple[int, int]]:
         """Return the spans of characters in a rendered conversation that are the assistant's.
 
-        To render a conversation up to each turn takes time that grows with the square of their number. So this is done
-        once per sequence of roles, with other messages; conversations that differ in nothing but the messages have
-        their spans around these.
+        Rendering a conversation up to each of its turns takes time that grows with the square of their number. So this
+        is done once per sequence of roles, with placeholders as messages. A conversation that differs from its rendering
+        in nothing but the messages has its spans at the same places.
         """
         if any({key for key, value in turn.items() if value is not None} != {"role", "content"} for turn in turns):
             return self._rendered_spans(turns, text)
