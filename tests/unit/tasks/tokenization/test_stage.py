@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from params import DataError, ModelError
 from params.artifacts import SPLITS, Artifacts
 from params.schema import ObjectiveChoice, Tokenization
+from tasks.tokenization.encoding import read_batches
 from tasks.tokenization.stage import tokenize
 from tests.support import tiny
 from tests.support.memory import peak_anonymous_mib
@@ -223,6 +224,15 @@ def test_unknown_label_is_an_error_with_the_row(artifacts):
     )
     with pytest.raises(DataError, match="row_id 3: cannot be encoded"):
         run(artifacts, CLASSES)
+
+
+def test_long_rows_come_in_small_batches(artifacts):
+    """Because a tokenizer needs far more memory than the text of a batch."""
+    tiny.write_rows(
+        artifacts, train={"text": ["a" * 2**19] * 5}, validation={"text": ["b"] * 1500}, test={"text": ["c"]}
+    )
+    sizes = {split: [len(batch) for batch in read_batches(artifacts, split)] for split in SPLITS}
+    assert sizes == {"train": [1] * 5, "validation": [1000, 500], "test": [1]}
 
 
 MEASURE = """
