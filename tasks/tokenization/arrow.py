@@ -14,7 +14,7 @@ from trainer.objectives.bases.objective import Example
 from trainer.objectives.bases.padding import IGNORE_INDEX
 
 BATCH_SEQUENCES = 1000
-"""Sequences of one Arrow record batch, and the most that are in memory as Python objects."""
+"""Sequences of one Arrow record batch."""
 
 
 def write_sequences(examples: Iterable[Example], target: Path) -> tuple[list[int], int]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 2**20
-"""The most rows, and bytes of rows, that are encoded together; tokenizers need about a hundred bytes per byte of text."""
+"""The most rows, and bytes of rows, that are encoded together: a tokenizer needs far more memory than its text."""
 
 
 @dataclass(frozen=True)
