@@ -162,8 +162,12 @@ class EvergreenTrainer(Trainer):
         return self._prepare_inputs(self.data_collator(examples))
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        model = self.accelerator.unwrap_model(self.model)
-        return dict(self.objective.prepare_inputs(model, super()._prepare_inputs(inputs)))
+        return dict(self.objective.prepare_inputs(self.model, super()._prepare_inputs(inputs)))
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """As in Trainer, which counts the parameters again for each micro-batch."""
+        tokens = inputs.get(self.model.main_input_name)
+        return 0 if tokens is None else 6 * tokens.numel() * self._parameter_count
 
     def prediction_step(
         self,
@@ -250,6 +254,7 @@ class EvergreenTrainer(Trainer):
     def on_prepared(self) -> None:
         """Called by the guard when model and state are ready: restore the log line that the checkpoint cut short."""
         sharding.check_wrapped(self)
+        self._parameter_count = int(self.model.num_parameters(exclude_embeddings=True))
         if self._resumed:
             self._tr_loss.fill_(self._resumed.loss_of(self.args.process_index, self.args.world_size))
             self._globalstep_last_logged = self._resumed.last_logged_step
@@ -284,8 +289,7 @@ class EvergreenTrainer(Trainer):
             metrics: dict[str, float] = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         if skip_scheduler:  # the evaluation at start, which Trainer does not count for the best
             self._determine_best_metric(metrics, trial)
-        if self.control.should_training_stop:  # early stopping
-            self.control.should_save = True
+        self.control.should_save |= self.control.should_training_stop  # early stopping
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:

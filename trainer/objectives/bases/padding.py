@@ -17,10 +17,10 @@ def pad(sequences: Sequence[Sequence[int]], value: int) -> torch.Tensor:
     """Return B sequences as one (B, T) tensor, filled with `value` on the right."""
     import torch
 
-    padded = torch.full((len(sequences), max(map(len, sequences))), value)
-    for row, sequence in zip(padded, sequences, strict=True):
-        row[: len(sequence)] = torch.as_tensor(sequence)
-    return padded
+    longest = max(map(len, sequences))
+    return torch.tensor(
+        [[*sequence, *[value] * (longest - len(sequence))] for sequence in sequences], dtype=torch.int64
+    )
 
 
 def pad_batch(examples: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 
 import pytest
+import torch
 from transformers import Trainer
 
 from params import RecipeError
 from params.schema import Launch, Recipe
 from tests.support import tiny
-from tests.support.in_process import job, trainer_of
+from tests.support.in_process import job, trained, trainer_of
 from trainer.loop.arguments import build
 from trainer.loop.batch import split_batch
 from trainer.loop.trainer import PRIVATE_HOOKS, PRIVATE_STATE, EvergreenTrainer
@@ -63,6 +64,12 @@ def test_epochs_of_a_stream_become_steps(tmp_path):
     changes = {"training.max_steps": ..., "training.epochs": 1.5, "training.streaming": True}
     recipe = Recipe.model_validate(tiny.recipe(changes))
     assert arguments(tmp_path, recipe.training, recipe.launch, rows=83).max_steps == 15  # 1.5 times 10 global batches
+
+
+def test_floating_point_operations_are_counted_as_in_trainer(tmp_path):
+    trainer, batch = trained(job(tmp_path, {"training.max_steps": 1})), {"input_ids": torch.zeros(3, 7)}
+    assert trainer.floating_point_ops(batch) == Trainer.floating_point_ops(trainer, batch) > 0
+    assert trainer.floating_point_ops({}) == 0
 
 
 @pytest.mark.parametrize("name", PRIVATE_HOOKS)
