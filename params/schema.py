@@ -304,8 +304,8 @@ class Training(Section):
     """Decoupled weight decay. Biases and normalization weights are exempt."""
     max_grad_norm: NonNegativeFloat = 1.0
     """Gradients with a larger norm are scaled down to this norm. 0 turns clipping off."""
-    optimizer: str = "adamw_torch"
-    """Name of a transformers optimizer."""
+    optimizer: str = "adamw_torch_fused"
+    """Name of a transformers optimizer. A step of `adamw_torch` takes several times as long as one of `adamw_torch_fused`."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Number format of the forward and backward pass. bf16 and fp16: mixed precision."""
     gradient_checkpointing: bool = False

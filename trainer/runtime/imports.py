@@ -26,5 +26,5 @@ def leave_out_unused(run: Any) -> None:
     named = source_files(run.model_dump(mode="json", exclude={"data"}))
     if run.model.lora is None and all(path.is_relative_to(_TRAINER) for _, path in named):
         leave_out("peft")
-        if not run.training.optimizer.startswith("adamw_torch_"):  # adamw_torch_4bit and _8bit are torchao's
+        if run.training.optimizer not in ("adamw_torch_4bit", "adamw_torch_8bit"):
             leave_out("torchao")
