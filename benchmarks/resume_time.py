@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.workload import environment, sequences, trainer
+from benchmarks.workload import environment, language_model, sequences, trainer
 
 ROUNDS = 5
 
@@ -23,8 +23,7 @@ def build_trainer(folder: Path, steps: int, data: Any) -> Any:
         "ours",
         folder,
         data,
-        hidden=16,
-        layers=1,
+        language_model(16, 1),
         max_steps=steps,
         save_steps=10**9,
         per_device_train_batch_size=1,

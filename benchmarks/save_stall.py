@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.workload import Kind, environment, sequences, trainer
+from benchmarks.workload import Kind, environment, language_model, sequences, trainer
 
 STEPS, EVERY, HIDDEN, LAYERS = 24, 4, 512, 8
 
@@ -27,8 +27,7 @@ def run(kind: Kind, *, saves: bool) -> tuple[list[float], float, float]:
             kind,
             Path(folder) / "run",
             sequences(2 * STEPS, 16),
-            hidden=HIDDEN,
-            layers=LAYERS,
+            language_model(HIDDEN, LAYERS),
             max_steps=STEPS + 1,
             save_steps=every,
             per_device_train_batch_size=1,

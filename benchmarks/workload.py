@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +18,12 @@ from tokenizers import Tokenizer, models
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     PrinterCallback,
     Trainer,
+    TrainerCallback,
     TrainingArguments,
 )
 from transformers.utils import logging as transformers_logging
@@ -31,7 +35,7 @@ from trainer.loop.trainer import EvergreenTrainer
 from trainer.runtime.heartbeat import Heartbeat
 
 Kind = Literal["ours", "plain"]
-VOCABULARY = 8192
+VOCABULARY, LABELS = 8192, 77
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
 
@@ -62,16 +66,41 @@ class Plain(Timed, Trainer):
     """A transformers.Trainer that measures its times."""
 
 
+class StepClock(TrainerCallback):
+    """Notes when each optimizer step ends, on the wall and in seconds of this process's processors."""
+
+    def __init__(self) -> None:
+        self.wall_s: list[float] = []
+        self.cpu_s: list[float] = []
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.wall_s.append(time.perf_counter())
+        self.cpu_s.append(time.process_time())
+
+
 def sequences(count: int, length: int) -> Dataset:
-    """Return sequences of random tokens."""
+    """Return sequences of random tokens, for a language model."""
     chance = random.Random(0)
     rows = [[chance.randrange(VOCABULARY) for _ in range(length)] for _ in range(count)]
     return Dataset.from_dict({"row_id": list(range(count)), "input_ids": rows, "labels": rows})
 
 
-def trainer(kind: Kind, folder: Path, data: Dataset, *, hidden: int, layers: int, **arguments: Any) -> Any:
-    """Return a trainer for `data` that writes to `folder`; `arguments` are those of TrainingArguments."""
-    folder.mkdir(parents=True, exist_ok=True)
+def texts(lengths: Sequence[int]) -> Dataset:
+    """Return random tokens of these lengths with a random label each, for a classifier."""
+    chance = random.Random(0)
+    rows = [[chance.randrange(VOCABULARY) for _ in range(length)] for length in lengths]
+    labels = [chance.randrange(LABELS) for _ in rows]
+    return Dataset.from_dict({"row_id": list(range(len(rows))), "input_ids": rows, "labels": labels})
+
+
+def question_lengths(count: int) -> list[int]:
+    """Return lengths as those of the questions in Banking77: 16 tokens in the mean, 47 for the longest of 32."""
+    chance = random.Random(0)
+    return [min(96, max(4, round(chance.lognormvariate(2.6, 0.6)))) for _ in range(count)]
+
+
+def language_model(hidden: int, layers: int) -> PreTrainedModel:
+    """Return a Llama with random weights."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         "llama",
@@ -82,11 +111,37 @@ def trainer(kind: Kind, folder: Path, data: Dataset, *, hidden: int, layers: int
         num_attention_heads=4,
         num_key_value_heads=4,
     )
+    made: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return made
+
+
+def classifier(hidden: int, layers: int) -> PreTrainedModel:
+    """Return a BERT with random weights; 384 and 6 are the shape of all-MiniLM-L6."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "bert",
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+        num_labels=LABELS,
+    )
+    made: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
+    return made
+
+
+def trainer(
+    kind: Kind, folder: Path, data: Dataset, model: PreTrainedModel, *, group_by_length: bool = False, **arguments: Any
+) -> Any:
+    """Return a trainer for `data` that writes to `folder`; `arguments` are those of TrainingArguments."""
+    folder.mkdir(parents=True, exist_ok=True)
     args = TrainingArguments(
         output_dir=str(folder),
         learning_rate=1e-4,
         logging_steps=10,
         report_to="none",
+        logging_nan_inf_filter=False,
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
         seed=0,
@@ -97,17 +152,22 @@ def trainer(kind: Kind, folder: Path, data: Dataset, *, hidden: int, layers: int
         dataloader_pin_memory=False,
         **arguments,
     )
-    objective = objectives.build(ObjectiveChoice.model_validate({"name": "causal_lm"}))
+    is_classifier = isinstance(data[0]["labels"], int)
+    name = "sequence_classification" if is_classifier else "causal_lm"
+    columns = {"text_column": "text", "label_column": "label"} if is_classifier else {}
+    objective = objectives.build(ObjectiveChoice.model_validate({"name": name, **columns}))
+    state = {"labels": [str(i) for i in range(LABELS)]} if is_classifier else {}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), pad_token="<pad>")
-    shared = {"model": AutoModelForCausalLM.from_config(config), "args": args, "train_dataset": data}
+    shared = {"model": model, "args": args, "train_dataset": data}
     if kind == "plain":
         made: Any = Plain(**shared, data_collator=lambda rows: objective.collate(rows, tokenizer))
     else:
         made = Ours(
             **shared,
             objective=objective,
-            metrics=EvaluationMetrics(objective, state={}, tokenizer=tokenizer, metrics=None),
+            metrics=EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=None),
             keep_checkpoints=2,
+            lengths=[len(row) for row in data["input_ids"]] if group_by_length else None,
             identity={"benchmark": "yes"},
             heartbeat=Heartbeat(folder, 0),
             stop_requested=lambda: False,

@@ -8,15 +8,18 @@ import json
 import pytest
 
 from benchmarks import gate_families, gate_simulation
-from benchmarks.workload import sequences, trainer
+from benchmarks.workload import classifier, language_model, question_lengths, sequences, texts, trainer
 from tests.support.project import ROOT
 
 
 @pytest.mark.parametrize("kind", ["ours", "plain"])
-def test_benchmark_trainers_take_every_step(tmp_path, kind):
-    made = trainer(
-        kind, tmp_path, sequences(8, 16), hidden=16, layers=1, max_steps=2, save_steps=1, per_device_train_batch_size=2
-    )
+@pytest.mark.parametrize("work", ["language model", "classifier"])
+def test_benchmark_trainers_take_every_step(tmp_path, kind, work):
+    if work == "classifier":
+        data, model = texts(question_lengths(8)), classifier(32, 1)
+    else:
+        data, model = sequences(8, 16), language_model(16, 1)
+    made = trainer(kind, tmp_path, data, model, max_steps=2, save_steps=1, per_device_train_batch_size=2)
     made.train()
     assert made.state.global_step == 2
     assert len(made.stalls_s) == 2
