@@ -45,12 +45,13 @@ def run(
 
     Uses the Prefect server that PREFECT_API_URL names, or else one of its own until it ends.
     """
-    from flows.artifacts import summary
-    from flows.retrain import retrain
     from flows.server import ensure_server
 
     artifacts = Artifacts(recipe)
     with ensure_server(artifacts.server_log):
+        from flows.artifacts import summary
+        from flows.retrain import retrain
+
         outcomes: Any = retrain(recipe, publish=not no_publish, force=force)
     print(summary(artifacts, outcomes))
 

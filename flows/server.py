@@ -1,25 +1,29 @@
 """A Prefect server for one run, if none is configured; it ends with the run, even if the run is killed.
 
-Prefect's own temporary server outlives a killed flow: only a flow that ends normally stops it.
+Prefect's own temporary server outlives a killed flow: only a flow that ends normally stops it. This one starts while the
+flow is imported. It looks for migrations and block types only if Prefect or its database has changed since it last did.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import socket
+import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-import httpx
-from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
 from flows import child_process
 from params import TransientError
 from trainer.runtime.lifetime import stop_group
 
 _STARTUP_S = 90.0
+_END_S = 2.0
+"""Seconds to end in order; what it has answered is in its database."""
 
 
 @contextlib.contextmanager
@@ -29,29 +33,108 @@ def ensure_server(log_file: Path) -> Iterator[None]:
     Raises:
         TransientError: the server did not start.
     """
-    if get_current_settings().api.url:
+    is_first = "prefect" not in sys.modules and not os.environ.get("PREFECT_API_URL")
+    started = _start(log_file) if is_first else None
+    from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+
+    import flows.retrain  # noqa: F401 (takes as long as the start of the server)
+
+    if get_current_settings().api.url:  # `started` ends by itself
         yield
         return
+    server, url = started or _start(log_file)
+    _wait(server, url, log_file)
+    with temporary_settings({PREFECT_API_URL: url}):
+        yield
+
+
+def _start(log_file: Path) -> tuple[subprocess.Popen[bytes], str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:
-        arguments = ["server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-services", "--no-ui"]
-        server = child_process.start("prefect", arguments, log)
-    atexit.register(stop_group, server, child_process.GRACE_S)  # later than this block: Prefect sends events at exit
-    url = f"http://127.0.0.1:{port}/api"
+        server = child_process.start("flows.server", [str(port)], log)
+    atexit.register(stop_group, server, _END_S)  # not sooner: Prefect sends events at exit
+    return server, f"http://127.0.0.1:{port}/api"
+
+
+def _wait(server: subprocess.Popen[bytes], url: str, log_file: Path) -> None:
+    """Wait until the server answers, and note that its database is ready."""
+    import httpx
+
     give_up = time.monotonic() + _STARTUP_S
-    while not _answers(url):
-        if server.poll() is not None or time.monotonic() > give_up:
-            raise TransientError("Prefect's server", "did not start", f"see {log_file}")
-        time.sleep(0.1)
-    with temporary_settings({PREFECT_API_URL: url}):
-        yield
+    with httpx.Client(timeout=5, trust_env=False) as client:
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if client.get(f"{url}/health").status_code == httpx.codes.OK:
+                    break
+            if server.poll() is not None or time.monotonic() > give_up:
+                raise TransientError("Prefect's server", "did not start", f"see {log_file}")
+            time.sleep(0.05)
+    if not _is_ready():
+        _note().write_text(_state(), encoding="utf-8")
 
 
-def _answers(url: str) -> bool:
+def _is_ready() -> bool:
+    """Whether a server of this version of Prefect has prepared the database as it is now."""
+    note = _note()
+    return note.is_file() and _state() != "" and note.read_text(encoding="utf-8") == _state()
+
+
+def _note() -> Path:
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().home / "evergreen-database"
+
+
+def _state() -> str:
+    """Prefect's version, and place and revision of its database; empty if that is not a file that a server has prepared."""
+    import prefect
+    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
+
+    dialect, _, path = str(PREFECT_API_DATABASE_CONNECTION_URL.value()).partition(":///")
+    if not dialect.startswith("sqlite") or not Path(path).is_file():
+        return ""
     try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
+        with contextlib.closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as database:
+            (revision,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
+            (types,) = database.execute("SELECT count(*) FROM block_type").fetchone()
+    except (sqlite3.Error, TypeError):
+        return ""
+    return f"{prefect.__version__} {path} {revision}" if types else ""
+
+
+def _serve(port: int) -> None:
+    """Run a server without background services and pages, unless a profile of Prefect's names another one."""
+    import uvicorn
+    from prefect.settings import (
+        PREFECT_API_BLOCKS_REGISTER_ON_START,
+        PREFECT_API_DATABASE_MIGRATE_ON_START,
+        PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION,
+        PREFECT_SERVER_UI_ENABLED,
+        get_current_settings,
+        temporary_settings,
+    )
+
+    if get_current_settings().api.url:
+        return
+    os.environ |= {"PREFECT__SERVER_WEBSERVER_ONLY": "1", "PREFECT__SERVER_FINAL": "1"}
+    changed = {PREFECT_SERVER_UI_ENABLED: False}
+    if _is_ready():
+        changed[PREFECT_API_DATABASE_MIGRATE_ON_START] = False
+        changed[PREFECT_API_BLOCKS_REGISTER_ON_START] = False
+        changed[PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION] = False  # its hash takes as long as registering
+    with temporary_settings(changed):
+        uvicorn.run(
+            "prefect.server.api.server:create_app",
+            factory=True,
+            host="127.0.0.1",
+            port=port,
+            log_level="error",
+            lifespan="on",
+        )
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

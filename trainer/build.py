@@ -20,7 +20,7 @@ from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
 from trainer.reporting import trackers
-from trainer.reporting.metrics_log import MetricsLog
+from trainer.reporting.metrics_callback import MetricsLog
 from trainer.reporting.progress import Progress, follow_log_level
 from trainer.reporting.step_record import StepRecorder
 from trainer.runtime.heartbeat import Heartbeat

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from params import Problem, RecipeError, ValidationEngineError
 from params.loading import Key, suggestion
 from params.schema import Expectation
+from trainer.runtime.imports import defer, left_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,7 +87,7 @@ def recipe_error(problems: Sequence[Problem]) -> RecipeError:
 
 
 def _build(expectation: Expectation, position: int, key: Key) -> tuple[Any, list[Problem]]:
-    _silence()
+    _import()
     from great_expectations.compatibility import pydantic
     from great_expectations.exceptions import GreatExpectationsError
     from great_expectations.expectations import registry
@@ -123,14 +124,20 @@ def _explain(error: Any, key: Key, name: str, known: list[str]) -> list[Problem]
     return list(found.values())
 
 
-def _silence() -> None:
-    """Keep GX from logging hundreds of lines at import; its errors are in its results, or raised."""
+def _import() -> None:
+    """Import GX without databases and clouds, which frames do not need, and statistics only when a check uses them.
+
+    It would log hundreds of lines at import; its errors are in its results, or raised.
+    """
     logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
     logging.getLogger("great_expectations.data_context.types.base").disabled = True  # sets its own level
+    defer("scipy.stats")
+    with left_out("sqlalchemy", "google"):
+        import great_expectations  # noqa: F401
 
 
 def _run(expectations: list[Any], frame: pd.DataFrame) -> list[Any]:
-    _silence()
+    _import()
     import great_expectations as gx
     from great_expectations.exceptions import GreatExpectationsError
 

@@ -1,4 +1,4 @@
-"""The import graph: no cycle, no module of flows/ that hides a library, and slow packages only when needed."""
+"""Imports: no cycle, no module of flows/ that hides a library, and slow packages only where they are needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from tests.support.project import ROOT
+from tests.support.project import ROOT, Project, copy_project
 
 PACKAGES = ("params", "trainer", "tasks", "flows")
 
@@ -34,12 +34,45 @@ def test_no_module_of_flows_hides_a_library(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "slow"),
     [
+        ("flows.child_process", ("prefect", "dvc", "torch", "pydantic_settings")),
+        ("flows.cli", ("prefect", "dvc", "torch", "transformers", "pyarrow")),
+        ("flows.dvc_stage", ("prefect", "torch", "pandas", "pyarrow")),
+        (
+            "flows.retrain",
+            ("prefect.server", "torch", "transformers", "pandas", "pyarrow", "fastapi", "huggingface_hub"),
+        ),
+        ("flows.server", ("prefect", "uvicorn", "fastapi")),
         ("tasks.hub_client.local", ("fastapi", "torch", "huggingface_hub")),
         ("tasks.hub_server.server", ("fastapi", "uvicorn", "dulwich", "pydantic")),
         ("tasks.report.chart_data", ("matplotlib", "pyarrow")),
+        ("tasks.training.stage", ("torch", "transformers", "accelerate", "pandas", "datasets")),
+        ("trainer.identity", ("trainer.build", "trainer.job", "trainer.objectives", "torch")),
+        ("trainer.reporting.metrics_log", ("torch", "transformers")),  # the train stage reads the metrics with it
+        ("trainer.worker", ("torch", "transformers", "trainer.job")),  # its parent must be known first
     ],
 )
 def test_slow_packages_are_imported_only_when_needed(module: str, slow: tuple[str, ...]) -> None:
     code = f"import sys, {module}; sys.exit(str([name for name in {slow} if name in sys.modules] or ''))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stderr.strip() == ""
+
+
+MODELS = ("torch", "transformers.trainer", "transformers.modeling_utils", "accelerate", "datasets", "peft")
+NOT_IMPORTED = {
+    "ingest": (*MODELS, "transformers", "great_expectations", "scipy", "sqlalchemy", "matplotlib", "fastapi"),
+    "validate": (*MODELS, "transformers", "scipy.stats._stats_py", "sqlalchemy", "matplotlib", "fastapi"),
+    "tokenize": (*MODELS, "great_expectations", "pandas", "scipy", "sqlalchemy", "matplotlib", "fastapi"),
+}
+"""What a stage must not import, although packages that it needs would import it."""
+
+
+def test_each_data_stage_imports_only_what_it_needs(tmp_path: Path) -> None:
+    copy_project(tmp_path)
+    code = "import sys; from tasks.commands import main; status = main([sys.argv[1], 'tiny']); "
+    code += "print('imported', *(name for name, module in sys.modules.items() if module)); sys.exit(status)"
+    imported = {}
+    for stage in NOT_IMPORTED:
+        out = Project(tmp_path, tmp_path).run("python", "-c", code, stage)
+        imported[stage] = set(out.splitlines()[-1].split())
+    found = {stage: sorted(imported[stage] & set(names)) for stage, names in NOT_IMPORTED.items()}
+    assert found == {stage: [] for stage in NOT_IMPORTED}

@@ -6,7 +6,10 @@ each process seconds at its start, and lines in its log, for adapters and optimi
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +19,43 @@ _TRAINER = Path(__file__).parents[1]
 
 
 def leave_out(*packages: str) -> None:
-    """Make transformers believe that packages are not installed; call this before importing it."""
+    """Make a library believe that packages are not installed; call this before importing it."""
     for package in packages:
         sys.modules.setdefault(package, None)  # type: ignore[arg-type]
 
 
-def leave_out_unused(run: Any) -> None:
-    """Leave out what a recipe or job does not use; the user's own code that it names may need anything."""
+@contextlib.contextmanager
+def left_out(*packages: str) -> Iterator[None]:
+    """Leave packages out of what the block imports; those that are imported already stay."""
+    missing = [package for package in packages if package not in sys.modules]
+    leave_out(*missing)
+    try:
+        yield
+    finally:
+        for package in missing:
+            del sys.modules[package]
+
+
+def defer(module: str) -> None:
+    """Import a module when one of its names is first used, although other modules import it before."""
+    if module in sys.modules:
+        return
+    spec = importlib.util.find_spec(module)
+    assert spec, f"{module} is not installed"
+    assert spec.loader, f"{module} is not a file"
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    deferred = importlib.util.module_from_spec(spec)
+    sys.modules[module] = deferred
+    spec.loader.exec_module(deferred)
+
+
+def leave_out_unused(run: Any, *packages: str) -> None:
+    """Leave out `packages`, and what a recipe or job does not use; the user's own code that it names may need anything."""
     named = source_files(run.model_dump(mode="json", exclude={"data"}))
-    if run.model.lora is None and all(path.is_relative_to(_TRAINER) for _, path in named):
+    if not all(path.is_relative_to(_TRAINER) for _, path in named):
+        return
+    leave_out(*packages)
+    if run.model.lora is None:
         leave_out("peft")
         if run.training.optimizer not in ("adamw_torch_4bit", "adamw_torch_8bit"):
             leave_out("torchao")
