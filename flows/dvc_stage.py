@@ -19,8 +19,8 @@ from params import DataError, EvergreenError, RecipeError, TransientError, comma
 from params.artifacts import storage_error
 
 
-def is_stale(name: str) -> bool:
-    """Return whether DVC would run the stage `name`, for example `train@default`.
+def is_stale(*names: str) -> bool:
+    """Return whether DVC would run one of the stages, for example `train@default`.
 
     Raises:
         TransientError: another process uses the stage's artifacts.
@@ -31,10 +31,14 @@ def is_stale(name: str) -> bool:
     from dvc.repo import Repo
 
     logging.getLogger("dvc").setLevel(logging.ERROR)
+    name = names[0]
     try:
-        with Repo(_wait_for_lock=True) as repo, repo.lock:
-            (stage,) = repo.stage.collect(name)
-            return bool(stage.changed())
+        with Repo(_wait_for_lock=True) as repo, repo.lock:  # once for all: DVC reads dvc.yaml and dvc.lock each time
+            for name in names:
+                (stage,) = repo.stage.collect(name)
+                if stage.changed():
+                    return True
+            return False
     except (DvcException, OSError) as error:
         raise _error(name, error) from None
 

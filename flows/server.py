@@ -22,8 +22,6 @@ from params import TransientError
 from trainer.runtime.lifetime import stop_group
 
 _STARTUP_S = 90.0
-_END_S = 2.0
-"""Seconds to end in order; what it has answered is in its database."""
 
 
 @contextlib.contextmanager
@@ -37,15 +35,22 @@ def ensure_server(log_file: Path) -> Iterator[None]:
     started = _start(log_file) if is_first else None
     from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
-    import flows.retrain  # noqa: F401 (takes as long as the start of the server)
-
     if get_current_settings().api.url:  # `started` ends by itself
         yield
         return
     server, url = started or _start(log_file)
+    _import_flow()
     _wait(server, url, log_file)
     with temporary_settings({PREFECT_API_URL: url}):
         yield
+
+
+def _import_flow() -> None:
+    """Import the flow, and what it asks the local Hub with, which takes as long as the start of the server."""
+    import flows.retrain  # noqa: F401
+    import tasks.hub_client.repository
+    import tasks.hub_server.application
+    import tasks.publishing.stage  # noqa: F401
 
 
 def _start(log_file: Path) -> tuple[subprocess.Popen[bytes], str]:
@@ -55,7 +60,8 @@ def _start(log_file: Path) -> tuple[subprocess.Popen[bytes], str]:
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:
         server = child_process.start("flows.server", [str(port)], log)
-    atexit.register(stop_group, server, _END_S)  # not sooner: Prefect sends events at exit
+    # Not sooner: Prefect sends events at exit. At once: what the server has answered is in its database.
+    atexit.register(stop_group, server, 0)
     return server, f"http://127.0.0.1:{port}/api"
 
 

@@ -38,7 +38,7 @@ def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
 
 def any_stale(stages: Sequence[str], recipe: str) -> bool:
     """Whether DVC would run one of `stages`."""
-    return any(dvc_stage.is_stale(f"{stage}@{recipe}") for stage in stages)
+    return dvc_stage.is_stale(*(f"{stage}@{recipe}" for stage in stages))
 
 
 def check(recipe: str, log: child_process.Logger) -> None:

@@ -30,7 +30,7 @@ def reads_again(artifacts: Artifacts, log: Logger) -> bool:
         age_h = (time.time() - artifacts.rows_taken.stat().st_mtime) / 3600
     except FileNotFoundError:
         return True
-    if not any(dvc_stage.is_stale(f"{stage}@{artifacts.recipe}") for stage in _UP_TO_TRAINING):
+    if not dvc_stage.is_stale(*(f"{stage}@{artifacts.recipe}" for stage in _UP_TO_TRAINING)):
         return True
     name = f"ingest@{artifacts.recipe}"
     if age_h > limit_h:

@@ -1,4 +1,9 @@
-"""What a run is: recipes (one YAML file is one complete run), their typed schema, and `load(path)`."""
+"""What a run is: recipes (one YAML file is one complete run), their typed schema, and `load(path)`.
+
+What reads recipes is imported on first use: it takes a third of a second, and a process that runs DVC needs only the errors.
+"""
+
+from typing import TYPE_CHECKING
 
 from params.errors import (
     CheckpointError,
@@ -18,8 +23,10 @@ from params.errors import (
     TransientError,
     ValidationEngineError,
 )
-from params.loading import Document, Problem, load, read
-from params.schema import Recipe
+
+if TYPE_CHECKING:
+    from params.loading import Document, Problem, load, read
+    from params.schema import Recipe
 
 __all__ = [
     "CheckpointError",
@@ -44,3 +51,12 @@ __all__ = [
     "load",
     "read",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import a name of `__all__`."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from params import loading, schema
+
+    return schema.Recipe if name == "Recipe" else getattr(loading, name)

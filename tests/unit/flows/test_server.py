@@ -1,0 +1,63 @@
+"""The Prefect server of one run: when it prepares its database, and when there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.settings import (
+    PREFECT_API_DATABASE_CONNECTION_URL,
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    temporary_settings,
+)
+
+from flows import server
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Path]:
+    """The database of a server that has run."""
+    path = tmp_path / "prefect.db"
+    change(path, "CREATE TABLE alembic_version (version_num TEXT)", "INSERT INTO alembic_version VALUES ('one')")
+    change(path, "CREATE TABLE block_type (name TEXT)", "INSERT INTO block_type VALUES ('secret')")
+    with temporary_settings(
+        {PREFECT_HOME: tmp_path, PREFECT_API_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{path}"}
+    ):
+        yield path
+
+
+def change(path: Path, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def test_database_is_ready_for_the_version_of_prefect_that_prepared_it(database, monkeypatch) -> None:
+    assert not server._is_ready()
+    server._note().write_text(server._state())
+    assert server._is_ready()
+    monkeypatch.setattr("prefect.__version__", "99")
+    assert not server._is_ready()
+
+
+@pytest.mark.parametrize("statement", ["UPDATE alembic_version SET version_num = 'two'", "DELETE FROM block_type"])
+def test_changed_database_is_prepared_again(database, statement) -> None:
+    server._note().write_text(server._state())
+    change(database, statement)
+    assert not server._is_ready()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no database, but more than a hundred bytes of something else" * 9])
+def test_missing_or_damaged_database_is_prepared_again(database, content) -> None:
+    server._note().write_text(server._state())
+    database.unlink() if content is None else database.write_bytes(content)
+    assert not server._is_ready()
+
+
+def test_no_server_starts_where_a_profile_names_one() -> None:
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        server._serve(port=0)
