@@ -78,8 +78,8 @@ def _wait(server: subprocess.Popen[bytes], url: str, log_file: Path) -> None:
             if server.poll() is not None or time.monotonic() > give_up:
                 raise TransientError("Prefect's server", "did not start", f"see {log_file}")
             time.sleep(0.05)
-    if not _is_ready():
-        _note().write_text(_state(), encoding="utf-8")
+    if state := _state():
+        _note().write_text(state, encoding="utf-8")
 
 
 def _is_ready() -> bool:

@@ -37,9 +37,10 @@ def left_out(*packages: str) -> Iterator[None]:
 
 
 def defer(module: str) -> None:
-    """Import a module when one of its names is first used, although other modules import it before."""
+    """Import `package.module` when one of its names is first used, although others write `from package import module`."""
     if module in sys.modules:
         return
+    package, _, name = module.rpartition(".")
     spec = importlib.util.find_spec(module)
     assert spec, f"{module} is not installed"
     assert spec.loader, f"{module} is not a file"
@@ -47,6 +48,7 @@ def defer(module: str) -> None:
     deferred = importlib.util.module_from_spec(spec)
     sys.modules[module] = deferred
     spec.loader.exec_module(deferred)
+    setattr(sys.modules[package], name, deferred)
 
 
 def leave_out_unused(run: Any, *packages: str) -> None:
