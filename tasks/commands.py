@@ -40,8 +40,6 @@ _STAGES = {
     "evaluate": "Score the model, and decide whether it may be published.",
     "publish": "Publish the model to the Hub if the evaluation allows it.",
 }
-_LEFT_OUT = {"tokenize": ("pandas",)}
-"""Packages that a stage does without, although a library that it uses imports them: here Arrow."""
 
 
 @app.callback()
@@ -61,7 +59,7 @@ def _stage_command(stage: str) -> Callable[[Path], None]:
     def command(recipe: RecipePath) -> None:
         from trainer.runtime.imports import leave_out_unused
 
-        leave_out_unused(load(recipe), *_LEFT_OUT.get(stage, ()))
+        leave_out_unused(load(recipe))
         _run_stage(stage, recipe)
 
     return command

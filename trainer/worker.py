@@ -57,11 +57,10 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         InputsChangedError: the code is not what it was when the job was planned.
     """
     job.check_code()
-    from trainer.runtime.imports import leave_out_unused, left_out
+    from trainer.runtime.imports import leave_out_unused
 
     leave_out_unused(job)  # before transformers is imported
-    with left_out("scipy"):  # transformers has it for object detection
-        from transformers import TrainerState
+    from transformers import TrainerState
 
     from trainer.build import build
     from trainer.checkpoints.position import Position

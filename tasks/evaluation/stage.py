@@ -39,7 +39,6 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.model.network import trained_model, untrained_model
-from trainer.runtime.imports import left_out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -132,8 +131,6 @@ class _Scorer:
     folder: Path
 
     def score_all(self, published: champion.PublishedModel) -> ScoredModels:
-        with left_out("scipy"):  # transformers has it for object detection
-            import transformers  # noqa: F401
         (self.folder / "scores").mkdir()
         tokenizer = tokens.read_tokenizer(self.artifacts.tokens)
         metric = self.evaluation.gate.metric or self.objective.main_metric

@@ -62,7 +62,7 @@ MODELS = ("torch", "transformers.trainer", "transformers.modeling_utils", "accel
 NOT_IMPORTED = {
     "ingest": (*MODELS, "transformers", "great_expectations", "scipy", "sqlalchemy", "matplotlib", "fastapi"),
     "validate": (*MODELS, "transformers", "scipy.stats._stats_py", "sqlalchemy", "matplotlib", "fastapi"),
-    "tokenize": (*MODELS, "great_expectations", "pandas", "scipy", "sqlalchemy", "matplotlib", "fastapi"),
+    "tokenize": (*MODELS, "great_expectations", "scipy", "sqlalchemy", "matplotlib", "fastapi"),
 }
 """What a stage must not import, although packages that it needs would import it."""
 

@@ -51,13 +51,10 @@ def defer(module: str) -> None:
     setattr(sys.modules[package], name, deferred)
 
 
-def leave_out_unused(run: Any, *packages: str) -> None:
-    """Leave out `packages`, and what a recipe or job does not use; the user's own code that it names may need anything."""
+def leave_out_unused(run: Any) -> None:
+    """Leave out what a recipe or job does not use; the user's own code that it names may need anything."""
     named = source_files(run.model_dump(mode="json", exclude={"data"}))
-    if not all(path.is_relative_to(_TRAINER) for _, path in named):
-        return
-    leave_out(*packages)
-    if run.model.lora is None:
+    if run.model.lora is None and all(path.is_relative_to(_TRAINER) for _, path in named):
         leave_out("peft")
         if run.training.optimizer not in ("adamw_torch_4bit", "adamw_torch_8bit"):
             leave_out("torchao")

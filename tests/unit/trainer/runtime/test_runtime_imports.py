@@ -47,8 +47,8 @@ def test_module_is_imported_when_one_of_its_names_is_used(package: str) -> None:
 @pytest.mark.parametrize(
     ("training", "expected"),
     [
-        ({"optimizer": "adamw_torch_fused"}, {"peft", "torchao", "evergreen_example"}),
-        ({"optimizer": "adamw_torch_4bit"}, {"peft", "evergreen_example"}),
+        ({"optimizer": "adamw_torch_fused"}, {"peft", "torchao"}),
+        ({"optimizer": "adamw_torch_4bit"}, {"peft"}),
         ({"loss": "tests.support.own_code:loss"}, set()),
     ],
 )
@@ -56,5 +56,5 @@ def test_what_a_recipe_does_not_use_is_left_out(training: dict, expected: set, m
     left_out: set[str] = set()
     monkeypatch.setattr(imports, "leave_out", lambda *packages: left_out.update(packages))
     sections = tiny.RECIPE | {"training": tiny.RECIPE["training"] | training}
-    imports.leave_out_unused(Recipe.model_validate(sections), "evergreen_example")
+    imports.leave_out_unused(Recipe.model_validate(sections))
     assert left_out == expected
