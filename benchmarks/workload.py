@@ -19,12 +19,14 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     PrinterCallback,
     Trainer,
     TrainerCallback,
     TrainingArguments,
+    default_data_collator,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -134,36 +136,41 @@ def classifier(hidden: int, layers: int) -> PreTrainedModel:
 def trainer(
     kind: Kind, folder: Path, data: Dataset, model: PreTrainedModel, *, group_by_length: bool = False, **arguments: Any
 ) -> Any:
-    """Return a trainer for `data` that writes to `folder`; `arguments` are those of TrainingArguments."""
+    """Return a trainer for `data` that writes to `folder`; `arguments` are those of TrainingArguments.
+
+    The plain one is what a script would have: the collator of transformers, and its defaults.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    args = TrainingArguments(
-        output_dir=str(folder),
-        learning_rate=1e-4,
-        logging_steps=10,
-        report_to="none",
-        logging_nan_inf_filter=False,
-        disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(),
-        seed=0,
-        save_strategy="no" if kind == "ours" else "steps",
-        metric_for_best_model="loss",
-        greater_is_better=False,
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,
-        **arguments,
-    )
     is_classifier = isinstance(data[0]["labels"], int)
-    name = "sequence_classification" if is_classifier else "causal_lm"
-    columns = {"text_column": "text", "label_column": "label"} if is_classifier else {}
-    objective = objectives.build(ObjectiveChoice.model_validate({"name": name, **columns}))
-    state = {"labels": [str(i) for i in range(LABELS)]} if is_classifier else {}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), pad_token="<pad>")
-    shared = {"model": model, "args": args, "train_dataset": data}
+    arguments |= {
+        "output_dir": str(folder),
+        "learning_rate": 1e-4,
+        "logging_steps": 10,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(),
+        "seed": 0,
+    }
     if kind == "plain":
-        made: Any = Plain(**shared, data_collator=lambda rows: objective.collate(rows, tokenizer))
+        made: Any = Plain(
+            model=model,
+            args=TrainingArguments(save_strategy="steps", **arguments),
+            train_dataset=data,
+            data_collator=DataCollatorWithPadding(tokenizer) if is_classifier else default_data_collator,
+        )
     else:
+        name = "sequence_classification" if is_classifier else "causal_lm"
+        columns = {"text_column": "text", "label_column": "label"} if is_classifier else {}
+        objective = objectives.build(ObjectiveChoice.model_validate({"name": name, **columns}))
+        state = {"labels": [str(i) for i in range(LABELS)]} if is_classifier else {}
+        arguments |= {"logging_nan_inf_filter": False, "remove_unused_columns": False, "dataloader_pin_memory": False}
         made = Ours(
-            **shared,
+            model=model,
+            args=TrainingArguments(
+                save_strategy="no", metric_for_best_model="loss", greater_is_better=False, **arguments
+            ),
+            train_dataset=data,
             objective=objective,
             metrics=EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=None),
             keep_checkpoints=2,

@@ -46,8 +46,8 @@ class Heartbeat:
         self._file = os.open(folder / f"rank-{rank}", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         os.pwrite(self._file, b" " * _SIZE, 0)
         os.fsync(self._file)
-        self._stack = (folder / f"stack-{rank}").open("w", encoding="utf-8")
-        faulthandler.register(signal.SIGUSR1, file=self._stack, all_threads=True)
+        stack = os.open(folder / f"stack-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         self.beat("starting")
 
     def beat(self, phase: str, step: int | None = None) -> None:
