@@ -1,8 +1,8 @@
 """Rows per second of the tokenize stage, of `datasets.map(batched=True)` and of the tokenizer's own batch call, by turns.
 
-    python -m benchmarks.tokenization [rounds] [folder of a tokenizer]
+    python -m benchmarks.tokenization [rounds] [folder of the classifier's tokenizer]
 
-The rows are pieces of Python's documentation; by default the tokenizer is a byte-level BPE trained on them. Each way works
+The rows are pieces of Python's documentation; the tokenizer is a byte-level BPE trained on them. Each way works
 on the same rows, in this process, on all cores that the tokenizer takes. The stage reads Parquet, finds out what is
 truncated and which tokens have a loss, and writes Arrow. `datasets.map` gets the functions of the libraries' own examples,
 reads and writes Arrow, and learns all tokens of a conversation. The tokenizer's call reads and writes nothing.
@@ -44,6 +44,7 @@ class Work:
     """One kind of rows, and two other ways to tokenize them."""
 
     name: str
+    tokenizer: Any
     rows: list[dict[str, Any]]
     objective: ObjectiveChoice
     max_length: int
@@ -53,7 +54,7 @@ class Work:
     """By the tokenizer's own call on a batch of texts or conversations."""
 
 
-def works(tokenizer: Any, texts: list[str]) -> list[Work]:
+def works(tokenizer: Any, of_classifier: Any, texts: list[str]) -> list[Work]:
     """Return a classifier on short texts, a packed causal language model, and conversations."""
     words = [word for text in texts for word in text.split()]
     short = [{"text": " ".join(words[8 * i : 8 * i + 5 + i % 9]), "label": f"label {i % 50}"} for i in range(ROWS)]
@@ -61,7 +62,7 @@ def works(tokenizer: Any, texts: list[str]) -> list[Work]:
     chats = [{"messages": messages} for messages in conversations(texts)]
 
     def truncate(texts: list[str]) -> Any:
-        return tokenizer(texts, truncation=True, max_length=128)
+        return of_classifier(texts, truncation=True, max_length=128)
 
     def group(batch: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
         """As run_clm.py of transformers does it."""
@@ -80,15 +81,25 @@ def works(tokenizer: Any, texts: list[str]) -> list[Work]:
     return [
         Work(
             "classifier, short texts",
+            of_classifier,
             short,
             ObjectiveChoice(name="sequence_classification"),
             128,
             lambda rows: rows.map(lambda batch: truncate(batch["text"]), batched=True),
             truncate,
         ),
-        Work("causal language model, packed", long, ObjectiveChoice(name="causal_lm"), 512, map_and_group, tokenizer),
+        Work(
+            "causal language model, packed",
+            tokenizer,
+            long,
+            ObjectiveChoice(name="causal_lm"),
+            512,
+            map_and_group,
+            tokenizer,
+        ),
         Work(
             "conversations",
+            tokenizer,
             chats,
             ObjectiveChoice(name="sft", messages_column="messages", chat_template=TEMPLATE),
             4096,
@@ -108,7 +119,7 @@ def conversations(texts: list[str]) -> list[list[dict[str, str]]]:
     return found
 
 
-def times(work: Work, tokenizer: Any, folder: Path, turn: int) -> dict[str, tuple[float, float]]:
+def times(work: Work, folder: Path, turn: int) -> dict[str, tuple[float, float]]:
     """Return the seconds and the CPU seconds that each way takes; the one that begins changes with `turn`."""
     artifacts = Artifacts("benchmark", folder)
     artifacts.rows.mkdir(parents=True)
@@ -117,7 +128,7 @@ def times(work: Work, tokenizer: Any, folder: Path, turn: int) -> dict[str, tupl
     dataset = Dataset.from_parquet(str(artifacts.rows / "train.parquet"), cache_dir=str(folder))
     column = [row.get("text") or row["messages"] for row in work.rows]
     method = objectives.build(work.objective)
-    encoder = Encoder(method, tokenizer, work.max_length, method.collect_state(rows))
+    encoder = Encoder(method, work.tokenizer, work.max_length, method.collect_state(rows))
     ways: dict[str, Callable[[], object]] = {
         "here": lambda: encode_split(artifacts, "train", folder / "train.arrow", encoder),
         "datasets.map": lambda: work.map(dataset),
@@ -136,17 +147,15 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     disable_progress_bars()
     texts = [row["text"] for row in documentation() if row["text"]]
-    if len(sys.argv) > 2:
-        tokenizer = load_tokenizer(sys.argv[2], None)
-    else:
-        tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=8192))
-    tokenizer.model_max_length, tokenizer.chat_template = 10**9, TEMPLATE
+    tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=8192))
+    tokenizer.chat_template = TEMPLATE
+    of_classifier = load_tokenizer(sys.argv[2], None) if len(sys.argv) > 2 else tokenizer
     print(environment(), flush=True)
-    for work in works(tokenizer, texts):
+    for work in works(tokenizer, of_classifier, texts):
         measured = []
         for turn in range(rounds):
             with tempfile.TemporaryDirectory() as folder:
-                measured.append(times(work, tokenizer, Path(folder), turn))
+                measured.append(times(work, Path(folder), turn))
         rate = len(work.rows) / statistics.median(found["here"][0] for found in measured)
         print(f"{work.name}: {rate:,.0f} of {len(work.rows):,} rows per second", flush=True)
         for other in ("datasets.map", "the tokenizer's call"):

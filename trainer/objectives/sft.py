@@ -137,16 +137,18 @@ class SFT(TokenLikelihood[Options]):
 
     def _tokenize_pairs(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
-    ) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield the tokens of each row, and its labels: the tokens of the completion."""
+    ) -> list[tuple[list[int], list[int]]]:
+        """Return the tokens of each row, and its labels: the tokens of the completion."""
         end = tokenizer.eos_token_id
         prompts = token_ids([row[self.options.prompt_column] for row in rows], tokenizer)
         texts = [row[self.options.completion_column] for row in rows]
+        pairs = []
         for prompt, text in zip(prompts, token_ids(texts, tokenizer, add_special_tokens=False), strict=True):
             if prompt and prompt[-1] == end:  # some tokenizers end every text
                 prompt.pop()
             completion = [*text, end]
-            yield prompt + completion, [IGNORE_INDEX] * len(prompt) + completion
+            pairs.append((prompt + completion, [IGNORE_INDEX] * len(prompt) + completion))
+        return pairs
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         return packing.pack(examples, max_length) if self.options.packing else iter(examples)
