@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from trainer.objectives.bases.padding import IGNORE_INDEX
@@ -68,9 +68,10 @@ class ConversationTokenizer:
         found = self._tokenize_marked(conversations) if marked else self._tokenize_spans(conversations)
         end, labelled = self.tokenizer.eos_token_id, []
         for turns, (ids, is_assistant) in zip(conversations, found, strict=True):
-            is_end = np.array(ids) == end  # (T,)
+            tokens = np.array(ids, dtype=int)  # (T,)
+            is_end = tokens == end
             is_assistant[1:] |= is_assistant[:-1] & is_end[1:] & ~is_end[:-1]
-            labels = np.where(is_assistant, ids, IGNORE_INDEX).tolist()
+            labels = np.where(is_assistant, tokens, IGNORE_INDEX).tolist()
             places = np.flatnonzero(is_assistant)
             added = []
             if len(places) and turns[-1]["role"] == "assistant":
@@ -105,7 +106,7 @@ class ConversationTokenizer:
         encoding = encoding_of(texts, self.tokenizer, add_special_tokens=False)
         for i, (text, ids) in enumerate(zip(texts, encoding["input_ids"], strict=True)):
             starts, ends = np.array(spans[i], dtype=int).reshape(-1, 2).T  # (S,) each, in order
-            left, right = np.array(encoding[i].offsets, dtype=int).reshape(-1, 2).T  # (T,) each
+            left, right = np.fromiter(chain.from_iterable(encoding[i].offsets), int).reshape(-1, 2).T  # (T,) each
             begun = np.searchsorted(starts, right)  # spans that start before the end of a token, (T,)
             if (begun <= np.searchsorted(starts, left, side="right")).all():
                 yield ids, (begun > 0) & (right <= np.append(ends, 0)[begun - 1])

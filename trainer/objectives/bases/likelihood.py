@@ -149,7 +149,10 @@ def token_scores(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def count_bytes(labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the number of UTF-8 bytes of the labels' text, without special tokens."""
-    text: str = tokenizer.decode([label for label in labels if label != IGNORE_INDEX], skip_special_tokens=True)
+    import numpy as np
+
+    ids = np.array(labels, dtype=int)  # of a list, `decode` would look at every element
+    text: str = tokenizer.decode(ids[ids != IGNORE_INDEX], skip_special_tokens=True)
     return len(text.encode())
 
 

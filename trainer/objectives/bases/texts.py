@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 
@@ -26,26 +27,24 @@ def token_ids(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True
 ) -> list[list[int]]:
     """Return the tokens of each whole text."""
-    ids: list[list[int]] = encoding_of(texts, tokenizer, add_special_tokens=add_special_tokens)["input_ids"]
-    return ids
+    found = _fast_encodings(texts, tokenizer, add_special_tokens=add_special_tokens, verbose=False)
+    return [encoding.ids for encoding in found]
 
 
 def truncated_token_ids(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> list[tuple[list[int], bool]]:
     """Return at most `max_length` tokens of each text, special tokens included, and whether it has more."""
-    encoding = tokenizer(
-        list(texts),
-        truncation=True,
-        max_length=max_length,
-        return_overflowing_tokens=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
+    found = _fast_encodings(texts, tokenizer, truncation=True, max_length=max_length)
+    return [(ids := encoding.ids, len(ids) == max_length and bool(encoding.overflowing)) for encoding in found]
+
+
+def _fast_encodings(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True, **options: Any
+) -> list[Encoding]:
+    """Return the encoding of each text without offsets, which take a fifth of the time; `options` are the tokenizer's."""
+    tokenizer(texts[0], add_special_tokens=add_special_tokens, **options)  # passes the options on to its backend
+    found: list[Encoding] = tokenizer.backend_tokenizer.encode_batch_fast(
+        list(texts), add_special_tokens=add_special_tokens
     )
-    found: list[tuple[list[int], bool]] = []
-    for ids, text_index in zip(encoding["input_ids"], encoding["overflow_to_sample_mapping"], strict=True):
-        if text_index == len(found):
-            found.append((ids, False))
-        else:  # what does not fit follows as further sequences of the same text
-            found[text_index] = (found[text_index][0], True)
     return found
