@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.project import Project, copy_project
+from tests.support.project import CODE, ROOT, Project, copy_project
 
 # Tests run side by side, and their models are too small to gain from threads. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the code once, for all projects that tests make of it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        for name in CODE:
+            compileall.compile_dir(ROOT / name, quiet=2)
 
 
 @pytest.fixture(scope="session")

@@ -30,12 +30,20 @@ END_S = 5.0
 """How long a process that has reported its error may take to end, and a launcher whose processes have all ended."""
 
 
+def needs_launcher(launch: Launch) -> bool:
+    """Whether accelerate's launcher starts the processes. It has nothing to tell a single one, and takes seconds to import."""
+    return launch.num_processes > 1 or launch.accelerate_config is not None
+
+
 def launch_command(launch: Launch, job_path: Path, machine: int = 0) -> list[str]:
     """Return the command that starts the processes of one machine.
 
     `--multi_gpu` is accelerate's name for starting more than one process. Without it, and without a GPU, accelerate
     starts one process whatever `--num_processes` says.
     """
+    worker = ["-m", "trainer.worker", str(job_path)]
+    if not needs_launcher(launch):
+        return [sys.executable, *worker]
     command = [sys.executable, "-m", "trainer.runtime.launcher"]
     if launch.accelerate_config:
         command += ["--config_file", launch.accelerate_config]
@@ -43,17 +51,16 @@ def launch_command(launch: Launch, job_path: Path, machine: int = 0) -> list[str
         command += ["--multi_gpu"]
     if launch.num_machines > 1:
         command += ["--machine_rank", str(machine), "--main_process_ip", str(launch.main_process_ip)]
-    if launch.num_processes > 1 or launch.accelerate_config:
-        command += ["--main_process_port", str(launch.main_process_port or 0)]
+    command += ["--main_process_port", str(launch.main_process_port or 0)]
     command += ["--num_processes", str(launch.num_processes), "--num_machines", str(launch.num_machines)]
     command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    return [*command, "-m", "trainer.worker", str(job_path)]
+    return [*command, *worker]
 
 
 def start_processes(job: Job, job_path: Path, machine: int = 0) -> subprocess.Popen[bytes]:
-    """Start the launcher, which starts the processes of one machine.
+    """Start the processes of one machine: the launcher, which starts them, or the only one.
 
-    The launcher leads a session of its own, so that neither Ctrl-C nor a signal to our process group reaches the ranks.
+    It leads a session of its own, so that neither Ctrl-C nor a signal to our process group reaches the ranks.
     """
     on_this_machine = job.launch.num_processes // job.launch.num_machines
     environment = {

@@ -1,6 +1,7 @@
 """Supervise a training: start its processes, watch them, stop them when asked, and report why it ended early.
 
     supervise --starts--> trainer.runtime.launcher --starts--> trainer.worker, once for each rank
+    supervise --starts--> trainer.worker, if there is one process only
 
 A stop is requested by the file `stop` in the run's folder, so that all ranks leave at the same step. What happens to them
 is known from their heartbeats (tasks.training.ranks) and from the launcher's report. However a training ends, none of its
@@ -28,7 +29,7 @@ from trainer.loop import sharding
 from trainer.loop.batch import split_batch
 from trainer.runtime import heartbeat
 from trainer.runtime.heartbeat import Pulse
-from trainer.runtime.launcher import LaunchReport
+from trainer.runtime.launcher import Failure, LaunchReport
 from trainer.runtime.stop import STOP
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class Attempt:
             if not (self._folder / FINISHED).exists():
                 raise self._why_ended(process.returncode)
         if process.returncode:
-            logger.warning("train: finished, although the launcher ended with exit status %d", process.returncode)
+            logger.warning("train: finished, although its processes ended with exit status %d", process.returncode)
 
     def size_in_use(self) -> tuple[str, int]:
         """Return the key of `launch` that set the size of a forward pass when memory ran out, and its value."""
@@ -151,7 +152,9 @@ class Attempt:
         return bool(lost) or any(p.error and not isinstance(p.error, PreemptedError) for p in self._ranks.pulses)
 
     def _why_ended(self, status: int) -> EvergreenError:
-        report = LaunchReport.load(processes.report_path(self._job))
+        report = LaunchReport((Failure(0, None, status),))
+        if processes.needs_launcher(self._job.launch):
+            report = LaunchReport.load(processes.report_path(self._job))
         return causes.why_ended(
             self._job,
             self._ranks.pulses,

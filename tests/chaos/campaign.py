@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 SEED = int(os.environ.get("EVERGREEN_CHAOS_SEED", "1"))
 """The same seed gives the same plan, but a kill at a random time may hit another part of a save each time."""
-KILLS = int(os.environ.get("EVERGREEN_CHAOS_KILLS", "6"))
+KILLS = int(os.environ.get("EVERGREEN_CHAOS_KILLS", "4"))
 IS_LONG = 2 * len(WRITE_POINTS) <= KILLS
 """Whether there are enough kills to hit every write point."""
 _STARTING_S, _TRAINING_S = 4.0, 1.5
@@ -158,7 +158,8 @@ def plan(rng: random.Random, kills: int, processes: Sequence[int]) -> list[list[
         if i % 2 == 0 and i // 2 < kills // 2:
             planned[victim].append(Kill(points[i // 2], rng.randint(1, 2)))
             continue
-        target = rng.choice([*(f"rank {rank}" for rank in range(processes[victim])), "launcher", "supervisor"])
+        ranks = [f"rank {rank}" for rank in range(processes[victim])]
+        target = rng.choice([*ranks, *(["launcher"] if len(ranks) > 1 else []), "supervisor"])
         starting = rng.random() < 0.2
         planned[victim].append(
             Kill(target, delay_s=rng.uniform(0, _STARTING_S if starting else _TRAINING_S), while_starting=starting)

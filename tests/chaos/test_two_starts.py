@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from tests.support.project import wait_for
 
 
@@ -20,6 +22,7 @@ def test_only_one_of_two_starts_trains(victim):
     assert victim.final_differences() == []
 
 
+@pytest.mark.slow
 def test_start_while_another_is_killed(victim):
     """The trainer of the first start may still be running when the second one starts its own."""
     first = victim.start(log="first.log")

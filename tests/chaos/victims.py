@@ -66,7 +66,7 @@ class Victim:
         self.golden = root / "golden"
         self._changes = changes
         for name in CODE:
-            shutil.copytree(ROOT / name, self.project.root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, self.project.root / name)
         _, recipe = tiny.tokenized(
             self.project.root, tiny.recipe(changes | {"training.keep_checkpoints": 10**6}), sizes
         )

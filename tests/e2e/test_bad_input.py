@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -175,19 +174,11 @@ def refused(
 ) -> str:
     """Run a stage that must fail: its status, one error that says all of `words`, no traceback, nothing changed."""
     before = contents(project.root)
-    done = subprocess.run(
-        command or ("python", "-m", "tasks", stage, recipe),
-        cwd=project.root,
-        env=project.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == status, done.stdout
-    assert "Traceback" not in done.stdout
-    assert done.stdout.count("  fix: ") == 1, done.stdout
+    found, output = project.run_and_report(*command or ("python", "-m", "tasks", stage, recipe), timeout_s=120)
+    assert found == status, output
+    assert "Traceback" not in output
+    assert output.count("  fix: ") == 1, output
     for word in words:
-        assert word in done.stdout, done.stdout
+        assert word in output, output
     assert contents(project.root) == before
-    return done.stdout
+    return output

@@ -35,7 +35,7 @@ def checkpoints(project: Project) -> list[Path]:
     return list((project.root / ".scratch/tiny/checkpoints").glob("*/checkpoint-*"))
 
 
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("edit", [pytest.param("recipe", marks=pytest.mark.slow), "code"])
 def test_edit_during_a_training_ends_it_with_an_error_and_undoing_it_restores_the_work(
     project: Project, edit: str
 ) -> None:
@@ -75,6 +75,7 @@ def test_evaluation_and_release_refuse_the_model_of_another_recipe(project: Proj
     assert not (project.root / "runs/tiny/release/receipt.json").exists()
 
 
+@pytest.mark.slow
 def test_release_refuses_stages_that_ran_before_an_edit(project: Project) -> None:
     project.run("dvc", "repro", "evaluate@tiny")
     project.edit("params/tiny.yaml", "max_quarantined: 0.05", "max_quarantined: 0.06")

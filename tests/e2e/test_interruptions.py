@@ -81,6 +81,7 @@ def test_one_killed_rank_ends_the_other_and_is_named(project: Project) -> None:
     assert f" resumes at step {newest} from " in run.finish()
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_found_out(project: Project) -> None:
     run = Run(project, TWO | LONG | {"launch.stall_timeout_s": 6.0})
     run.start()
@@ -111,7 +112,11 @@ def test_user_code_that_hangs_on_one_rank_is_named_with_its_line(project: Projec
 
 
 @pytest.mark.parametrize(
-    ("changes", "number"), [({}, signal.SIGTERM), (TWO, signal.SIGINT)], ids=["SIGTERM", "Ctrl-C on two processes"]
+    ("changes", "number"),
+    [
+        pytest.param({}, signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow),
+        pytest.param(TWO, signal.SIGINT, id="Ctrl-C on two processes"),
+    ],
 )
 def test_a_training_that_is_asked_to_stop_goes_on_from_the_step_that_it_names(
     project: Project, changes: dict[str, Any], number: signal.Signals

@@ -14,7 +14,7 @@ import pytest
 from tests.support import tiny
 from tests.support.project import ROOT, Project
 
-COMMAND = [sys.executable, "-m", "tasks", "verify-resume", "params/tiny.yaml", "--steps", "8", "--kills", "1"]
+COMMAND = ("python", "-m", "tasks", "verify-resume", "params/tiny.yaml", "--steps", "8", "--kills", "1")
 LONGER = {"training.max_steps": 40}
 """More steps than are trained, as with a recipe of a user."""
 
@@ -25,7 +25,9 @@ def test_a_correct_project_is_equal(tmp_path: Path, processes: int) -> None:
     artifacts, _ = tiny.tokenized(tmp_path, tiny.recipe(LONGER | changes))
     before = {path: path.read_bytes() for path in artifacts.run.rglob("*") if path.is_file()}
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(COMMAND, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        (sys.executable, *COMMAND[1:]), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     out = done.stdout
     assert re.search(rf"killed rank {processes - 1} \(process \d+\) after \d+ steps", out)

@@ -20,6 +20,8 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.support import forked
+
 ROOT = Path(__file__).parents[2]
 CODE = ("params", "trainer", "tasks", "flows")
 FILES = ("dvc.yaml", "prefect.yaml", "prefect.toml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore")
@@ -79,8 +81,17 @@ class Project:
             "GIT_COMMITTER_EMAIL": "test@example.org",
         }
 
-    def run(self, *command: str, ok: bool = True, timeout_s: float = 400) -> str:
-        """Run a command to its end; its output, or a failed test with it."""
+    def run(self, *command: str, ok: bool | None = True, timeout_s: float = 400) -> str:
+        """Run a command to its end; its output, or a failed test with it. `python -m tasks` is forked, not started."""
+        status, output = self.run_and_report(*command, timeout_s=timeout_s)
+        if ok is not None:
+            assert (status == 0) is ok, f"{' '.join(command)} ended with {status}\n{output}"
+        return output
+
+    def run_and_report(self, *command: str, timeout_s: float = 400) -> tuple[int, str]:
+        """Run a command to its end; its exit status and its output."""
+        if command[:3] == ("python", "-m", "tasks"):
+            return forked.run_module(command[2:], environment=self.environment, folder=self.root, timeout_s=timeout_s)
         done = subprocess.run(
             command,
             cwd=self.root,
@@ -91,15 +102,11 @@ class Project:
             text=True,
             timeout=timeout_s,
         )
-        if ok is not None:
-            assert (done.returncode == 0) is ok, f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}"
-        return done.stdout
+        return done.returncode, done.stdout
 
     def stages(self, recipe: str, stages: Sequence[str] = STAGES) -> str:
-        """Stages of a recipe, one after another in one process: what they import takes longer than what they do here."""
-        each = "import sys; from tasks.commands import main; recipe, *stages = sys.argv[1:]; "
-        each += "sys.exit(next((code for stage in stages if (code := main([stage, recipe]))), 0))"
-        return self.run("python", "-c", each, recipe, *stages, timeout_s=400)
+        """Stages of a recipe, one after another; their output."""
+        return "".join(self.run("python", "-m", "tasks", stage, recipe) for stage in stages)
 
     def start(self, *command: str, log: str) -> subprocess.Popen[bytes]:
         """Start a command in a process group of its own, its output in the file `log`."""
@@ -218,7 +225,7 @@ class ServedProject(Project):
 def copy_project(target: Path) -> None:
     """The tracked files, the tiny recipe and its rows; a git repository, as a clone is one."""
     for name in CODE:
-        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, target / name)  # with its bytecode, which is valid as long as a file is not edited
     for name in FILES:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target / name)

@@ -18,7 +18,7 @@ from tasks.stages import arguments
 from tasks.training.report import TrainingReport
 from tasks.training.stage import train
 from tasks.training.supervisor import supervise
-from tests.support import tiny
+from tests.support import forked, tiny
 from trainer.checkpoints.fault_points import KILL_AT
 from trainer.checkpoints.resume import choose
 from trainer.checkpoints.sealed import all_checkpoints
@@ -40,8 +40,9 @@ _SHORT: dict[str, Any] = {
 
 
 def run_train(artifacts: Artifacts, recipe: Recipe) -> TrainingReport:
-    """The train stage of a recipe."""
-    return train(artifacts, **arguments("train", recipe))
+    """The train stage of a recipe, with forked ranks."""
+    with forked.ranks():
+        return train(artifacts, **arguments("train", recipe))
 
 
 def plan_job(artifacts: Artifacts, recipe: Recipe, *, stop_at_step: int | None = None) -> Job:
@@ -113,11 +114,12 @@ class ElasticTraining:
         """Train to the end, or to a step."""
         made = self.job(processes, until)
         choice = partial(choose, made.folder, made.identity, made.training.resume)
-        if until is None:
-            supervise(made, choice)
-            return
-        with pytest.raises(PreemptedError, match=f"of step {until}"):
-            supervise(made, choice)
+        with forked.ranks():
+            if until is None:
+                supervise(made, choice)
+                return
+            with pytest.raises(PreemptedError, match=f"of step {until}"):
+                supervise(made, choice)
 
     def job(self, processes: int, until: int | None) -> Job:
         sections = {name: getattr(self.recipe, name) for name in ("seed", "objective", "model", "training")}

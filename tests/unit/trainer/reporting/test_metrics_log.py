@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
 
 import pytest
 
+from tests.support import forked
 from tests.support.in_process import At, job, losses, trained
 from tests.support.project import ROOT
 
@@ -117,23 +115,23 @@ def on_two_machines(tmp_path, arguments):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with contextlib.ExitStack() as stack:
-        started = []
-        for rank in range(2):
-            environment = os.environ | {
-                "RANK": str(rank),
-                "LOCAL_RANK": "0",
-                "WORLD_SIZE": "2",
-                "LOCAL_WORLD_SIZE": "1",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "ACCELERATE_USE_CPU": "true",
-            }
-            file = stack.enter_context((tmp_path / f"output-{rank}").open("w"))
-            command = [sys.executable, "-m", "trainer.worker", str(tmp_path / "job.json")]
-            started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file))
-            stack.callback(started[-1].kill)
-        assert [process.wait(120) for process in started] == [0, 0]
+    started = []
+    for rank in range(2):
+        environment = os.environ | {
+            "RANK": str(rank),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "ACCELERATE_USE_CPU": "true",
+        }
+        where = {"folder": ROOT, "log": tmp_path / f"output-{rank}"}
+        started.append(forked.start(forked.train_rank, str(tmp_path / "job.json"), environment=environment, **where))
+    for process in started:
+        process.join(120)
+        process.kill()
+    assert [process.exitcode for process in started] == [0, 0]
     return [(tmp_path / f"output-{rank}").read_text() for rank in range(2)]
 
 

@@ -1,0 +1,226 @@
+"""Processes forked from one that has imported the libraries: a training of ten steps takes a second instead of ten.
+
+Most of what a short training does is to import torch and transformers, once in accelerate's launcher and once in each rank.
+Python's forkserver imports the libraries once for each pytest process, and none of the project's code. The processes that
+it forks are processes of their own: a session, an environment, a working directory, an exit status.
+
+Where it matters how processes are started or what they import, tests start them as a user does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.job import Job
+
+LIBRARIES = [
+    *(
+        "torch",
+        "torch._dynamo",
+        "torch.distributed.run",
+        "accelerate",
+        "datasets",
+        "pandas",
+        "pyarrow.parquet",
+        "psutil",
+    ),
+    *("transformers.trainer", "transformers.trainer_seq2seq", "transformers.models.auto.modeling_auto", "peft"),
+    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "bert", "t5")),
+    *("torchmetrics.classification", "scipy.stats", "scipy.optimize", "seqeval.metrics"),
+    *("great_expectations", "great_expectations.expectations.core"),
+    *("huggingface_hub.hf_api", "fastapi", "uvicorn", "dulwich.repo", "jinja2", "markdown_it", "typer", "zc.lockfile"),
+    *("matplotlib.figure", "matplotlib.backends.backend_svg", "PIL.Image"),
+    "tests.support.preloaded",
+]
+_ROOT = str(Path(__file__).parents[2])
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(LIBRARIES)
+_ONCE: Mapping[str, str] = {"GX_ANALYTICS_ENABLED": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
+"""What the project sets before it imports a library."""
+
+
+def start(
+    call: Callable[..., Any], *arguments: Any, environment: Mapping[str, str], folder: Path, log: Path
+) -> BaseProcess:
+    """Start a process that calls a function in `folder`, its output in the file `log`."""
+    context = multiprocessing.get_context("fork") if _is_forked() else _server
+    before = {name: os.environ.get(name) for name in _ONCE}
+    os.environ |= _ONCE  # which the server inherits when it starts
+    try:
+        process = context.Process(target=_begin, args=(call, arguments, dict(environment), str(folder), str(log)))
+        process.start()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+    return process
+
+
+def run_module(
+    command: Sequence[str], *, environment: Mapping[str, str], folder: Path, timeout_s: float
+) -> tuple[int, str]:
+    """Run `python -m <command>` to its end; return its exit status and its output."""
+    with tempfile.NamedTemporaryFile() as file:
+        process = start(_run_module, list(command), environment=environment, folder=folder, log=Path(file.name))
+        process.join(timeout_s)
+        if process.exitcode is None:
+            process.kill()
+        output = Path(file.name).read_text(encoding="utf-8")
+        assert process.exitcode is not None, f"{command} took longer than {timeout_s} s\n{output}"
+        return process.exitcode, output
+
+
+@contextmanager
+def ranks() -> Iterator[None]:
+    """Fork the ranks of trainings, instead of starting them by accelerate's launcher."""
+    from tasks.training import processes
+
+    unpatched = processes.start_processes
+    processes.start_processes = Ranks  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        processes.start_processes = unpatched  # type: ignore[misc]
+
+
+class Ranks:
+    """The ranks of a training on one machine, with the methods of the `Popen` of accelerate's launcher."""
+
+    def __init__(self, job: Job, job_path: Path, machine: int = 0) -> None:
+        from tasks.training.processes import report_path
+
+        assert job.launch.num_machines == 1
+        self.returncode: int | None = None
+        self._report = report_path(job, machine)
+        self._failed: dict[int, int] = {}
+        number = job.launch.num_processes
+        shared = _environment(job, job_path)
+        self._ranks = [
+            start(
+                train_rank,
+                str(job_path),
+                environment=shared | ({"RANK": str(r), "LOCAL_RANK": str(r)} if number > 1 else {}),
+                folder=Path.cwd(),
+                log=job.folder / f"rank-{r}.log",
+            )
+            for r in range(number)
+        ]
+        self.pid = self._ranks[0].pid
+
+    def poll(self) -> int | None:
+        """Exit status when all ranks have ended; when one fails, end the others."""
+        from trainer.runtime.launcher import Failure, LaunchReport
+
+        for rank, process in enumerate(self._ranks):
+            if process.exitcode:
+                self._failed.setdefault(rank, process.exitcode)
+        alive = [process for process in self._ranks if process.exitcode is None]
+        if self._failed:
+            for process in alive:
+                process.terminate()
+        if not alive and self.returncode is None:
+            self.returncode = 1 if self._failed else 0
+            failures = (Failure(rank, self._ranks[rank].pid, code) for rank, code in self._failed.items())
+            LaunchReport(tuple(failures)).save(self._report)
+            for log in sorted(self._report.parent.glob("rank-*.log")):
+                print(log.read_text(encoding="utf-8"), end="", flush=True)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end of all ranks.
+
+        Raises:
+            subprocess.TimeoutExpired: some of them live after `timeout` seconds.
+        """
+        give_up = time.monotonic() + (1e9 if timeout is None else timeout)
+        while (status := self.poll()) is None:
+            if (left := give_up - time.monotonic()) <= 0:
+                raise subprocess.TimeoutExpired("ranks", timeout or 0)
+            connection.wait([process.sentinel for process in self._ranks if process.exitcode is None], left)
+        return status
+
+    def kill(self) -> None:
+        """Kill the ranks."""
+        for process in self._ranks:
+            if process.exitcode is None:
+                process.kill()
+
+
+def _environment(job: Job, job_path: Path) -> dict[str, str]:
+    """What accelerate and torch's launcher would tell the ranks."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    from tasks.training import processes, rendezvous
+
+    number = job.launch.num_processes
+    own = os.environ | {"TOKENIZERS_PARALLELISM": "false", **rendezvous.environment(job.launch)}
+    if number > 1:
+        command = processes.launch_command(job.launch, job_path)
+        arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(command[3:]))
+        own |= prepare_multi_gpu_env(arguments)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+        own |= {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number)}
+    return own
+
+
+def train_rank(job_path: str) -> None:
+    """Train a job in this process, as one of its ranks."""
+    from trainer.worker import main
+
+    sys.exit(main(Path(job_path)))
+
+
+def _run_module(command: list[str]) -> None:
+    """Run a module of the project in the working directory, not of the one that runs the tests."""
+    folder = str(Path.cwd())
+    sys.path[:] = [folder, *(path for path in sys.path if path not in ("", _ROOT))]
+    sys.argv = list(command)
+    with ranks():
+        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+
+
+def _is_forked() -> bool:
+    return multiprocessing.parent_process() is not None
+
+
+def _begin(
+    call: Callable[..., Any], arguments: Sequence[Any], environment: dict[str, str], folder: str, log: str
+) -> None:
+    """Become the process that was asked for, and call the function."""
+    os.setsid()
+    multiprocessing.set_start_method("fork", force=True)  # as in a process that was started; here loaders use it
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    logging.root.handlers.clear()
+    with Path(log).open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    for path in environment.get("PYTHONPATH", "").split(os.pathsep):
+        if path and (site := Path(path, "sitecustomize.py")).exists():
+            runpy.run_path(str(site))
+    try:
+        call(*arguments)
+    finally:
+        atexit._run_exitfuncs()
