@@ -3,8 +3,9 @@
     python -m benchmarks.throughput [rounds]
 
 Equal settings: fixed lengths, one micro-batch per step, no evaluation and no save, with short and long steps, on one process
-and on two. Runs alternate; a ratio above 1 means that a step takes less time here. Seconds of the processors are shown too,
-because other programs disturb them less.
+and on two. Runs alternate, each in processes of its own, which are set up as a worker's are or as those of a plain script. A
+ratio above 1 means that a step takes less time here. Seconds of the processors are shown too, because other programs disturb
+them less. A rate of floating-point operations is shown as a share of what a large matrix product reaches here.
 
 Defaults: a classifier of short texts. Here batches are grouped by length, as in docs/banking77.yaml; plain Trainer takes them
 in random order.
@@ -12,14 +13,18 @@ in random order.
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from benchmarks.workload import (
@@ -33,10 +38,13 @@ from benchmarks.workload import (
     texts,
     trainer,
 )
+from trainer.runtime.memory import keep_freed_memory
 
 WARM_UP = 5
 """First steps of a run, which are not counted."""
 PROCESSES = 2
+BATCH, EPOCH_STEPS = 32, 50
+"""Of the run with defaults."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,6 @@ def run(kind: Kind, work: Work) -> Times:
     """Return the median times of a step with settings that are the same for both kinds."""
     count = work.batch * work.steps
     data = texts([work.length] * count) if work.length < 64 else sequences(count, work.length)
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
     clock = StepClock()
     with tempfile.TemporaryDirectory() as folder:
         made = trainer(
@@ -82,7 +89,7 @@ def run(kind: Kind, work: Work) -> Times:
             work.model(),
             max_steps=work.steps,
             save_steps=10**9,
-            per_device_train_batch_size=work.batch // processes,
+            per_device_train_batch_size=work.batch // int(os.environ.get("WORLD_SIZE", "1")),
         )
         made.add_callback(clock)
         made.train()
@@ -93,62 +100,97 @@ def run(kind: Kind, work: Work) -> Times:
     return Times(*(statistics.median(one) for one in between))
 
 
-def compare(work: Work, rounds: int) -> None:
-    """Run both kinds in turn, and print the ratio of their steps."""
-    times: dict[Kind, list[Times]] = {"plain": [], "ours": []}
-    for number in range(rounds):
-        kinds: tuple[Kind, ...] = ("plain", "ours") if number % 2 else ("ours", "plain")
-        for kind in kinds:
-            times[kind].append(run(kind, work))
-    wall = [plain.wall_ms / ours.wall_ms for plain, ours in zip(times["plain"], times["ours"], strict=True)]
-    cpu = [plain.cpu_ms / ours.cpu_ms for plain, ours in zip(times["plain"], times["ours"], strict=True)]
-    step = statistics.median(one.wall_ms for one in times["plain"])
-    if os.environ.get("RANK", "0") == "0":
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        print(
-            f"{work.name}, {processes} process{'es' * (processes > 1)}, {step:.0f} ms there: "
-            f"{statistics.median(wall):.3f}x ({min(wall):.3f} to {max(wall):.3f}), "
-            f"of the processors {statistics.median(cpu):.3f}x",
-            flush=True,
-        )
-
-
-def rows_per_second(kind: Kind, rows: int, batch: int = 32) -> float:
+def rows_per_second(kind: Kind) -> float:
     """Return the rows per second of a classifier of short texts over an epoch, with the defaults of each kind."""
     clock = StepClock()
     with tempfile.TemporaryDirectory() as folder:
         made = trainer(
             kind,
             Path(folder) / "run",
-            texts(question_lengths(rows)),
+            texts(question_lengths(BATCH * EPOCH_STEPS)),
             classifier(384, 6),
             group_by_length=True,
             num_train_epochs=1,
             save_steps=10**9,
-            per_device_train_batch_size=batch,
+            per_device_train_batch_size=BATCH,
         )
         made.add_callback(clock)
         made.train()
-    return batch * (len(clock.wall_s) - 1) / (clock.wall_s[-1] - clock.wall_s[0])
+    return BATCH * (len(clock.wall_s) - 1) / (clock.wall_s[-1] - clock.wall_s[0])
+
+
+def in_own_processes(kind: Kind, work: str, processes: int = 1) -> dict[str, float]:
+    """Return what `measure` prints in new processes, set up as a worker's or as those of a plain script."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
+    command = [sys.executable, *launch, "-m", "benchmarks.throughput", kind, work]
+    settings = {"GOMP_SPINCOUNT": "1000"} if kind == "ours" else {}
+    done = subprocess.run(command, env=os.environ | settings, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(kind: Kind, work: str) -> None:
+    """Print what one run measures, as JSON."""
+    if kind == "ours":
+        keep_freed_memory()
+        gc.freeze()
+    chosen = next((one for one in (SHORT, LONG) if one.name == work), None)
+    found = asdict(run(kind, chosen)) if chosen else {"rows_per_second": rows_per_second(kind)}
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(found))
+
+
+def alternate(work: str, rounds: int, processes: int = 1) -> dict[Kind, list[dict[str, float]]]:
+    """Run both kinds in turn; the one that begins changes."""
+    found: dict[Kind, list[dict[str, float]]] = {"plain": [], "ours": []}
+    for number in range(rounds):
+        kinds: tuple[Kind, ...] = ("plain", "ours") if number % 2 else ("ours", "plain")
+        for kind in kinds:
+            found[kind].append(in_own_processes(kind, work, processes))
+    return found
+
+
+def spread(name: str, found: dict[Kind, list[dict[str, float]]]) -> str:
+    """How many times as long a plain run takes: median, and least to most."""
+    ratios = [plain[name] / ours[name] for plain, ours in zip(found["plain"], found["ours"], strict=True)]
+    return f"{statistics.median(ratios):.3f}x ({min(ratios):.3f} to {max(ratios):.3f})"
+
+
+def matrix_product_rate() -> float:
+    """Floating-point operations per second of a large matrix product, the most that this machine can do."""
+    size, rates = 2048, []
+    a, b = torch.rand(size, size), torch.rand(size, size)
+    for _ in range(7):
+        start = time.perf_counter()
+        a @ b
+        rates.append(2 * size**3 / (time.perf_counter() - start))
+    return max(rates)
 
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    if "RANK" not in os.environ:
-        print(environment(), flush=True)
-    for work in (SHORT, LONG):
-        compare(work, rounds)
-    if "RANK" in os.environ:
-        return
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={PROCESSES}"]
-    subprocess.run([*launch, "-m", "benchmarks.throughput", str(rounds)], check=True)
-    rates: dict[Kind, list[float]] = {"plain": [], "ours": []}
-    for _ in range(max(1, rounds // 2)):
-        for kind, found in rates.items():
-            found.append(rows_per_second(kind, 32 * 50))
-    ours, plain = (statistics.median(rates[kind]) for kind in ("ours", "plain"))
-    print(f"defaults, short texts: {ours:.0f} rows/s here, {plain:.0f} there: {ours / plain:.2f}x")
+    print(environment(), flush=True)
+    limit = matrix_product_rate()
+    for processes in (1, PROCESSES):
+        for work in (SHORT, LONG):
+            found = alternate(work.name, rounds, processes)
+            step_ms = statistics.median(times["wall_ms"] for times in found["ours"])
+            parameters = sum(p.numel() for name, p in work.model().named_parameters() if "embed" not in name)
+            share = 6 * parameters * work.batch * work.length / (step_ms / 1000) / limit
+            print(
+                f"{work.name}, {processes} process{'es' * (processes > 1)}, {step_ms:.0f} ms here: "
+                f"{spread('wall_ms', found)}, of the processors {spread('cpu_ms', found)}; "
+                f"{share:.0%} of the matrix product's rate",
+                flush=True,
+            )
+    found = alternate("defaults", max(1, rounds // 2))
+    rates = {kind: statistics.median(one["rows_per_second"] for one in runs) for kind, runs in found.items()}
+    ratio = rates["ours"] / rates["plain"]
+    print(f"defaults, short texts: {rates['ours']:.0f} rows/s here, {rates['plain']:.0f} there: {ratio:.2f}x")
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] in (["ours"], ["plain"]):
+        measure("ours" if sys.argv[1] == "ours" else "plain", sys.argv[2])
+    else:
+        main()

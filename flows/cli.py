@@ -46,7 +46,9 @@ def run(
     Uses the Prefect server that PREFECT_API_URL names, or else one of its own until it ends.
     """
     from flows.server import ensure_server
+    from trainer.runtime.memory import collect_rarely
 
+    collect_rarely()
     artifacts = Artifacts(recipe)
     with ensure_server(artifacts.server_log):
         from flows.artifacts import summary

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from params import DataError, EvergreenError, RecipeError, TransientError, command_result
 from params.artifacts import storage_error
+from trainer.runtime.memory import collect_rarely
 
 
 def is_stale(*names: str) -> bool:
@@ -114,4 +115,5 @@ def _error(name: str, error: BaseException) -> EvergreenError:
 
 
 if __name__ == "__main__":
+    collect_rarely()
     sys.exit(main(*sys.argv[1:]))

@@ -20,6 +20,7 @@ from pathlib import Path
 from flows import child_process
 from params import TransientError
 from trainer.runtime.lifetime import stop_group
+from trainer.runtime.memory import collect_rarely
 
 _STARTUP_S = 90.0
 
@@ -113,6 +114,7 @@ def _state() -> str:
 
 def _serve(port: int) -> None:
     """Run a server without background services and pages, unless a profile of Prefect's names another one."""
+    collect_rarely()
     import uvicorn
     from prefect.settings import (
         PREFECT_API_BLOCKS_REGISTER_ON_START,

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from trainer.runtime.lifetime import die_with_parent
+from trainer.runtime.memory import collect_rarely
 
 
 def _dvc_processes() -> list[int]:
@@ -25,6 +26,7 @@ def _dvc_processes() -> list[int]:
 if __name__ == "__main__":
     if "DVC_STAGE" in os.environ:
         die_with_parent(ancestors=_dvc_processes())
+    collect_rarely()
     from tasks.commands import main
 
     sys.exit(main())

@@ -58,14 +58,17 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     """
     job.check_code()
     from trainer.runtime.imports import leave_out_unused
+    from trainer.runtime.memory import keep_freed_memory, without_collections
 
+    keep_freed_memory()
     leave_out_unused(job)  # before transformers is imported
-    from transformers import TrainerState
+    with without_collections():
+        from transformers import TrainerState
 
-    from trainer.build import build
-    from trainer.checkpoints.position import Position
-    from trainer.checkpoints.sealed import FINISHED
-    from trainer.loop import sharding
+        from trainer.build import build
+        from trainer.checkpoints.position import Position
+        from trainer.checkpoints.sealed import FINISHED
+        from trainer.loop import sharding
 
     trainer = build(job, heartbeat, stop_requested)
     sharding.check(trainer, job.checkpoint)

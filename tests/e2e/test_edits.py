@@ -55,6 +55,7 @@ def test_edit_during_a_training_ends_it_with_an_error_and_undoing_it_restores_th
     assert entry(project, "train")["params"]["params/tiny.yaml"]["training"]["learning_rate"] == 0.01
 
 
+@pytest.mark.slow
 def test_flow_whose_recipe_is_edited_starts_again_and_publishes_what_the_recipe_says(project: Project) -> None:
     flow = train_until_the_first_checkpoint(project, "python", "-m", "flows.cli", "run", "tiny")
     project.edit("params/tiny.yaml", SLOWER, "max_steps: 10")

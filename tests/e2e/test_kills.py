@@ -50,6 +50,7 @@ def test_a_flow_that_is_told_to_stop_ends_its_trainer(project: Project) -> None:
     assert flow.returncode != 0
 
 
+@pytest.mark.slow
 def test_a_dvc_that_is_killed_before_it_records_a_training_loses_nothing(project: Project) -> None:
     project.run("dvc", "repro", "tokenize@tiny")
     dvc = project.start("dvc", "repro", "train@tiny", log="dvc.log")
@@ -68,7 +69,9 @@ def test_a_dvc_that_is_killed_before_it_records_a_training_loses_nothing(project
     assert not checkpoints(project), "once recorded, the run's folder is deleted"
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.1, 0.3, 0.6])
+@pytest.mark.parametrize(
+    "delay_s", [0.0, 0.1, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.01, 0.03, 0.3, 0.6))]
+)
 def test_a_stage_whose_dvc_is_killed_at_once_ends(project: Project, delay_s: float) -> None:
     dvc = project.start("dvc", "repro", "ingest@tiny", log="dvc.log")
     stage = ("-m", "tasks", "ingest")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +21,9 @@ def test_a_correct_project_is_equal(tmp_path: Path, processes: int) -> None:
     changes = {"launch.num_processes": processes, "launch.micro_batch_size": 2, "launch.dataloader_workers": 1}
     artifacts, _ = tiny.tokenized(tmp_path, tiny.recipe(LONGER | changes))
     before = {path: path.read_bytes() for path in artifacts.run.rglob("*") if path.is_file()}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        (sys.executable, *COMMAND[1:]), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    out = done.stdout
+    project = Project(tmp_path, tmp_path)
+    project.environment["PYTHONPATH"] = str(ROOT)
+    out = project.run(*COMMAND)
     assert re.search(rf"killed rank {processes - 1} \(process \d+\) after \d+ steps", out)
     assert re.search(r"verify-resume: starting again\n.* resumes at step 4", out)
     table = re.findall(r"^  (\S.*?)  +(\d+) \D+?  +(\S.*)$", out, re.MULTILINE)

@@ -100,7 +100,7 @@ def ranks() -> Iterator[None]:
 
 
 class Ranks:
-    """The ranks of a training on one machine, with the methods of the `Popen` of accelerate's launcher."""
+    """The ranks of a training, with the methods of the `Popen` of accelerate's launcher or of the only rank."""
 
     def __init__(self, job: Job, job_path: Path, machine: int = 0) -> None:
         from tasks.training.processes import report_path
@@ -135,7 +135,8 @@ class Ranks:
             for process in alive:
                 process.terminate()
         if not alive and self.returncode is None:
-            self.returncode = 1 if self._failed else 0
+            of_launcher = 1 if self._failed else 0
+            self.returncode = of_launcher if len(self._ranks) > 1 else self._failed.get(0, 0)
             failures = (Failure(rank, self._ranks[rank].pid, code) for rank, code in self._failed.items())
             LaunchReport(tuple(failures)).save(self._report)
             for log in sorted(self._report.parent.glob("rank-*.log")):
@@ -191,8 +192,8 @@ def train_rank(job_path: str) -> None:
 
 def _run_module(command: list[str]) -> None:
     """Run a module of the project in the working directory, not of the one that runs the tests."""
-    folder = str(Path.cwd())
-    sys.path[:] = [folder, *(path for path in sys.path if path not in ("", _ROOT))]
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [str(Path.cwd()), *filter(None, named), *(path for path in sys.path if path not in ("", _ROOT))]
     sys.argv = list(command)
     with ranks():
         runpy.run_module(command[0], run_name="__main__", alter_sys=True)
