@@ -1,0 +1,85 @@
+"""A model that comes back, and another publisher: a blessing holds for one champion only.
+
+The tests share one project and stand in the order in which they change it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.test_gate import GATE, LEARNING_RATE, SLOW, flow, last_state
+from tests.support.project import Project
+
+pytestmark = pytest.mark.slow
+RIVAL = '''
+"""Another publisher: while the model is evaluated, puts one into the champion's place, once."""
+
+from pathlib import Path
+
+from params.artifacts import Artifacts
+from tasks.hub_client.connection import open_repository
+
+
+def publish_once(row):
+    if not Path(".rival").exists():
+        Path(".rival").write_text(publish())
+    return "all"
+
+
+def publish():
+    from safetensors.torch import load_file, save_file
+
+    from tasks.publishing.exactly_once import publish_release
+    from tasks.publishing.release import plan_release
+
+    folder = Path("rival")
+    folder.mkdir()
+    for source in Path("runs/tiny/model").iterdir():
+        (folder / source.name).write_bytes(source.read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    halves = {name: weight * 0.5 for name, weight in weights.items()}
+    save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})
+    with open_repository(Artifacts("tiny"), repo_id="tests/tiny", endpoint="local", to_write=True) as repository:
+        release = plan_release(folder, repo_id="tests/tiny", tag=None, private=True, made_from={"who": "a rival"})
+        return publish_release(repository, release, replaces=repository.head().weights).commit
+'''
+
+
+def test_a_model_comes_back_from_the_cache_and_its_blessing_does_not(finished: Project) -> None:
+    finished.edit("params/tiny.yaml", LEARNING_RATE, SLOW)
+    flow(finished)
+    assert finished.json("runs/tiny/evaluation/blessing.json")["champion"] is not None
+    finished.edit("params/tiny.yaml", SLOW, LEARNING_RATE)
+    out = flow(finished)
+    assert "Stage 'train@tiny' is cached - skipping run" in out
+    assert "Running stage 'evaluate@tiny'" in out
+    blessing = finished.json("runs/tiny/evaluation/blessing.json")
+    assert blessing["model"] == blessing["champion"]["weights"]
+    receipt = finished.json("runs/tiny/release/receipt.json")
+    assert receipt["status"] == "kept"
+    assert "the same weights" in receipt["reasons"][0]
+
+
+def test_a_model_is_compared_anew_when_another_was_published_meanwhile(finished: Project) -> None:
+    (finished.root / "tasks/rival.py").write_text(RIVAL)
+    finished.edit("dvc.yaml", "code: trainer/losses.py", "code: tasks/rival.py")
+    finished.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 40")
+    own = "slices: [{name: all, function: 'tasks.rival:publish_once'}], gate: {resamples: 200}"
+    finished.edit("params/tiny.yaml", GATE, own)
+    out = flow(finished)
+    rival = (finished.root / ".rival").read_text()
+    assert "StaleBlessingError: " in out
+    ran = [line.split("'")[-2] for line in out.splitlines() if "Running stage" in line]
+    assert ran == ["evaluate@tiny", "publish@tiny", "evaluate@tiny", "publish@tiny"]
+    blessing = finished.json("runs/tiny/evaluation/blessing.json")
+    assert (blessing["verdict"], blessing["champion"]["commit"]) == ("publish", rival)
+    receipt = finished.json("runs/tiny/release/receipt.json")
+    assert receipt["status"] == "published"
+    assert receipt["commit"] != rival
+    assert last_state(finished) == ("Completed", "COMPLETED")
+    details = finished.json("runs/tiny/evaluation/details.json")
+    assert [(part["slice_by"], part["slice"]) for part in details["slices"]] == [("all", "all")]
+
+
+def test_after_a_release_a_flow_does_nothing(finished: Project) -> None:
+    assert finished.flow() == []
