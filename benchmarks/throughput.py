@@ -6,18 +6,13 @@ Equal settings: fixed lengths, one micro-batch per step, no evaluation and no sa
 and on two. Runs alternate, each in processes of its own, which are set up as a worker's are or as those of a plain script. A
 ratio above 1 means that a step takes less time here. Seconds of the processors are shown too, because other programs disturb
 them less. A rate of floating-point operations is shown as a share of what a large matrix product reaches here.
-
-Defaults: a classifier of short texts. Here batches are grouped by length, as in docs/banking77.yaml; plain Trainer takes them
-in random order.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,19 +27,17 @@ from benchmarks.workload import (
     StepClock,
     classifier,
     environment,
+    in_own_processes,
     language_model,
-    question_lengths,
     sequences,
+    set_up,
     texts,
     trainer,
 )
-from trainer.runtime.memory import keep_freed_memory
 
 WARM_UP = 5
 """First steps of a run, which are not counted."""
 PROCESSES = 2
-BATCH, EPOCH_STEPS = 32, 50
-"""Of the run with defaults."""
 
 
 @dataclass(frozen=True)
@@ -100,42 +93,10 @@ def run(kind: Kind, work: Work) -> Times:
     return Times(*(statistics.median(one) for one in between))
 
 
-def rows_per_second(kind: Kind) -> float:
-    """Return the rows per second of a classifier of short texts over an epoch, with the defaults of each kind."""
-    clock = StepClock()
-    with tempfile.TemporaryDirectory() as folder:
-        made = trainer(
-            kind,
-            Path(folder) / "run",
-            texts(question_lengths(BATCH * EPOCH_STEPS)),
-            classifier(384, 6),
-            group_by_length=True,
-            num_train_epochs=1,
-            save_steps=10**9,
-            per_device_train_batch_size=BATCH,
-        )
-        made.add_callback(clock)
-        made.train()
-    return BATCH * (len(clock.wall_s) - 1) / (clock.wall_s[-1] - clock.wall_s[0])
-
-
-def in_own_processes(kind: Kind, work: str, processes: int = 1) -> dict[str, float]:
-    """Return what `measure` prints in new processes, set up as a worker's or as those of a plain script."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
-    command = [sys.executable, *launch, "-m", "benchmarks.throughput", kind, work]
-    settings = {"GOMP_SPINCOUNT": "1000"} if kind == "ours" else {}
-    done = subprocess.run(command, env=os.environ | settings, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def measure(kind: Kind, work: str) -> None:
     """Print what one run measures, as JSON."""
-    if kind == "ours":
-        keep_freed_memory()
-        gc.freeze()
-    chosen = next((one for one in (SHORT, LONG) if one.name == work), None)
-    found = asdict(run(kind, chosen)) if chosen else {"rows_per_second": rows_per_second(kind)}
+    set_up(kind)
+    found = asdict(run(kind, next(one for one in (SHORT, LONG) if one.name == work)))
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(found))
 
@@ -146,7 +107,7 @@ def alternate(work: str, rounds: int, processes: int = 1) -> dict[Kind, list[dic
     for number in range(rounds):
         kinds: tuple[Kind, ...] = ("plain", "ours") if number % 2 else ("ours", "plain")
         for kind in kinds:
-            found[kind].append(in_own_processes(kind, work, processes))
+            found[kind].append(in_own_processes("benchmarks.throughput", kind, work, processes=processes))
     return found
 
 
@@ -183,10 +144,6 @@ def main() -> None:
                 f"{share:.0%} of the matrix product's rate",
                 flush=True,
             )
-    found = alternate("defaults", max(1, rounds // 2))
-    rates = {kind: statistics.median(one["rows_per_second"] for one in runs) for kind, runs in found.items()}
-    ratio = rates["ours"] / rates["plain"]
-    print(f"defaults, short texts: {rates['ours']:.0f} rows/s here, {rates['plain']:.0f} there: {ratio:.2f}x")
 
 
 if __name__ == "__main__":

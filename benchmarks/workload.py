@@ -5,8 +5,13 @@ Both train the same model on the same sequences with the same arguments.
 
 from __future__ import annotations
 
+import gc
+import json
+import os
 import platform
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +40,7 @@ from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.runtime.heartbeat import Heartbeat
+from trainer.runtime.memory import keep_freed_memory
 
 Kind = Literal["ours", "plain"]
 VOCABULARY, LABELS = 8192, 77
@@ -80,6 +86,23 @@ class StepClock(TrainerCallback):
         self.cpu_s.append(time.process_time())
 
 
+def in_own_processes(module: str, kind: Kind, *arguments: str, processes: int = 1) -> dict[str, float]:
+    """Return what a module prints as JSON in new processes, with the environment of a worker or of a plain script."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
+    command = [sys.executable, *launch, "-m", module, kind, *arguments]
+    settings = {"GOMP_SPINCOUNT": "1000"} if kind == "ours" else {}
+    done = subprocess.run(command, env=os.environ | settings, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def set_up(kind: Kind) -> None:
+    """Set a process up as a worker does after its imports; a plain script does nothing."""
+    if kind == "ours":
+        keep_freed_memory()
+        gc.freeze()
+
+
 def sequences(count: int, length: int) -> Dataset:
     """Return sequences of random tokens, for a language model."""
     chance = random.Random(0)
@@ -93,12 +116,6 @@ def texts(lengths: Sequence[int]) -> Dataset:
     rows = [[chance.randrange(VOCABULARY) for _ in range(length)] for length in lengths]
     labels = [chance.randrange(LABELS) for _ in rows]
     return Dataset.from_dict({"row_id": list(range(len(rows))), "input_ids": rows, "labels": labels})
-
-
-def question_lengths(count: int) -> list[int]:
-    """Return lengths as those of the questions in Banking77: 16 tokens in the mean, 47 for the longest of 32."""
-    chance = random.Random(0)
-    return [min(96, max(4, round(chance.lognormvariate(2.6, 0.6)))) for _ in range(count)]
 
 
 def language_model(hidden: int, layers: int) -> PreTrainedModel:
@@ -117,9 +134,9 @@ def language_model(hidden: int, layers: int) -> PreTrainedModel:
     return made
 
 
-def classifier(hidden: int, layers: int) -> PreTrainedModel:
+def classifier(hidden: int, layers: int, seed: int = 0) -> PreTrainedModel:
     """Return a BERT with random weights; 384 and 6 are the shape of all-MiniLM-L6."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = AutoConfig.for_model(
         "bert",
         vocab_size=VOCABULARY,
@@ -143,7 +160,7 @@ def trainer(
     folder.mkdir(parents=True, exist_ok=True)
     is_classifier = isinstance(data[0]["labels"], int)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), pad_token="<pad>")
-    arguments |= {
+    arguments = {
         "output_dir": str(folder),
         "learning_rate": 1e-4,
         "logging_steps": 10,
@@ -151,6 +168,7 @@ def trainer(
         "disable_tqdm": True,
         "use_cpu": not torch.cuda.is_available(),
         "seed": 0,
+        **arguments,
     }
     if kind == "plain":
         made: Any = Plain(

@@ -1,0 +1,100 @@
+"""A classifier of short texts, trained here and by plain transformers.Trainer, each with its defaults: speed and accuracy.
+
+    python -m benchmarks.short_texts [seeds]
+
+Here, batches are grouped by length, as in docs/banking77.yaml; plain Trainer takes them in random order. The texts are the
+first words of docstrings of Python's standard library, the labels the packages that they are from. Runs alternate, each in a
+process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from benchmarks.workload import Kind, StepClock, classifier, environment, in_own_processes, set_up, trainer
+from params.python_documentation import documentation
+from params.schema import TrainTokenizer
+from tasks.tokenization.tokenizers import train_tokenizer
+
+PACKAGES, TRAIN, TEST, EPOCHS, BATCH = 20, 2400, 800, 2, 32
+
+
+def rows() -> tuple[Dataset, Dataset]:
+    """Return rows to train on and rows to test with: `row_id`, `input_ids` and `labels`."""
+    found = [(row["module"].split(".")[0], row["text"].split()) for row in documentation()]
+    common = [name for name, _ in Counter(name for name, words in found if len(words) > 4).most_common(PACKAGES)]
+    chance = random.Random(0)
+    chosen = [(name, words) for name, words in found if name in common and len(words) > 4]
+    chance.shuffle(chosen)
+    texts = [" ".join(words[: max(4, round(chance.lognormvariate(2.3, 0.6)))]) for _, words in chosen]
+    ids = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=4096))(texts)["input_ids"]
+    labels = [common.index(name) for name, _ in chosen]
+    whole = Dataset.from_dict({"row_id": list(range(len(ids))), "input_ids": ids, "labels": labels})
+    return whole.select(range(TRAIN)), whole.select(range(TRAIN, TRAIN + TEST))
+
+
+def measure(kind: Kind, seed: int) -> dict[str, float]:
+    """Train once; return rows per second and accuracy."""
+    train, test = rows()
+    set_up(kind)
+    clock = StepClock()
+    with tempfile.TemporaryDirectory() as folder:
+        made = trainer(
+            kind,
+            Path(folder) / "run",
+            train,
+            classifier(384, 6, seed),
+            group_by_length=True,
+            seed=seed,
+            num_train_epochs=EPOCHS,
+            save_steps=10**9,
+            per_device_train_batch_size=BATCH,
+        )
+        made.add_callback(clock)
+        made.train()
+    rate = BATCH * (len(clock.wall_s) - 1) / (clock.wall_s[-1] - clock.wall_s[0])
+    return {"rows_per_second": rate, "accuracy": accuracy(made.model, test)}
+
+
+def accuracy(model: Any, test: Dataset) -> float:
+    """Share of the rows whose label has the largest logit, one row at a time."""
+    model.eval()
+    with torch.inference_mode():
+        found = [model(torch.tensor([row["input_ids"]])).logits.argmax().item() == row["labels"] for row in test]
+    return sum(found) / len(found)
+
+
+def main() -> None:
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    print(environment(), flush=True)
+    found: dict[Kind, list[dict[str, float]]] = {"plain": [], "ours": []}
+    for seed in range(seeds):
+        kinds: tuple[Kind, ...] = ("plain", "ours") if seed % 2 else ("ours", "plain")
+        for kind in kinds:
+            found[kind].append(in_own_processes("benchmarks.short_texts", kind, str(seed)))
+    ratios = [a["rows_per_second"] / b["rows_per_second"] for a, b in zip(found["ours"], found["plain"], strict=True)]
+    print(
+        f"defaults, short texts: {statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) plain Trainer"
+    )
+    for kind, name in (("ours", "here"), ("plain", "plain Trainer")):
+        values = [run["accuracy"] for run in found[kind]]
+        error = statistics.stdev(values) / len(values) ** 0.5
+        rate = statistics.median(run["rows_per_second"] for run in found[kind])
+        print(f"    {name}: {rate:.0f} rows/s, accuracy {statistics.mean(values):.4f}, standard error {error:.4f}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] in (["ours"], ["plain"]):
+        print(json.dumps(measure("ours" if sys.argv[1] == "ours" else "plain", int(sys.argv[2]))))
+    else:
+        main()
