@@ -7,7 +7,7 @@ DEVELOPMENT := $(VENV)/.installed-dev
 RECIPE ?= default
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test slow chaos check format clean
+.PHONY: help setup run test slow chaos benchmark check format clean
 
 help:  ## list all targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ slow: $(DEVELOPMENT)  ## run the slow, exhaustive tests that `make test` leaves 
 
 chaos: $(DEVELOPMENT)  ## kill a training 200 times, publish under 500 schedules of faults, try 2,000 odd inputs (up to an hour)
 	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} EVERGREEN_CHAOS_PUBLISHES=$${EVERGREEN_CHAOS_PUBLISHES:-500} EVERGREEN_CHAOS_EXAMPLES=$${EVERGREEN_CHAOS_EXAMPLES:-2000} $(BIN)/python -m pytest tests/chaos -m "slow or not slow" -o log_cli=true -o log_cli_level=INFO
+
+benchmark: $(DEVELOPMENT)  ## compare speeds with plain Trainer, datasets.map and dvc, side by side (up to half an hour)
+	$(BIN)/python -m benchmarks
 
 check: $(DEVELOPMENT)  ## check lint, format, types and import rules
 	$(BIN)/ruff check .

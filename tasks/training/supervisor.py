@@ -100,7 +100,7 @@ class Attempt:
                 self._ranks.poll()
                 processes.kill_processes(process, self._ranks.local_pids())
             if not (self._folder / FINISHED).exists():
-                raise self._why_ended(process.returncode)
+                raise self._why_ended(process)
         if process.returncode:
             logger.warning("train: finished, although its processes ended with exit status %d", process.returncode)
 
@@ -151,8 +151,9 @@ class Attempt:
         self._lost = self._lost or lost
         return bool(lost) or any(p.error and not isinstance(p.error, PreemptedError) for p in self._ranks.pulses)
 
-    def _why_ended(self, status: int) -> EvergreenError:
-        report = LaunchReport((Failure(0, None, status),))
+    def _why_ended(self, process: subprocess.Popen[bytes]) -> EvergreenError:
+        status = process.returncode
+        report = LaunchReport((Failure(0, process.pid, status),))
         if processes.needs_launcher(self._job.launch):
             report = LaunchReport.load(processes.report_path(self._job))
         return causes.why_ended(

@@ -92,6 +92,7 @@ def test_launch_makes_nothing_stale(finished: Project) -> None:
     assert finished.repro() == []
 
 
+@pytest.mark.slow
 def test_a_release_that_the_hub_lost_is_published_again(finished: Project) -> None:
     shutil.rmtree(finished.root / ".hub")
     assert finished.repro() == []  # DVC cannot know
@@ -104,6 +105,7 @@ def test_after_a_forced_repro_the_flow_runs_nothing(finished: Project) -> None:
     assert finished.flow() == []
 
 
+@pytest.mark.slow
 def test_without_publish_the_flow_stops_before_it(finished: Project) -> None:
     receipt = (finished.root / "runs/tiny/release/receipt.json").read_bytes()
     finished.edit("params/tiny.yaml", "split: test", "split: validation")

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tests.support.training import assert_same
 
 TOKEN = "hf_tokenoftests"
 REPO = "tests/tiny"
-TRAIN = ("python", "-m", "tasks", "train", "params/tiny.yaml")
+TRAIN = (sys.executable, "-m", "tasks", "train", "params/tiny.yaml")
 FETCH = ("python", "-m", "tasks", "fetch", "params/tiny.yaml")
 SIZES = {"train": 120, "validation": 20, "test": 20}
 STEPS = 240

@@ -103,19 +103,20 @@ class Ranks:
     """The ranks of a training, with the methods of the `Popen` of accelerate's launcher or of the only rank."""
 
     def __init__(self, job: Job, job_path: Path, machine: int = 0) -> None:
-        from tasks.training.processes import report_path
+        from tasks.training.processes import needs_launcher, report_path
 
         assert job.launch.num_machines == 1
         self.returncode: int | None = None
         self._report = report_path(job, machine)
         self._failed: dict[int, int] = {}
         number = job.launch.num_processes
+        self._as_launched = needs_launcher(job.launch)
         shared = _environment(job, job_path)
         self._ranks = [
             start(
                 train_rank,
                 str(job_path),
-                environment=shared | ({"RANK": str(r), "LOCAL_RANK": str(r)} if number > 1 else {}),
+                environment=shared | ({"RANK": str(r), "LOCAL_RANK": str(r)} if self._as_launched else {}),
                 folder=Path.cwd(),
                 log=job.folder / f"rank-{r}.log",
             )
@@ -135,8 +136,7 @@ class Ranks:
             for process in alive:
                 process.terminate()
         if not alive and self.returncode is None:
-            of_launcher = 1 if self._failed else 0
-            self.returncode = of_launcher if len(self._ranks) > 1 else self._failed.get(0, 0)
+            self.returncode = bool(self._failed) if self._as_launched else self._failed.get(0, 0)
             failures = (Failure(rank, self._ranks[rank].pid, code) for rank, code in self._failed.items())
             LaunchReport(tuple(failures)).save(self._report)
             for log in sorted(self._report.parent.glob("rank-*.log")):
@@ -172,7 +172,7 @@ def _environment(job: Job, job_path: Path) -> dict[str, str]:
 
     number = job.launch.num_processes
     own = os.environ | {"TOKENIZERS_PARALLELISM": "false", **rendezvous.environment(job.launch)}
-    if number > 1:
+    if processes.needs_launcher(job.launch):
         command = processes.launch_command(job.launch, job_path)
         arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(command[3:]))
         own |= prepare_multi_gpu_env(arguments)
@@ -217,6 +217,7 @@ def _begin(
         os.dup2(file.fileno(), 2)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # asked for when a library was imported
     os.chdir(folder)
     for path in environment.get("PYTHONPATH", "").split(os.pathsep):
         if path and (site := Path(path, "sitecustomize.py")).exists():

@@ -67,7 +67,7 @@ def test_edit_of_an_input_is_named(artifacts, stage, change, named):
 def test_edit_of_what_a_training_does_not_depend_on_changes_nothing(artifacts, change):
     Path("README.md").touch()
     inputs = Inputs.read("train", artifacts)
-    shutil.copytree("trainer/data", "trainer/data/__pycache__")
+    shutil.copytree("trainer/data", "trainer/data/__pycache__", dirs_exist_ok=True)
     change()
     inputs.check()
 

@@ -181,12 +181,9 @@ class TestFailures:
         assert error.what.startswith("the trainer did not start: ValueError: A `distributed_type` must be specified")
         assert capfd.readouterr() == ("", "")
 
-    def test_killed_launcher_ends_the_training(self, fake, monkeypatch):
+    def test_killed_launcher_ends_the_training(self, fake):
         code = "import signal; work(until=lambda: heart._beats == 20); os.kill(os.getppid(), signal.SIGKILL); work()"
-        job = fake.job(BEATS + code)
-        command_of = processes.launch_command
-        parent = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
-        monkeypatch.setattr(processes, "launch_command", lambda *args: parent + command_of(*args))
+        job = fake.job(BEATS + code, num_processes=2)
         with pytest.raises(KilledError, match="its launcher was killed by SIGKILL"):
             supervise(job, lambda: None)
         assert fake.processes() == []
