@@ -127,6 +127,7 @@ def _serve(port: int) -> None:
 
     if get_current_settings().api.url:
         return
+    get_current_settings().home.mkdir(parents=True, exist_ok=True)
     os.environ |= {"PREFECT__SERVER_WEBSERVER_ONLY": "1", "PREFECT__SERVER_FINAL": "1"}
     changed = {PREFECT_SERVER_UI_ENABLED: False}
     if _is_ready():

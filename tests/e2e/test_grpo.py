@@ -70,6 +70,7 @@ def test_from_prompts_to_a_model_that_earns_its_reward(project) -> None:
     assert "reward: " in row
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GSM8K.exists(), reason="the data is not on this machine")
 def test_on_real_questions(project) -> None:
     """A model that has never read cannot solve them: it is shown that the questions go through, and are judged."""

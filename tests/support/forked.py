@@ -212,9 +212,9 @@ def _begin(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     logging.root.handlers.clear()
-    with Path(log).open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    with Path(os.devnull).open("rb") as nothing, Path(log).open("ab") as file:
+        for number, stream in enumerate((nothing, file, file)):
+            os.dup2(stream.fileno(), number)
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # asked for when a library was imported

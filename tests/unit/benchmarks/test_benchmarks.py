@@ -8,7 +8,7 @@ import json
 import pytest
 
 from benchmarks import gate_families, gate_simulation
-from benchmarks.workload import classifier, language_model, question_lengths, sequences, texts, trainer
+from benchmarks.workload import classifier, language_model, sequences, texts, trainer
 from tests.support.project import ROOT
 
 
@@ -16,7 +16,7 @@ from tests.support.project import ROOT
 @pytest.mark.parametrize("work", ["language model", "classifier"])
 def test_benchmark_trainers_take_every_step(tmp_path, kind, work):
     if work == "classifier":
-        data, model = texts(question_lengths(8)), classifier(32, 1)
+        data, model = texts([4, 9, 5, 17, 6, 12, 30, 8]), classifier(32, 1)
     else:
         data, model = sequences(8, 16), language_model(16, 1)
     made = trainer(kind, tmp_path, data, model, max_steps=2, save_steps=1, per_device_train_batch_size=2)
@@ -30,7 +30,7 @@ def test_benchmark_trainers_take_every_step(tmp_path, kind, work):
 def test_every_benchmark_imports_and_names_its_command(path):
     module = importlib.import_module(f"benchmarks.{path.stem}")
     assert module.__doc__
-    if path.stem not in {"workload", "gate_families"}:
+    if path.stem not in {"workload", "gate_families", "__main__"}:
         assert path.stem in module.__doc__  # the command that runs it
 
 
