@@ -24,7 +24,7 @@ from tests.support.training import assert_same
 TOKEN = "hf_tokenoftests"
 REPO = "tests/tiny"
 TRAIN = (sys.executable, "-m", "tasks", "train", "params/tiny.yaml")
-FETCH = ("python", "-m", "tasks", "fetch", "params/tiny.yaml")
+FETCH = (sys.executable, "-m", "tasks", "fetch", "params/tiny.yaml")
 SIZES = {"train": 120, "validation": 20, "test": 20}
 STEPS = 240
 BASE = {
@@ -143,7 +143,7 @@ def test_a_hub_that_does_not_answer_costs_a_warning(project: Project, api: HfApi
     assert one.processes() == []
 
     one.environment["HF_ENDPOINT"] = api.endpoint
-    later = one.run("python", "-m", "tasks", "mirror", "params/tiny.yaml")
+    later = one.run(sys.executable, "-m", "tasks", "mirror", "params/tiny.yaml")
     assert "mirror: checkpoint-40 and best-0 at" in later
     assert folders(api).keys() == {"last-checkpoint", "best", ""}
     assert TOKEN not in said + later
