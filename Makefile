@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 RECIPE ?= default
+unexport PYTHONDONTWRITEBYTECODE  # without bytecode, each process of a run would compile the libraries anew
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test slow chaos benchmark check format clean
