@@ -31,8 +31,16 @@ def write_sequences(examples: Iterable[Example], target: Path) -> tuple[list[int
             if writer is None:
                 schema = _schema(batch[0])
                 writer = stack.enter_context(pa.ipc.new_stream(str(target), schema))
-            columns = [pa.array([e.get(f.name) for e in batch], f.type) for f in schema]
-            written = pa.record_batch(columns, schema=schema)
+            columns = {f.name: [e.get(f.name) for e in batch] for f in schema}
+            arrays = {
+                name: pa.array(column, schema.field(name).type) for name, column in columns.items() if name != "labels"
+            }
+            if "labels" in columns:
+                shared = all(labels is ids for labels, ids in zip(columns["labels"], columns["input_ids"], strict=True))
+                arrays["labels"] = (
+                    arrays["input_ids"] if shared else pa.array(columns["labels"], schema.field("labels").type)
+                )
+            written = pa.record_batch(arrays, schema=schema)
             writer.write_batch(written)
             lengths += [len(example["input_ids"]) for example in batch]
             learned += _count_learned(written)

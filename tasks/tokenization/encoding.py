@@ -36,17 +36,18 @@ class Encoder:
     max_length: int
     state: ObjectiveState
 
-    def encode(self, rows: Sequence[Row]) -> list[EncodedRow]:
-        """Return the sequences of each row.
+    def encode(self, rows: Sequence[Row], *, split: str = "test") -> list[EncodedRow]:
+        """Return the sequences of each row of a split.
 
         Raises:
             DataError: a row cannot be encoded, for example because no training row has its label.
         """
+        encode = self.objective.encode_training if split == "train" else self.objective.encode
         try:
-            return self.objective.encode(rows, self.tokenizer, self.max_length, self.state)
+            return encode(rows, self.tokenizer, self.max_length, self.state)
         except (ValueError, KeyError, TypeError) as error:
             if len(rows) > 1:  # one by one, to find the row
-                return [encoded for row in rows for encoded in self.encode([row])]
+                return [encoded for row in rows for encoded in self.encode([row], split=split)]
             what = f"cannot be encoded: {error}"
             fix = "fix the row, or add a check to validation.expectations that sets it aside"
             raise DataError(f"row_id {rows[0]['row_id']}", what, fix) from error
@@ -81,7 +82,7 @@ def encode_split(artifacts: Artifacts, split: str, target: Path, encoder: Encode
 
     def encoded_rows() -> Iterator[tuple[Row, EncodedRow]]:
         for rows in read_batches(artifacts, split):
-            yield from zip(rows, encoder.encode(rows), strict=True)
+            yield from zip(rows, encoder.encode(rows, split=split), strict=True)
 
     def examples() -> Iterator[Example]:
         nonlocal truncated, unused, characters

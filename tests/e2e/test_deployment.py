@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -66,10 +66,10 @@ class Deployed(ServedProject):
 
 
 @pytest.fixture(scope="module")
-def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+def deployed(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callable[[], Path]) -> Iterator[Deployed]:
     root = tmp_path_factory.mktemp("deployed")
     copy_project(root)
-    made = Deployed(root, tmp_path_factory.mktemp("prefect-server"))
+    made = Deployed(root, make_prefect_home())
     with (root / "prefect.yaml").open("a", encoding="utf-8") as file:
         file.write(TINY)
     try:

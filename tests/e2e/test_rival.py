@@ -1,16 +1,20 @@
-"""A model that comes back, and another publisher: a blessing holds for one champion only.
+"""A model that comes back, another publisher, a Hub that is lost: a blessing holds for one champion only.
 
 The tests share one project and stand in the order in which they change it.
 """
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
-from tests.e2e.test_gate import GATE, LEARNING_RATE, SLOW, flow, last_state
-from tests.support.project import Project
+from tests.e2e.test_drivers import last_state
+from tests.support.project import STAGES, Project, stages_of
 
 pytestmark = pytest.mark.slow
+FLOW = ("python", "-m", "flows.cli", "run", "tiny")
+LEARNING_RATE, SLOW = "learning_rate: 1e-2", "learning_rate: 2e-3"
 RIVAL = '''
 """Another publisher: while the model is evaluated, puts one into the champion's place, once."""
 
@@ -47,10 +51,10 @@ def publish():
 
 def test_a_model_comes_back_from_the_cache_and_its_blessing_does_not(finished: Project) -> None:
     finished.edit("params/tiny.yaml", LEARNING_RATE, SLOW)
-    flow(finished)
+    finished.flow()
     assert finished.json("runs/tiny/evaluation/blessing.json")["champion"] is not None
     finished.edit("params/tiny.yaml", SLOW, LEARNING_RATE)
-    out = flow(finished)
+    out = finished.run(*FLOW)
     assert "Stage 'train@tiny' is cached - skipping run" in out
     assert "Running stage 'evaluate@tiny'" in out
     blessing = finished.json("runs/tiny/evaluation/blessing.json")
@@ -65,12 +69,11 @@ def test_a_model_is_compared_anew_when_another_was_published_meanwhile(finished:
     finished.edit("dvc.yaml", "code: trainer/losses.py", "code: tasks/rival.py")
     finished.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 40")
     own = "slices: [{name: all, function: 'tasks.rival:publish_once'}], gate: {resamples: 200}"
-    finished.edit("params/tiny.yaml", GATE, own)
-    out = flow(finished)
+    finished.edit("params/tiny.yaml", "gate: {resamples: 200}", own)
+    out = finished.run(*FLOW)
     rival = (finished.root / ".rival").read_text()
     assert "StaleBlessingError: " in out
-    ran = [line.split("'")[-2] for line in out.splitlines() if "Running stage" in line]
-    assert ran == ["evaluate@tiny", "publish@tiny", "evaluate@tiny", "publish@tiny"]
+    assert stages_of(out) == ["evaluate", "publish", "evaluate", "publish"]
     blessing = finished.json("runs/tiny/evaluation/blessing.json")
     assert (blessing["verdict"], blessing["champion"]["commit"]) == ("publish", rival)
     receipt = finished.json("runs/tiny/release/receipt.json")
@@ -83,3 +86,21 @@ def test_a_model_is_compared_anew_when_another_was_published_meanwhile(finished:
 
 def test_after_a_release_a_flow_does_nothing(finished: Project) -> None:
     assert finished.flow() == []
+
+
+def test_a_release_that_the_hub_lost_is_published_again(finished: Project) -> None:
+    shutil.rmtree(finished.root / ".hub")
+    assert finished.repro() == []  # DVC cannot know
+    assert finished.flow() == ["evaluate", "publish"]  # the blessing was against what the Hub lost
+
+
+def test_after_a_forced_repro_the_flow_runs_nothing(finished: Project) -> None:
+    assert finished.repro("--force") == list(STAGES)
+    assert finished.flow() == []
+
+
+def test_without_publish_the_flow_stops_before_it(finished: Project) -> None:
+    receipt = (finished.root / "runs/tiny/release/receipt.json").read_bytes()
+    finished.edit("params/tiny.yaml", "split: test", "split: validation")
+    assert finished.flow("--no-publish") == ["evaluate"]
+    assert (finished.root / "runs/tiny/release/receipt.json").read_bytes() == receipt

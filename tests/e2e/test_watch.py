@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -52,11 +53,11 @@ class Watched(ServedProject):
 
 
 @pytest.fixture
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callable[[], Path]) -> Iterator[Watched]:
     root = tmp_path_factory.mktemp("watched")
     copy_project(root)
     (root / "short.py").write_text(FLOW, encoding="utf-8")
-    project = Watched(root, tmp_path_factory.mktemp("prefect-server"))
+    project = Watched(root, make_prefect_home())
     try:
         project.start_server()
         project.run("python", "-c", f"from flows.watch import watch; watch({SILENCE_S})")

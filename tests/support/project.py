@@ -130,8 +130,7 @@ class Project:
 
     def flow(self, *arguments: str) -> list[str]:
         """The flow, without a server; the stages that it ran."""
-        out = self.run("python", "-m", "flows.cli", "run", "tiny", *arguments)
-        return [line.split("'")[-2].split("@")[0] for line in out.splitlines() if "Running stage" in line]
+        return stages_of(self.run("python", "-m", "flows.cli", "run", "tiny", *arguments))
 
     def edit(self, path: str, old: str, new: str) -> None:
         """Replace text in a file."""
@@ -220,6 +219,11 @@ class ServedProject(Project):
     def end(self) -> None:
         super().end()
         self.api.close()
+
+
+def stages_of(output: str) -> list[str]:
+    """The stages that a flow ran, by its output."""
+    return [line.split("'")[-2].split("@")[0] for line in output.splitlines() if "Running stage" in line]
 
 
 def copy_project(target: Path) -> None:

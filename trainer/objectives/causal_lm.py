@@ -17,9 +17,10 @@ from params import ModelError
 from params.schema import Section
 from trainer.objectives.bases.likelihood import TokenLikelihood
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
-from trainer.objectives.bases.texts import encoding_of
+from trainer.objectives.bases.texts import encoding_of, fast_encodings
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
 
@@ -51,22 +52,42 @@ class CausalLM(TokenLikelihood[Options]):
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """Windows of each row's tokens; the last window ends with the end-of-text token, which has a loss too."""
-        if tokenizer.eos_token_id is None:
+        return self._encode(rows, tokenizer, max_length, count_bytes=True)
+
+    def encode_training(
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
+        """As `encode`; without bytes if `pack` drops them, which makes it twice as fast."""
+        return self._encode(rows, tokenizer, max_length, count_bytes=not self.options.packing)
+
+    def _encode(
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, *, count_bytes: bool
+    ) -> list[EncodedRow]:
+        end_of_text = tokenizer.eos_token_id
+        if end_of_text is None:
             raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a causal language model")
         texts = [self.text(row) for row in rows]
-        encoding = encoding_of(texts, tokenizer, add_special_tokens=False)
+        encodings: Sequence[Encoding] = (
+            encoding_of(texts, tokenizer, add_special_tokens=False).encodings or []
+            if count_bytes
+            else fast_encodings(texts, tokenizer, add_special_tokens=False, verbose=False)
+        )
         encoded = []
-        for i, (row, text, tokens) in enumerate(zip(rows, texts, encoding["input_ids"], strict=True)):
-            ids = [*tokens, tokenizer.eos_token_id]
-            starts = list(range(0, len(ids), max_length)) if tokens else []
-            if tokens and len(ids) - starts[-1] == 1:
+        for row, text, encoding in zip(rows, texts, encodings, strict=True):
+            ids = encoding.ids
+            starts = list(range(0, len(ids) + 1, max_length)) if ids else []
+            ids.append(end_of_text)
+            if starts and len(ids) - starts[-1] == 1:
                 starts[-1] -= 1  # a window of one token predicts nothing, so the end of the text would have no loss
             examples = []
             for start, end in pairwise([*starts, len(ids)]):
-                first = encoding.token_to_chars(i, start).end  # the first token of a window is not predicted
-                last = encoding.token_to_chars(i, end - 1).end if end < len(ids) else len(text)
-                window, size = ids[start:end], len(text[first:last].encode())
-                examples.append({"row_id": row["row_id"], "input_ids": window, "labels": window, "bytes": size})
+                window = ids[start:end]
+                example = {"row_id": row["row_id"], "input_ids": window, "labels": window}
+                if count_bytes:  # the first token of a window is not predicted
+                    _, first = encoding.token_to_chars(start) or (0, 0)
+                    _, last = (encoding.token_to_chars(end - 1) or (0, 0)) if end < len(ids) else (0, len(text))
+                    example["bytes"] = len(text[first:last].encode())
+                examples.append(example)
             encoded.append(EncodedRow(examples))
         return encoded
 
@@ -83,5 +104,5 @@ class CausalLM(TokenLikelihood[Options]):
             buffer.extend(example["input_ids"])
             while len(buffer) >= max_length:
                 block, buffer = buffer[:max_length], buffer[max_length:]
-                yield {"row_id": first_row, "input_ids": block, "labels": list(block)}
+                yield {"row_id": first_row, "input_ids": block, "labels": block}
                 first_row = example["row_id"]

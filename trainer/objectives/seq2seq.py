@@ -131,13 +131,14 @@ class Seq2Seq(Likelihood[Options]):
         inputs = truncated_token_ids([self._input(row) for row in rows], tokenizer, max_length)
         targets = tokenizer(text_target=[str(row[self.options.target_column]) for row in rows], verbose=False)
         longest, end = self.options.max_target_length or max_length, tokenizer.eos_token_id
+        ended = [target if target[-1:] == [end] else [*target, end] for target in targets["input_ids"]]
+        labels = [target[:longest] for target in ended]
         encoded = []
-        for row, (ids, is_truncated), target in zip(rows, inputs, targets["input_ids"], strict=True):
-            ended = target if target[-1:] == [end] else [*target, end]
-            labels = ended[:longest]
-            size = count_bytes(labels, tokenizer)
-            example = {"row_id": row["row_id"], "input_ids": ids, "labels": labels, "bytes": size}
-            encoded.append(EncodedRow([example], is_truncated or len(ended) > longest))
+        for i, (row, (ids, is_truncated), size) in enumerate(
+            zip(rows, inputs, count_bytes(labels, tokenizer), strict=True)
+        ):
+            example = {"row_id": row["row_id"], "input_ids": ids, "labels": labels[i], "bytes": size}
+            encoded.append(EncodedRow([example], is_truncated or len(ended[i]) > longest))
         return encoded
 
     def compute_loss_func(self, training: Training) -> Callable[..., Any]:

@@ -116,22 +116,22 @@ class SFT(TokenLikelihood[Options]):
     ) -> list[EncodedRow]:
         """One sequence; none if no token within `max_length` has a loss."""
         messages = self.options.messages_column
-        tokenized: Iterable[tuple[list[int], list[int]]]
         if messages:
             if self._conversations is None or self._conversations.tokenizer is not tokenizer:
                 self._conversations = chat.ConversationTokenizer(tokenizer)
             tokenized = self._conversations.tokenize([row[messages] for row in rows])
         else:
             tokenized = self._tokenize_pairs(rows, tokenizer)
+        labels = [(answers if self.options.completion_only else ids)[:max_length] for ids, answers in tokenized]
+        for learned in labels:
+            learned[:1] = [IGNORE_INDEX]  # no token before it could predict it
         encoded = []
-        for row, (ids, answers) in zip(rows, tokenized, strict=True):
-            labels = (answers if self.options.completion_only else ids)[:max_length]
-            labels[:1] = [IGNORE_INDEX]  # no token before it could predict it
-            if labels.count(IGNORE_INDEX) == len(labels):
+        sizes = count_bytes(labels, tokenizer)
+        for row, (ids, _), learned, size in zip(rows, tokenized, labels, sizes, strict=True):
+            if learned.count(IGNORE_INDEX) == len(learned):
                 encoded.append(EncodedRow([]))
                 continue
-            size = count_bytes(labels, tokenizer)
-            example = {"row_id": row["row_id"], "input_ids": ids[:max_length], "labels": labels, "bytes": size}
+            example = {"row_id": row["row_id"], "input_ids": ids[:max_length], "labels": learned, "bytes": size}
             encoded.append(EncodedRow([example], is_truncated=len(ids) > max_length))
         return encoded
 

@@ -9,21 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from trainer.objectives.bases.padding import IGNORE_INDEX
-from trainer.objectives.bases.texts import encoding_of, token_ids
+from trainer.objectives.bases.texts import encoding_of, first_token, token_ids
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
 Turns = Sequence[Mapping[str, Any]]
 """A conversation."""
 
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_PLAIN = {"role", "content"}
 _PRIVATE = re.compile("\ue000[0-9]+\ue001")
 
 
@@ -62,27 +61,24 @@ class ConversationTokenizer:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
 
     def _tokenize(self, conversations: Sequence[Turns]) -> list[tuple[list[int], list[int]]]:
-        import numpy as np
-
         marked = _GENERATION_TAG.search(str(self.tokenizer.chat_template))
         found = self._tokenize_marked(conversations) if marked else self._tokenize_spans(conversations)
         end, labelled = self.tokenizer.eos_token_id, []
-        for turns, (ids, is_assistant) in zip(conversations, found, strict=True):
-            tokens = np.array(ids, dtype=int)  # (T,)
-            is_end = tokens == end
-            is_assistant[1:] |= is_assistant[:-1] & is_end[1:] & ~is_end[:-1]
-            labels = np.where(is_assistant, tokens, IGNORE_INDEX).tolist()
-            places = np.flatnonzero(is_assistant)
-            added = []
-            if len(places) and turns[-1]["role"] == "assistant":
-                outside = np.flatnonzero(~is_assistant[: places[-1]])
-                first = outside[-1] + 1 if len(outside) else 0
-                added = [] if is_end[first : places[-1] + 1].any() else [end]
+        for turns, (ids, spans) in zip(conversations, found, strict=True):
+            labels = [IGNORE_INDEX] * len(ids)
+            run: Sequence[int] = []  # the assistant's last tokens without a gap
+            for begin, stop in (span for span in spans if span[0] < span[1]):
+                has_end = stop < len(ids) and ids[stop] == end and ids[stop - 1] != end
+                labels[begin : stop + has_end] = ids[begin : stop + has_end]
+                joined = begin > 0 and labels[begin - 1] != IGNORE_INDEX
+                run = [*(run if joined else ()), *ids[begin : stop + has_end]]
+            is_open = bool(run) and turns[-1]["role"] == "assistant" and end not in run
+            added = [end] if is_open else []
             labelled.append((ids + added, labels + added))
         return labelled
 
-    def _tokenize_marked(self, conversations: Sequence[Turns]) -> Iterator[tuple[list[int], NDArray[np.bool_]]]:
-        """Yield the tokens of each conversation, and which of them the template marks as the assistant's, (T,)."""
+    def _tokenize_marked(self, conversations: Sequence[Turns]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+        """Yield the tokens of each conversation, and the spans of tokens that the template marks as the assistant's."""
         import numpy as np
 
         encoding = self.tokenizer.apply_chat_template(
@@ -92,29 +88,30 @@ class ConversationTokenizer:
             tokenizer_kwargs={"verbose": False},
         )
         for ids, mask in zip(encoding["input_ids"], encoding["assistant_masks"], strict=True):
-            yield ids, np.array(mask, dtype=bool)
+            edges = np.flatnonzero(np.diff(mask, prepend=0, append=0)).tolist()
+            yield ids, list(zip(edges[::2], edges[1::2], strict=True))
 
-    def _tokenize_spans(self, conversations: Sequence[Turns]) -> Iterator[tuple[list[int], NDArray[np.bool_]]]:
-        """Yield the tokens of each conversation, and which of them are inside of the assistant's spans, (T,).
+    def _tokenize_spans(self, conversations: Sequence[Turns]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+        """Yield the tokens of each conversation, and the spans of tokens that are inside of the assistant's text.
 
         No token crosses the start of a span, because none does at inference: there the prompt is tokenized alone.
         """
-        import numpy as np
-
         texts: list[str] = self.tokenizer.apply_chat_template(list(conversations), tokenize=False)
-        spans = [self._spans(turns, text) for turns, text in zip(conversations, texts, strict=True)]
-        encoding = encoding_of(texts, self.tokenizer, add_special_tokens=False)
-        for i, (text, ids) in enumerate(zip(texts, encoding["input_ids"], strict=True)):
-            starts, ends = np.array(spans[i], dtype=int).reshape(-1, 2).T  # (S,) each, in order
-            left, right = np.fromiter(chain.from_iterable(encoding[i].offsets), int).reshape(-1, 2).T  # (T,) each
-            begun = np.searchsorted(starts, right)  # spans that start before the end of a token, (T,)
-            if (begun <= np.searchsorted(starts, left, side="right")).all():
-                yield ids, (begun > 0) & (right <= np.append(ends, 0)[begun - 1])
+        encodings = encoding_of(texts, self.tokenizer, add_special_tokens=False).encodings or []
+        for turns, text, encoding in zip(conversations, texts, encodings, strict=True):
+            spans = self._spans(turns, text)
+            size = len(text)
+            tokens = [(first_token(encoding, a, size), first_token(encoding, b, size)) for a, b in spans]
+            if all(
+                begin == len(encoding) or encoding.token_to_chars(begin)[0] >= start
+                for (begin, _), (start, _) in zip(tokens, spans, strict=True)
+            ):
+                yield encoding.ids, tokens
                 continue
-            cuts = [0, *(place for span in spans[i] for place in span), len(text)]
+            cuts = [0, *(place for span in spans for place in span), len(text)]
             pieces = token_ids([text[a:b] for a, b in pairwise(cuts)], self.tokenizer, add_special_tokens=False)
-            sizes = [len(piece) for piece in pieces]
-            yield [token for piece in pieces for token in piece], np.repeat(np.arange(len(sizes)) % 2 == 1, sizes)
+            places = list(accumulate(map(len, pieces), initial=0))[1:]
+            yield list(chain.from_iterable(pieces)), list(zip(places[::2], places[1::2], strict=False))
 
     def _spans(self, turns: Turns, text: str) -> list[tuple[int, int]]:
         """Return the spans of characters in a rendered conversation that are the assistant's.
@@ -123,7 +120,7 @@ class ConversationTokenizer:
         is done once per sequence of roles, with placeholders as messages. A conversation that differs from its rendering
         in nothing but the messages has its spans at the same places.
         """
-        if any({key for key, value in turn.items() if value is not None} != {"role", "content"} for turn in turns):
+        if any(turn.keys() != _PLAIN and {k for k, v in turn.items() if v is not None} != _PLAIN for turn in turns):
             return self._rendered_spans(turns, text)
         roles = tuple(turn["role"] for turn in turns)
         if roles not in self._frames:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from params.schema import Direction, Training
@@ -147,13 +147,14 @@ def token_scores(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.stack([nll, has_loss.sum(1).double(), correct.sum(1).double()], dim=1)
 
 
-def count_bytes(labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the number of UTF-8 bytes of the labels' text, without special tokens."""
-    import numpy as np
-
-    ids = np.array(labels, dtype=int)  # of a list, `decode` would look at every element
-    text: str = tokenizer.decode(ids[ids != IGNORE_INDEX], skip_special_tokens=True)
-    return len(text.encode())
+def count_bytes(labels: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the number of UTF-8 bytes of the text of each sequence of labels, without special tokens."""
+    ids = [[label for label in sequence if label != IGNORE_INDEX] for sequence in labels]
+    if tokenizer.clean_up_tokenization_spaces:
+        texts = [tokenizer.decode(sequence, skip_special_tokens=True) for sequence in ids]
+    else:  # all at once, on all cores
+        texts = tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=True)
+    return [len(text.encode()) for text in texts]
 
 
 def logits_of(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:

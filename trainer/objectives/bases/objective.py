@@ -130,6 +130,12 @@ class Objective(ABC, Generic[OptionsT]):
         A ValueError, KeyError or TypeError means that a row cannot be encoded: the rows are then encoded one by one.
         """
 
+    def encode_training(
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
+        """As `encode`, for rows of the train split; what `pack` drops may be missing."""
+        return self.encode(rows, tokenizer, max_length, state)
+
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         """Yield the sequences to train on; by default the examples as they are."""
         yield from examples
