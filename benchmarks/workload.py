@@ -151,7 +151,14 @@ def classifier(hidden: int, layers: int, seed: int = 0) -> PreTrainedModel:
 
 
 def trainer(
-    kind: Kind, folder: Path, data: Dataset, model: PreTrainedModel, *, group_by_length: bool = False, **arguments: Any
+    kind: Kind,
+    folder: Path,
+    data: Dataset,
+    model: PreTrainedModel,
+    *,
+    group_by_length: bool = False,
+    objective: ObjectiveChoice | None = None,
+    **arguments: Any,
 ) -> Any:
     """Return a trainer for `data` that writes to `folder`; `arguments` are those of TrainingArguments.
 
@@ -180,7 +187,7 @@ def trainer(
     else:
         name = "sequence_classification" if is_classifier else "causal_lm"
         columns = {"text_column": "text", "label_column": "label"} if is_classifier else {}
-        objective = objectives.build(ObjectiveChoice.model_validate({"name": name, **columns}))
+        method = objectives.build(objective or ObjectiveChoice.model_validate({"name": name, **columns}))
         state = {"labels": [str(i) for i in range(LABELS)]} if is_classifier else {}
         arguments |= {"logging_nan_inf_filter": False, "remove_unused_columns": False, "dataloader_pin_memory": False}
         made = Ours(
@@ -189,8 +196,8 @@ def trainer(
                 save_strategy="no", metric_for_best_model="loss", greater_is_better=False, **arguments
             ),
             train_dataset=data,
-            objective=objective,
-            metrics=EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=None),
+            objective=method,
+            metrics=EvaluationMetrics(method, state=state, tokenizer=tokenizer, metrics=None),
             keep_checkpoints=2,
             lengths=[len(row) for row in data["input_ids"]] if group_by_length else None,
             identity={"benchmark": "yes"},

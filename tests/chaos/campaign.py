@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 SEED = int(os.environ.get("EVERGREEN_CHAOS_SEED", "1"))
 """The same seed gives the same plan, but a kill at a random time may hit another part of a save each time."""
-KILLS = int(os.environ.get("EVERGREEN_CHAOS_KILLS", "4"))
+KILLS = int(os.environ.get("EVERGREEN_CHAOS_KILLS", "2"))
 IS_LONG = 2 * len(WRITE_POINTS) <= KILLS
 """Whether there are enough kills to hit every write point."""
 _STARTING_S, _TRAINING_S = 4.0, 1.5

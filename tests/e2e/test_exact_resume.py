@@ -40,7 +40,7 @@ VARIANTS["fine-tuning: packed, adapters with dropout, noise on embeddings"] = {
     "launch.micro_batch_size": 2,
     "model.lora": {"r": 4, "dropout": 0.1},
 }
-QUICK = ("grouped by length", "two processes", "fine-tuning")
+QUICK = ("two processes", "fine-tuning")
 """The variants that `make test` runs."""
 
 

@@ -272,6 +272,8 @@ CASES = [
 ]
 """In this order: what has been published is not published again."""
 AT_LENGTH = {
+    "a token with a space in it",
+    "an address with the token in it",
     "a refusal that quotes the token",
     "no right to write",
     "a Hub that asks to wait",

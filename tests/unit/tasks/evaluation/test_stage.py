@@ -239,7 +239,7 @@ evaluate(Artifacts("tiny", root), repo_id="tests/tiny", endpoint="local", **sect
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_evaluation_memory_does_not_grow_with_the_rows(tmp_path):
     peaks = []
-    for rows in (200, 2000):
+    for rows in (200, 1000):
         content = tiny.recipe({"evaluation.compare_untrained": False, "tokenization.tokenizer.vocab_size": 300})
         content["model"]["config"]["vocab_size"] = 8000  # logits of 16 x 32 x 8000 floats a batch: 16 MiB
         root = tmp_path / str(rows)
@@ -253,4 +253,4 @@ def test_evaluation_memory_does_not_grow_with_the_rows(tmp_path):
         )
         network.save_pretrained(artifacts.model)
         peaks.append(peak_anonymous_mib(MEASURE, str(root), MALLOC_MMAP_THRESHOLD_="65536"))
-    assert peaks[1] < peaks[0] * 1.05, "keeping the logits would take 1 GiB more"
+    assert peaks[1] < peaks[0] * 1.05, "keeping the logits would take 800 MiB more"

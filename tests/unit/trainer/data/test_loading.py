@@ -61,6 +61,9 @@ def test_persistent_workers_stay_over_epochs(tmp_path, persistent):
 
     trainer.add_callback(At("on_epoch_end", end_epoch))
     trainer.train()
+    if persistent:  # torch waits 5 s for each that is collected as garbage
+        for loader in (trainer.callback_handler.train_dataloader, *trainer._eval_dataloaders.values()):
+            getattr(loader, "base_dataloader", loader)._iterator._shutdown_workers()
     first, second = epochs
     assert len(first) == len(second) == 2, "two workers"
     assert str(os.getpid()) not in first | second
