@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -41,6 +42,9 @@ def test_stage_whose_inputs_are_edited_records_nothing(finished: Project, stage:
     old, new = RECIPE_EDITS[stage] if edited == "recipe" else (before, f"{before}# edited\n")
     release = finished.json("runs/tiny/release/receipt.json")["commit"]
     log = finished.root / "edited.log"
+    shutil.rmtree(
+        finished.root / ".scratch/tiny/checkpoints", ignore_errors=True
+    )  # a finished training is restored at once
     with exclusive(finished.root / Artifacts("tiny").receipt_log_lock, "this test"):  # evaluate and publish wait for it
         dvc = finished.start("dvc", "repro", "--force", "-s", f"{stage}@tiny", log=log.name)
         wait_for(lambda: f"{stage}: params/tiny.yaml" in log.read_text(), "the stage", 60, every_s=0.01)
