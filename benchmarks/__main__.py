@@ -8,9 +8,10 @@ import time
 
 RUNS = (
     ("startup", "3"),
-    ("throughput", "5"),
+    ("throughput", "4"),
     ("short_texts", "5"),
-    ("tokenization", "3"),
+    ("tokenization", "5"),
+    ("features", "3"),
     ("save_stall", "3"),
     ("resume_time",),
 )

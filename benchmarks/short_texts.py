@@ -26,7 +26,7 @@ from params.python_documentation import documentation
 from params.schema import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 
-PACKAGES, TRAIN, TEST, EPOCHS, BATCH = 20, 2400, 800, 2, 32
+PACKAGES, TRAIN, TEST, EPOCHS, BATCH = 20, 1600, 800, 2, 32
 
 
 def rows() -> tuple[Dataset, Dataset]:
@@ -56,6 +56,7 @@ def measure(kind: Kind, seed: int) -> dict[str, float]:
             classifier(384, 6, seed),
             group_by_length=True,
             seed=seed,
+            learning_rate=5e-4,
             num_train_epochs=EPOCHS,
             save_steps=10**9,
             per_device_train_batch_size=BATCH,
