@@ -111,13 +111,13 @@ class FakeTraining:
         return caught.value
 
     def processes(self):
-        """The living processes of this run."""
+        """The processes of this run that still live a few seconds later: a killed process does not end at once."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_ZOMBIE and str(self.folder) in " ".join(process.cmdline()):
                     found.append(process)
-        return found
+        return psutil.wait_procs(found, timeout=5)[1]
 
     def signal(self, *numbers, phase="training"):
         """Send signals to this process once a rank is in `phase`."""

@@ -1,0 +1,125 @@
+"""What a feature costs or gains: seconds per token of a training with it, beside the same training without it.
+
+    python -m benchmarks.features [rounds] [hidden size]
+
+A causal language model of three layers on texts of 16 to 128 tokens. Each run has a process of its own, and runs of all features
+alternate. Tokens are those of texts, without padding.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+
+from benchmarks.workload import (
+    VOCABULARY,
+    StepClock,
+    environment,
+    in_own_processes,
+    language_model,
+    set_up,
+    trainer,
+)
+from params.schema import ObjectiveChoice
+from trainer.objectives.bases import packing
+
+BATCH, LENGTH, STEPS, WARM_UP = 8, 128, 20, 4
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A change of the training."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Of TrainingArguments."""
+    packed: bool = False
+    grouped: bool = False
+    adapters: bool = False
+    frozen_dtype: torch.dtype = torch.float32
+    """Of the weights that adapters leave as they are."""
+
+
+PLAIN = "none of them"
+FEATURES = {
+    PLAIN: Feature(),
+    "a checkpoint every 4 steps": Feature({"save_steps": 4}),
+    "2 loader workers": Feature({"dataloader_num_workers": 2}),
+    "grouped by length": Feature(grouped=True),
+    "packed, no attention between texts": Feature(packed=True),
+    "LoRA on all linear layers": Feature(adapters=True),
+    "LoRA, frozen weights in bf16": Feature(adapters=True, frozen_dtype=torch.bfloat16),
+    "activation checkpoints": Feature({"activation_checkpointing": True}),
+    "bf16 mixed precision": Feature({"bf16": True}),
+}
+
+
+def examples() -> list[dict[str, Any]]:
+    """Return texts of random tokens."""
+    chance = random.Random(0)
+    rows = []
+    for i in range(BATCH * STEPS):
+        ids = [chance.randrange(VOCABULARY) for _ in range(chance.randint(LENGTH // 8, LENGTH))]
+        rows.append({"row_id": i, "input_ids": ids, "labels": ids})
+    return rows
+
+
+def measure(name: str, hidden: int) -> dict[str, float]:
+    """Train with one feature; return the median seconds per 1,000 tokens."""
+    feature = FEATURES[name]
+    set_up("ours")
+    rows = [*packing.pack(examples(), LENGTH)] if feature.packed else examples()
+    tokens = sum(len(row["input_ids"]) for row in rows) / len(rows) * BATCH
+    model: Any = language_model(hidden, 3)
+    if feature.adapters:
+        model = get_peft_model(
+            model.to(feature.frozen_dtype), LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+        )
+    clock = StepClock()
+    with tempfile.TemporaryDirectory() as folder:
+        made = trainer(
+            "ours",
+            Path(folder),
+            Dataset.from_list(rows),
+            model,
+            objective=ObjectiveChoice.model_validate({"name": "sft", "packing": feature.packed}),
+            group_by_length=feature.grouped,
+            max_steps=STEPS if not feature.packed else len(rows) // BATCH,
+            per_device_train_batch_size=BATCH,
+            **{"save_steps": 10**9, **feature.arguments},
+        )
+        made.add_callback(clock)
+        made.train()
+    # A mean: steps with a save or of another length count too.
+    seconds = (clock.wall_s[-1] - clock.wall_s[WARM_UP]) / (len(clock.wall_s) - 1 - WARM_UP)
+    return {"seconds": 1000 * seconds / tokens}
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    hidden = sys.argv[2] if len(sys.argv) > 2 else "256"
+    print(environment(), flush=True)
+    found: dict[str, list[float]] = {name: [] for name in FEATURES}
+    for _ in range(rounds):
+        for name in FEATURES:
+            found[name].append(in_own_processes("benchmarks.features", "ours", name, hidden)["seconds"])
+    print(f"seconds per 1,000 tokens with {PLAIN}: {statistics.median(found[PLAIN]):.3f}")
+    for name in [*FEATURES][1:]:
+        ratios = [a / b for a, b in zip(found[name], found[PLAIN], strict=True)]
+        print(f"{name}: {statistics.median(ratios):.2f}x the time ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["ours"]:
+        print(json.dumps(measure(sys.argv[2], int(sys.argv[3]))))
+    else:
+        main()
