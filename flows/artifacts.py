@@ -1,4 +1,4 @@
-"""What Prefect's UI and the command line show of a run: the report of each stage, a link to the release, a summary."""
+"""What Prefect's UI shows of a run: the report of each stage, a link to the release, the state it ended in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from prefect import get_run_logger
@@ -14,12 +14,10 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from flows.summary import metrics_table, release_url
 from params.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import read_report
-
-if TYPE_CHECKING:
-    from tasks.evaluation.report import EvaluationReport
 
 T = TypeVar("T")
 KEPT = "Kept the champion"
@@ -79,49 +77,10 @@ def _artifact_key(what: str, artifacts: Artifacts) -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{what}-{artifacts.recipe}".lower()).strip("-")
 
 
-def release_url(receipt: Receipt) -> str:
-    """Return the address of a release's page on its Hub."""
-    return f"{receipt.endpoint}/{receipt.repo_id}/tree/{receipt.commit}"
-
-
 def named_if_kept(artifacts: Artifacts, data: T) -> T | State[T]:
     """Return `data`; if the champion was kept, in a COMPLETED state whose name says so, with the reasons."""
     receipt = read_report(artifacts, Receipt)
     return Completed(name=KEPT, message="; ".join(receipt.reasons), data=data) if receipt.status == "kept" else data
-
-
-def metrics_table(evaluation: EvaluationReport) -> str:
-    """Return the model's metrics beside those of the champion and of the untrained model, as a Markdown table."""
-    compared = {"champion": evaluation.champion, "untrained": evaluation.untrained}
-    others = {name: metrics for name, metrics in compared.items() if metrics}
-    lines = [f"| metric | model |{''.join(f' {name} |' for name in others)}", f"| --- |{' ---: |' * (1 + len(others))}"]
-    for name, value in evaluation.model.items():
-        beside = [f" {other[name]:.4g} |" if name in other else " |" for other in others.values()]
-        lines.append(f"| {name} | {value:.4g} |{''.join(beside)}")
-    return "\n".join([*lines, "", f"on the {evaluation.split} split, {evaluation.rows} rows"])
-
-
-def summary(artifacts: Artifacts, outcomes: dict[str, str]) -> str:
-    """Return what the command line shows at the end of a run: metrics, release, and where to read more."""
-    from tasks.evaluation.report import EvaluationReport
-
-    lines = ["", "  ".join(f"{stage}: {outcome}" for stage, outcome in outcomes.items()), ""]
-    lines += [metrics_table(read_report(artifacts, EvaluationReport)), ""]
-    if "publish" in outcomes:
-        receipt = read_report(artifacts, Receipt)
-        is_local = receipt.endpoint == "local"
-        status = "kept the champion" if receipt.status == "kept" else receipt.status
-        if outcomes["publish"] == "unchanged":
-            lines.append("nothing has changed since the last run, which ended with")
-        lines.append(f"{status}: {receipt.repo_id} on {'the Hub in .hub' if is_local else release_url(receipt)}")
-        lines += [f"  {reason}" for reason in receipt.reasons]
-        lines.append(f"revision: {receipt.commit} ({receipt.tag})")
-        if is_local:
-            lines.append("to browse it: evergreen hub")
-        lines.append(f"receipt: {artifacts.receipt}")
-    lines.append(f"metrics: {artifacts.report('evaluate')}")
-    lines.append(f"report: {artifacts.page}")
-    return "\n".join(lines)
 
 
 def table_rows(report: object, prefix: str = "") -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from params.artifacts import Artifacts
+from params.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
 from tasks import commands
 
@@ -43,18 +43,27 @@ def run(
 ) -> None:
     """Run every stale stage of a recipe, and publish the model.
 
-    Uses the Prefect server that PREFECT_API_URL names, or else one of its own until it ends.
+    Uses the Prefect server that PREFECT_API_URL names, or else one of its own until it ends. Then, if nothing is stale, it
+    says so without a run of the flow.
     """
-    from flows.server import ensure_server
+    from contextlib import nullcontext
+
+    from flows import stages
+    from flows.server import is_prepared, start_unless_configured
+    from flows.summary import summary
     from trainer.runtime.memory import collect_rarely
 
     collect_rarely()
     artifacts = Artifacts(recipe)
-    with ensure_server(artifacts.server_log):
-        from flows.artifacts import summary
-        from flows.retrain import retrain
+    server = start_unless_configured(artifacts.server_log)
+    outcomes: Any = None
+    if server and is_prepared() and not force:  # a server that others look at is told of every run
+        outcomes = stages.unchanged(STAGES[:-1] if no_publish else STAGES, artifacts)
+    if not outcomes:
+        with server.used() if server else nullcontext():
+            from flows.retrain import retrain
 
-        outcomes: Any = retrain(recipe, publish=not no_publish, force=force)
+            outcomes = retrain(recipe, publish=not no_publish, force=force)
     print(summary(artifacts, outcomes))
 
 

@@ -2,6 +2,7 @@
 
 Prefect's own temporary server outlives a killed flow: only a flow that ends normally stops it. This one starts while the
 flow is imported. It looks for migrations and block types only if Prefect or its database has changed since it last did.
+Then it must not be stopped before it answers.
 """
 
 from __future__ import annotations
@@ -25,25 +26,45 @@ from trainer.runtime.memory import collect_rarely
 _STARTUP_S = 90.0
 
 
-@contextlib.contextmanager
-def ensure_server(log_file: Path) -> Iterator[None]:
-    """Use the configured Prefect server, or start one that runs until this process ends.
+class Server:
+    """A server that is starting; it ends with this process."""
 
-    Raises:
-        TransientError: the server did not start.
-    """
+    def __init__(self, log_file: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}/api"
+        self.log_file = log_file
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        with log_file.open("wb") as log:
+            self.process = child_process.start("flows.server", [str(port)], log)
+        # Not sooner: Prefect sends events at exit. At once: what the server has answered is in its database.
+        atexit.register(stop_group, self.process, 0)
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Use it for the flows that run meanwhile, as soon as it answers.
+
+        Raises:
+            TransientError: it did not start.
+        """
+        from prefect.settings import PREFECT_API_URL, temporary_settings
+
+        _import_flow()
+        _wait(self.process, self.url, self.log_file)
+        with temporary_settings({PREFECT_API_URL: self.url}):
+            yield
+
+
+def start_unless_configured(log_file: Path) -> Server | None:
+    """Start a server if there is none to use; None if the environment or a profile of Prefect's names one."""
     is_first = "prefect" not in sys.modules and not os.environ.get("PREFECT_API_URL")
-    started = _start(log_file) if is_first else None
-    from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+    started = Server(log_file) if is_first else None
+    from prefect.settings import get_current_settings
 
     if get_current_settings().api.url:  # `started` ends by itself
-        yield
-        return
-    server, url = started or _start(log_file)
-    _import_flow()
-    _wait(server, url, log_file)
-    with temporary_settings({PREFECT_API_URL: url}):
-        yield
+        return None
+    return started or Server(log_file)
 
 
 def _import_flow() -> None:
@@ -52,18 +73,6 @@ def _import_flow() -> None:
     import tasks.hub_client.repository
     import tasks.hub_server.application
     import tasks.publishing.stage  # noqa: F401
-
-
-def _start(log_file: Path) -> tuple[subprocess.Popen[bytes], str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("wb") as log:
-        server = child_process.start("flows.server", [str(port)], log)
-    # Not sooner: Prefect sends events at exit. At once: what the server has answered is in its database.
-    atexit.register(stop_group, server, 0)
-    return server, f"http://127.0.0.1:{port}/api"
 
 
 def _wait(server: subprocess.Popen[bytes], url: str, log_file: Path) -> None:
@@ -83,7 +92,7 @@ def _wait(server: subprocess.Popen[bytes], url: str, log_file: Path) -> None:
         _note().write_text(state, encoding="utf-8")
 
 
-def _is_ready() -> bool:
+def is_prepared() -> bool:
     """Whether a server of this version of Prefect has prepared the database as it is now."""
     note = _note()
     return note.is_file() and _state() != "" and note.read_text(encoding="utf-8") == _state()
@@ -130,7 +139,7 @@ def _serve(port: int) -> None:
     get_current_settings().home.mkdir(parents=True, exist_ok=True)
     os.environ |= {"PREFECT__SERVER_WEBSERVER_ONLY": "1", "PREFECT__SERVER_FINAL": "1"}
     changed = {PREFECT_SERVER_UI_ENABLED: False}
-    if _is_ready():
+    if is_prepared():
         changed[PREFECT_API_DATABASE_MIGRATE_ON_START] = False
         changed[PREFECT_API_BLOCKS_REGISTER_ON_START] = False
         changed[PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION] = False  # its hash takes as long as registering

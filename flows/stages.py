@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
-
-from prefect import Task
-from prefect.client.schemas.objects import State, TaskRun
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from flows import child_process, dvc_stage, unwatched_sources
 from flows.child_process import CompletedCommand
+from flows.locks import recipe_lock
 from params import (
     EvergreenError,
     InputsChangedError,
@@ -22,6 +21,10 @@ from params import (
 )
 from params.artifacts import Artifacts
 from params.errors import class_of
+
+if TYPE_CHECKING:
+    from prefect import Task
+    from prefect.client.schemas.objects import State, TaskRun
 
 StageOutcome: TypeAlias = Literal["ran", "restored", "unchanged"]
 """Its command ran, DVC restored the outputs of the same work from its cache, or there was nothing to do."""
@@ -39,6 +42,21 @@ def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
 def any_stale(stages: Sequence[str], recipe: str) -> bool:
     """Whether DVC would run one of `stages`."""
     return dvc_stage.is_stale(*(f"{stage}@{recipe}" for stage in stages))
+
+
+def unchanged(stages: Sequence[str], artifacts: Artifacts) -> dict[str, StageOutcome]:
+    """Return the outcomes of a flow that would run none of `stages`; empty if it would, or if only it can tell."""
+    log = logging.getLogger(__name__)
+    try:
+        with recipe_lock(artifacts, log):
+            stale = (
+                unwatched_sources.reads_again(artifacts, log)
+                or any_stale(stages, artifacts.recipe)
+                or any(_outdated_on_hub(stage, artifacts, log) for stage in stages)
+            )
+    except EvergreenError:  # the flow fails for the same reason, and Prefect records it
+        return {}
+    return {} if stale else dict.fromkeys(stages, "unchanged")
 
 
 def check(recipe: str, log: child_process.Logger) -> None:

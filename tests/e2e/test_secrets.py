@@ -51,11 +51,11 @@ FLOW = """\
 import json, os, sys
 from pathlib import Path
 from flows import cli, retrain
-from flows.server import ensure_server
+from flows.server import start_unless_configured
 
 retrain.run_stage.retry_delay_seconds = 0
 mine = dict(os.environ)
-with ensure_server(Path(".scratch/tiny/prefect-server.log")):
+with start_unless_configured(Path(".scratch/tiny/prefect-server.log")).used():
     for line in sys.stdin:
         request = json.loads(line)
         retrain.run_stage.retries = request["retries"]

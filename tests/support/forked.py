@@ -4,28 +4,35 @@ Most of what a short training does is to import torch and transformers, once in 
 Python's forkserver imports the libraries once for each pytest process, and none of the project's code. The processes that
 it forks are processes of their own: a session, an environment, a working directory, an exit status.
 
+`commands` gives this to programs: a `python`, first on their path, that asks for a fork instead of starting a module of the
+project (tests/support/forked_python.py). It stands for the fork: it gets its signals and ends as it ends.
+
 Where it matters how processes are started or what they import, tests start them as a user does.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
+import json
 import logging
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from trainer.job import Job
@@ -47,6 +54,8 @@ LIBRARIES = [
     *("great_expectations", "great_expectations.expectations.core"),
     *("huggingface_hub.hf_api", "fastapi", "uvicorn", "dulwich.repo", "jinja2", "markdown_it", "typer", "zc.lockfile"),
     *("matplotlib.figure", "matplotlib.backends.backend_svg", "PIL.Image"),
+    *("dvc.cli", "dvc.commands.repro", "dvc.repo", "dvc.stage.exceptions", "dvc.utils.strictyaml"),
+    *("prefect.flows", "prefect.artifacts", "prefect.server.api.server"),
     "tests.support.preloaded",
 ]
 _ROOT = str(Path(__file__).parents[2])
@@ -56,15 +65,19 @@ _ONCE: Mapping[str, str] = {"GX_ANALYTICS_ENABLED": "false", "HF_HUB_DISABLE_TEL
 """What the project sets before it imports a library."""
 
 
+Streams: TypeAlias = tuple[connection.Connection, connection.Connection, connection.Connection]
+"""Standard input, output and errors; not as numbers, because only such an object is passed on to the process."""
+
+
 def start(
-    call: Callable[..., Any], *arguments: Any, environment: Mapping[str, str], folder: Path, log: Path
+    call: Callable[..., Any], *arguments: Any, environment: Mapping[str, str], folder: Path, output: Path | Streams
 ) -> BaseProcess:
-    """Start a process that calls a function in `folder`, its output in the file `log`."""
+    """Start a process that calls a function in `folder`, its output in a file."""
     context = multiprocessing.get_context("fork") if _is_forked() else _server
     before = {name: os.environ.get(name) for name in _ONCE}
     os.environ |= _ONCE  # which the server inherits when it starts
     try:
-        process = context.Process(target=_begin, args=(call, arguments, dict(environment), str(folder), str(log)))
+        process = context.Process(target=_begin, args=(call, arguments, dict(environment), str(folder), output))
         process.start()
     finally:
         for name, value in before.items():
@@ -72,18 +85,82 @@ def start(
     return process
 
 
-def run_module(
-    command: Sequence[str], *, environment: Mapping[str, str], folder: Path, timeout_s: float
-) -> tuple[int, str]:
-    """Run `python -m <command>` to its end; return its exit status and its output."""
-    with tempfile.NamedTemporaryFile() as file:
-        process = start(_run_module, list(command), environment=environment, folder=folder, log=Path(file.name))
-        process.join(timeout_s)
+def commands(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which a program finds the `python` that forks, and takes it for its own."""
+    folder = _python_that_forks()
+    return {**environment, "PATH": f"{folder}{os.pathsep}{environment['PATH']}", "PYTHONPATH": str(folder)}
+
+
+@functools.cache
+def _python_that_forks() -> Path:
+    """The folder with the `python` that forks, which is answered as long as this process lives."""
+    folder = Path(tempfile.mkdtemp(prefix="forked-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    python, address = folder / "python", folder / "socket"
+    head = f"#!{sys.executable} -IS\nPYTHON, ADDRESS = {sys.executable!r}, {str(address)!r}\n"
+    python.write_text(head + Path(__file__).with_name("forked_python.py").read_text(encoding="utf-8"), encoding="utf-8")
+    python.chmod(0o755)
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.executable = {str(python)!r}\n", encoding="utf-8")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(address))
+    listener.listen()
+    threading.Thread(target=_answer, args=(listener,), daemon=True).start()
+    return folder
+
+
+def _answer(listener: socket.socket) -> None:
+    while True:
+        client, _ = listener.accept()
+        threading.Thread(target=_fork_for, args=(client,), daemon=True).start()
+
+
+def _fork_for(client: socket.socket) -> None:
+    """Fork what a `python` was asked to start, and end with it."""
+    with client:
+        size, files, _, _ = socket.recv_fds(client, 8, 3)
+        request = json.loads(client.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
+        stdin, stdout, stderr = map(connection.Connection, files)
+        process = start(
+            _run_requested,
+            request["command"],
+            request["parent"],
+            environment=request["environment"],
+            folder=request["folder"],
+            output=(stdin, stdout, stderr),
+        )
+        for stream in (stdin, stdout, stderr):
+            stream.close()
+        with suppress(OSError):  # the client was killed
+            client.sendall(f"{process.pid}\n".encode())
+            connection.wait([process.sentinel, client])
         if process.exitcode is None:
-            process.kill()
-        output = Path(file.name).read_text(encoding="utf-8")
-        assert process.exitcode is not None, f"{command} took longer than {timeout_s} s\n{output}"
-        return process.exitcode, output
+            _kill(process)
+        process.join()
+        with suppress(OSError):
+            client.sendall(f"{process.exitcode}\n".encode())
+
+
+def _kill(process: BaseProcess) -> None:
+    assert process.pid is not None
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # it does not lead a group yet
+        process.kill()
+
+
+def _run_requested(command: list[str], parent: int) -> None:
+    """Run a module of the project in the working directory, not of the one that runs the tests, as a child of `parent`."""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [str(Path.cwd()), *filter(None, named), *(path for path in sys.path if path not in ("", _ROOT))]
+    from prefect.context import refresh_global_settings_context
+
+    from trainer.runtime import lifetime
+
+    refresh_global_settings_context()
+    os.getppid = lambda: parent
+    lifetime.die_with_parent = lambda *_, **__: None  # it dies with the client, in whose stead it was forked
+    sys.argv = list(command)
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
 
 
 @contextmanager
@@ -118,7 +195,7 @@ class Ranks:
                 str(job_path),
                 environment=shared | ({"RANK": str(r), "LOCAL_RANK": str(r)} if self._as_launched else {}),
                 folder=Path.cwd(),
-                log=job.folder / f"rank-{r}.log",
+                output=job.folder / f"rank-{r}.log",
             )
             for r in range(number)
         ]
@@ -190,21 +267,16 @@ def train_rank(job_path: str) -> None:
     sys.exit(main(Path(job_path)))
 
 
-def _run_module(command: list[str]) -> None:
-    """Run a module of the project in the working directory, not of the one that runs the tests."""
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:] = [str(Path.cwd()), *filter(None, named), *(path for path in sys.path if path not in ("", _ROOT))]
-    sys.argv = list(command)
-    with ranks():
-        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
-
-
 def _is_forked() -> bool:
     return multiprocessing.parent_process() is not None
 
 
 def _begin(
-    call: Callable[..., Any], arguments: Sequence[Any], environment: dict[str, str], folder: str, log: str
+    call: Callable[..., Any],
+    arguments: Sequence[Any],
+    environment: dict[str, str],
+    folder: str,
+    output: Path | Streams,
 ) -> None:
     """Become the process that was asked for, and call the function."""
     os.setsid()
@@ -212,9 +284,16 @@ def _begin(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     logging.root.handlers.clear()
-    with Path(os.devnull).open("rb") as nothing, Path(log).open("ab") as file:
-        for number, stream in enumerate((nothing, file, file)):
+    with ExitStack() as opened:
+        if isinstance(output, Path):
+            log = opened.enter_context(output.open("ab"))
+            streams: Any = (opened.enter_context(Path(os.devnull).open("rb")), log, log)
+        else:
+            streams = [opened.enter_context(stream) for stream in output]
+        for number, stream in enumerate(streams):
             os.dup2(stream.fileno(), number)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout.reconfigure(write_through="PYTHONUNBUFFERED" in environment)  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # asked for when a library was imported
@@ -225,4 +304,5 @@ def _begin(
     try:
         call(*arguments)
     finally:
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

@@ -82,20 +82,20 @@ class Project:
         }
 
     def run(self, *command: str, ok: bool | None = True, timeout_s: float = 400) -> str:
-        """Run a command to its end; its output, or a failed test with it. `python -m tasks` is forked, not started."""
+        """Run a command to its end; its output, or a failed test with it."""
         status, output = self.run_and_report(*command, timeout_s=timeout_s)
         if ok is not None:
             assert (status == 0) is ok, f"{' '.join(command)} ended with {status}\n{output}"
         return output
 
     def run_and_report(self, *command: str, timeout_s: float = 400) -> tuple[int, str]:
-        """Run a command to its end; its exit status and its output."""
-        if command[:3] == ("python", "-m", "tasks"):
-            return forked.run_module(command[2:], environment=self.environment, folder=self.root, timeout_s=timeout_s)
+        """Run a command to its end; its exit status and its output. Its processes are forked, where they can be."""
+        if command[0] == "dvc":
+            command = ("python", "-m", *command)
         done = subprocess.run(
             command,
             cwd=self.root,
-            env=self.environment,
+            env=self.environment if "PYTHONPATH" in self.environment else forked.commands(self.environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

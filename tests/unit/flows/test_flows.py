@@ -16,9 +16,10 @@ import pytest
 from prefect.client.schemas.objects import StateType
 
 from flows import child_process, stages, unwatched_sources
-from flows.artifacts import metrics_table, named_if_kept, summary, table_rows
+from flows.artifacts import named_if_kept, table_rows
 from flows.child_process import CompletedCommand
 from flows.locks import clear_stale_locks
+from flows.summary import metrics_table, summary
 from params import (
     DataError,
     EvergreenError,

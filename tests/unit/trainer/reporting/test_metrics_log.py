@@ -126,7 +126,7 @@ def on_two_machines(tmp_path, arguments):
             "MASTER_PORT": str(port),
             "ACCELERATE_USE_CPU": "true",
         }
-        where = {"folder": ROOT, "log": tmp_path / f"output-{rank}"}
+        where = {"folder": ROOT, "output": tmp_path / f"output-{rank}"}
         started.append(forked.start(forked.train_rank, str(tmp_path / "job.json"), environment=environment, **where))
     for process in started:
         process.join(120)
