@@ -18,6 +18,7 @@ import json
 import logging
 import multiprocessing
 import os
+import resource
 import runpy
 import shutil
 import signal
@@ -124,6 +125,7 @@ def _fork_for(client: socket.socket) -> None:
             _run_requested,
             request["command"],
             request["parent"],
+            request["file_size"],
             environment=request["environment"],
             folder=request["folder"],
             output=(stdin, stdout, stderr),
@@ -148,8 +150,9 @@ def _kill(process: BaseProcess) -> None:
         process.kill()
 
 
-def _run_requested(command: list[str], parent: int) -> None:
+def _run_requested(command: list[str], parent: int, file_size: list[int]) -> None:
     """Run a module of the project in the working directory, not of the one that runs the tests, as a child of `parent`."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_size[0], file_size[1]))
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [str(Path.cwd()), *filter(None, named), *(path for path in sys.path if path not in ("", _ROOT))]
     from prefect.context import refresh_global_settings_context
