@@ -29,8 +29,8 @@ from tasks.commands import main
 for stage in ("ingest", "validate", "tokenize", "train", "evaluate", "publish"):
     assert main([stage, "default"]) == 0
 """
-SHORTER = {"max_steps: 50": "max_steps: 4", "warmup_steps: 10": "warmup_steps: 2"}
-SHORTER |= {"eval_steps: 25": "eval_steps: 4", "save_steps: 25": "save_steps: 4"}
+SHORTER = {"max_steps: 40": "max_steps: 4", "warmup_steps: 10": "warmup_steps: 2"}
+SHORTER |= {"eval_steps: 20": "eval_steps: 4", "save_steps: 20": "save_steps: 4"}
 
 
 class Clone:

@@ -45,7 +45,7 @@ class Deployed(ServedProject):
         self.environment["PREFECT_WORKER_QUERY_SECONDS"] = "1"
 
     def start_worker(self) -> None:
-        self.worker = self.start("prefect", "worker", "start", "--pool", "local", log="worker.log")
+        self.worker = self.start("prefect", "worker", "start", "--pool", "local", log="worker.log", fork=True)
 
     def ask(self, what: str, **body: object) -> list[dict]:
         return self.post(f"{what}/filter", **body)

@@ -26,7 +26,7 @@ def test_only_an_edit_of_code_that_decides_the_weights_starts_a_run_again(projec
 def train_until_a_new_checkpoint_and_kill(project: Project, log: str) -> str:
     """What the training logged until SIGKILL."""
     known = checkpoints(project)
-    stage = project.start("python", "-m", "tasks", "train", "params/tiny.yaml", log=log)
+    stage = project.start("python", "-m", "tasks", "train", "params/tiny.yaml", log=log, fork=True)
     wait_for(lambda: checkpoints(project) - known or stage.poll() is not None, "a checkpoint", 120)
     stage.kill()
     wait_for(lambda: not project.processes("trainer"), "the end of the trainer", 10)

@@ -26,7 +26,7 @@ def entry(project: Project, stage: str) -> dict:
 
 def train_until_the_first_checkpoint(project: Project, *command: str) -> subprocess.Popen[bytes]:
     project.edit("params/tiny.yaml", "max_steps: 20", SLOWER)
-    process = project.start(*command, log="run.log")
+    process = project.start(*command, log="run.log", fork=True)
     wait_for(lambda: checkpoints(project) or process.poll() is not None, "a checkpoint", 240)
     return process
 

@@ -53,7 +53,7 @@ def rows(project: Project) -> int:
 def kill_at_next_checkpoint(project: Project) -> None:
     """Start the stages and kill their driver, and with it all processes, as soon as the training has another checkpoint."""
     known = checkpoints(project)
-    driver = project.start("python", "-c", DRIVER, log="driver.log")
+    driver = project.start("python", "-c", DRIVER, log="driver.log", fork=True)
     wait_for(lambda: checkpoints(project) - known, "another checkpoint", 300)
     ids = [process.pid for process in project.processes()]
     driver.kill()

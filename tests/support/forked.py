@@ -88,8 +88,9 @@ def start(
 
 def commands(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment in which a program finds the `python` that forks, and takes it for its own."""
-    folder = _python_that_forks()
-    return {**environment, "PATH": f"{folder}{os.pathsep}{environment['PATH']}", "PYTHONPATH": str(folder)}
+    folder = str(_python_that_forks())
+    first = {name: os.pathsep.join(filter(None, (folder, environment.get(name)))) for name in ("PATH", "PYTHONPATH")}
+    return {**environment, **first}
 
 
 @functools.cache
@@ -100,7 +101,10 @@ def _python_that_forks() -> Path:
     python, address = folder / "python", folder / "socket"
     head = f"#!{sys.executable} -IS\nPYTHON, ADDRESS = {sys.executable!r}, {str(address)!r}\n"
     python.write_text(head + Path(__file__).with_name("forked_python.py").read_text(encoding="utf-8"), encoding="utf-8")
-    python.chmod(0o755)
+    dvc = folder / "dvc"
+    dvc.write_text(f'#!/bin/sh\nexec {python} -m dvc "$@"\n', encoding="utf-8")
+    for program in (python, dvc):
+        program.chmod(0o755)
     (folder / "sitecustomize.py").write_text(f"import sys\nsys.executable = {str(python)!r}\n", encoding="utf-8")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(address))
@@ -161,7 +165,7 @@ def _run_requested(command: list[str], parent: int, file_size: list[int]) -> Non
 
     refresh_global_settings_context()
     os.getppid = lambda: parent
-    lifetime.die_with_parent = lambda *_, **__: None  # it dies with the client, in whose stead it was forked
+    lifetime.die_with_parent = lambda *_, **__: None  # the client does, and the fork with it
     sys.argv = list(command)
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
 
@@ -296,7 +300,7 @@ def _begin(
         for number, stream in enumerate(streams):
             os.dup2(stream.fileno(), number)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout.reconfigure(write_through="PYTHONUNBUFFERED" in environment)  # type: ignore[union-attr]
+    sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # asked for when a library was imported

@@ -90,12 +90,10 @@ class Project:
 
     def run_and_report(self, *command: str, timeout_s: float = 400) -> tuple[int, str]:
         """Run a command to its end; its exit status and its output. Its processes are forked, where they can be."""
-        if command[0] == "dvc":
-            command = ("python", "-m", *command)
         done = subprocess.run(
             command,
             cwd=self.root,
-            env=self.environment if "PYTHONPATH" in self.environment else forked.commands(self.environment),
+            env=forked.commands(self.environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -108,13 +106,13 @@ class Project:
         """Stages of a recipe, one after another; their output."""
         return "".join(self.run("python", "-m", "tasks", stage, recipe) for stage in stages)
 
-    def start(self, *command: str, log: str) -> subprocess.Popen[bytes]:
-        """Start a command in a process group of its own, its output in the file `log`."""
+    def start(self, *command: str, log: str, fork: bool = False) -> subprocess.Popen[bytes]:
+        """Start a command in a process group of its own, its output in the file `log`; with `fork`, as `run` does."""
         with (self.root / log).open("wb") as file:
             process = subprocess.Popen(
                 command,
                 cwd=self.root,
-                env=self.environment,
+                env=forked.commands(self.environment) if fork else self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
