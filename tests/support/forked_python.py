@@ -53,11 +53,13 @@ def main() -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    forwarded = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for number in forwarded:
         signal.signal(number, forward)
     status = int(answers.readline())
+    for number in forwarded:
+        signal.signal(number, signal.SIG_DFL)
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
 
