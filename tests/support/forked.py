@@ -62,7 +62,7 @@ LIBRARIES = [
 _ROOT = str(Path(__file__).parents[2])
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(LIBRARIES)
-_ONCE: Mapping[str, str] = {"GX_ANALYTICS_ENABLED": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
+_ONCE: Mapping[str, str] = {"GX_ANALYTICS_ENABLED": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
 """What the project sets before it imports a library."""
 
 
