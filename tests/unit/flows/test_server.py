@@ -36,26 +36,26 @@ def change(path: Path, *statements: str) -> None:
             connection.execute(statement)
 
 
-def test_database_is_ready_for_the_version_of_prefect_that_prepared_it(database, monkeypatch) -> None:
-    assert not server._is_ready()
+def test_databaseis_prepared_for_the_version_of_prefect_that_prepared_it(database, monkeypatch) -> None:
+    assert not server.is_prepared()
     server._note().write_text(server._state())
-    assert server._is_ready()
+    assert server.is_prepared()
     monkeypatch.setattr("prefect.__version__", "99")
-    assert not server._is_ready()
+    assert not server.is_prepared()
 
 
 @pytest.mark.parametrize("statement", ["UPDATE alembic_version SET version_num = 'two'", "DELETE FROM block_type"])
 def test_changed_database_is_prepared_again(database, statement) -> None:
     server._note().write_text(server._state())
     change(database, statement)
-    assert not server._is_ready()
+    assert not server.is_prepared()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no database, but more than a hundred bytes of something else" * 9])
 def test_missing_or_damaged_database_is_prepared_again(database, content) -> None:
     server._note().write_text(server._state())
     database.unlink() if content is None else database.write_bytes(content)
-    assert not server._is_ready()
+    assert not server.is_prepared()
 
 
 def test_no_server_starts_where_a_profile_names_one() -> None:
