@@ -73,7 +73,7 @@ def test_a_model_is_compared_anew_when_another_was_published_meanwhile(finished:
     out = finished.run(*FLOW)
     rival = (finished.root / ".rival").read_text()
     assert "StaleBlessingError: " in out
-    assert stages_of(out) == ["evaluate", "publish", "evaluate", "publish"]
+    assert stages_of(out) == ["train", "evaluate", "publish", "evaluate", "publish"]
     blessing = finished.json("runs/tiny/evaluation/blessing.json")
     assert (blessing["verdict"], blessing["champion"]["commit"]) == ("publish", rival)
     receipt = finished.json("runs/tiny/release/receipt.json")
