@@ -8,9 +8,9 @@ import time
 
 RUNS = (
     ("startup", "3"),
-    ("throughput", "4"),
+    ("throughput", "3"),
     ("short_texts", "5"),
-    ("tokenization", "5"),
+    ("tokenization", "3"),
     ("features", "3"),
     ("save_stall", "3"),
     ("resume_time",),

@@ -48,9 +48,6 @@ def set_up() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     for package in ("params", "trainer", "tasks"):
         logging.getLogger(package).setLevel(logging.INFO)
-    # OpenMP threads that wait for others give up their core early: up to five times faster when another program needs
-    # it, and no slower otherwise. OpenMP reads this when torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if not sys.stdout.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
