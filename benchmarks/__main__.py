@@ -7,7 +7,7 @@ import sys
 import time
 
 RUNS = (
-    ("startup", "3"),
+    ("startup", "2"),
     ("throughput", "3"),
     ("short_texts", "5"),
     ("tokenization", "3"),

@@ -2,13 +2,12 @@
 
     python -m benchmarks.features [rounds] [hidden size]
 
-A causal language model of three layers on texts of 16 to 128 tokens. Each run has a process of its own, and runs of all features
-alternate. Tokens are those of texts, without padding.
+A causal language model of three layers on texts of 16 to 128 tokens. Runs of all features alternate in one process. Tokens are
+those of texts, without padding.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import sys
@@ -25,7 +24,6 @@ from benchmarks.workload import (
     VOCABULARY,
     StepClock,
     environment,
-    in_own_processes,
     language_model,
     set_up,
     trainer,
@@ -73,10 +71,9 @@ def examples() -> list[dict[str, Any]]:
     return rows
 
 
-def measure(name: str, hidden: int) -> dict[str, float]:
-    """Train with one feature; return the median seconds per 1,000 tokens."""
+def measure(name: str, hidden: int) -> float:
+    """Train with one feature; return the mean seconds per 1,000 tokens."""
     feature = FEATURES[name]
-    set_up("ours")
     rows = [*packing.pack(examples(), LENGTH)] if feature.packed else examples()
     tokens = sum(len(row["input_ids"]) for row in rows) / len(rows) * BATCH
     model: Any = language_model(hidden, 3)
@@ -101,17 +98,18 @@ def measure(name: str, hidden: int) -> dict[str, float]:
         made.train()
     # A mean: steps with a save or of another length count too.
     seconds = (clock.wall_s[-1] - clock.wall_s[WARM_UP]) / (len(clock.wall_s) - 1 - WARM_UP)
-    return {"seconds": 1000 * seconds / tokens}
+    return 1000 * seconds / tokens
 
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    hidden = sys.argv[2] if len(sys.argv) > 2 else "256"
+    hidden = int(sys.argv[2]) if len(sys.argv) > 2 else 256
     print(environment(), flush=True)
+    set_up("ours")
     found: dict[str, list[float]] = {name: [] for name in FEATURES}
     for _ in range(rounds):
         for name in FEATURES:
-            found[name].append(in_own_processes("benchmarks.features", "ours", name, hidden)["seconds"])
+            found[name].append(measure(name, hidden))
     print(f"seconds per 1,000 tokens with {PLAIN}: {statistics.median(found[PLAIN]):.3f}")
     for name in [*FEATURES][1:]:
         ratios = [a / b for a, b in zip(found[name], found[PLAIN], strict=True)]
@@ -119,7 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["ours"]:
-        print(json.dumps(measure(sys.argv[2], int(sys.argv[3]))))
-    else:
-        main()
+    main()

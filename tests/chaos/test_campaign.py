@@ -43,7 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.timeout(120 + 30 * KILLS)
 def test_run_killed_anywhere_ends_like_the_golden_run(tmp_path: Path, summary_lines: list[str]) -> None:
-    variants = VARIANTS if IS_LONG else dict(list(VARIANTS.items())[:2])
+    variants = VARIANTS if IS_LONG else dict(list(VARIANTS.items())[:1])
     victims = [Victim(tmp_path / str(i), STEPS | changes) for i, changes in enumerate(variants.values())]
     campaigns = [Campaign(name, victim) for name, victim in zip(variants, victims, strict=True)]
     kills = plan(random.Random(SEED), KILLS, [victim.processes for victim in victims])

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from params import load
 from params.artifacts import Artifacts
 from tasks.training import stage
-from tests.support import releases, tiny
+from tests.support import forked, releases, tiny
 from tests.support.project import ROOT
 from tests.support.training import curve, run_train
 from trainer.checkpoints.sealed import verify
@@ -33,13 +33,14 @@ def project(root, changes=None):
     return tiny.tokenized(root, tiny.recipe(STEPS | (changes or {})))[0]
 
 
-def start(artifacts, *, log="train.log", preexec=None):
-    """Start `python -m tasks train` in the project's folder, in a new session."""
+def start(artifacts, *, log="train.log", preexec=None, fork=False):
+    """Start `python -m tasks train` in the project's folder, in a new session; with `fork`, of forked processes."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (artifacts.root / log).open("wb") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "tasks", "train", "params/tiny.yaml"],
+            ["python" if fork else sys.executable, "-m", "tasks", "train", "params/tiny.yaml"],
             cwd=artifacts.root,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env=forked.commands(environment) if fork else environment,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -188,7 +189,7 @@ def test_killed_worker_is_transient_and_the_next_start_ends_with_the_same_bits(u
     assert "KilledError" in output
     assert not artifacts.model.exists()
 
-    code, output = finish(start(artifacts), artifacts)
+    code, output = finish(start(artifacts, fork=True), artifacts)
     assert code == 0, output
     assert "resumes at step 4 from " in output
     whole = uninterrupted[0]
@@ -207,7 +208,7 @@ def test_killed_supervisor_leaves_no_worker_and_two_processes_give_the_same_loss
     supervisor.wait()
     wait_for(lambda: not workers(artifacts), timeout_s=5)
 
-    code, output = finish(start(artifacts), artifacts)
+    code, output = finish(start(artifacts, fork=True), artifacts)
     assert code == 0, output
     whole, recipe, _ = uninterrupted
     assert releases.evaluate(artifacts, recipe).model == pytest.approx(releases.evaluate(whole, recipe).model, rel=1e-3)
@@ -216,7 +217,7 @@ def test_killed_supervisor_leaves_no_worker_and_two_processes_give_the_same_loss
 def test_best_weights_may_precede_the_last_step(tmp_path):
     """At this learning rate the model diverges: the first evaluation is the best."""
     artifacts = project(tmp_path, {"training.learning_rate": 30.0, "training.max_steps": 4})
-    code, output = finish(start(artifacts), artifacts)
+    code, output = finish(start(artifacts, fork=True), artifacts)
     assert code == 0, output
     report = json.loads(artifacts.report("train").read_text())
     assert report["best_step"] == 0
@@ -228,7 +229,7 @@ def test_pretrained_pickle_weights_are_refused(tmp_path):
     for name in ("config.json", "pytorch_model.bin"):
         (tmp_path / "pickles" / name).write_text('{"model_type": "llama"}')
     artifacts = project(tmp_path, {"model": {"pretrained": "pickles"}})
-    code, output = finish(start(artifacts), artifacts)
+    code, output = finish(start(artifacts, fork=True), artifacts)
     assert code == os.EX_NOINPUT, output
     assert "ModelError: pickles: has weights as pickle only" in output
 
@@ -239,7 +240,7 @@ def test_full_disk_is_named_and_keeps_the_earlier_model(uninterrupted, tmp_path)
     weights = (artifacts.model / "model.safetensors").stat().st_size
     room = weights * 3 // 2  # enough for the weights, too little for the optimizer state
 
-    process = start(artifacts, preexec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)))
+    process = start(artifacts, fork=True, preexec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)))
     code, output = finish(process, artifacts)
     assert code == os.EX_IOERR, output
     assert "StorageError: " in output

@@ -93,19 +93,20 @@ def test_unavailable_optimizers_are_known():
     assert set(optimizers.known()) - set(RUNNABLE) == missing
 
 
-def is_variant(name):
-    """A paged, 8-bit or layerwise variant of an optimizer that is tested under another name."""
-    return name.startswith("paged_") or name.endswith(("_8bit", "_layerwise"))
+ONE_OF_EACH = {"adamw_torch_fused", *{optimizers.family(name): name for name in reversed(RUNNABLE)}.values()}
+"""The default, and one of each family; `make slow` trains with all of them."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if is_variant(name) else ()) for name in RUNNABLE]
-)
+def all_at_length(names):
+    return [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", all_at_length(RUNNABLE))
 def test_optimizer_learns_and_resumes_with_the_same_bits(tmp_path, name):
     learns_and_resumes(tmp_path, changes(name), stop_at=5)
 
 
-@pytest.mark.parametrize("name", [n for n in RUNNABLE if n.startswith("schedule_free")])
+@pytest.mark.parametrize("name", all_at_length(n for n in RUNNABLE if n.startswith("schedule_free")))
 def test_schedule_free_stopped_at_an_evaluation_resumes_with_the_same_bits(tmp_path, name):
     """The next start makes the evaluation and must switch the weights as the first would have."""
     learns_and_resumes(tmp_path, changes(name), stop_at=4)
@@ -235,7 +236,7 @@ def test_weight_decay_covers_projected_and_other_weights(tmp_path, name):
     assert {decay for name, decay in found.items() if "norm" in name} == {0.0}
 
 
-@pytest.mark.parametrize("name", [n for n in RUNNABLE if n.startswith("schedule_free")])
+@pytest.mark.parametrize("name", all_at_length(n for n in RUNNABLE if n.startswith("schedule_free")))
 def test_schedule_free_evaluates_and_publishes_the_average(tmp_path, name):
     trainer = trainer_of(job(tmp_path, changes(name)))
     train_weights, average = {}, {}

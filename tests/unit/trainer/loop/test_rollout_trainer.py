@@ -113,7 +113,9 @@ class Rounds(ElasticTraining):
         return {(r["step"], r["place"]): r for state in states for r in state["rollouts"]}
 
 
-@pytest.mark.parametrize("objective", [BUFFERED, ROUNDS], ids=["grpo", "iterative_sft"])
+@pytest.mark.parametrize(
+    "objective", [pytest.param(BUFFERED, id="grpo"), pytest.param(ROUNDS, id="iterative_sft", marks=pytest.mark.slow)]
+)
 def test_two_processes_generate_and_train_like_one(objective: dict[str, Any], tmp_path: Path) -> None:
     """Resumed in the middle of a round with another micro-batch: the same completions and losses."""
     whole = Rounds(tmp_path / "whole", objective, {"launch.micro_batch_size": 4, "training.keep_checkpoints": 9})
@@ -153,7 +155,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(
     ("objective", "changes"),
     [
-        pytest.param(*values, id=name, marks=pytest.mark.slow if name.startswith("dropout") else ())
+        pytest.param(*values, id=name, marks=() if name.startswith("between") else pytest.mark.slow)
         for name, values in VARIANTS.items()
     ],
 )
