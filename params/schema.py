@@ -512,6 +512,9 @@ class Publish(Section):
     """Create the repository as a private one. An existing repository stays as it is."""
     license: str = "other"
     """License of the model, as an identifier of the Hub, for the model card."""
+    approval: Literal["none", "pull_request"] = "none"
+    """`pull_request`: propose a release as a pull request of the repository. Merging it publishes the model, closing it
+    rejects the model. No run waits for it."""
     dry_run: bool = False
     """Prepare the release, but do not upload it."""
     timeout_s: Seconds = 3600.0

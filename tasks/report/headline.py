@@ -57,6 +57,12 @@ def _judged(results: RunResults, blessing: Blessing) -> Headline:
     passed, receipt = "The candidate passed the gate.", current_receipt(results)
     if receipt and receipt.status == "published":
         return Headline("good", "Published", passed, reasons)
+    if receipt and receipt.status == "proposed":
+        sentence = f"{passed} Pull request {receipt.pull_request} waits for approval."
+        return Headline("note", "Proposed", sentence, reasons)
+    if receipt and receipt.status == "rejected":
+        sentence = f"{passed} Somebody closed pull request {receipt.pull_request}; the published model stays."
+        return Headline("note", "Rejected", sentence, reasons)
     dry_run = " This was a dry run: nothing was sent." if receipt and receipt.status == "dry-run" else ""
     return Headline("good", "To be published", passed + dry_run, reasons)
 
@@ -105,7 +111,7 @@ def current_receipt(results: RunResults) -> Receipt | None:
     receipt, blessing = results.receipt, results.blessing
     if receipt is None or blessing is None:
         return receipt
-    expected = {"publish": ("published", "dry-run"), "keep": ("kept",), "refuse": ("kept",)}
+    expected = {"publish": ("published", "proposed", "rejected", "dry-run"), "keep": ("kept",), "refuse": ("kept",)}
     # a commit that was compared with is the champion's, not the candidate's
     is_champion = (
         receipt.status == "published" and blessing.champion is not None and (receipt.commit == blessing.champion.commit)
