@@ -383,6 +383,9 @@ class Launch(Section):
     `stall_timeout_s` as well, an upload `publish.timeout_s`."""
     stall_timeout_s: Seconds = 600.0
     """End the training when a process makes no progress for this many seconds, not even one micro-batch."""
+    max_hours: Annotated[float, Field(gt=0.0, le=8_760.0)] | None = None
+    """End the training with a checkpoint when its starts on this machine have taken so many hours together. Nothing is
+    published then; with a larger budget, the next run goes on."""
     mirror: Literal["none", "last", "all"] = "none"
     """Upload checkpoints and best weights to the branch `checkpoints` of publish.repo_id during the training, so that
     another machine can continue it with `evergreen fetch`. `last` keeps only the newest checkpoint there, `all` keeps all."""
