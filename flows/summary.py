@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+
 from params.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import metrics_table

@@ -1,5 +1,6 @@
-"""publish: send the model that the gate has blessed, with tokenizer and model card, to a Hub, as exactly one commit, or
-propose it there as a pull request.
+"""publish: send the model that the gate has blessed, with tokenizer and model card, to a Hub, as exactly one commit.
+
+With `publish.approval`, propose it there as a pull request, which a person merges or closes. No run waits for that.
 
 The receipt says what was published where. It is kept in git and not in DVC's cache, which could restore it without publishing
 anything. If the gate keeps the champion, nothing is sent, and the receipt says why. DVC deletes the receipt before this stage
@@ -164,7 +165,7 @@ def _publish_model(
             if publish.approval == "none":
                 done: PublishedRelease | Proposal = publish_release(repository, release, replaces=replaces)
             else:
-                description = describe(artifacts, blessing, evaluated)
+                description = describe(artifacts, blessing, read_report(artifacts, EvaluationReport))
                 done = propose_release(
                     repository, release, recipe=artifacts.recipe, description=description, replaces=replaces
                 )

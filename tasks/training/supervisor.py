@@ -105,7 +105,9 @@ class Attempt:
                 processes.kill_processes(process, self._ranks.local_pids())
             if not (self._folder / FINISHED).exists():
                 error = self._why_ended(process)
-                raise self._budget.error(error) if self._is_out_of_budget and isinstance(error, PreemptedError) else error
+                raise (
+                    self._budget.error(error) if self._is_out_of_budget and isinstance(error, PreemptedError) else error
+                )
         if process.returncode:
             logger.warning("train: finished, although its processes ended with exit status %d", process.returncode)
 
