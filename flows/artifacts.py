@@ -14,9 +14,10 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.summary import metrics_table, release_url
+from flows.summary import release_url
 from params.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt
+from tasks.report.formatting import metrics_table
 from tasks.stages import read_report
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ def show_report(stage: str, artifacts: Artifacts, outcome: str) -> None:
         create_table_artifact(table_rows(report), key=key, description=description)
     if stage == "publish":
         receipt = read_report(artifacts, Receipt)
-        if receipt.commit and receipt.endpoint.startswith("http"):
+        if (receipt.commit or receipt.pull_request) and receipt.endpoint.startswith("http"):
             link, text = release_url(receipt), receipt.repo_id
             create_link_artifact(link, link_text=text, key=f"{key}-link", description=description)
 

@@ -68,6 +68,26 @@ def run(
 
 
 @app.command()
+def releases(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(parser=recipe_name, metavar="RECIPE", help="Name or path; by default every recipe in params/."),
+    ] = None,
+) -> None:
+    """List releases and rollbacks, and what is published now.
+
+    A pull request that somebody has merged or closed is recorded first: a merged release gets its tag and its receipt.
+    """
+    from flows.approvals import record_decision
+    from tasks.releases.commands import recipes, show_releases
+
+    chosen = [Artifacts(recipe).recipe_path] if recipe else recipes()
+    for path in chosen:
+        record_decision(Artifacts(path.stem))
+    show_releases(chosen, must_exist=recipe is not None)
+
+
+@app.command()
 def watch(
     silence_s: Annotated[
         int, typer.Argument(metavar="SECONDS", min=120, help="Seconds without a heartbeat, which come every minute.")

@@ -101,6 +101,12 @@ def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = Fal
     return "ran" if result else "restored"
 
 
+def run_if_decided(artifacts: Artifacts, log: child_process.Logger) -> None:
+    """Run the publish stage if only the Hub has changed since it ran."""
+    if not any_stale(["publish"], artifacts.recipe) and _outdated_on_hub("publish", artifacts, log):
+        run("publish", artifacts.recipe, log, force=True)
+
+
 def _grace_s(stage: str, artifacts: Artifacts) -> float:
     """How long a stage may take to stop: a training as long as it needs to write a checkpoint, to upload it, and to end."""
     if stage != "train":

@@ -1,4 +1,4 @@
-"""Sources whose new rows DVC cannot see, SQL and functions with `refresh`: when the flow reads them again.
+"""Sources whose new rows DVC cannot see, when the flow reads them again: SQL, a branch of a Hub dataset, functions with `refresh`.
 
 Every run of the flow does, unless an earlier run was interrupted before its training was finished: new rows would make
 another run of it, and a training that is interrupted now and then would start at step 0 each time.
@@ -13,7 +13,9 @@ from flows import dvc_stage
 from flows.child_process import Logger
 from params import DataError, EvergreenError, ModelError, RecipeError, load
 from params.artifacts import Artifacts
-from params.schema import Function, Sql
+from params.schema import Function, HubDataset, Sql
+from tasks.ingestion.report import IngestReport
+from tasks.stages import read_report
 
 _GIVES_UP: Final = (DataError, ModelError, RecipeError)
 """Errors that the same rows would cause again."""
@@ -24,7 +26,7 @@ def reads_again(artifacts: Artifacts, log: Logger) -> bool:
     """Whether the flow must run ingest although nothing that DVC watches has changed."""
     recipe = load(artifacts.recipe_path)
     source, limit_h = recipe.data.source, recipe.launch.keep_rows_hours
-    if not (isinstance(source, Sql) or (isinstance(source, Function) and source.refresh)):
+    if not _may_have_new_rows(source, artifacts):
         return False
     try:
         age_h = (time.time() - artifacts.rows_taken.stat().st_mtime) / 3600
@@ -44,6 +46,16 @@ def reads_again(artifacts: Artifacts, log: Logger) -> bool:
         limit_h,
     )
     return False
+
+
+def _may_have_new_rows(source: object, artifacts: Artifacts) -> bool:
+    """Whether a source may have other rows than those of the last ingest, although no file has changed."""
+    if isinstance(source, HubDataset) and not source.is_pinned:
+        from tasks.ingestion.hub_dataset import HubSource
+
+        report = artifacts.report("ingest")
+        return not report.exists() or HubSource(source).revision != read_report(artifacts, IngestReport).revision
+    return isinstance(source, Sql) or (isinstance(source, Function) and source.refresh)
 
 
 def record(stage: str, artifacts: Artifacts, error: EvergreenError | None) -> None:

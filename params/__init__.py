@@ -6,6 +6,7 @@ What reads recipes is imported on first use: it takes a third of a second, and a
 from typing import TYPE_CHECKING
 
 from params.errors import (
+    BudgetSpentError,
     CheckpointError,
     DataError,
     DivergedError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from params.schema import Recipe
 
 __all__ = [
+    "BudgetSpentError",
     "CheckpointError",
     "DataError",
     "DivergedError",

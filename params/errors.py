@@ -166,6 +166,12 @@ class PreemptedError(TransientError):
     """The training was asked to stop; the next start resumes from its checkpoint."""
 
 
+class BudgetSpentError(EvergreenError):
+    """The training took as long as the recipe allows; its checkpoint stays."""
+
+    exit_code = os.EX_UNAVAILABLE
+
+
 class InputsChangedError(TransientError):
     """The recipe, the code or the data of a stage was edited while it ran: start again from the first stage."""
 

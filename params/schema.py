@@ -107,13 +107,14 @@ class Files(Section):
 
 
 class HubDataset(Section):
-    """Rows from a dataset repository on a Hub, at one commit."""
+    """Rows from a dataset repository on a Hub: of one commit, or the newest of a branch."""
 
     kind: Literal["hub"]
     repo_id: Annotated[str, AfterValidator(_check_repo_id)]
     """Repository, as `owner/name`."""
-    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-    """Full commit hash. A branch or tag could move, and then the run could not be repeated."""
+    revision: Annotated[str, Field(pattern=r"^\w[\w./-]*$")]
+    """Full commit hash, or a branch such as `main`: then the flow asks in every run whether it has a new commit, see
+    `launch.keep_rows_hours`. The run's report names the commit."""
     train: str
     """Path or glob of the training rows in the repository, for example `data/train-*.parquet`."""
     validation: str | None = None
@@ -122,6 +123,11 @@ class HubDataset(Section):
     """Path or glob of the held-out rows that the model is evaluated on."""
     endpoint: Annotated[str, Field(pattern=r"^https?://[^/\s@]+(/\S*)?$")] | None = None
     """URL of the Hub. Default: the one that huggingface_hub uses."""
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether `revision` is a commit, which does not move."""
+        return bool(re.fullmatch("[0-9a-f]{40}", self.revision))
 
 
 class Sql(Section):
@@ -377,6 +383,9 @@ class Launch(Section):
     `stall_timeout_s` as well, an upload `publish.timeout_s`."""
     stall_timeout_s: Seconds = 600.0
     """End the training when a process makes no progress for this many seconds, not even one micro-batch."""
+    max_hours: Annotated[float, Field(gt=0.0, le=8_760.0)] | None = None
+    """End the training with a checkpoint when its starts on this machine have taken so many hours together. Nothing is
+    published then; with a larger budget, the next run goes on."""
     mirror: Literal["none", "last", "all"] = "none"
     """Upload checkpoints and best weights to the branch `checkpoints` of publish.repo_id during the training, so that
     another machine can continue it with `evergreen fetch`. `last` keeps only the newest checkpoint there, `all` keeps all."""
@@ -384,8 +393,8 @@ class Launch(Section):
     """Seconds to write a last checkpoint when the training is stopped (SIGTERM, Ctrl-C). A Prefect worker kills a flow
     after 30 s."""
     keep_rows_hours: Hours = 168.0
-    """How long an interrupted run of the flow keeps its rows, so that it can be finished, although a source of kind `sql`
-    or with `refresh` may have new ones. After this many hours it is given up, and the next run takes the new rows."""
+    """How long an interrupted run of the flow keeps its rows, so that it can be finished, although its source may have new
+    ones: a database, a branch of a dataset, a function with `refresh`. After this many hours it is given up, and the next run takes the new rows."""
 
     @validate_model(mode="after")
     def _fits_its_machines(self) -> Launch:
@@ -512,6 +521,9 @@ class Publish(Section):
     """Create the repository as a private one. An existing repository stays as it is."""
     license: str = "other"
     """License of the model, as an identifier of the Hub, for the model card."""
+    approval: Literal["none", "pull_request"] = "none"
+    """`pull_request`: propose a release as a pull request of the repository. Merging it publishes the model, closing it
+    rejects the model. No run waits for it."""
     dry_run: bool = False
     """Prepare the release, but do not upload it."""
     timeout_s: Seconds = 3600.0

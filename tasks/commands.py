@@ -166,19 +166,6 @@ def fetch(recipe: RecipePath) -> None:
 
 
 @app.command()
-def releases(
-    recipe: Annotated[
-        Path | None,
-        typer.Argument(parser=find_recipe, metavar="RECIPE", help="Name or path; by default every recipe in params/."),
-    ] = None,
-) -> None:
-    """List releases and rollbacks, and what is published now."""
-    from tasks.releases.commands import show_releases
-
-    show_releases(recipe)
-
-
-@app.command()
 def rollback(
     tag: Annotated[str, typer.Argument(help="Tag of the release, for example release-0123456789ab.")],
     *,

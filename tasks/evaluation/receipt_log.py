@@ -28,7 +28,7 @@ class ReceiptLogEntry(Report):
     model_config = pydantic.ConfigDict(extra="ignore")
     time: str = ""
     """When it was logged: ISO 8601 in UTC."""
-    event: Literal["verdict", "refused", "published", "kept", "dry-run", "rollback"]
+    event: Literal["verdict", "refused", "published", "proposed", "rejected", "kept", "dry-run", "rollback"]
     """`verdict`: the evaluate stage judged; `refused`: the publish stage refused; then the statuses of a receipt."""
     verdict: Literal["publish", "keep", "refuse"] | None = None
     """The gate's; None for a rollback."""
@@ -42,6 +42,8 @@ class ReceiptLogEntry(Report):
     commit: str | None
     """Of the release or the rollback; else of the champion, if there is one."""
     tag: str | None
+    pull_request: int | None = None
+    """Number of the pull request that proposed the release."""
     publish_id: str | None = None
     weights: str | None = None
     """Digest of the candidate's weights; None for a rollback."""

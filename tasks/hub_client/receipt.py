@@ -11,15 +11,18 @@ class Receipt(Report):
     """What the publish stage published, and where."""
 
     saved_as: ClassVar[str] = "publish"
-    status: Literal["published", "kept", "dry-run"]
-    """What became of the model; `kept`: the champion stays."""
+    status: Literal["published", "proposed", "rejected", "kept", "dry-run"]
+    """What became of the model; `proposed`: its pull request waits for a person; `rejected`: somebody closed that pull
+    request; `kept`: the champion stays."""
     reasons: tuple[str, ...]
     """The gate's reasons."""
     repo_id: str
     endpoint: str
     """Address of the Hub, or `local` for the one in .hub/."""
     commit: str | None
-    """Of this release, or of the champion if it was kept; None after a dry run."""
+    """Of this release, or of the champion if it was kept; None if nothing was published."""
     tag: str | None
+    pull_request: int | None = None
+    """Number of the pull request that proposed the release."""
     publish_id: str | None
     """Hash of the release's content; None if the champion was kept."""

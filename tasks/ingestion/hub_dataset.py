@@ -1,11 +1,11 @@
-"""Rows from the files of a dataset repository on a Hub, at a fixed commit, through the Hugging Face cache."""
+"""Rows from the files of a dataset repository on a Hub, at one commit, through the Hugging Face cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from params import DataError, EvergreenError, HubRefusedError, RecipeError, TransientError
 from params.artifacts import SPLITS
@@ -15,6 +15,8 @@ from tasks.ingestion.files import FileSource
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
+
+T = TypeVar("T")
 
 
 class HubSource:
@@ -36,36 +38,67 @@ class HubSource:
     def splits(self) -> Sequence[str]:
         return tuple(self._patterns)
 
-    @property
+    @cached_property
     def revision(self) -> str:
-        """The commit that the recipe names."""
-        return self._source.revision
+        """The commit that the recipe names, or the one that its branch is at.
+
+        Raises:
+            RecipeError: there is no such branch or commit.
+            HubRefusedError: the Hub refuses access.
+            TransientError: the Hub cannot be reached.
+        """
+        if self._source.is_pinned:
+            return self._source.revision
+        from huggingface_hub import HfApi
+
+        api = HfApi(self._endpoint, token=self._token)
+        info = self._call(lambda: api.dataset_info(self._source.repo_id, revision=self._source.revision, timeout=60.0))
+        return str(info.sha)
 
     def batches(self, split: str) -> Batches:
         return self._files.batches(split)
 
     @cached_property
     def _files(self) -> FileSource:
-        source = self._source
-        return FileSource(self._patterns, self._download(), place=f"{source.repo_id} at {source.revision}")
+        place = f"{self._source.repo_id} at {self.revision}"
+        return FileSource(self._patterns, self._download(), place=place)
 
     def _download(self) -> Path:
-        from huggingface_hub import constants, errors, snapshot_download
-
-        from tasks.hub_client.token import token_for
+        from huggingface_hub import snapshot_download
 
         # The client matches with fnmatch, where `**/` needs at least one folder; in a recipe it may stand for none.
-        endpoint = self._source.endpoint or constants.ENDPOINT
         patterns = {p for pattern in self._patterns.values() for p in (pattern, pattern.replace("**/", ""))}
-        try:
-            folder = snapshot_download(
-                self._source.repo_id,
-                repo_type="dataset",
-                revision=self._source.revision,
-                endpoint=endpoint,
-                token=token_for(endpoint) or False,
-                allow_patterns=sorted(patterns),
+        return Path(
+            self._call(
+                lambda: snapshot_download(
+                    self._source.repo_id,
+                    repo_type="dataset",
+                    revision=self.revision,
+                    endpoint=self._endpoint,
+                    token=self._token,
+                    allow_patterns=sorted(patterns),
+                )
             )
+        )
+
+    @property
+    def _endpoint(self) -> str:
+        from huggingface_hub import constants
+
+        return self._source.endpoint or constants.ENDPOINT
+
+    @property
+    def _token(self) -> str | Literal[False]:
+        from tasks.hub_client.token import token_for
+
+        return token_for(self._endpoint) or False
+
+    def _call(self, request: Callable[[], T]) -> T:
+        """Return the answer of the Hub's client; its errors become ours."""
+        from huggingface_hub import errors
+
+        try:
+            return request()
         except errors.HfHubHTTPError as error:
             raise self._refusal(error) from error
         except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError, errors.OfflineModeIsEnabled) as error:
@@ -78,7 +111,6 @@ class HubSource:
             raise self._unreachable(cause) from error
         except (errors.HTTPError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]
             raise self._unreachable(error) from error
-        return Path(folder)
 
     def _unreachable(self, error: BaseException) -> TransientError:
         what = f"the Hub cannot be reached: {type(error).__name__}"
@@ -90,9 +122,8 @@ class HubSource:
 
         status = error.response.status_code
         if isinstance(error, RevisionNotFoundError):
-            return RecipeError(
-                self._where, f"has no commit {self.revision}", "set data.source.revision to the full hash of a commit"
-            )
+            fix = "set data.source.revision to the full hash of a commit, or to a branch"
+            return RecipeError(self._where, f"has no revision {self._source.revision}", fix)
         if isinstance(error, GatedRepoError):
             fix = "accept its terms on the Hub, with the account of the token in HF_TOKEN"
             return HubRefusedError(self._where, "the dataset needs an access request (it is gated)", fix)

@@ -75,42 +75,102 @@ def publish_release(
 
 def _look_and_act(repository: Repository, release: ReleasePlan, replaces: str | None) -> PublishedRelease:
     """Make one attempt; it can be repeated whatever it raises."""
-    where = repository.where
+    state = look(repository, release)
+    if found := find_release(repository, release, state):
+        return found
+    refuse_stale(repository, state, replaces)
+    commit = _commit(repository, release, state)
+    if difference(release, repository.tree(commit)):
+        raise LookAgainError(f"commit {commit}, which the client returned, does not hold the release")
+    return _tagged(repository, release, state, commit, "committed", superseded=False)
+
+
+@dataclass(frozen=True)
+class RepositoryState:
+    """What a repository holds when an attempt looks at it."""
+
+    tagged: str | None
+    """The commit that the release's tag points at."""
+    head: str
+    """Of main."""
+    files: Tree
+    """Of that commit."""
+
+
+def look(repository: Repository, release: ReleasePlan) -> RepositoryState:
+    """Return what a repository holds; create it if it is not there.
+
+    Raises:
+        HubRefusedError: it has no branch main, or the release's tag holds something else.
+    """
     branches, tags = repository.ensure_exists(private=release.private)
-    tagged, parent = tags.get(release.tag), branches.get(MAIN)
-    if tagged and _difference(release, repository.tree(tagged)):
+    tagged, head = tags.get(release.tag), branches.get(MAIN)
+    if tagged and difference(release, repository.tree(tagged)):
         what = f"the tag {release.tag} holds other files, at {tagged}"
-        raise HubRefusedError(where, what, "choose another tag; a tag that others may use is never moved")
-    if parent is None:
-        raise HubRefusedError(where, f"the repository has no branch {MAIN}", "create one, or remove the repository")
+        raise HubRefusedError(repository.where, what, "choose another tag; a tag that others may use is never moved")
+    if head is None:
+        what = f"the repository has no branch {MAIN}"
+        raise HubRefusedError(repository.where, what, "create one, or remove the repository")
+    return RepositoryState(tagged, head, repository.tree(head))
+
+
+def find_release(
+    repository: Repository, release: ReleasePlan, state: RepositoryState, *, merged: str | None = None
+) -> PublishedRelease | None:
+    """Return the release if main's history has it, and tag it; None if it has not landed.
+
+    `merged` is the commit with which its pull request was merged.
+
+    Raises:
+        HubRefusedError: a commit with the release's id holds other files.
+    """
     commits = repository.history()
-    current = repository.tree(parent)
-    superseded = tree_weights(current) != release.weights
-    if tagged in {commit.commit_id for commit in commits}:
-        return PublishedRelease(str(tagged), release.tag, "found by its tag", release.publish_id, superseded)
+    superseded = tree_weights(state.files) != release.weights
+    if state.tagged in {commit.commit_id for commit in commits}:
+        return PublishedRelease(str(state.tagged), release.tag, "found by its tag", release.publish_id, superseded)
     trailer = f"{PUBLISH_ID}: {release.publish_id}"
     landed = [commit.commit_id for commit in commits if trailer in commit.message.splitlines()]
-    if landed:
-        commit, how = landed[-1], "found by its id"
-        if _difference(release, repository.tree(commit)):
+    if merged or landed:
+        commit, how = merged or landed[-1], "merged" if merged else "found by its id"
+        if difference(release, repository.tree(commit)):
             what = f"commit {commit} has the id of this release and other files"
-            raise HubRefusedError(where, what, "find out who wrote it, or publish to another repository")
-    elif changes := _difference(release, current):
-        if replaces not in (ANY_WEIGHTS, tree_weights(current)):
-            what = f"another model was published since this one was compared with the champion: commit {parent}"
-            fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
-            raise StaleBlessingError(where, what, fix)
-        commit, how, superseded = _commit(repository, release, changes, parent), "committed", False
-        if _difference(release, repository.tree(commit)):
-            raise LookAgainError(f"commit {commit}, which the client returned, does not hold the release")
-    else:
-        commit, how = parent, "found on main"
-    if not tagged:  # a tag that is not in main's history holds the release, too: main was moved back, and the tag stays
+            raise HubRefusedError(repository.where, what, "find out who wrote it, or publish to another repository")
+        return _tagged(repository, release, state, commit, how, superseded=superseded)
+    if not difference(release, state.files):
+        return _tagged(repository, release, state, state.head, "found on main", superseded=superseded)
+    return None
+
+
+def refuse_stale(repository: Repository, state: RepositoryState, replaces: str | None) -> None:
+    """Refuse to replace another model than the one that the release was compared with.
+
+    Raises:
+        StaleBlessingError: main holds other weights than `replaces`.
+    """
+    if replaces not in (ANY_WEIGHTS, tree_weights(state.files)):
+        what = f"another model was published since this one was compared with the champion: commit {state.head}"
+        fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
+        raise StaleBlessingError(repository.where, what, fix)
+
+
+def _tagged(
+    repository: Repository, release: ReleasePlan, state: RepositoryState, commit: str, how: str, *, superseded: bool
+) -> PublishedRelease:
+    """Tag a release that has landed. A tag outside of main's history stays: main was moved back, and it holds the release."""
+    if not state.tagged:
         repository.api.create_tag(release.repo_id, tag=release.tag, revision=commit)
     return PublishedRelease(commit, release.tag, how, release.publish_id, superseded)
 
 
-def _difference(release: ReleasePlan, current: Tree) -> list[ReleaseFile | str]:
+def changes(release: ReleasePlan, state: RepositoryState) -> list[CommitOperationAdd | CommitOperationDelete]:
+    """Return the operations of a commit that makes main hold the release; new ones for each attempt."""
+    return [
+        CommitOperationDelete(change) if isinstance(change, str) else _addition(change)
+        for change in difference(release, state.files)
+    ]
+
+
+def difference(release: ReleasePlan, current: Tree) -> list[ReleaseFile | str]:
     """Return what separates a commit from the release: files to write, and paths to remove."""
     planned = {file.path: file for file in release.files}
     write = [file for path, file in planned.items() if path not in current or not _is_equal(file, current[path])]
@@ -123,10 +183,10 @@ def _is_equal(file: ReleaseFile, remote: RepoFile) -> bool:
     return bool(remote.blob_id == file.git_sha1)
 
 
-def _commit(repository: Repository, release: ReleasePlan, changes: list[ReleaseFile | str], parent: str) -> str:
+def _commit(repository: Repository, release: ReleasePlan, state: RepositoryState) -> str:
     return repository.commit(
-        [CommitOperationDelete(change) if isinstance(change, str) else _addition(change) for change in changes],
-        parent=parent,
+        changes(release, state),
+        parent=state.head,
         title=f"Publish {release.tag}",
         trailers={PUBLISH_ID: release.publish_id},
     )

@@ -1,5 +1,7 @@
 """publish: send the model that the gate has blessed, with tokenizer and model card, to a Hub, as exactly one commit.
 
+With `publish.approval`, propose it there as a pull request, which a person merges or closes. No run waits for that.
+
 The receipt says what was published where. It is kept in git and not in DVC's cache, which could restore it without publishing
 anything. If the gate keeps the champion, nothing is sent, and the receipt says why. DVC deletes the receipt before this stage
 runs; the log of the recipe keeps all of them.
@@ -12,7 +14,7 @@ import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from params import ModelError
 from params.artifacts import Artifacts, whole_folder
@@ -28,6 +30,10 @@ from tasks.stages import read_report, save_report
 from tasks.training.report import TrainingReport
 from trainer import objectives
 from trainer.objectives.bases.objective import Objective
+
+if TYPE_CHECKING:
+    from tasks.publishing.exactly_once import PublishedRelease
+    from tasks.publishing.proposal import Proposal
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +61,8 @@ def publish(
     recipe = digests.recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
     _check_blessing(artifacts, blessing, recipe=recipe, repo_id=publish.repo_id)
     evaluated = read_report(artifacts, EvaluationReport)
+    if blessing.verdict != "publish" and publish.approval != "none":
+        _withdraw_proposals(artifacts, blessing, publish)
     if blessing.verdict == "refuse":
         endpoint = chosen_endpoint(publish.endpoint)
         log_verdict(artifacts, "refused", blessing, evaluated, repo_id=publish.repo_id, endpoint=endpoint)
@@ -102,6 +110,14 @@ def _keep_champion(blessing: Blessing) -> Receipt:
     )
 
 
+def _withdraw_proposals(artifacts: Artifacts, blessing: Blessing, publish: Publish) -> None:
+    from tasks.publishing.proposal import withdraw_proposals
+
+    reason = f"The gate no longer lets this model replace the published one: {'; '.join(blessing.reasons)}"
+    with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True) as repository:
+        withdraw_proposals(repository, artifacts.recipe, reason)
+
+
 def _publish_model(
     artifacts: Artifacts, blessing: Blessing, publish: Publish, objective: Objective[Any], inputs: Inputs
 ) -> Receipt:
@@ -112,7 +128,9 @@ def _publish_model(
     inputs.check()  # the release holds the recipe as it is now
     writes = not publish.dry_run
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=writes) as opened:
+        from tasks.publishing.description import describe
         from tasks.publishing.exactly_once import publish_release
+        from tasks.publishing.proposal import propose_release
         from tasks.publishing.release import plan_release
 
         training = read_report(artifacts, TrainingReport)
@@ -128,39 +146,64 @@ def _publish_model(
                 "replaces": blessing.champion.commit if blessing.champion else None,
             },
         )
-        commit, reasons = None, blessing.reasons
-        where = f"{publish.repo_id} on {chosen_endpoint(publish.endpoint)}"
+        receipt = Receipt(
+            status="dry-run",
+            reasons=blessing.reasons,
+            repo_id=publish.repo_id,
+            endpoint=chosen_endpoint(publish.endpoint),
+            commit=None,
+            tag=release.tag,
+            publish_id=release.publish_id,
+        )
+        where = f"{publish.repo_id} on {receipt.endpoint}"
         if publish.dry_run:
             logger.info("publish: dry run: %d files would go to %s", len(release.files), where)
         else:
             logger.info("publish: %s to %s", release.tag, where)
             repository = replace(opened, timeout_s=publish.timeout_s, log=lambda line: logger.info("publish: %s", line))
-            champion = blessing.champion
-            published = publish_release(repository, release, replaces=champion.weights if champion else None)
-            commit = published.commit
-            if published.superseded:
-                reasons = (*reasons, "it was published before, and main holds another model now")
+            replaces = blessing.champion.weights if blessing.champion else None
+            if publish.approval == "none":
+                done: PublishedRelease | Proposal = publish_release(repository, release, replaces=replaces)
+            else:
+                description = describe(artifacts, blessing, read_report(artifacts, EvaluationReport))
+                done = propose_release(
+                    repository, release, recipe=artifacts.recipe, description=description, replaces=replaces
+                )
+            receipt = _with_result(receipt, done)
     shutil.rmtree(folder)
-    return Receipt(
-        status="dry-run" if publish.dry_run else "published",
-        reasons=reasons,
-        repo_id=publish.repo_id,
-        endpoint=chosen_endpoint(publish.endpoint),
-        commit=commit,
-        tag=release.tag,
-        publish_id=release.publish_id,
-    )
+    return receipt
+
+
+def _with_result(receipt: Receipt, done: PublishedRelease | Proposal) -> Receipt:
+    """Return the receipt of a release that was published or proposed."""
+    from tasks.publishing.proposal import Proposal
+
+    if not isinstance(done, Proposal):
+        superseded = ("it was published before, and main holds another model now",) if done.superseded else ()
+        reasons = (*receipt.reasons, *superseded)
+        return receipt.model_copy(update={"status": "published", "commit": done.commit, "reasons": reasons})
+    is_open = done.status == "open"
+    reason = f"pull request {done.number} {'waits for approval' if is_open else 'was closed'}"
+    status = "proposed" if is_open else "rejected"
+    reasons = (*receipt.reasons, reason)
+    return receipt.model_copy(update={"status": status, "reasons": reasons, "pull_request": done.number})
 
 
 def is_there(artifacts: Artifacts, publish: Publish) -> bool:
     """Whether the Hub still holds what the receipt says."""
     receipt = read_report(artifacts, Receipt)
-    if receipt.commit is None:  # a dry run
+    if receipt.status == "dry-run":
         return publish.dry_run
     if (receipt.endpoint, receipt.repo_id) != (chosen_endpoint(publish.endpoint), publish.repo_id):
         return False
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
-        return repository.holds(receipt.commit)
+        if receipt.commit is not None:
+            return repository.holds(receipt.commit)
+        from tasks.publishing.proposal import WAITING, status_of
+
+        assert receipt.pull_request is not None, receipt
+        status = status_of(repository, receipt.pull_request)
+        return status in WAITING if receipt.status == "proposed" else status == "closed"
 
 
 def is_current(artifacts: Artifacts, publish: Publish) -> bool:

@@ -27,19 +27,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def show_releases(recipe: Path | None) -> None:
-    """Print the releases of one recipe, or of all."""
+def show_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
+    """Print the releases of recipes.
+
+    Raises:
+        HubRefusedError: a repository cannot be read, and it `must_exist`.
+    """
     from tasks.evaluation.receipt_log import entry_line, read_entries
     from tasks.hub_client.release_log import one_line, releases, table
 
-    for path in [recipe] if recipe else _recipes():
+    for path in chosen:
         publish = load(path).publish
         print(f"{path.stem}: {publish.repo_id} on {publish.endpoint}")
         with _open(path, publish) as repository:
             try:
                 print("\n".join(f"  {line}" for line in table(releases(repository))))
             except HubRefusedError as error:
-                if recipe:
+                if must_exist:
                     raise
                 print(f"  {error.what}")
         for entry in read_entries(Artifacts(path.stem)):
@@ -90,12 +94,13 @@ def reproduce_release(target: str, *, keep: bool) -> None:
     from tasks.releases.reproduce import reproduce
 
     repo_id = target.partition("@")[0]
-    endpoints = {load(path).publish.endpoint for path in _recipes() if load(path).publish.repo_id == repo_id}
+    endpoints = {load(path).publish.endpoint for path in recipes() if load(path).publish.repo_id == repo_id}
     endpoint = endpoints.pop() if len(endpoints) == 1 else LOCAL
     reproduce(Path(), target, endpoint=endpoint, keep=keep).require_equal()
 
 
-def _recipes() -> Sequence[Path]:
+def recipes() -> Sequence[Path]:
+    """Return the recipes in params/, by name."""
     return sorted(Path("params").glob("*.yaml"))
 
 
@@ -107,7 +112,7 @@ def _open(recipe: Path, publish: Publish, *, to_write: bool = False) -> Abstract
 def _recipe_with(tag: str) -> Path:
     """Return the recipe whose repository has a tag."""
     found: dict[tuple[str, str], Path] = {}
-    for path in _recipes():
+    for path in recipes():
         publish = load(path).publish
         if _has_tag(path, publish, tag):
             found.setdefault((publish.endpoint, publish.repo_id), path)

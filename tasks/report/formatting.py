@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tasks.evaluation.report import EvaluationReport
 
 MISSING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -109,3 +113,14 @@ def gain_class(low: object, high: object) -> str:
     if ends[0] is not None and ends[0] > 0:
         return "better"
     return "worse" if ends[1] is not None and ends[1] < 0 else "undecided"
+
+
+def metrics_table(evaluation: EvaluationReport) -> str:
+    """Return the model's metrics beside those of the champion and of the untrained model, as a Markdown table."""
+    compared = {"champion": evaluation.champion, "untrained": evaluation.untrained}
+    others = {name: metrics for name, metrics in compared.items() if metrics}
+    lines = [f"| metric | model |{''.join(f' {name} |' for name in others)}", f"| --- |{' ---: |' * (1 + len(others))}"]
+    for name, value in evaluation.model.items():
+        beside = [f" {other[name]:.4g} |" if name in other else " |" for other in others.values()]
+        lines.append(f"| {name} | {value:.4g} |{''.join(beside)}")
+    return "\n".join([*lines, "", f"on the {evaluation.split} split, {evaluation.rows} rows"])

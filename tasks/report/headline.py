@@ -19,6 +19,14 @@ Tone = Literal["good", "note", "bad", "plain"]
 _MAX_REASON = 1200
 _MAX_ERROR = 4000
 
+_RELEASED: Mapping[str, tuple[Tone, str, str]] = {
+    "published": ("good", "Published", ""),
+    "proposed": ("note", "Proposed", " Pull request {} waits for approval."),
+    "rejected": ("note", "Rejected", " Somebody closed pull request {}; the published model stays."),
+    "dry-run": ("good", "To be published", " This was a dry run: nothing was sent."),
+}
+"""By the status of the receipt: tone, title and what follows."""
+
 
 @dataclass(frozen=True)
 class Headline:
@@ -54,11 +62,10 @@ def _judged(results: RunResults, blessing: Blessing) -> Headline:
             return Headline("good", "Published already", "The published model has the same weights.", reasons)
         sentence = "The candidate did not pass the gate; the published model stays."
         return Headline("note", "Kept the champion", sentence, reasons)
-    passed, receipt = "The candidate passed the gate.", current_receipt(results)
-    if receipt and receipt.status == "published":
-        return Headline("good", "Published", passed, reasons)
-    dry_run = " This was a dry run: nothing was sent." if receipt and receipt.status == "dry-run" else ""
-    return Headline("good", "To be published", passed + dry_run, reasons)
+    receipt = current_receipt(results)
+    tone, title, then = _RELEASED.get(receipt.status if receipt else "", ("good", "To be published", ""))
+    number = receipt.pull_request if receipt else None
+    return Headline(tone, title, f"The candidate passed the gate.{then.format(number)}", reasons)
 
 
 def _unfinished(results: RunResults) -> Headline:
@@ -105,7 +112,7 @@ def current_receipt(results: RunResults) -> Receipt | None:
     receipt, blessing = results.receipt, results.blessing
     if receipt is None or blessing is None:
         return receipt
-    expected = {"publish": ("published", "dry-run"), "keep": ("kept",), "refuse": ("kept",)}
+    expected = {"publish": ("published", "proposed", "rejected", "dry-run"), "keep": ("kept",), "refuse": ("kept",)}
     # a commit that was compared with is the champion's, not the candidate's
     is_champion = (
         receipt.status == "published" and blessing.champion is not None and (receipt.commit == blessing.champion.commit)

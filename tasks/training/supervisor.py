@@ -22,6 +22,7 @@ from params import EvergreenError, MemoryExhaustedError, PreemptedError
 from params.artifacts import storage_errors
 from tasks.progress import made_progress
 from tasks.training import causes, processes, rendezvous
+from tasks.training.budget import Budget
 from tasks.training.ranks import Ranks
 from trainer.checkpoints.sealed import FINISHED
 from trainer.job import Job
@@ -46,16 +47,17 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
 
     Raises:
         PreemptedError: SIGTERM or SIGINT came; the error says from which step the next start resumes.
+        BudgetSpentError: the training has taken `launch.max_hours`.
         StalledError: a process made no progress for `launch.stall_timeout_s`.
         KilledError: a process was killed.
         MemoryExhaustedError: memory runs out, however often the micro-batch was halved.
         EvergreenError: any other error that a process reported.
     """
     sharding.check_installed(job.launch)
-    halved = 0
+    halved, budget = 0, Budget(job)
     with storage_errors(job.folder), processes.catch_stop_signals() as signals:
         while True:
-            attempt = Attempt(job.model_copy(update={"checkpoint": choose_checkpoint()}), signals)
+            attempt = Attempt(job.model_copy(update={"checkpoint": choose_checkpoint()}), signals, budget)
             try:
                 return attempt.run()
             except MemoryExhaustedError:
@@ -71,10 +73,11 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
 class Attempt:
     """One start of a training's processes, until all of them have ended."""
 
-    def __init__(self, job: Job, signals: processes.StopSignals) -> None:
+    def __init__(self, job: Job, signals: processes.StopSignals, budget: Budget) -> None:
         self._job = job
         self._folder = job.folder
         self._signals = signals
+        self._budget = budget
         self._ranks = Ranks(job.folder, job.launch.num_processes)
         self._lost: list[Pulse] = []
         self._killed: set[int] = set()
@@ -91,16 +94,20 @@ class Attempt:
         job_path = self._folder / "job.json"
         self._job.save(job_path)
         with rendezvous.rendezvous(self._job, job_path, lambda: bool(self._signals.first)):
-            if self._signals.first:
+            if self._signals.first or self._is_out_of_budget:
                 raise self._stopped(" before it had started")
             process = processes.start_processes(self._job, job_path)
             try:
                 self._watch(process)
             finally:
+                self._budget.save()
                 self._ranks.poll()
                 processes.kill_processes(process, self._ranks.local_pids())
             if not (self._folder / FINISHED).exists():
-                raise self._why_ended(process)
+                error = self._why_ended(process)
+                raise (
+                    self._budget.error(error) if self._is_out_of_budget and isinstance(error, PreemptedError) else error
+                )
         if process.returncode:
             logger.warning("train: finished, although its processes ended with exit status %d", process.returncode)
 
@@ -117,7 +124,7 @@ class Attempt:
             made_progress()  # the time limit here is that of the ranks
             self._ranks.poll()
             now = time.monotonic()
-            if self._signals.first:
+            if self._signals.first or self._is_out_of_budget:
                 stop_asked_at = stop_asked_at or self._ask_to_stop(now)
                 if self._signals.is_urgent:
                     raise self._stopped(", at once")
@@ -136,11 +143,13 @@ class Attempt:
 
     def _ask_to_stop(self, now: float) -> float:
         """Ask the processes to stop, unless no checkpoint could hold any work yet; return the time."""
-        assert self._signals.first
         if all(pulse.phase == "starting" for pulse in self._ranks.pulses):
             raise self._stopped(" before its first step")
         (self._folder / STOP).touch()
         first, grace_s = self._signals.first, self._job.launch.grace_s
+        if first is None:
+            logger.info("train: launch.max_hours is spent: stopping with a checkpoint, in at most %g s", grace_s)
+            return now
         press = "Ctrl-C again" if first == signal.SIGINT else "Ctrl-C twice"
         logger.info("train: %s: stopping with a checkpoint, in at most %g s; %s: at once", first.name, grace_s, press)
         return now
@@ -166,8 +175,13 @@ class Attempt:
             signal_name=self._signal_name,
         )
 
-    def _stopped(self, how: str) -> PreemptedError:
-        return causes.stopped(self._job, self._ranks.pulses, self._signal_name, how)
+    def _stopped(self, how: str) -> EvergreenError:
+        error = causes.stopped(self._job, self._ranks.pulses, self._signal_name, how)
+        return self._budget.error(error) if self._is_out_of_budget else error
+
+    @property
+    def _is_out_of_budget(self) -> bool:
+        return not self._signals.first and self._budget.is_spent
 
     @property
     def _signal_name(self) -> str | None:

@@ -1,0 +1,160 @@
+"""Releases that wait for approval: one open pull request a recipe, merged exactly once, rejected for good."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.community import Discussion
+
+from params.errors import HubRefusedError, StaleBlessingError, TransientError
+from tasks.publishing.exactly_once import PublishedRelease
+from tasks.publishing.proposal import Proposal, propose_release, status_of, withdraw_proposals
+from tasks.publishing.release import ReleasePlan
+from tests.support.faulty_hub import Clock, Fault, FaultyHub
+from tests.support.publications import REPO, patient, plan, publish
+
+RECIPE = "nightly"
+
+
+def propose(
+    api: HfApi, release: ReleasePlan, *, replaces: str | None = None, recipe: str = RECIPE, clock: Clock | None = None
+) -> Proposal | PublishedRelease:
+    repository = patient(api, clock)
+    return propose_release(repository, release, recipe=recipe, description="It is better.", replaces=replaces)
+
+
+def pull_requests(api: HfApi, *statuses: str) -> list[Discussion]:
+    found = api.get_repo_discussions(REPO, discussion_type="pull_request")
+    return sorted((one for one in found if not statuses or one.status in statuses), key=lambda one: one.num)
+
+
+def comments(api: HfApi, number: int) -> list[str]:
+    events = api.get_discussion_details(REPO, number).events
+    return [event.content for event in events if event.type == "comment"]  # type: ignore[attr-defined]
+
+
+def main_files(api: HfApi) -> list[str]:
+    return sorted(api.list_repo_files(REPO))
+
+
+def newer(folder: Path) -> ReleasePlan:
+    (folder / "model.safetensors").write_bytes(random.Random(1).randbytes(5000))
+    return plan(folder)
+
+
+def test_proposal_holds_the_release_and_main_does_not(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+    release = plan(folder)
+    assert propose(api, release) == Proposal("open", 1)
+    (found,) = pull_requests(api)
+    assert found.title == f"Publish {release.tag} of {RECIPE}"
+    assert comments(api, 1) == [f"It is better.\n\nPublish-Id: {release.publish_id}"]
+    proposed = set(api.list_repo_files(REPO, revision="refs/pr/1"))
+    assert proposed == {file.path for file in release.files} | {".gitattributes"}
+    assert main_files(api) == [".gitattributes"]
+    assert status_of(patient(api), 1) == "open"
+
+    hub.done.clear()
+    assert propose(api, release) == Proposal("open", 1)
+    assert not [line for line in hub.done if not line.startswith("GET")], "a second call wrote something"
+
+
+def test_merging_publishes_once_and_tags(api: HfApi, folder: Path) -> None:
+    release = plan(folder)
+    propose(api, release)
+    api.merge_pull_request(REPO, 1)
+    published = propose(api, release)
+    assert isinstance(published, PublishedRelease)
+    assert (published.how, published.tag, published.superseded) == ("merged", release.tag, False)
+    head = api.list_repo_commits(REPO)[0].commit_id
+    assert published.commit == head
+    assert {tag.name: tag.target_commit for tag in api.list_repo_refs(REPO).tags} == {release.tag: head}
+    again = propose(api, release)
+    assert isinstance(again, PublishedRelease)
+    assert (again.how, again.commit) == ("found by its tag", head)
+    assert len(pull_requests(api)) == 1
+
+
+def test_closed_proposal_is_not_made_again(api: HfApi, folder: Path) -> None:
+    release = plan(folder)
+    propose(api, release)
+    api.change_discussion_status(REPO, 1, "closed", comment="not this one")
+    assert propose(api, release) == Proposal("closed", 1)
+    assert status_of(patient(api), 1) == "closed"
+    assert propose(api, newer(folder)) == Proposal("open", 2), "another model is proposed"
+    assert status_of(patient(api), 99) is None
+
+
+def test_newer_model_takes_the_place_of_the_one_that_waits(api: HfApi, folder: Path) -> None:
+    propose(api, plan(folder))
+    propose(api, plan(folder), recipe="another")
+    second = newer(folder)
+    assert propose(api, second) == Proposal("open", 3)
+    assert [one.num for one in pull_requests(api, "open")] == [2, 3], "that of another recipe stays"
+    assert comments(api, 1)[-1] == f"A newer model of this recipe is proposed as {second.tag}."
+
+
+def test_proposal_is_stale_when_another_model_was_published(api: HfApi, folder: Path, tmp_path: Path) -> None:
+    release = plan(folder)
+    propose(api, release)
+    published = publish(api, newer(folder))
+    with pytest.raises(StaleBlessingError, match=published.commit):
+        propose(api, release)
+    assert pull_requests(api, "open") == []
+    assert comments(api, 1)[-1].startswith("Another model was published since")
+
+
+def test_model_that_the_gate_no_longer_wants_is_withdrawn(api: HfApi, folder: Path) -> None:
+    withdraw_proposals(patient(api), RECIPE, "no repository yet")
+    propose(api, plan(folder))
+    withdraw_proposals(patient(api), RECIPE, "It is worse.")
+    assert pull_requests(api, "open") == []
+    assert comments(api, 1)[-1] == "It is worse."
+
+
+def test_of_two_equal_proposals_the_older_stays(api: HfApi, folder: Path) -> None:
+    """As an unclear answer can leave them: the request was sent again, and both landed."""
+    release = plan(folder)
+    api.create_repo(REPO)
+    for _ in range(2):
+        added = [CommitOperationAdd(file.path, file.source) for file in release.files]
+        api.create_commit(REPO, added, commit_message=f"Publish {release.tag} of {RECIPE}", create_pr=True)
+    assert propose(api, release) == Proposal("open", 1)
+    assert [one.num for one in pull_requests(api, "open")] == [1]
+
+
+def test_merge_of_other_files_is_refused(api: HfApi, folder: Path) -> None:
+    release = plan(folder)
+    propose(api, release)
+    api.create_commit(REPO, [CommitOperationAdd("NOTES", b"a")], commit_message="edited", revision="refs/pr/1")
+    api.merge_pull_request(REPO, 1)
+    with pytest.raises(HubRefusedError, match="has the id of this release and other files"):
+        propose(api, release)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_fails_one_proposal_is_open(api: HfApi, hub: FaultyHub, folder: Path, seed: int) -> None:
+    rng, release = random.Random(seed), plan(folder)
+    matches = [
+        "POST /api/repos/create",
+        "preupload",
+        "lfs/objects/batch",
+        "PUT /uploads",
+        "POST .*/commit/",
+        "GET .*/discussions",
+    ]
+    for _ in range(rng.randint(2, 6)):
+        kind, status = rng.choice(["before", "after", "lost"]), rng.choice([429, 500, 502, 503, 504])
+        hub.faults.append(Fault(rng.choice(matches), kind, status))
+    for _ in range(8):
+        try:
+            found = propose(api, release)
+            break
+        except TransientError:
+            continue
+    hub.faults.clear()
+    assert found == propose(api, release)
+    assert isinstance(found, Proposal)
+    assert [one.num for one in pull_requests(api, "open")] == [found.number]
