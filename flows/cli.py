@@ -40,6 +40,10 @@ def run(
     *,
     force: Annotated[bool, typer.Option("--force", help="Run every stage, stale or not.")] = False,
     no_publish: Annotated[bool, typer.Option("--no-publish", help="Stop after the evaluation.")] = False,
+    record: Annotated[
+        str | None,
+        typer.Option(metavar="REMOTE/BRANCH", help="Record the run there, such as origin/main.", show_default=False),
+    ] = None,
 ) -> None:
     """Run every stale stage of a recipe, and publish the model.
 
@@ -54,7 +58,11 @@ def run(
     from trainer.runtime.memory import collect_rarely
 
     collect_rarely()
-    artifacts = Artifacts(recipe)
+    artifacts, branch = Artifacts(recipe), None
+    if record:
+        from flows.record import Record, record_unchanged
+
+        branch = Record.parse(record)
     server = start_unless_configured(artifacts.server_log)
     outcomes: Any = None
     if server and is_prepared() and not force:  # a server that others look at is told of every run
@@ -63,7 +71,9 @@ def run(
         with server.used() if server else nullcontext():
             from flows.retrain import retrain
 
-            outcomes = retrain(recipe, publish=not no_publish, force=force)
+            outcomes = retrain(recipe, publish=not no_publish, force=force, record=branch)
+    elif branch:
+        record_unchanged(artifacts, branch, outcomes)
     print(summary(artifacts, outcomes))
 
 

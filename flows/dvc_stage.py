@@ -15,13 +15,18 @@ import re
 import sys
 from pathlib import Path
 
+from flows import dvc_restore
 from params import DataError, EvergreenError, RecipeError, TransientError, command_result
 from params.artifacts import storage_error
 from trainer.runtime.memory import collect_rarely
 
+_CACHE = Path(".dvc", "cache")
+
 
 def is_stale(*names: str) -> bool:
     """Return whether DVC would run one of the stages, for example `train@default`.
+
+    With a DVC remote, an output that is not here makes no stage stale: it is restored when a stage needs it.
 
     Raises:
         TransientError: another process uses the stage's artifacts.
@@ -37,31 +42,33 @@ def is_stale(*names: str) -> bool:
         with Repo(_wait_for_lock=True) as repo, repo.lock:  # once for all: DVC reads dvc.yaml and dvc.lock each time
             for name in names:
                 (stage,) = repo.stage.collect(name)
-                if stage.changed():
+                if dvc_restore.is_stale(repo, stage):
                     return True
             return False
     except (DvcException, OSError) as error:
-        raise _error(name, error) from None
+        raise error_of(name, error) from None
 
 
 def main(name: str, *options: str) -> int:
-    """Run one stage if it is stale, or in any case with the option `--force`.
+    """Run one stage if it is stale, or in any case with the option `--force`. What it reads and is not here is restored.
 
     Returns:
         The exit status of the stage's command; 128 and the signal's number if a signal ended it. If DVC itself fails, that
         of the error that it reports.
     """
     from dvc.exceptions import DvcException, ReproductionError
-    from dvc.repo import Repo
+    from dvc.repo import Repo, lock_repo
     from dvc.stage.exceptions import StageCmdFailedError
 
     logging.getLogger("dvc_data").addHandler(logged := _LoggedError())
     try:
         # Without waiting for locks, a stage that ends while another DVC process holds the project's lock for more than
         # 3 s would fail with its outputs uncommitted.
-        with Repo(_wait_for_lock=True) as repo:
-            repo.reproduce(name, single_item=True, force="--force" in options)
-    except (DvcException, OSError) as error:
+        with Repo(_wait_for_lock=True) as repo, lock_repo(repo):
+            force = "--force" in options
+            if force or dvc_restore.is_stale(repo, *repo.stage.collect(name)):
+                dvc_restore.run(repo, name, force=force)
+    except (DvcException, OSError, EvergreenError) as error:
         cause = (error.__cause__ or error) if isinstance(error, ReproductionError) else error
     else:
         return os.EX_OK
@@ -69,7 +76,10 @@ def main(name: str, *options: str) -> int:
     if isinstance(cause, StageCmdFailedError):
         status = exit_status(cause)
         return 128 - status if status < 0 else status
-    found = _error(name, logged.error or cause)
+    if isinstance(cause, EvergreenError):
+        found = (storage_error(logged.error, _CACHE) if logged.error else None) or cause
+    else:
+        found = error_of(name, logged.error or cause)
     if path := os.environ.get(command_result.VARIABLE):
         command_result.write(Path(path), found)
     return found.exit_code
@@ -92,7 +102,7 @@ def exit_status(failure: Exception) -> int:
     return int(found[1]) if found else os.EX_SOFTWARE
 
 
-def _error(name: str, error: BaseException) -> EvergreenError:
+def error_of(name: str, error: BaseException) -> EvergreenError:
     """Return the error for a failure of DVC; only a lock that another process holds is worth a retry."""
     from dvc.lock import LockError
     from dvc.stage.exceptions import StageNotFound
@@ -111,7 +121,7 @@ def _error(name: str, error: BaseException) -> EvergreenError:
     if isinstance(error, FileNotFoundError) and error.filename:
         fix = "restore it: run the stage that makes it, `dvc pull` it, or take it from git"
         return DataError(str(error.filename), f"{name} needs it, and it is missing", fix)
-    return storage_error(error, Path(".dvc", "cache")) or EvergreenError(name, f"DVC: {error}", "see its output above")
+    return storage_error(error, _CACHE) or EvergreenError(name, f"DVC: {error}", "see its output above")
 
 
 if __name__ == "__main__":

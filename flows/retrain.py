@@ -16,6 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from flows import logs, stages
 from flows.artifacts import link_report, named_if_kept, show_report
 from flows.locks import clear_stale_locks, recipe_lock
+from flows.record import Record, recording
 from params import InputsChangedError, StaleBlessingError, load
 from params.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
@@ -38,13 +39,14 @@ def run_stage(stage: str, recipe: str, *, force: bool) -> Any:
 
 
 @flow(name="retrain", flow_run_name="retrain-{recipe}", persist_result=False)
-def retrain(recipe: str = "default", *, publish: bool = True, force: bool = False) -> Any:
+def retrain(recipe: str = "default", *, publish: bool = True, force: bool = False, record: Record | None = None) -> Any:
     """Bring the stages of one recipe up to date, and publish the model.
 
     Args:
         recipe: name or path of a recipe in params/.
         publish: whether to go on to the Hub after the evaluation.
         force: run every stage, stale or not.
+        record: the branch of a git remote that gets a commit with the record of the run, however it ends.
     """
     logs.hide_tracebacks()
     artifacts, log = Artifacts(recipe_name(recipe)), get_run_logger()
@@ -57,7 +59,7 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
             named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{artifacts.recipe}")
             outcomes[stage] = named(stage, artifacts.recipe, force=force, return_state=True).result()
 
-    with recipe_lock(artifacts, log):
+    with recipe_lock(artifacts, log), recording(artifacts, record, outcomes, log):
         if force or stages.any_stale(requested, artifacts.recipe):
             stages.check(artifacts.recipe, log)
         try:

@@ -69,7 +69,7 @@ def check(recipe: str, log: child_process.Logger) -> None:
     result_file = command_result.reserve(artifacts.command_result)
     done = child_process.run("tasks", ["check", recipe], log, environment=result_file)
     if done.status:
-        raise _error("check", done, command_result.read(artifacts.command_result))
+        raise error_of("check", done, command_result.read(artifacts.command_result))
 
 
 def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
@@ -94,7 +94,7 @@ def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = Fal
     grace_s = _grace_s(stage, artifacts)
     done = child_process.run("flows.dvc_stage", arguments, log, grace_s=grace_s, environment=result_file)
     result = command_result.read(artifacts.command_result)
-    error = _error(name, done, result) if done.status else None
+    error = error_of(name, done, result) if done.status else None
     unwatched_sources.record(stage, artifacts, error)
     if error:
         raise error
@@ -134,7 +134,7 @@ def _outdated_on_hub(stage: str, artifacts: Artifacts, log: child_process.Logger
         return None
 
 
-def _error(name: str, done: CompletedCommand, result: command_result.CommandResult | None) -> EvergreenError:
+def error_of(name: str, done: CompletedCommand, result: command_result.CommandResult | None) -> EvergreenError:
     """The error that a command reported; if it reported none, what its exit status says."""
     number = -done.status if done.status < 0 else done.status - 128
     if 0 < number < signal.NSIG:

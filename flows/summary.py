@@ -30,7 +30,8 @@ def summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str:
             lines.append("to browse it: evergreen hub")
         lines.append(f"receipt: {artifacts.receipt}")
     lines.append(f"metrics: {artifacts.report('evaluate')}")
-    lines.append(f"report: {artifacts.page}")
+    if artifacts.page.exists():  # another worker may have written it
+        lines.append(f"report: {artifacts.page}")
     return "\n".join(lines)
 
 

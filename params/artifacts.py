@@ -117,6 +117,11 @@ class Artifacts:
     receipt_log = _Below("run", "release/log.jsonl")
     """Every verdict, receipt, refusal and rollback. Git keeps it; DVC does not know it."""
 
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """The logs that git keeps, JSON lines: where two copies meet, the lines of both stay."""
+        return (self.receipt_log,)
+
     def report(self, name: str) -> Path:
         """The JSON report of a stage by the stage's name, or of the evaluation `details` or `blessing`."""
         return {

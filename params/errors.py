@@ -9,6 +9,7 @@
     │   └── MemoryExhaustedError   not even a smaller micro-batch fits into memory
     ├── ValidationEngineError   a check could not run, which says nothing about the data
     ├── HubRefusedError    the Hub answered, and the answer is no (access, name, conflict)
+    ├── RemoteRefusedError   the git or DVC remote answered, and the answer is no (access, name, protected branch)
     ├── StorageError       the disk is full, or a folder cannot be written
     └── TransientError     the same call may succeed later: network, busy lock, preemption
         ├── KilledError    a process was killed from outside
@@ -144,6 +145,12 @@ class HubRefusedError(EvergreenError):
     """The Hub refused, and would refuse again."""
 
     exit_code = os.EX_NOPERM
+
+
+class RemoteRefusedError(EvergreenError):
+    """The git or DVC remote refused, and would refuse again."""
+
+    exit_code = os.EX_UNAVAILABLE
 
 
 class StorageError(EvergreenError):

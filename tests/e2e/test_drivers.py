@@ -52,11 +52,11 @@ def test_after_the_flow_dvc_runs_nothing(finished: Project) -> None:
     assert (finished.root / "dvc.lock").read_bytes() == lock
 
 
-def test_git_has_nothing_of_a_run_but_its_lock_blessing_receipt_and_log(finished: Project) -> None:
+def test_git_has_nothing_of_a_run_but_its_lock_blessing_metrics_receipt_and_log(finished: Project) -> None:
     finished.run("git", "add", "-A")
     tracked = finished.run("git", "ls-files", "runs", "dvc.lock").split()
-    blessing, release = "runs/tiny/evaluation/blessing.json", "runs/tiny/release"
-    assert tracked == ["dvc.lock", "runs/.gitignore", blessing, f"{release}/log.jsonl", f"{release}/receipt.json"]
+    small = ("evaluation/blessing.json", "evaluation/metrics.json", "release/log.jsonl", "release/receipt.json")
+    assert tracked == ["dvc.lock", "runs/.gitignore", *(f"runs/tiny/{name}" for name in small)]
 
 
 def test_a_second_flow_runs_nothing_within_seconds_and_its_own_server_hears_nothing_of_it(finished: Project) -> None:

@@ -1,0 +1,54 @@
+"""dvc.lock as DVC writes it, with the stages of one recipe from another copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from params import EvergreenError, RecipeError
+
+
+def stages_of(text: str, recipe: str, *, where: str) -> Mapping[str, Any]:
+    """Return the stages of `recipe` in the text of a dvc.lock, by name, such as `train@default`.
+
+    Raises:
+        RecipeError: the text is not that of a dvc.lock.
+    """
+    found = _parse(text, where).get("stages") or {}
+    return {name: entry for name, entry in found.items() if _is_of(name, recipe)}
+
+
+def merge(theirs: str, ours: Mapping[str, Any], recipe: str, *, where: str) -> str:
+    """Return `theirs`, the text of a dvc.lock, with the stages of `recipe` replaced by `ours`.
+
+    Raises:
+        RecipeError: `theirs` is not the text of a dvc.lock.
+    """
+    from dvc.utils.serialize import dumps_yaml
+
+    content = _parse(theirs, where) or {"schema": "2.0"}
+    stages = content["stages"] = content.get("stages") or {}
+    for name in [name for name in stages if _is_of(name, recipe) and name not in ours]:
+        del stages[name]
+    stages.update(ours)
+    return str(dumps_yaml(content))
+
+
+def _parse(text: str, where: str) -> Any:
+    from dvc.utils.serialize import YAMLFileCorruptedError, parse_yaml_for_update
+
+    try:
+        content = parse_yaml_for_update(text, "dvc.lock")
+    except YAMLFileCorruptedError as error:
+        raise _damaged(where) from error
+    if not isinstance(content, dict) or not isinstance(content.get("stages") or {}, dict):
+        raise _damaged(where)
+    return content
+
+
+def _damaged(where: str) -> EvergreenError:
+    return RecipeError(where, "dvc.lock is damaged there", "restore it from git's history")
+
+
+def _is_of(name: str, recipe: str) -> bool:
+    return name.partition("@")[2] == recipe

@@ -1,0 +1,196 @@
+"""Record a run on a branch of a git remote, so that any worker can take up the next one.
+
+First DVC's remote gets what the stages made. Then one commit has the recipe's stages in dvc.lock, the receipt, the blessing,
+the metrics and the logs. It is made on top of the branch's head, and again if another worker was faster: the stages of other
+recipes stay as they are there, and logs keep the lines of both. A run that is recorded twice is one commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from flows import child_process, dvc_lock, dvc_remote, stages
+from flows.child_process import Logger
+from flows.git_branch import GitBranch, MovedError
+from flows.locks import recipe_lock
+from flows.record_message import record_message
+from params import EvergreenError, RecipeError, TransientError, command_result
+from params.artifacts import Artifacts
+
+_LOCK = "dvc.lock"
+_PUSHES = 30
+"""How often to try while other workers push to the branch."""
+_WAITS_S = (2.0, 10.0, 30.0)
+"""How long to wait for a remote that does not answer."""
+
+
+class Record(pydantic.BaseModel):
+    """Where the flow records its runs."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    remote: str = pydantic.Field("origin", pattern=r"^\w[\w.-]*$")
+    """Name of a remote of the project's git repository."""
+    branch: str = pydantic.Field("main", pattern=r"^\w[\w./-]*$")
+    """Name of a branch that is there."""
+
+    @classmethod
+    def parse(cls, text: str) -> Record:
+        """Return what `remote/branch` names.
+
+        Raises:
+            RecipeError: it is not of that form.
+        """
+        remote, _, branch = text.partition("/")
+        try:
+            return cls(remote=remote, branch=branch)
+        except pydantic.ValidationError:
+            what = f"{text!r} names no branch of a remote"
+            raise RecipeError("--record", what, "write remote/branch, such as origin/main") from None
+
+
+@contextlib.contextmanager
+def recording(artifacts: Artifacts, to: Record | None, outcomes: Mapping[str, str], log: Logger) -> Iterator[None]:
+    """Record the run in the block, however it ends. If the run fails, its own error stays the error.
+
+    Args:
+        artifacts: the paths of the run.
+        to: where to record it; None if nowhere.
+        outcomes: what became of each stage that has ended, filled in by the block.
+        log: where to say what is done.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if to:
+            waits_s = _WAITS_S if isinstance(error, Exception) else ()  # who is being stopped has no time
+            try:
+                record(artifacts, to, log, outcomes, error=error, waits_s=waits_s)
+            except (EvergreenError, OSError) as failure:
+                log.error("the run was not recorded: %s", failure)  # noqa: TRY400  # it says all
+        raise
+    if to:
+        record(artifacts, to, log, outcomes)
+
+
+def record_unchanged(artifacts: Artifacts, to: Record, outcomes: Mapping[str, str]) -> None:
+    """Record what is here although no flow had anything to do: an earlier run may not be recorded yet.
+
+    Raises:
+        EvergreenError: as `record` does; a `TransientError` also if a flow of the recipe runs.
+    """
+    log = logging.getLogger(__name__)
+    with recipe_lock(artifacts, log):
+        record(artifacts, to, log, outcomes)
+
+
+def record(
+    artifacts: Artifacts,
+    to: Record,
+    log: Logger,
+    outcomes: Mapping[str, str],
+    *,
+    error: BaseException | None = None,
+    waits_s: Sequence[float] = _WAITS_S,
+) -> None:
+    """Send what the recipe's stages have made to the DVC remote, then commit the record of it to a branch.
+
+    Raises:
+        RemoteRefusedError: a remote refuses, and would again; the work stays here for the next run.
+        TransientError: a remote does not answer, also after `waits_s`.
+        DataError: objects that the record would name are neither here nor on the DVC remote.
+        RecipeError: a dvc.lock is damaged.
+    """
+    message = record_message(artifacts, outcomes, error)
+    for wait_s in waits_s:
+        try:
+            _record(artifacts, to, log, message)
+        except TransientError as failure:
+            log.warning("tries again to record the run in %g s: %s", wait_s, failure)
+            time.sleep(wait_s)
+        else:
+            return
+    _record(artifacts, to, log, message)
+
+
+def _record(artifacts: Artifacts, to: Record, log: Logger, message: str) -> None:
+    branch = GitBranch(to.remote, to.branch, user=artifacts.recipe)
+    is_sent = False
+    for attempt in range(_PUSHES):
+        head = branch.fetch()
+        files = _new_files(artifacts, branch, head)
+        if not files:
+            log.info("%s has this run", branch)
+            branch.remember(head)
+            return
+        if _LOCK in files and not is_sent:
+            _send_objects(artifacts, log)  # first: a commit names no object that the remote lacks
+            is_sent = True
+        commit = branch.commit(head, files, message)
+        try:
+            branch.push(commit)
+        except MovedError as error:
+            log.info("%s has moved meanwhile: %s", branch, error)
+            time.sleep(random.uniform(0, min(2.0, 0.05 * 2**attempt)))  # noqa: S311
+            continue
+        branch.remember(commit)
+        log.info("recorded on %s: %s", branch, commit)
+        return
+    what = f"was somewhere else after each of {_PUSHES} attempts to add a commit"
+    raise TransientError(str(branch), what, "run it again when fewer workers push to it: the work is kept")
+
+
+def _send_objects(artifacts: Artifacts, log: Logger) -> None:
+    """Send what dvc.lock records to the DVC remote, in a process of its own, as each of DVC's locks belongs to one."""
+    if not dvc_remote.default_remote():
+        log.info("no default DVC remote is configured: only git gets this run")
+        return
+    result_file = command_result.reserve(artifacts.command_result)
+    done = child_process.run("flows.dvc_remote", [artifacts.recipe], log, environment=result_file)
+    if done.status:
+        raise stages.error_of("dvc push", done, command_result.read(artifacts.command_result))
+
+
+def _new_files(artifacts: Artifacts, branch: GitBranch, head: str) -> dict[str, bytes]:
+    """Return the files of the project that the commit `head` lacks, with their content there to be."""
+    files = {}
+    for path in map(str, artifacts.logs):
+        files[path] = _merge_lines(branch.read(head, path) or b"", _read(path) or b"")
+    ours = _state(artifacts, _read, where=_LOCK)
+    if ours[_LOCK] and ours not in [_state_at(artifacts, branch, commit) for commit in branch.known(head)]:
+        theirs = (branch.read(head, _LOCK) or b"").decode()
+        text = dvc_lock.merge(theirs, ours.pop(_LOCK), artifacts.recipe, where=str(branch))
+        files |= {_LOCK: text.encode(), **{path: content for path, content in ours.items() if content is not None}}
+    return {path: content for path, content in files.items() if content and content != branch.read(head, path)}
+
+
+def _state_at(artifacts: Artifacts, branch: GitBranch, commit: str) -> dict[str, Any]:
+    return _state(artifacts, lambda path: branch.read(commit, path), where=str(branch))
+
+
+def _state(artifacts: Artifacts, read: Any, *, where: str) -> dict[str, Any]:
+    """Return what describes the recipe's last run: its stages in dvc.lock, and the content of the files beside it."""
+    paths = (artifacts.blessing, artifacts.receipt, artifacts.report("evaluate"))
+    recorded = dvc_lock.stages_of((read(_LOCK) or b"").decode(), artifacts.recipe, where=where)
+    return {_LOCK: recorded, **{str(path): read(str(path)) for path in paths}}
+
+
+def _merge_lines(theirs: bytes, ours: bytes) -> bytes:
+    """Return `theirs`, followed by the lines that only `ours` has."""
+    known = set(theirs.split(b"\n"))
+    new = dict.fromkeys(line for line in ours.split(b"\n") if line not in known and line)
+    end = b"" if theirs.endswith(b"\n") or not theirs else b"\n"
+    return theirs + end + b"".join(line + b"\n" for line in new) if new else theirs
+
+
+def _read(path: str) -> bytes | None:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(path).read_bytes()
+    return None

@@ -1,0 +1,504 @@
+"""Recording runs on a branch of a real git remote: races, refusals, merges, and a checkout that stays as it is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.deployments.steps import git_clone
+
+from flows import dvc_lock, record
+from flows.record import Record, record_unchanged, recording
+from params import DataError, ModelError, RecipeError, RemoteRefusedError, TransientError
+from params.artifacts import STAGES, Artifacts
+from tasks.evaluation.report import Blessing, EvaluationReport
+from tasks.hub_client.receipt import Receipt
+from tasks.stages import save_report
+from tests.support.project import ROOT, free_port
+
+log = logging.getLogger("test")
+TO = Record(remote="origin", branch="main")
+RAN = {stage: "unchanged" if stage in STAGES[:3] else "ran" for stage in STAGES}
+LOCK = "schema: '2.0'\nstages:\n"
+ENTRY = """\
+  train@{recipe}:
+    cmd: exec python -m tasks train params/{recipe}.yaml
+    deps:
+    - path: runs/{recipe}/tokens
+      hash: md5
+      md5: 0123456789abcdef0123456789abcdef.dir
+      size: 12
+      nfiles: 3
+    params:
+      params/{recipe}.yaml:
+        seed: 3
+        training:
+          learning_rate: 0.01
+    outs:
+    - path: runs/{recipe}/model
+      hash: md5
+      md5: {number:032d}.dir
+      size: 12
+      nfiles: 3
+"""
+
+
+def git(folder: Path, *command: str) -> str:
+    own = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
+    done = subprocess.run(["git", *command], cwd=folder, env=own, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+class Worker:
+    """A clone of the project in which recipes have run."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, path: str, text: str) -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+
+    def ran(self, recipe: str, number: int, *, status: str = "published") -> Artifacts:
+        """Leave what a run leaves: its entry in dvc.lock, small files, a line in the log."""
+        lock = self.root / "dvc.lock"
+        text = lock.read_text() if lock.exists() else LOCK
+        entry = dvc_lock.stages_of(LOCK + ENTRY.format(recipe=recipe, number=number), recipe, where="")
+        lock.write_text(dvc_lock.merge(text, entry, recipe, where=""))
+        artifacts = Artifacts(recipe, self.root)
+        verdict = {"published": "publish", "kept": "keep", "refused": "refuse"}[status]
+        judged = {"verdict": verdict, "reasons": ["loss is 0.5 better"], "metric": "loss", "first_release": False}
+        hashes = {"model": f"{number}", "data": "d", "recipe": "r", "champion": None}
+        save_report(Blessing.model_validate(judged | hashes), artifacts.blessing)
+        metrics = {"split": "test", "rows": 40, "sequences": 40, "metric": "loss", "verdict": verdict}
+        models = {"model": {"loss": number + 0.25}, "untrained": None, "champion": {"loss": 9.75}}
+        save_report(EvaluationReport.model_validate(metrics | models), artifacts.report("evaluate"))
+        if status != "refused":
+            made = {"status": status, "reasons": ["it is better"], "repo_id": "o/n", "endpoint": "local"}
+            save_report(Receipt(**made, commit="c" * 40, tag=f"release-{number}", publish_id=None), artifacts.receipt)
+        artifacts.receipt_log.parent.mkdir(exist_ok=True)
+        with artifacts.receipt_log.open("a") as file:
+            file.write(json.dumps({"recipe": recipe, "number": number}) + "\n")
+        return Artifacts(recipe)
+
+    def state(self) -> tuple[Any, ...]:
+        """All that recording must not touch."""
+        index = (self.root / ".git/index").read_bytes()
+        head = (self.root / ".git/HEAD").read_text()
+        return (
+            index,
+            head,
+            git(self.root, "status", "--porcelain", "--ignored"),
+            git(self.root, "branch", "--format", "%(refname) %(objectname)"),
+        )
+
+
+@pytest.fixture(autouse=True)
+def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    """A bare repository with the project on main; DVC has no remote."""
+    bare, first = tmp_path / "remote.git", tmp_path / "first"
+    git(tmp_path, "init", "-q", "--bare", "-b", "main", str(bare))
+    git(tmp_path, "clone", "-q", str(bare), str(first))
+    (first / ".dvc").mkdir()
+    (first / ".dvc/config").touch()
+    (first / ".gitignore").write_text(".scratch/\n")
+    (first / ".dvc/.gitignore").write_text("/config.local\n/tmp\n/cache\n")
+    git(first, "checkout", "-q", "-b", "main")
+    git(first, "add", "-A")
+    git(first, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "the project")
+    git(first, "push", "-q", "origin", "main")
+    return bare
+
+
+@pytest.fixture
+def worker(remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """A clone, in which this process works."""
+    made = clone(remote, tmp_path / "worker")
+    monkeypatch.chdir(made.root)
+    return made
+
+
+def clone(remote: Path, root: Path) -> Worker:
+    git(remote.parent, "clone", "-q", str(remote), str(root))
+    return Worker(root)
+
+
+def recorded(remote: Path, path: str) -> str:
+    return git(remote, "show", f"main:{path}")
+
+
+def commits(remote: Path) -> list[str]:
+    return git(remote, "log", "--format=%s", "main").splitlines()
+
+
+def models(remote: Path) -> dict[str, str]:
+    """The hashes of the recorded models, by stage."""
+    text = recorded(remote, "dvc.lock")
+    return {
+        name: str(int(entry["outs"][0]["md5"].removesuffix(".dir")))
+        for recipe in ("a", "b")
+        for name, entry in dvc_lock.stages_of(text, recipe, where="").items()
+    }
+
+
+def hook(repository: Path, name: str, script: str) -> None:
+    path = repository / "hooks" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+OTHERS = """\
+n=$(cat {count} 2>/dev/null || echo 0)
+[ "$n" -ge {times} ] && exit 0
+echo $((n + 1)) > {count}
+unset GIT_DIR GIT_INDEX_FILE
+cd {other} && git pull -q && git -c user.name=o -c user.email=o@o commit -q --allow-empty -m other && git push -q
+"""
+"""A hook before a push: another worker is faster, so many times."""
+
+
+class TestCommit:
+    def test_a_run_is_one_commit_with_its_files_and_figures(self, worker: Worker, remote: Path) -> None:
+        record.record(worker.ran("a", 1), TO, log, RAN)
+        assert commits(remote) == ["Record a: published release-1", "the project"]
+        files = git(remote, "show", "--name-only", "--format=", "main").splitlines()
+        small = ["evaluation/blessing.json", "evaluation/metrics.json", "release/log.jsonl", "release/receipt.json"]
+        assert files == ["dvc.lock", *(f"runs/a/{name}" for name in small)]
+        for name in files:
+            assert recorded(remote, name) == (worker.root / name).read_text().strip()
+        message = git(remote, "log", "-1", "--format=%B", "main")
+        for words in (
+            "verdict: publish\n- loss is 0.5 better\n",
+            "loss: 1.25 (champion 9.75)\n",
+            "rows: 40 of the test split",
+        ):
+            assert words in message
+        assert "unchanged: ingest, validate, tokenize\nran: train, evaluate, publish\n" in message
+        assert message.endswith("[skip ci]")
+        assert git(remote, "log", "-1", "--format=%an <%ae> %cn", "main") == "Evergreen <evergreen@localhost> Evergreen"
+
+    def test_the_same_run_is_recorded_once(self, worker: Worker, remote: Path) -> None:
+        artifacts = worker.ran("a", 1)
+        record.record(artifacts, TO, log, RAN)
+        record.record(artifacts, TO, log, RAN)
+        record_unchanged(artifacts, TO, dict.fromkeys(RAN, "unchanged"))
+        assert len(commits(remote)) == 2
+
+    def test_who_commits_is_who_git_says(self, worker: Worker, remote: Path) -> None:
+        git(worker.root, "config", "user.name", "Ada")
+        record.record(worker.ran("a", 1), TO, log, RAN)
+        assert git(remote, "log", "-1", "--format=%an <%ae> %cn", "main") == "Ada <evergreen@localhost> Ada"
+
+    def test_the_project_may_be_a_folder_of_the_repository(
+        self, worker: Worker, remote: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (worker.root / "models/here").mkdir(parents=True)
+        (worker.root / ".dvc").rename(worker.root / "models/here/.dvc")
+        monkeypatch.chdir(worker.root / "models/here")
+        record.record(Worker(Path.cwd()).ran("a", 1), TO, log, RAN)
+        assert recorded(remote, "models/here/dvc.lock") == Path("dvc.lock").read_text().strip()
+        assert commits(remote)[0] == "Record a: published release-1"
+
+
+class TestCheckout:
+    def test_a_dirty_checkout_stays_as_it_is(self, worker: Worker, remote: Path) -> None:
+        artifacts = worker.ran("a", 1)
+        worker.write("staged.txt", "staged")
+        git(worker.root, "add", "staged.txt")
+        worker.write("staged.txt", "edited since")
+        worker.write("untracked.txt", "")
+        artifacts.scratch.mkdir(parents=True)
+        before = worker.state()
+        record.record(artifacts, TO, log, RAN)
+        assert worker.state() == before
+        assert "staged.txt" not in git(remote, "ls-tree", "-r", "--name-only", "main")
+
+    def test_a_detached_head_and_a_branch_that_is_behind(self, worker: Worker, remote: Path, tmp_path: Path) -> None:
+        git(worker.root, "checkout", "-q", "--detach")
+        other = clone(remote, tmp_path / "other")
+        other.write("news.txt", "news")
+        git(other.root, "add", "-A")
+        git(other.root, "-c", "user.name=o", "-c", "user.email=o@o", "commit", "-q", "-m", "news")
+        git(other.root, "push", "-q")
+        before = worker.state()
+        record.record(worker.ran("a", 1), TO, log, RAN)
+        assert worker.state()[:2] == before[:2]
+        assert commits(remote) == ["Record a: published release-1", "news", "the project"]
+        assert recorded(remote, "news.txt") == "news"
+
+    def test_the_shallow_clone_of_a_prefect_worker(
+        self, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number in range(3):
+            other = clone(remote, tmp_path / f"other-{number}")
+            monkeypatch.chdir(other.root)
+            record.record(other.ran("b", number), TO, log, RAN)
+        monkeypatch.chdir(tmp_path)
+        cloned = git_clone(repository=remote.as_uri(), branch="main")
+        worker = Worker(tmp_path / cloned["directory"])
+        assert git(worker.root, "rev-parse", "--is-shallow-repository") == "true"
+        monkeypatch.chdir(worker.root)
+        record.record(worker.ran("a", 7), TO, log, RAN)
+        monkeypatch.chdir(other.root)
+        record.record(other.ran("b", 8), TO, log, RAN)  # the branch moves below the clone
+        monkeypatch.chdir(worker.root)
+        record.record(worker.ran("a", 9), TO, log, RAN)
+        assert models(remote) == {"train@a": "9", "train@b": "8"}
+        assert len(commits(remote)) == 7
+
+
+class TestMerge:
+    def test_two_recipes_that_end_at_once_both_survive(self, remote: Path, tmp_path: Path) -> None:
+        code = """
+import logging, sys, time
+from flows.record import Record, record
+from params.artifacts import STAGES, Artifacts
+logging.basicConfig(level="INFO", stream=sys.stdout)
+while time.time() < float(sys.argv[2]):
+    time.sleep(0.001)
+record(Artifacts(sys.argv[1]), Record(), logging.getLogger(), {})
+"""
+        workers = {recipe: clone(remote, tmp_path / recipe) for recipe in ("a", "b")}
+        start = str(time.time() + 5)
+        processes = []
+        for recipe, worker in workers.items():
+            worker.ran(recipe, ord(recipe))
+            command = [sys.executable, "-c", code, recipe, start]
+            processes.append(
+                subprocess.Popen(command, cwd=worker.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            )
+        for process in processes:
+            said, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, said.decode()
+        assert models(remote) == {"train@a": str(ord("a")), "train@b": str(ord("b"))}
+        assert len(commits(remote)) == 3
+
+    @pytest.mark.parametrize("times", [1, 4])
+    def test_a_lost_race_is_run_again(self, worker: Worker, remote: Path, tmp_path: Path, caplog, times: int) -> None:
+        other = clone(remote, tmp_path / "other")
+        script = OTHERS.format(count=tmp_path / "count", times=times, other=other.root)
+        hook(worker.root / ".git", "pre-push", script)
+        with caplog.at_level(logging.INFO, logger="test"):
+            record.record(worker.ran("a", 1), TO, log, RAN)
+        assert commits(remote) == ["Record a: published release-1", *["other"] * times, "the project"]
+        assert caplog.text.count("origin/main has moved meanwhile") == times
+        assert models(remote) == {"train@a": "1"}
+
+    def test_who_never_wins_gives_up_and_keeps_the_work(
+        self, worker: Worker, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = clone(remote, tmp_path / "other")
+        hook(worker.root / ".git", "pre-push", OTHERS.format(count=tmp_path / "count", times=99, other=other.root))
+        monkeypatch.setattr(record, "_PUSHES", 3)
+        artifacts = worker.ran("a", 1)
+        with pytest.raises(TransientError, match="after each of 3 attempts"):
+            record.record(artifacts, TO, log, RAN, waits_s=())
+        assert set(commits(remote)) == {"other", "the project"}
+        (worker.root / ".git/hooks/pre-push").unlink()
+        record.record(artifacts, TO, log, RAN)
+        assert models(remote) == {"train@a": "1"}
+
+    def test_stages_of_other_recipes_stay_as_they_are_there(
+        self, worker: Worker, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        worker.ran("b", 1)
+        record.record(worker.ran("a", 1), TO, log, RAN)
+        assert models(remote) == {"train@a": "1"}, "b has not recorded its run"
+        other = clone(remote, tmp_path / "other")
+        monkeypatch.chdir(other.root)
+        record.record(other.ran("b", 2), TO, log, RAN)
+        monkeypatch.chdir(worker.root)
+        record.record(worker.ran("a", 3), TO, log, RAN)
+        assert models(remote) == {"train@a": "3", "train@b": "2"}
+
+    def test_a_worker_with_an_older_run_does_not_bring_it_back(
+        self, worker: Worker, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        artifacts = worker.ran("a", 1)
+        record.record(artifacts, TO, log, RAN)
+        newer = clone(remote, tmp_path / "newer")
+        monkeypatch.chdir(newer.root)
+        record.record(newer.ran("a", 2), TO, log, RAN)
+        clone(remote, tmp_path / "clone")
+        for old in (worker.root, newer.root):
+            monkeypatch.chdir(old)
+            record.record(artifacts, TO, log, dict.fromkeys(RAN, "unchanged"))
+            assert models(remote) == {"train@a": "2"}
+        assert len(commits(remote)) == 3
+
+    def test_logs_keep_the_lines_of_both(
+        self, worker: Worker, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = clone(remote, tmp_path / "other")
+        monkeypatch.chdir(other.root)
+        record.record(other.ran("a", 1), TO, log, RAN)
+        monkeypatch.chdir(worker.root)
+        worker.ran("a", 2)
+        record.record(worker.ran("a", 3), TO, log, RAN)
+        lines = recorded(remote, "runs/a/release/log.jsonl").splitlines()
+        assert [json.loads(line)["number"] for line in lines] == [1, 2, 3]
+
+    def test_a_file_that_is_not_here_stays_as_it_is_there(self, worker: Worker, remote: Path) -> None:
+        """DVC deletes a stage's outputs before it runs; here publish has failed then."""
+        artifacts = worker.ran("a", 1)
+        record.record(artifacts, TO, log, RAN)
+        worker.ran("a", 2, status="refused")
+        artifacts.receipt.unlink()
+        outcomes = {stage: "ran" for stage in STAGES if stage != "publish"}
+        record.record(artifacts, TO, log, outcomes, error=TransientError("publish@a", "b", "c"))
+        assert json.loads(recorded(remote, "runs/a/release/receipt.json"))["tag"] == "release-1"
+        assert json.loads(recorded(remote, "runs/a/evaluation/blessing.json"))["model"] == "2"
+
+    def test_dvc_lock_is_written_as_dvc_writes_it(self) -> None:
+        text = LOCK + ENTRY.format(recipe="a", number=1) + ENTRY.format(recipe="b", number=2)
+        for recipe in ("a", "b"):
+            stages = dvc_lock.stages_of(text, recipe, where="")
+            assert list(stages) == [f"train@{recipe}"]
+            assert dvc_lock.merge(text, stages, recipe, where="") == text
+        assert dvc_lock.merge("", dvc_lock.stages_of(text, "b", where=""), "b", where="") == LOCK + ENTRY.format(
+            recipe="b", number=2
+        )
+        with pytest.raises(RecipeError, match=r"origin/main: dvc.lock is damaged there"):
+            dvc_lock.merge("<<<<<<< HEAD\nschema: [", {}, "a", where="origin/main")
+
+
+class TestRefusal:
+    def test_a_protected_branch(self, worker: Worker, remote: Path) -> None:
+        hook(remote, "pre-receive", "echo 'main is protected' >&2; exit 1")
+        artifacts = worker.ran("a", 1)
+        before = worker.state()
+        with pytest.raises(
+            RemoteRefusedError, match=r"origin/main: refused the commit: .*hook declined.*main is protected"
+        ):
+            record.record(artifacts, TO, log, RAN)
+        assert worker.state() == before
+        assert commits(remote) == ["the project"]
+        (remote / "hooks/pre-receive").unlink()
+        record.record(artifacts, TO, log, RAN)
+        assert models(remote) == {"train@a": "1"}, "the next run records the work"
+
+    @pytest.mark.parametrize(
+        ("to", "words"),
+        [
+            (
+                Record(branch="nightly"),
+                "origin has no branch nightly\n  fix: make it first: git push origin HEAD:refs/heads/ni",
+            ),
+            (Record(remote="backup"), "'backup' does not appear to be a git repository"),
+        ],
+    )
+    def test_a_branch_or_remote_that_is_not_there(self, worker: Worker, to: Record, words: str) -> None:
+        with pytest.raises(RemoteRefusedError) as raised:
+            record.record(worker.ran("a", 1), to, log, RAN)
+        assert words in str(raised.value)
+
+    def test_a_remote_that_does_not_answer(self, worker: Worker, remote: Path, caplog) -> None:
+        artifacts = worker.ran("a", 1)
+        git(worker.root, "remote", "set-url", "origin", f"http://user:secret@127.0.0.1:{free_port()}/x.git")
+        before = worker.state()
+        with pytest.raises(TransientError, match="cannot read the branch") as raised:
+            record.record(artifacts, TO, log, RAN, waits_s=(0.1, 0.1))
+        assert caplog.text.count("tries again to record the run in 0.1 s") == 2
+        assert "secret" not in caplog.text + str(raised.value)
+        assert worker.state() == before
+        git(worker.root, "remote", "set-url", "origin", str(remote))
+        record.record(artifacts, TO, log, RAN)
+        assert models(remote) == {"train@a": "1"}
+
+    def test_objects_come_first(self, worker: Worker, remote: Path) -> None:
+        """A commit names no object that the DVC remote lacks: here the remote cannot be used."""
+        outs = {stage: stage for stage in STAGES} | {"train": "model"}
+        stages = [
+            f"  {stage}: {{foreach: [a], do: {{cmd: x, outs: ['runs/${{item}}/{out}']}}}}"
+            for stage, out in outs.items()
+        ]
+        worker.write("dvc.yaml", "\n".join(["stages:", *stages]))
+        worker.write(".dvc/config", "[core]\nremote = storage\n['remote \"storage\"']\nurl = s3://bucket\n")
+        with pytest.raises(RemoteRefusedError, match="dvc push: the DVC remote `storage`: cannot be used"):
+            record.record(worker.ran("a", 1), TO, log, RAN)
+        assert commits(remote) == ["the project"]
+
+    def test_no_repository(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(RemoteRefusedError, match="not a git repository"):
+            record.record(Artifacts("a"), TO, log, {}, error=DataError("a", "b", "c"))
+
+
+class TestRecording:
+    def test_a_failed_run_is_recorded_and_keeps_its_error(self, worker: Worker, remote: Path) -> None:
+        artifacts = worker.ran("a", 1)
+        error = DataError("validate@a: rows.csv:3", "a row that is private", "fix it")
+        with pytest.raises(DataError, match="a row that is private"), recording(artifacts, TO, {"ingest": "ran"}, log):
+            raise error
+        message = git(remote, "log", "-1", "--format=%B", "main")
+        assert message.startswith("Record a: validate failed: DataError\n\nran: ingest\n")
+        assert "private" not in message
+
+    def test_a_refused_model_is_no_failure_of_publishing(self, worker: Worker, remote: Path) -> None:
+        artifacts = worker.ran("a", 1, status="refused")
+        with pytest.raises(ModelError), recording(artifacts, TO, {s: "ran" for s in RAN if s != "publish"}, log):
+            raise ModelError("publish@a: blessing.json", "the gate refuses the model", "learn")
+        message = git(remote, "log", "-1", "--format=%B", "main")
+        assert message.startswith("Record a: the gate refused the model\n\nverdict: refuse\n- loss is")
+
+    def test_that_it_cannot_be_recorded_does_not_hide_why_a_run_failed(self, worker: Worker, caplog) -> None:
+        artifacts = worker.ran("a", 1)
+        with pytest.raises(DataError), recording(artifacts, Record(remote="backup"), {}, log):
+            raise DataError("a", "b", "c")
+        assert "the run was not recorded: backup/main: cannot read" in caplog.text
+
+    def test_a_run_that_is_stopped_is_recorded(self, worker: Worker, remote: Path) -> None:
+        artifacts = worker.ran("a", 1)
+        with pytest.raises(KeyboardInterrupt), recording(artifacts, TO, {"ingest": "ran"}, log):
+            raise KeyboardInterrupt
+        assert commits(remote)[0] == "Record a: validate was stopped"
+
+    def test_a_good_run_that_cannot_be_recorded_fails(self, worker: Worker) -> None:
+        artifacts = worker.ran("a", 1)
+        with pytest.raises(RemoteRefusedError), recording(artifacts, Record(remote="backup"), RAN, log):
+            pass
+
+    def test_nothing_is_recorded_unless_asked_for(self, worker: Worker, remote: Path) -> None:
+        with recording(worker.ran("a", 1), None, RAN, log):
+            pass
+        assert commits(remote) == ["the project"]
+
+
+@pytest.mark.parametrize(
+    ("status", "outcomes", "subject"),
+    [
+        ("published", RAN, "Record a: published release-5"),
+        ("kept", RAN, "Record a: kept the champion release-5"),
+        ("kept", {"evaluate": "ran"}, "Record a: evaluated, verdict keep"),
+    ],
+)
+def test_the_first_line_says_how_the_run_ended(
+    worker: Worker, status: str, outcomes: dict[str, str], subject: str
+) -> None:
+    message = record.record_message(worker.ran("a", 5, status=status), outcomes, None)
+    assert message.splitlines()[0] == subject
+
+
+def test_parse_takes_a_remote_and_a_branch() -> None:
+    assert Record.parse("origin/main") == TO
+    assert Record.parse("team/models/nightly") == Record(remote="team", branch="models/nightly")
+    for text in ("main", "origin/", "/main", "--upload-pack=x/main", "https://host/x", "origin/-x", "ext::sh/main"):
+        with pytest.raises(RecipeError, match="write remote/branch, such as origin/main"):
+            Record.parse(text)
