@@ -386,6 +386,10 @@ class Launch(Section):
     keep_rows_hours: Hours = 168.0
     """How long an interrupted run of the flow keeps its rows, so that it can be finished, although a source of kind `sql`
     or with `refresh` may have new ones. After this many hours it is given up, and the next run takes the new rows."""
+    price_per_hour: NonNegativeFloat | None = None
+    """Price of an hour of what a run occupies, all machines together, in a currency of your choice. `evergreen history`
+    multiplies it by the hours from the start of the flow to its end, waits for retries included, waits for a free worker
+    not. The report multiplies it by the hours of the stages."""
 
     @validate_model(mode="after")
     def _fits_its_machines(self) -> Launch:
