@@ -73,6 +73,13 @@ def link_report(artifacts: Artifacts, *, renew: bool) -> None:
         create_link_artifact(link, link_text=str(artifacts.page), key=key, description="verdict, metrics, lineage")
 
 
+@_unless_server_is_away()
+def show_history(artifacts: Artifacts, text: str) -> None:
+    """Add the last runs of a recipe, as Markdown, to the flow run."""
+    key = _artifact_key("history", artifacts)
+    create_markdown_artifact(text, key=key, description=f"the last runs of {artifacts.recipe}")
+
+
 def _artifact_key(what: str, artifacts: Artifacts) -> str:
     """The key of a Prefect artifact, in the letters that Prefect allows."""
     return re.sub(r"[^a-z0-9]+", "-", f"{what}-{artifacts.recipe}".lower()).strip("-")

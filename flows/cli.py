@@ -67,6 +67,8 @@ def run(
     outcomes: Any = None
     if server and is_prepared() and not force:  # a server that others look at is told of every run
         outcomes = stages.unchanged(STAGES[:-1] if no_publish else STAGES, artifacts)
+        if outcomes:
+            artifacts.succeeded.touch()
     if not outcomes:
         with server.used() if server else nullcontext():
             from flows.retrain import retrain
@@ -95,6 +97,25 @@ def releases(
     for path in chosen:
         record_decision(Artifacts(path.stem))
     show_releases(chosen, must_exist=recipe is not None)
+
+
+@app.command()
+def history(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(parser=recipe_name, metavar="RECIPE", help="Name or path; by default every recipe."),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the entries of the logs as JSON.")] = False,
+    last: Annotated[int, typer.Option(min=1, help="How many runs.")] = 30,
+) -> None:
+    """List the runs of the flow, the newest first, and write the page of all runs, runs/index.html.
+
+    A run with nothing to do is not logged. Rollbacks and what `dvc repro` published are in the list, too.
+    """
+    from flows.history import history
+
+    history(recipe, as_json=as_json, last=last)
 
 
 @app.command()

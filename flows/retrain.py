@@ -13,7 +13,7 @@ from typing import Any
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from flows import logs, stages
+from flows import history, logs, stages
 from flows.artifacts import link_report, named_if_kept, show_report
 from flows.locks import clear_stale_locks, recipe_lock
 from flows.record import Record, recording
@@ -50,16 +50,17 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
     """
     logs.hide_tracebacks()
     artifacts, log = Artifacts(recipe_name(recipe)), get_run_logger()
-    load(artifacts.recipe_path)
     requested = STAGES if publish else STAGES[:-1]
     outcomes: dict[str, str] = {}
 
     def bring_up_to_date(names: Sequence[str], *, force: bool) -> None:
         for stage in names:
             named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{artifacts.recipe}")
-            outcomes[stage] = named(stage, artifacts.recipe, force=force, return_state=True).result()
+            with run.stage(stage, outcomes):
+                outcomes[stage] = named(stage, artifacts.recipe, force=force, return_state=True).result()
 
-    with recipe_lock(artifacts, log), recording(artifacts, record, outcomes, log):
+    with recipe_lock(artifacts, log), recording(artifacts, record, outcomes, log), history.logged(artifacts) as run:
+        load(artifacts.recipe_path)
         if force or stages.any_stale(requested, artifacts.recipe):
             stages.check(artifacts.recipe, log)
         try:

@@ -78,14 +78,20 @@ class Artifacts:
     """Written when the flow has read the rows of an unfinished run, from a source that DVC cannot watch."""
     receipt_log_lock = _Below("scratch", "receipt-log.lock")
     """Held by the process that writes to the log of receipts."""
+    run_log_lock = _Below("scratch", "run-log.lock")
+    """Held by the process that writes to the log of runs."""
     server_log = _Below("scratch", "prefect-server.log")
     """Output of the Prefect server that a flow starts for itself."""
     staged_release = _Below("scratch", "release")
     """The files of a release before they are published."""
+    succeeded = _Below("scratch", "succeeded")
+    """Written when a run of the flow succeeds, even if it had nothing to do."""
     timings = _Below("scratch", "timings")
     """What each stage took, `<stage>.json`."""
     train_lock = _Below("scratch", "train.lock")
     """Held by the train stage, and by what writes checkpoints for it."""
+    unfinished_run = _Below("scratch", "unfinished-run.json")
+    """The entry of a run of the flow that has not ended, as it would be logged if it were killed now."""
     verify_resume = _Below("scratch", "verify-resume")
     """The runs that `verify-resume` compares."""
     verify_resume_lock = _Below("scratch", "verify-resume.lock")
@@ -116,6 +122,8 @@ class Artifacts:
     """publish: what was published where."""
     receipt_log = _Below("run", "release/log.jsonl")
     """Every verdict, receipt, refusal and rollback. Git keeps it; DVC does not know it."""
+    run_log = _Below("run", "runs.jsonl")
+    """Every run of the flow that did something. Git keeps it; DVC does not know it."""
 
     @property
     def logs(self) -> tuple[Path, ...]:

@@ -394,7 +394,12 @@ class Launch(Section):
     after 30 s."""
     keep_rows_hours: Hours = 168.0
     """How long an interrupted run of the flow keeps its rows, so that it can be finished, although its source may have new
-    ones: a database, a branch of a dataset, a function with `refresh`. After this many hours it is given up, and the next run takes the new rows."""
+    ones: a database, a branch of a dataset, a function with `refresh`. After this many hours it is given up, and the
+    next run takes the new rows."""
+    price_per_hour: NonNegativeFloat | None = None
+    """Price of an hour of what a run occupies, all machines together, in a currency of your choice. `evergreen history`
+    multiplies it by the hours from the start of the flow to its end, waits for retries included, waits for a free worker
+    not. The report multiplies it by the hours of the stages."""
 
     @validate_model(mode="after")
     def _fits_its_machines(self) -> Launch:

@@ -86,6 +86,14 @@ def duration(seconds: object) -> str:
     return f"{hours} h {left} min" if left else f"{hours} h"
 
 
+def amount(money: object) -> str:
+    """Return an amount of money, such as `1,204.50`; a dash for what is missing."""
+    known = finite(money)
+    if known is None:
+        return MISSING
+    return f"{known:,.2f}" if known >= 0.1 or not known else f"{known:,.4f}"
+
+
 def truncate(value: object, limit: int) -> str:
     """Return at most `limit` characters of a text, with invisible characters escaped, except line ends."""
     text = value if isinstance(value, str) else MISSING if value is None else str(value)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from params.artifacts import STAGES, Artifacts, write_whole
 from tasks.report.run_results import RunResults, read_results
+from tasks.report.templates import fill
 from tasks.report.timings import Timing, read_timings
-from tasks.validation.report import escape_direction
 
 
 def write_report(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None = None) -> Path:
@@ -36,15 +35,8 @@ def render(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None, quote_
     Without `timings` it is the page for the release, which has no times and nothing of the receipt: publishing the same
     run again gives the same page.
     """
-    import jinja2
-
-    # autoescape by name would miss this template's suffix
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(files(__package__).joinpath("page.html.jinja").read_text("utf-8"))
     results = read_results(artifacts, local=timings is not None)
-    return escape_direction(template.render(_content(artifacts, results, timings, quote_rows=quote_rows))) + "\n"
+    return fill("report/page.html.jinja", _content(artifacts, results, timings, quote_rows=quote_rows))
 
 
 def _content(
@@ -96,9 +88,13 @@ def _content(
         "curves": sections.curves_section(results),
         "data": sections.data_section(results, quote_rows=quote_rows),
         "tokens": sections.tokens_section(results),
-        "time": sections.time_section(timings) if timings else None,
+        "time": sections.time_section(timings, _price(results)) if timings else None,
         "lineage": lineage_section(results, receipt),
     }
+
+
+def _price(results: RunResults) -> float | None:
+    return results.recipe.launch.price_per_hour if results.recipe else None
 
 
 def _stages(results: RunResults, failed: str | None, *, is_published: bool, local: bool) -> list[tuple[str, str]]:

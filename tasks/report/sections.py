@@ -16,6 +16,7 @@ from tasks.report.canvas import svg
 from tasks.report.duration_bars import draw_durations
 from tasks.report.formatting import (
     MISSING,
+    amount,
     duration,
     finite,
     gain_class,
@@ -273,8 +274,8 @@ def tokens_section(results: RunResults) -> Section | None:
     return {"lead": lead, "splits": SPLITS, "rows": rows, "vocabulary": number(tokenized.vocab_size)}
 
 
-def time_section(timings: Mapping[str, Timing]) -> Section | None:
-    """Return time and memory by stage."""
+def time_section(timings: Mapping[str, Timing], price_per_hour: float | None) -> Section | None:
+    """Return time and memory by stage, and what the stages cost together."""
     if not timings:
         return None
     total = sum(timing.seconds for timing in timings.values())
@@ -282,6 +283,9 @@ def time_section(timings: Mapping[str, Timing]) -> Section | None:
     peaks = [timing.peak_memory_mib for timing in timings.values() if timing.peak_memory_mib is not None]
     lead = f"{duration(total)} in total, of which {duration(longest.seconds)} in {longest.stage}"
     lead += f"; at most {_memory(max(peaks))} of memory." if peaks else "."
+    if price_per_hour is not None:
+        cost = amount(total / 3600 * price_per_hour)
+        lead += f" Cost: {cost}, at {amount(price_per_hour)} an hour (launch.price_per_hour)."
     rows = [
         {
             "stage": timing.stage,

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from params.artifacts import Artifacts
+from tasks.history.run_log import read_runs
 from tests.support.project import STAGES, Project, ServedProject, copy_project, wait_for, write_sentences
 
 TINY = """
@@ -101,7 +103,8 @@ def test_a_run_that_is_asked_for_completes(deployed: Deployed) -> None:
     for line in ("training a tokenizer", "train: step 20 of 20", "evaluate: untrained on test"):
         assert line in logs
     artifacts = deployed.ask("artifacts", flow_runs={"id": {"any_": [run["id"]]}})
-    assert {f"{stage}-tiny" for stage in STAGES} <= {a["key"] for a in artifacts}
+    assert {"history-tiny", *(f"{stage}-tiny" for stage in STAGES)} <= {a["key"] for a in artifacts}
+    assert logged(deployed) == [run["id"]]
     assert deployed.repro() == []
 
 
@@ -111,6 +114,7 @@ def test_a_second_run_waits_for_the_first(deployed: Deployed) -> None:
     wait_for(lambda: all(run["state"]["type"] == "COMPLETED" for run in deployed.runs()), "both runs to complete", 150)
     first, second = sorted(deployed.runs()[:2], key=lambda run: run["start_time"])
     assert first["end_time"] <= second["start_time"]
+    assert len(logged(deployed)) == 1, "a run with nothing to do is not logged"
 
 
 def test_a_killed_stage_is_tried_again_and_goes_on(deployed: Deployed) -> None:
@@ -207,6 +211,11 @@ def test_a_run_that_is_due_appears_and_runs_by_itself(deployed: Deployed) -> Non
     wait_for(done, "a scheduled run to complete", 150)
     assert done()[0]["auto_scheduled"]
     assert time.monotonic() - start < 150
+
+
+def logged(project: Project) -> list[str]:
+    """The flow runs in the log of runs."""
+    return [run.run_id for run in read_runs(Artifacts("tiny", project.root))]
 
 
 def checkpoints(project: Project) -> list[Path]:

@@ -300,7 +300,7 @@ def test_new_timing_removes_those_of_later_stages(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_colours_have_enough_contrast(scheme):
-    style = files("tasks.report").joinpath("page.html.jinja").read_text()
+    style = files("tasks.report").joinpath("page.css").read_text()
     light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
     colours = dict(re.findall(r"(--[\w-]+): #(\w{6})", light + (dark if scheme == "dark" else "")))
     backgrounds = {name: ["--page", "--card"] for name in ("--ink", "--soft", "--candidate", "--champion", "--base")}

@@ -1,0 +1,137 @@
+"""The texts that say what a run did: for the terminal, for a Markdown table in Prefect, and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from tasks.history.run_log import Outcome, RunEntry
+from tasks.report.formatting import amount, duration, finite, interval, number, one_line, plural, signed_gain
+
+Tone = Literal["good", "note", "bad", "plain"]
+TONES: Final[dict[Outcome, Tone]] = {
+    "published": "good",
+    "proposed": "good",
+    "kept": "note",
+    "dry-run": "plain",
+    "evaluated": "plain",
+    "unchanged": "plain",
+    "rolled back": "note",
+    "cancelled": "note",
+    "budget spent": "note",
+    "refused": "bad",
+    "failed": "bad",
+    "crashed": "bad",
+}
+_MAX_REASON = 300
+_HEADINGS = ("when (UTC)", "recipe", "outcome", "metric", "gain", "rows", "time", "cost", "why")
+_MAX_TERMINAL = 100
+
+
+def when(run: RunEntry) -> str:
+    """Return when a run started."""
+    return run.started.strftime("%Y-%m-%d %H:%M")
+
+
+def reason(run: RunEntry) -> str:
+    """Return why a run ended as it did, on one line; empty if there is nothing to say."""
+    if run.error:
+        place = f"{run.error.where}: " if run.error.where else ""
+        return one_line(f"{run.error.type}: {place}{run.error.what}", _MAX_REASON)
+    to = f"to {run.tag} " if run.outcome == "rolled back" and run.tag else ""
+    return one_line(to + "; ".join(run.reasons), _MAX_REASON)
+
+
+def metric(run: RunEntry) -> str:
+    """Return the metric that decided with its value, for example `accuracy 0.912`."""
+    return f"{one_line(run.evaluated.metric, 40)} {number(run.evaluated.value)}" if run.evaluated else ""
+
+
+def gain(run: RunEntry) -> tuple[str, str]:
+    """Return the gain over the champion or the model before training, and its interval; empty if there was no comparison."""
+    found = run.evaluated
+    if found is None or finite(found.gain) is None:
+        return "", ""
+    ends = interval(found.gain_low, found.gain_high, signed=True)
+    return signed_gain(found.gain, found.gain_low, found.gain_high), ends
+
+
+def rows(run: RunEntry) -> str:
+    """Return the number of rows that passed validation."""
+    return number(sum(count for split, count in run.rows.items() if split != "quarantined")) if run.rows else ""
+
+
+def time(run: RunEntry) -> str:
+    """Return how long a run took."""
+    return "" if run.seconds is None else duration(run.seconds)
+
+
+def age(seconds: float) -> str:
+    """Return how long ago something was, for example `12 days`, `5 h` or `20 min`."""
+    for unit, length in (("day", 86_400), ("h", 3_600), ("min", 60)):
+        count = int(seconds // length)
+        if count >= 2 or (count and unit != "day"):
+            return plural(count, unit) if unit == "day" else f"{count} {unit}"
+    return "less than a minute"
+
+
+def cost(run: RunEntry) -> str:
+    """Return what a run cost."""
+    return "" if run.cost is None else amount(run.cost)
+
+
+def longest_stage(run: RunEntry) -> str:
+    """Return the stage that took longest, for example `train 1 h 2 min`; empty if none took a second."""
+    name, stage = max(run.stages.items(), key=lambda item: item[1].seconds, default=("", None))
+    return f"{name} {duration(stage.seconds)}" if stage and stage.seconds >= 1 else ""
+
+
+def terminal_table(runs: Sequence[RunEntry]) -> list[str]:
+    """Return one line for each run, with a heading."""
+    table = [_HEADINGS, *(_cells(run) for run in runs)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(_HEADINGS))]
+    used = [column for column in range(len(_HEADINGS)) if any(row[column] for row in table[1:])]
+    return ["  ".join(row[column].ljust(widths[column]) for column in used).rstrip() for row in table]
+
+
+def markdown_table(runs: Sequence[RunEntry]) -> str:
+    """Return the runs as a Markdown table."""
+    headings = [heading for heading in _HEADINGS if heading != "recipe"]
+    lines = [f"| {' | '.join(headings)} |", f"| {' | '.join('---' for _ in headings)} |"]
+    for run in runs:
+        when, _, *others = _cells(run)
+        lines.append(f"| {' | '.join(_escape(cell) for cell in (when, *others))} |")
+    return "\n".join(lines)
+
+
+def _cells(run: RunEntry) -> tuple[str, ...]:
+    difference, ends = gain(run)
+    return (
+        when(run),
+        run.recipe,
+        run.outcome,
+        metric(run),
+        f"{difference} ({ends})" if ends else difference,
+        rows(run),
+        time(run),
+        cost(run),
+        one_line(reason(run), _MAX_TERMINAL),
+    )
+
+
+def _escape(cell: str) -> str:
+    return "".join(f"\\{char}" if char in "\\`*_{}[]<>()#+-!|" else char for char in cell)
+
+
+def summary(runs: Sequence[RunEntry]) -> str:
+    """Return how many runs there were, and how they ended, for example `12 runs: 3 published, 9 kept`."""
+    ended: dict[str, int] = {}
+    for run in runs:
+        ended[run.outcome] = ended.get(run.outcome, 0) + 1
+    parts = [f"{ended[outcome]} {outcome}" for outcome in TONES if outcome in ended]
+    return f"{plural(len(runs), 'run')}: {', '.join(parts)}" if parts else "no run"
+
+
+def champion(run: RunEntry) -> str:
+    """Return the champion's value of that day; empty if there was none."""
+    return number(run.evaluated.champion) if run.evaluated and run.evaluated.champion is not None else ""

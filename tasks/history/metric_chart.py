@@ -1,0 +1,153 @@
+"""The metric that decides over time: every candidate with its interval, and the champion of its day."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from tasks.history.run_log import Evaluated, RunEntry
+from tasks.report.canvas import BAD, CANDIDATE, CARD, CHAMPION, LINE, SOFT, sheet, style
+from tasks.report.formatting import number, plural
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTHS: Final = {"broad": 1040.0, "narrow": 330.0}
+"""Of the two drawings of a chart, in pixels: for a screen and for a phone. Scaled down, the text would be too small."""
+_HEIGHT = 250.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 10.0, 12.0, 26.0
+_FENCE = 3.0
+"""A value further outside of the middle half of all values than this many times its width is drawn at the chart's edge."""
+_DAY_S = 86_400.0
+_MANY = 120
+"""With more runs than this, dots are smaller and intervals thinner."""
+
+
+def metric_shown(runs: Sequence[RunEntry]) -> str | None:
+    """Return the metric that decided about the newest candidate; None if none was evaluated."""
+    return next((run.evaluated.metric for run in reversed(runs) if run.evaluated), None)
+
+
+def evaluations(runs: Sequence[RunEntry], metric: str) -> list[tuple[RunEntry, Evaluated]]:
+    """Return the runs whose candidate has a value of the metric."""
+    return [
+        (run, run.evaluated)
+        for run in runs
+        if run.evaluated and run.evaluated.metric == metric and run.evaluated.value is not None
+    ]
+
+
+def draw_metric(runs: Sequence[RunEntry], metric: str, width: float) -> Figure:
+    """Draw the candidates' values over time, the champion's as a line, and runs without a candidate as ticks at the bottom."""
+    found = evaluations(runs, metric)
+    failed = [run.started for run in runs if run.outcome in {"failed", "crashed", "cancelled", "budget spent"}]
+    low, high = value_range(found)
+    first, last = runs[0].started, runs[-1].started
+    margin = max((last - first) * 0.02, timedelta(hours=1))
+    with style():
+        figure = sheet(width, _HEIGHT, _description(metric, found, len(failed)))
+        box = (_LEFT / width, _BOTTOM / _HEIGHT, (width - _LEFT - _RIGHT) / width, (_HEIGHT - _TOP - _BOTTOM) / _HEIGHT)
+        axes = figure.add_axes(box)
+        axes.set_xlim(_days(first - margin), _days(last + margin))
+        axes.set_ylim(low, high)
+        _champion(axes, found)
+        _candidates(axes, found, low, high)
+        height = 0.05 * (high - low)
+        _lines(axes, ((_days(time), low, _days(time), low + height) for time in failed), BAD, 2.0)
+        _label_axes(axes, last - first, broad=width > WIDTHS["narrow"])
+    return figure
+
+
+def _champion(axes: Axes, found: Sequence[tuple[RunEntry, Evaluated]]) -> None:
+    values = [(_days(run.started), one.champion) for run, one in found if one.champion is not None]
+    if values:
+        marker = "D" if len(values) == 1 else ""
+        # between two runs, the champion is the one that the later run met
+        times, levels = zip(*values, strict=True)
+        axes.plot(times, levels, color=CHAMPION, linewidth=1.6, drawstyle="steps-pre", marker=marker, markersize=5)
+
+
+def _candidates(axes: Axes, found: Sequence[tuple[RunEntry, Evaluated]], low: float, high: float) -> None:
+    is_many = len(found) > _MANY
+    size, edge = 5.0 if is_many else 8.0, 0.025 * (high - low)
+    ends = [
+        (_days(run.started), one.low, one.high) for run, one in found if one.low is not None and one.high is not None
+    ]
+    _lines(axes, ((x, a, x, b) for x, a, b in ends), CANDIDATE, 0.8 if is_many else 1.6)
+    places = {"published": [], "other": [], "refused": []}  # type: dict[str, list[tuple[float, float]]]
+    for run, one in found:
+        assert one.value is not None
+        kind = run.outcome if run.outcome in places else "other"
+        places[kind].append((_days(run.started), min(max(one.value, low + edge), high - edge)))
+    _dots(axes, places["other"], CANDIDATE, size)
+    _dots(axes, places["other"], CARD, size - 2.6)
+    _dots(axes, places["refused"], BAD, size)
+    _dots(axes, places["published"], CANDIDATE, size + 1)
+
+
+def _dots(axes: Axes, places: Iterable[tuple[float, float]], colour: str, size: float) -> None:
+    _lines(axes, ((x, y, x, y) for x, y in places), colour, size)
+
+
+def _lines(axes: Axes, lines: Iterable[tuple[float, float, float, float]], colour: str, width: float) -> None:
+    """Draw lines as one path, which stays small for thousands of runs; a line of no length is a dot."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    vertices = [point for x, y, to_x, to_y in lines for point in ((x, y), (to_x, to_y))]
+    if not vertices:
+        return
+    path = Path(vertices, [Path.MOVETO, Path.LINETO] * (len(vertices) // 2))
+    path.should_simplify = False
+    patch = PathPatch(path, fill=False, edgecolor=colour, linewidth=width, capstyle="round", zorder=3, clip_on=True)
+    axes.add_patch(patch)
+
+
+def value_range(evaluated: Sequence[tuple[RunEntry, Evaluated]]) -> tuple[float, float]:
+    """Return the ends of the chart's axis: all values and intervals, without refused ones and those far outside of most."""
+    found = [one for run, one in evaluated if run.outcome != "refused"] or [one for _, one in evaluated]
+    values = [value for one in found for value in (one.value, one.champion) if value is not None]
+    ends = [*values, *(value for one in found for value in (one.low, one.high) if value is not None)]
+    fence = (min(ends), max(ends))
+    if len(values) >= 8:
+        lower, _, upper = statistics.quantiles(values, n=4)
+        if upper > lower:
+            fence = (lower - _FENCE * (upper - lower), upper + _FENCE * (upper - lower))
+    inside = [value for value in ends if fence[0] <= value <= fence[1]]
+    low, high = min(inside), max(inside)
+    margin = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def _label_axes(axes: Axes, span: timedelta, *, broad: bool) -> None:
+    from matplotlib.dates import AutoDateLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    pattern = "%H:%M" if span < timedelta(days=2) else "%-d %b" if span < timedelta(days=300) else "%b %Y"
+    axes.xaxis.set_major_locator(AutoDateLocator(minticks=2, maxticks=9 if broad else 4))  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda day, _: datetime.fromtimestamp(day * _DAY_S, UTC).strftime(pattern))
+    )
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+    axes.xaxis.grid(visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.spines["bottom"].set_color(LINE)
+    axes.tick_params(colors=SOFT)
+
+
+def _description(metric: str, found: Sequence[tuple[RunEntry, Evaluated]], failed: int) -> str:
+    (first, one), (last, other) = found[0], found[-1]
+    text = f"{metric} of {plural(len(found), 'candidate')}"
+    text += f" from {first.started:%Y-%m-%d} ({number(one.value)}) to {last.started:%Y-%m-%d} ({number(other.value)})"
+    if other.champion is not None:
+        text += f", the champion's last value {number(other.champion)}"
+    return f"{text}; {plural(failed, 'run')} without a candidate."
+
+
+def _days(time: datetime) -> float:
+    """Return a time as the axis has it: in days since 1970."""
+    return time.timestamp() / _DAY_S

@@ -1,0 +1,152 @@
+"""The history of each recipe: its runs from the log of runs, and what only the log of receipts knows.
+
+That are rollbacks, releases by `dvc repro`, and everything from before there was a log of runs.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from params.artifacts import Artifacts
+from tasks.evaluation.receipt_log import ReceiptLogEntry, read_entries
+from tasks.history.run_log import Evaluated, Outcome, RunEntry, read_runs
+
+_OUTCOMES: Final[Mapping[str, Outcome]] = {
+    "verdict": "evaluated",
+    "refused": "refused",
+    "published": "published",
+    "kept": "kept",
+    "dry-run": "dry-run",
+    "rollback": "rolled back",
+}
+"""Of the events in the log of receipts."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When runs of a recipe are due."""
+
+    text: str
+    """For people."""
+    overdue_since: datetime | None
+    """The recipe is overdue if it has not succeeded since then: twice the schedule's interval ago. None if that is unknown."""
+
+
+@dataclass(frozen=True)
+class RecipeHistory:
+    """All that is known of the runs of a recipe."""
+
+    recipe: str
+    runs: Sequence[RunEntry]
+    """The oldest first."""
+    schedules: Sequence[Schedule]
+    succeeded: datetime | None
+    """The last success that is known, also of a run with nothing to do."""
+
+    @property
+    def release(self) -> RunEntry | None:
+        """What made the model that is published now: a release or a rollback."""
+        return next((run for run in reversed(self.runs) if run.outcome in {"published", "rolled back"}), None)
+
+    @property
+    def last(self) -> RunEntry | None:
+        """The newest run; a rollback is none."""
+        return next((run for run in reversed(self.runs) if run.outcome != "rolled back"), None)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether a schedule has waited for a success for more than twice its interval.
+
+        A recipe that has never succeeded is judged by its first run; one that has never run is not judged.
+        """
+        since = self.succeeded or (self.runs[0].started if self.runs else None)
+        limits = [one.overdue_since for one in self.schedules if one.overdue_since]
+        return since is not None and any(since < limit for limit in limits)
+
+    def since(self, days: int, now: datetime) -> Sequence[RunEntry]:
+        """Return the runs of the last days."""
+        return [run for run in self.runs if run.started > now - timedelta(days=days)]
+
+
+def read_histories(
+    root: Path, schedules: Mapping[str, Sequence[Schedule]], succeeded: Mapping[str, datetime]
+) -> list[RecipeHistory]:
+    """Return the history of every recipe in params/ and of every other one that has left a log, by name.
+
+    Args:
+        root: the project's root.
+        schedules: of each recipe.
+        succeeded: when a run of a recipe last succeeded, as far as others know.
+    """
+    logs = [*root.glob("runs/*/runs.jsonl"), *root.glob("runs/*/release/log.jsonl")]
+    names = {path.relative_to(root).parts[1] for path in logs} | {path.stem for path in root.glob("params/*.yaml")}
+    histories = []
+    for name in sorted(names):
+        artifacts = Artifacts(name, root)
+        runs = read_all(artifacts)
+        known = [run.ended for run in runs if run.succeeded]
+        known += [succeeded[name]] if name in succeeded else []
+        if artifacts.succeeded.exists():
+            known.append(datetime.fromtimestamp(artifacts.succeeded.stat().st_mtime, UTC))
+        histories.append(RecipeHistory(name, runs, schedules.get(name, ()), max(known, default=None)))
+    return histories
+
+
+def read_all(artifacts: Artifacts) -> list[RunEntry]:
+    """Return the runs of a recipe, and what only the log of receipts knows, the oldest first."""
+    runs = read_runs(artifacts)
+    receipts = read_entries(artifacts)
+    judged_further = {_work(entry) for entry in receipts if entry.event != "verdict"}
+    starts = [run.started for run in runs]
+    found = []
+    for receipt in receipts:
+        if receipt.event == "verdict" and _work(receipt) in judged_further:
+            continue
+        entry = _entry(artifacts, receipt)
+        if entry and not (entry.outcome != "rolled back" and _is_within(entry.started, runs, starts)):
+            found.append(entry)
+    return sorted([*runs, *found], key=lambda run: run.started)
+
+
+def _work(entry: ReceiptLogEntry) -> tuple[str | None, ...]:
+    return entry.weights, entry.data, entry.recipe
+
+
+def _is_within(time: datetime, runs: Sequence[RunEntry], starts: Sequence[datetime]) -> bool:
+    """Whether a run was going on at a time; only one runs at a time on a machine."""
+    last = bisect.bisect_right(starts, time)
+    return any(run.started <= time <= run.ended for run in runs[max(0, last - 3) : last])
+
+
+def _entry(artifacts: Artifacts, receipt: ReceiptLogEntry) -> RunEntry | None:
+    """Return an entry of the log of receipts as one of the log of runs; None if it says no time, or is of another kind."""
+    outcome = _OUTCOMES.get(receipt.event)
+    try:
+        time = datetime.fromisoformat(receipt.time).astimezone(UTC)
+    except ValueError:
+        return None
+    if outcome is None:
+        return None
+    metric = receipt.metric or ""
+    values = {model: metrics.get(metric) for model, metrics in receipt.metrics.items()}
+    return RunEntry(
+        run_id="",
+        recipe=artifacts.recipe,
+        started=time,
+        ended=time,
+        outcome=outcome,
+        verdict=receipt.verdict,
+        reasons=tuple(f"by {receipt.by}: {reason}" for reason in receipt.reasons) if receipt.by else receipt.reasons,
+        evaluated=Evaluated(metric=metric, value=values.get("model"), champion=values.get("champion"))
+        if metric
+        else None,
+        repo_id=receipt.repo_id,
+        endpoint=receipt.endpoint,
+        commit=receipt.commit,
+        tag=receipt.tag,
+    )

@@ -1,0 +1,180 @@
+"""The log of runs: every run of the flow that did something or failed, one JSON line each, in runs/<recipe>/runs.jsonl.
+
+Git keeps it; DVC does not know it, and nothing deletes from it. A run that finds nothing to do leaves no entry, so that a
+schedule of every ten minutes does not fill it. The log of receipts (tasks/evaluation/receipt_log.py) holds no times of work
+and no costs: the same work is logged there once, whenever it is done.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal
+
+import pydantic
+
+from params.artifacts import Artifacts, write_whole
+from params.schema import Direction
+from tasks.evaluation.report import Opponent
+from tasks.stages import Report
+from trainer.runtime.lifetime import exclusive
+
+logger = logging.getLogger(__name__)
+
+Outcome = Literal[
+    "published",
+    "proposed",
+    "kept",
+    "dry-run",
+    "evaluated",
+    "unchanged",
+    "refused",
+    "budget spent",
+    "failed",
+    "cancelled",
+    "crashed",
+    "rolled back",
+]
+"""How a run ended.
+
+`published`, `proposed`, `kept`, `dry-run`: the status of the receipt. `evaluated`: it was to stop after the evaluation.
+`unchanged`: stages ran, and made what was there before. `refused`: by the gate. `budget spent`: the training used up its hours.
+`cancelled`: it was asked to stop. `crashed`: it was killed; the next run on the same machine logs it. `rolled back`: no run of
+the flow, but an entry of the log of receipts.
+"""
+SUCCESSES: Final[frozenset[Outcome]] = frozenset({"published", "proposed", "kept", "dry-run", "evaluated", "unchanged"})
+_WAIT_S = 30.0
+
+
+class _Record(Report):
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+
+class StageRun(_Record):
+    """What a run did in one stage."""
+
+    outcome: Literal["ran", "restored", "unchanged", "failed", "cancelled", "crashed"]
+    """`restored`: DVC had the outputs of the same work in its cache."""
+    seconds: float
+    """From its start to its end, with all retries and the waits before them."""
+
+
+class RunError(_Record):
+    """The error that ended a run."""
+
+    type: str
+    where: str
+    what: str
+    fix: str
+
+
+class Evaluated(_Record):
+    """The metric that decided about a candidate; a value is None if it was not computed or is not finite."""
+
+    metric: str
+    direction: Direction | None = None
+    """Whether the smallest or the largest value is best."""
+    value: float | None
+    """Of the candidate."""
+    low: float | None = None
+    """Lower end of the value's confidence interval."""
+    high: float | None = None
+    champion: float | None = None
+    """Of the champion of that day, on the same rows."""
+    against: Opponent | None = None
+    """What the candidate was compared with."""
+    gain: float | None = None
+    """How much better the candidate is, whatever the direction."""
+    gain_low: float | None = None
+    gain_high: float | None = None
+    confidence: float | None = None
+    """Of the intervals."""
+
+
+class RunEntry(_Record):
+    """One run of the flow."""
+
+    run_id: str
+    """Prefect's id of the flow run; empty if there was none. A run that Prefect starts again keeps its id."""
+    recipe: str
+    started: pydantic.AwareDatetime
+    """To the second, in UTC."""
+    ended: pydantic.AwareDatetime
+    """Of a crashed run, when its last stage started."""
+    outcome: Outcome
+    verdict: Literal["publish", "keep", "refuse"] | None = None
+    """The gate's, if the run got that far."""
+    reasons: tuple[str, ...] = ()
+    """The gate's reasons, or the reason of a rollback."""
+    error: RunError | None = None
+    """What ended the run, if it failed or crashed."""
+    stages: dict[str, StageRun] = pydantic.Field(default_factory=dict)
+    """The stages that the run reached, in order."""
+    rows: dict[str, int] = pydantic.Field(default_factory=dict)
+    """Rows of each split that passed validation, and `quarantined` ones."""
+    evaluated: Evaluated | None = None
+    cost: float | None = None
+    """Hours from `started` to `ended`, times `launch.price_per_hour`; None if the recipe gives no price."""
+    repo_id: str | None = None
+    endpoint: str | None = None
+    """Address of the Hub, or `local`."""
+    commit: str | None = None
+    """Of the release or proposal; of the champion, if it was kept."""
+    tag: str | None = None
+    git_commit: str | None = None
+    """Of the project when the run ended; with `+` if that does not hold the code as it was."""
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the run took; None if that is not known."""
+        has_times = bool(self.run_id or self.stages)  # an entry of the log of receipts has neither
+        return max(0.0, (self.ended - self.started).total_seconds()) if has_times else None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the run did what it should; keeping the champion is a success, a refused model is none."""
+        return self.outcome in SUCCESSES
+
+
+def now() -> datetime:
+    """Return the time to the second, in UTC."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def append_run(artifacts: Artifacts, entry: RunEntry) -> None:
+    """Append an entry, unless the log has the run already.
+
+    Raises:
+        StorageError: the disk is full or read-only; the log is as it was.
+        TransientError: another process has been writing to the log for half a minute.
+    """
+    path = artifacts.run_log
+    with exclusive(artifacts.run_log_lock, f"a write to {path}", wait_s=_WAIT_S):
+        if any(_identity(earlier) == _identity(entry) for earlier in read_runs(artifacts)):
+            return
+        before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        if before and not before.endswith("\n"):
+            before += "\n"
+        write_whole(path, f"{before}{entry.model_dump_json()}\n")
+
+
+def read_runs(artifacts: Artifacts) -> list[RunEntry]:
+    """Return the runs in the log in the order in which they started, each once, without damaged lines."""
+    path, found = artifacts.run_log, dict[object, RunEntry]()
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            if line:
+                entry = RunEntry.model_validate_json(line)
+                found.setdefault(_identity(entry), entry)
+        except ValueError:
+            logger.warning("%s:%d: ignored, because the line is damaged", path, number)
+    return sorted(found.values(), key=lambda entry: entry.started)
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().split(b"\n") if path.exists() else []
+
+
+def _identity(entry: RunEntry) -> object:
+    return entry.run_id, entry.started

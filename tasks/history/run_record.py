@@ -1,0 +1,216 @@
+"""Follow one run of the flow, and log it when it ends, however it ends.
+
+with RunRecord(Artifacts("default"), run_id="...") as run:
+    with run.stage("ingest", outcomes):
+        outcomes["ingest"] = "ran"
+
+While it goes on, `.scratch/<recipe>/unfinished-run.json` holds the entry that is right if it is killed: the next run finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self, cast
+
+from params import EvergreenError, ModelError, Recipe, load
+from params.artifacts import Artifacts
+from tasks.evaluation.report import Blessing, Details, EvaluationReport
+from tasks.history.run_log import Evaluated, Outcome, RunEntry, RunError, StageRun, append_run, now
+from tasks.hub_client.receipt import Receipt
+from tasks.report.formatting import finite
+from tasks.stages import ReportT, read_report
+from tasks.training.versions import git_commit
+from tasks.validation.report import ValidationReport
+
+logger = logging.getLogger(__name__)
+_DONE = {"ran", "restored", "unchanged"}
+_MAX_TEXT = 2000
+"""Characters of an error's text that the log keeps."""
+_KILLED = RunError(
+    type="KilledError",
+    where="the flow",
+    what="was killed: it left no end",
+    fix="see the logs of the worker and of the machine; the next run continues",
+)
+
+
+class RunRecord:
+    """A run that goes on. Only one of a recipe may exist at a time: hold the recipe's lock."""
+
+    entry: RunEntry | None = None
+    """What was logged when the run ended; None if it had nothing to do."""
+
+    def __init__(self, artifacts: Artifacts, *, run_id: str) -> None:
+        self.artifacts, self.run_id, self.started = artifacts, run_id, now()
+        self.stages: dict[str, StageRun] = {}
+
+    def __enter__(self) -> Self:
+        self._log_lost_run()
+        self._prepare_for_a_kill()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.artifacts.succeeded.touch()
+            if error or any(one.outcome != "unchanged" for name, one in self.stages.items() if name != "ingest"):
+                self.entry = self._entry(error)
+                append_run(self.artifacts, self.entry)
+            self.artifacts.unfinished_run.unlink(missing_ok=True)
+        except (EvergreenError, OSError):  # no reason to fail a run, or to hide why it failed
+            logger.warning("%s: the run could not be logged", self.artifacts.run_log, exc_info=True)
+
+    @contextlib.contextmanager
+    def stage(self, name: str, outcomes: Mapping[str, str]) -> Iterator[None]:
+        """Note what the block does in a stage; the block sets the stage's outcome in `outcomes` unless it fails."""
+        earlier, start = self.stages.get(name), time.monotonic()
+        self.stages[name] = earlier or StageRun(outcome="crashed", seconds=0.0)
+        self._prepare_for_a_kill()
+        outcome = "failed"
+        try:
+            yield
+            outcome = outcomes[name]
+            if earlier and outcome == "unchanged":  # the flow has been through the stages a second time
+                outcome = earlier.outcome
+        except Exception:
+            raise
+        except BaseException:
+            outcome = "cancelled"
+            raise
+        finally:
+            seconds = time.monotonic() - start + (earlier.seconds if earlier else 0.0)
+            self.stages[name] = StageRun(outcome=cast("Any", outcome), seconds=round(seconds, 2))
+
+    def _prepare_for_a_kill(self) -> None:
+        entry = RunEntry(
+            run_id=self.run_id,
+            recipe=self.artifacts.recipe,
+            started=self.started,
+            ended=now(),
+            outcome="crashed",
+            error=_KILLED,
+            stages=self.stages,
+        )
+        with contextlib.suppress(OSError):
+            self.artifacts.unfinished_run.parent.mkdir(parents=True, exist_ok=True)
+            self.artifacts.unfinished_run.write_text(entry.model_dump_json(), encoding="utf-8")
+
+    def _log_lost_run(self) -> None:
+        try:
+            lost = RunEntry.model_validate_json(self.artifacts.unfinished_run.read_bytes())
+            recipe = _recipe(self.artifacts)
+            append_run(self.artifacts, lost.model_copy(update={"cost": _cost(lost, recipe)}))
+        except FileNotFoundError:
+            pass
+        except (EvergreenError, OSError, ValueError):
+            logger.warning("%s: an earlier run could not be logged", self.artifacts.run_log, exc_info=True)
+
+    def _entry(self, error: BaseException | None) -> RunEntry:
+        """Return the entry of the run, from what it left."""
+        artifacts, recipe = self.artifacts, _recipe(self.artifacts)
+        receipt = _left(artifacts, Receipt) if error is None and self._did("publish") else None
+        blessing = _left(artifacts, Blessing) if self._is_done("evaluate") else None
+        outcome = self._outcome(error, receipt, blessing)
+        judged = receipt or blessing
+        release = receipt or (recipe.publish if recipe else None)
+        entry = RunEntry(
+            run_id=self.run_id,
+            recipe=artifacts.recipe,
+            started=self.started,
+            ended=now(),
+            outcome=outcome,
+            verdict=blessing.verdict if blessing else None,
+            reasons=judged.reasons if judged else (),
+            error=_error(error) if error and outcome == "failed" else None,
+            stages=self.stages,
+            rows=_rows(artifacts) if self._is_done("validate") else {},
+            evaluated=_evaluated(artifacts, blessing) if blessing else None,
+            repo_id=release.repo_id if release else None,
+            endpoint=release.endpoint if release else None,
+            commit=receipt.commit if receipt else None,
+            tag=receipt.tag if receipt else None,
+            git_commit=git_commit(artifacts.root, recipe) if recipe else None,
+        )
+        return entry.model_copy(update={"cost": _cost(entry, recipe)})
+
+    def _outcome(self, error: BaseException | None, receipt: Receipt | None, blessing: Blessing | None) -> Outcome:
+        if error is None:
+            if receipt:
+                return receipt.status
+            return "evaluated" if "publish" not in self.stages and self._did("evaluate") else "unchanged"
+        if not isinstance(error, Exception):
+            return "cancelled"
+        is_refused = blessing and blessing.verdict == "refuse" and isinstance(error, ModelError)
+        return "refused" if is_refused and "publish" in self.stages else "failed"
+
+    def _is_done(self, stage: str) -> bool:
+        """Whether the stage's output is of this run."""
+        return stage in self.stages and self.stages[stage].outcome in _DONE
+
+    def _did(self, stage: str) -> bool:
+        return self._is_done(stage) and self.stages[stage].outcome != "unchanged"
+
+
+def _recipe(artifacts: Artifacts) -> Recipe | None:
+    try:
+        return load(artifacts.recipe_path)
+    except (EvergreenError, OSError):
+        return None
+
+
+def _left(artifacts: Artifacts, kind: type[ReportT]) -> ReportT | None:
+    """Return a report that a stage has left; None if it is missing or damaged."""
+    try:
+        return read_report(artifacts, kind)
+    except ModelError:
+        return None
+
+
+def _cost(entry: RunEntry, recipe: Recipe | None) -> float | None:
+    price = recipe.launch.price_per_hour if recipe else None
+    return None if price is None else round((entry.seconds or 0.0) / 3600 * price, 4)
+
+
+def _error(error: BaseException) -> RunError:
+    if isinstance(error, EvergreenError):
+        texts = {"where": error.where, "what": error.what, "fix": error.fix}
+    else:
+        texts = {"where": "", "what": str(error), "fix": ""}
+    return RunError(type=type(error).__name__, **{name: text[:_MAX_TEXT] for name, text in texts.items()})
+
+
+def _rows(artifacts: Artifacts) -> dict[str, int]:
+    report = _left(artifacts, ValidationReport)
+    return {**report.rows_out, "quarantined": report.quarantined} if report else {}
+
+
+def _evaluated(artifacts: Artifacts, blessing: Blessing) -> Evaluated | None:
+    """Return the metric that decided, with the comparison that the gate used."""
+    evaluation, details = _left(artifacts, EvaluationReport), _left(artifacts, Details)
+    if evaluation is None or details is None:
+        return None
+    metric, champion = blessing.metric, evaluation.champion
+    value = finite(evaluation.model.get(metric))
+    is_champion = blessing.champion is not None and blessing.champion.weights == blessing.model
+    against: Literal["champion", "untrained"] = "champion" if blessing.champion else "untrained"
+    compared = next((one for one in details.comparisons if (one.against, one.metric) == (against, metric)), None)
+    interval = details.intervals.get("model", {}).get(metric)
+    return Evaluated(
+        metric=metric,
+        direction=details.directions.get(metric),
+        value=value,
+        low=finite(interval.low) if interval else None,
+        high=finite(interval.high) if interval else None,
+        champion=value if is_champion else finite(champion.get(metric)) if champion else None,
+        against=against if compared else None,
+        gain=finite(compared.gain) if compared else None,
+        gain_low=finite(compared.low) if compared else None,
+        gain_high=finite(compared.high) if compared else None,
+        confidence=details.confidence,
+    )

@@ -1,0 +1,24 @@
+"""Pages from templates: one HTML file each, escaped, with the shared style, which loads and executes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from tasks.validation.report import escape_direction
+
+
+def fill(template: str, content: Mapping[str, Any]) -> str:
+    """Return a page; `template` is a path below tasks/, as templates name each other."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: files("tasks").joinpath(name).read_text("utf-8")),
+        autoescape=True,  # by name it would miss the suffix of our templates
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return escape_direction(environment.get_template(template).render(content))

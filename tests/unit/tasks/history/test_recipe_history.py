@@ -1,0 +1,133 @@
+"""What is known of a recipe: from the log of runs, and from the log of receipts where it knows more."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from params.artifacts import Artifacts
+from tasks.evaluation.receipt_log import ReceiptLogEntry
+from tasks.history.recipe_history import RecipeHistory, Schedule, read_all, read_histories
+from tests.unit.tasks.history.example import FIRST, entry, write
+
+
+@pytest.fixture
+def artifacts(tmp_path):
+    return Artifacts("tiny", tmp_path)
+
+
+def write_receipts(artifacts: Artifacts, *entries: ReceiptLogEntry) -> None:
+    artifacts.receipt_log.parent.mkdir(parents=True, exist_ok=True)
+    artifacts.receipt_log.write_text("".join(f"{one.model_dump_json()}\n" for one in entries), encoding="utf-8")
+
+
+def receipt(event: str, time: datetime | str, number: int = 1, **changes: object) -> ReceiptLogEntry:
+    fields = {
+        "time": time if isinstance(time, str) else time.isoformat(timespec="seconds"),
+        "event": event,
+        "verdict": {"published": "publish", "kept": "keep", "refused": "refuse"}.get(event),
+        "reasons": ("because",),
+        "repo_id": "tests/tiny",
+        "endpoint": "local",
+        "commit": f"{number:040}",
+        "tag": f"v{number}",
+        "weights": f"{number:064}",
+        "metric": "loss",
+        "metrics": {"model": {"loss": 0.5}, "champion": {"loss": 0.75}},
+    }
+    return ReceiptLogEntry.model_validate(fields | changes)
+
+
+def test_a_log_of_receipts_alone_gives_a_history(artifacts):
+    times = [FIRST + timedelta(days=day) for day in range(5)]
+    write_receipts(
+        artifacts,
+        receipt("verdict", times[0]),
+        receipt("published", times[0] + timedelta(minutes=1)),
+        receipt("verdict", times[1], 2),
+        receipt("kept", times[2], 3),
+        receipt("refused", times[3], 4, tag=None, commit=None),
+        receipt("rollback", times[4], 1, verdict=None, by="ann", metric=None, metrics={}, weights=None),
+        receipt("published", "no time", 5),
+    )
+    found = read_all(artifacts)
+    assert [run.outcome for run in found] == ["published", "evaluated", "kept", "refused", "rolled back"]
+    assert (found[0].evaluated.metric, found[0].evaluated.value, found[0].evaluated.champion) == ("loss", 0.5, 0.75)
+    assert found[0].started == times[0] + timedelta(minutes=1)
+    assert found[-1].reasons == ("by ann: because",)
+    assert {run.seconds for run in found} == {None}
+    assert {run.cost for run in found} == {None}
+
+
+def test_what_a_logged_run_did_is_not_shown_again(artifacts):
+    inside, outside = entry(1).ended - timedelta(seconds=3), entry(1).ended + timedelta(hours=1)
+    write(artifacts, [entry(1), entry(2)])
+    write_receipts(
+        artifacts,
+        receipt("published", entry(1).started - timedelta(days=9), 7),
+        receipt("published", inside),
+        receipt("rollback", inside, 2),
+        receipt("published", outside, 3),
+        receipt("published", entry(1).ended, 4),
+    )
+    found = read_all(artifacts)
+    assert [run.tag for run in found] == ["v7", entry(1).tag, "v2", "v3", entry(2).tag]
+
+
+def history(runs, *, succeeded=None, limit=None) -> RecipeHistory:
+    schedules = [Schedule("every night", limit)] if limit else []
+    return RecipeHistory("tiny", runs, schedules, succeeded)
+
+
+def test_the_published_model_is_that_of_the_last_release_or_rollback():
+    runs = [entry(1), entry(2, outcome="kept"), entry(3), entry(4, outcome="failed")]
+    assert history(runs).release == runs[2]
+    assert history(runs).last == runs[3]
+    rolled_back = entry(5, outcome="rolled back", run_id="", tag=entry(1).tag)
+    assert history([*runs, rolled_back]).release == rolled_back
+    assert history([*runs, rolled_back]).last == runs[3]
+    assert history([]).release is None
+
+
+def test_a_recipe_is_overdue_if_no_success_is_known_since_the_schedule_says_so():
+    limit = FIRST + timedelta(days=5)
+    early, late = limit - timedelta(seconds=1), limit + timedelta(seconds=1)
+    runs = [entry(1)]
+    assert history(runs, succeeded=early, limit=limit).is_overdue
+    assert not history(runs, succeeded=late, limit=limit).is_overdue
+    assert not history(runs, succeeded=early).is_overdue, "there is no schedule"
+    assert not history([], limit=limit).is_overdue, "it has never run"
+    assert history([entry(1, outcome="failed")], limit=limit).is_overdue, "it has never succeeded"
+    assert not history([entry(9, outcome="failed")], limit=limit).is_overdue
+
+
+def test_the_last_success_is_the_latest_that_anyone_knows(artifacts):
+    write(artifacts, [entry(1), entry(2, outcome="failed")])
+
+    def succeeded(known: dict[str, datetime]) -> datetime | None:
+        (found,) = read_histories(artifacts.root, {}, known)
+        return found.succeeded
+
+    assert succeeded({}) == entry(1).ended
+    artifacts.succeeded.parent.mkdir(parents=True)
+    artifacts.succeeded.touch()
+    time = entry(3).started.timestamp()
+    os.utime(artifacts.succeeded, (time, time))
+    assert succeeded({}) == entry(3).started
+    assert succeeded({"tiny": entry(4).started, "other": datetime.now(UTC)}) == entry(4).started
+
+
+def test_every_recipe_and_every_log_has_a_history(tmp_path):
+    for name in ("a", "c"):
+        path = tmp_path / "params" / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    write(Artifacts("c", tmp_path), [entry(1, recipe="c")])
+    write(Artifacts("gone", tmp_path), [entry(1, recipe="gone")])
+    write_receipts(Artifacts("older", tmp_path), receipt("published", FIRST))
+    found = read_histories(tmp_path, {}, {})
+    assert [(one.recipe, len(one.runs)) for one in found] == [("a", 0), ("c", 1), ("gone", 1), ("older", 1)]
+    assert read_histories(Path(tmp_path / "nowhere"), {}, {}) == []
