@@ -10,7 +10,7 @@ from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import read_report
 
-_STATUS = {"published": "published", "kept": "kept the champion", "dry-run": "dry run of"}
+_STATUS = {"kept": "kept the champion", "dry-run": "dry run of"}
 
 
 def record_message(artifacts: Artifacts, outcomes: Mapping[str, str], error: BaseException | None) -> str:
@@ -34,7 +34,7 @@ def _end(artifacts: Artifacts, outcomes: Mapping[str, str], error: BaseException
         return f"{stage} {f'failed: {type(error).__name__}' if isinstance(error, Exception) else 'was stopped'}"
     if "publish" in outcomes:
         receipt = read_report(artifacts, Receipt)
-        return " ".join(filter(None, (_STATUS[receipt.status], receipt.tag or receipt.commit)))
+        return " ".join(filter(None, (_STATUS.get(receipt.status, receipt.status), receipt.tag or receipt.commit)))
     return f"evaluated, verdict {read_report(artifacts, Blessing).verdict}"
 
 

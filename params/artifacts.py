@@ -128,7 +128,7 @@ class Artifacts:
     @property
     def logs(self) -> tuple[Path, ...]:
         """The logs that git keeps, JSON lines: where two copies meet, the lines of both stay."""
-        return (self.receipt_log,)
+        return (self.receipt_log, self.run_log)
 
     def report(self, name: str) -> Path:
         """The JSON report of a stage by the stage's name, or of the evaluation `details` or `blessing`."""

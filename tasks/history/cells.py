@@ -12,6 +12,7 @@ Tone = Literal["good", "note", "bad", "plain"]
 TONES: Final[dict[Outcome, Tone]] = {
     "published": "good",
     "proposed": "good",
+    "rejected": "note",
     "kept": "note",
     "dry-run": "plain",
     "evaluated": "plain",

@@ -20,6 +20,8 @@ _OUTCOMES: Final[Mapping[str, Outcome]] = {
     "verdict": "evaluated",
     "refused": "refused",
     "published": "published",
+    "proposed": "proposed",
+    "rejected": "rejected",
     "kept": "kept",
     "dry-run": "dry-run",
     "rollback": "rolled back",

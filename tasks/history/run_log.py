@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 Outcome = Literal[
     "published",
     "proposed",
+    "rejected",
     "kept",
     "dry-run",
     "evaluated",
@@ -38,12 +39,14 @@ Outcome = Literal[
 ]
 """How a run ended.
 
-`published`, `proposed`, `kept`, `dry-run`: the status of the receipt. `evaluated`: it was to stop after the evaluation.
+`published`, `proposed`, `rejected`, `kept`, `dry-run`: the status of the receipt. `evaluated`: it was to stop after the evaluation.
 `unchanged`: stages ran, and made what was there before. `refused`: by the gate. `budget spent`: the training used up its hours.
 `cancelled`: it was asked to stop. `crashed`: it was killed; the next run on the same machine logs it. `rolled back`: no run of
 the flow, but an entry of the log of receipts.
 """
-SUCCESSES: Final[frozenset[Outcome]] = frozenset({"published", "proposed", "kept", "dry-run", "evaluated", "unchanged"})
+SUCCESSES: Final[frozenset[Outcome]] = frozenset(
+    {"published", "proposed", "rejected", "kept", "dry-run", "evaluated", "unchanged"}
+)
 _WAIT_S = 30.0
 
 

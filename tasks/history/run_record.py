@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
-from params import EvergreenError, ModelError, Recipe, load
+from params import BudgetSpentError, EvergreenError, ModelError, Recipe, load
 from params.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, Details, EvaluationReport
 from tasks.history.run_log import Evaluated, Outcome, RunEntry, RunError, StageRun, append_run, now
@@ -127,7 +127,7 @@ class RunRecord:
             outcome=outcome,
             verdict=blessing.verdict if blessing else None,
             reasons=judged.reasons if judged else (),
-            error=_error(error) if error and outcome == "failed" else None,
+            error=_error(error) if error and outcome in {"failed", "budget spent"} else None,
             stages=self.stages,
             rows=_rows(artifacts) if self._is_done("validate") else {},
             evaluated=_evaluated(artifacts, blessing) if blessing else None,
@@ -146,6 +146,8 @@ class RunRecord:
             return "evaluated" if "publish" not in self.stages and self._did("evaluate") else "unchanged"
         if not isinstance(error, Exception):
             return "cancelled"
+        if isinstance(error, BudgetSpentError):
+            return "budget spent"
         is_refused = blessing and blessing.verdict == "refuse" and isinstance(error, ModelError)
         return "refused" if is_refused and "publish" in self.stages else "failed"
 

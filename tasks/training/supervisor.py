@@ -94,7 +94,7 @@ class Attempt:
         job_path = self._folder / "job.json"
         self._job.save(job_path)
         with rendezvous.rendezvous(self._job, job_path, lambda: bool(self._signals.first)):
-            if self._signals.first or self._is_out_of_budget:
+            if self._signals.first or self._is_out_of_budget():
                 raise self._stopped(" before it had started")
             process = processes.start_processes(self._job, job_path)
             try:
@@ -106,7 +106,9 @@ class Attempt:
             if not (self._folder / FINISHED).exists():
                 error = self._why_ended(process)
                 raise (
-                    self._budget.error(error) if self._is_out_of_budget and isinstance(error, PreemptedError) else error
+                    self._budget.error(error)
+                    if self._is_out_of_budget() and isinstance(error, PreemptedError)
+                    else error
                 )
         if process.returncode:
             logger.warning("train: finished, although its processes ended with exit status %d", process.returncode)
@@ -124,7 +126,7 @@ class Attempt:
             made_progress()  # the time limit here is that of the ranks
             self._ranks.poll()
             now = time.monotonic()
-            if self._signals.first or self._is_out_of_budget:
+            if self._signals.first or self._is_out_of_budget():
                 stop_asked_at = stop_asked_at or self._ask_to_stop(now)
                 if self._signals.is_urgent:
                     raise self._stopped(", at once")
@@ -177,9 +179,8 @@ class Attempt:
 
     def _stopped(self, how: str) -> EvergreenError:
         error = causes.stopped(self._job, self._ranks.pulses, self._signal_name, how)
-        return self._budget.error(error) if self._is_out_of_budget else error
+        return self._budget.error(error) if self._is_out_of_budget() else error
 
-    @property
     def _is_out_of_budget(self) -> bool:
         return not self._signals.first and self._budget.is_spent
 
