@@ -1,0 +1,56 @@
+"""A release that waits for a person: no run waits, merging publishes, closing rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from huggingface_hub import HfApi
+
+from tasks.hub_server.server import LocalHub
+from tests.support.project import Project
+
+RECIPE = "params/tiny.yaml"
+REPO, TOKEN = "tests/tiny", "hf_tests"
+RUN = ("python", "-m", "flows.cli", "run", "tiny")
+
+
+@contextmanager
+def hub(project: Project) -> Iterator[HfApi]:
+    """The project's Hub, as a person sees it."""
+    with LocalHub(project.root / ".hub", tokens={TOKEN: "tests"}) as running:
+        yield HfApi(endpoint=running.endpoint, token=TOKEN)
+
+
+def test_a_person_decides_and_the_next_command_records_it(project: Project) -> None:
+    project.edit(RECIPE, "endpoint: local", "endpoint: local, approval: pull_request")
+    said = project.run(*RUN)
+    assert "waits for approval: tests/tiny" in said
+    receipt = project.json("runs/tiny/release/receipt.json")
+    assert (receipt["status"], receipt["commit"], receipt["pull_request"]) == ("proposed", None, 1)
+    assert "publish: unchanged" in project.run(*RUN), "nothing has been decided"
+    with hub(project) as api:
+        assert api.list_repo_refs(REPO).tags == []
+        api.merge_pull_request(REPO, 1)
+        merged = api.list_repo_commits(REPO)[0].commit_id
+
+    listed = project.run("python", "-m", "flows.cli", "releases", "tiny")
+    assert receipt["tag"] in listed
+    receipt = project.json("runs/tiny/release/receipt.json")
+    assert (receipt["status"], receipt["commit"]) == ("published", merged)
+    said = project.run(*RUN)
+    assert "evaluate: unchanged  publish: unchanged" in said
+    assert "published: tests/tiny" in said
+    assert "up to date" in project.run("dvc", "repro")
+
+    project.edit(RECIPE, "seed: 3", "seed: 4")
+    project.edit(RECIPE, "resamples: 200", "resamples: 200, margin: 100")
+    assert "waits for approval: tests/tiny" in project.run(*RUN)
+    with hub(project) as api:
+        api.change_discussion_status(REPO, 2, "closed", comment="not this one")
+    assert "rejected: tests/tiny" in project.run(*RUN)
+    receipt = project.json("runs/tiny/release/receipt.json")
+    assert (receipt["status"], receipt["commit"], receipt["pull_request"]) == ("rejected", None, 2)
+    assert "publish: unchanged" in project.run(*RUN), "a rejected model is not proposed again"
+    with hub(project) as api:
+        assert api.list_repo_commits(REPO)[0].commit_id == merged
