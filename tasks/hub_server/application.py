@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tasks.hub_server import (
+    routes_discussions,
     routes_downloads,
     routes_pages,
     routes_repositories,
@@ -33,6 +34,7 @@ def build_application(hub: Hub) -> ASGIApp:
     app.include_router(routes_repositories.router)
     app.include_router(routes_revisions.router)
     app.include_router(routes_uploads.router)
+    app.include_router(routes_discussions.router)
     app.include_router(routes_sign_in.router)  # before the pages, which would take `-` for a namespace
     app.include_router(routes_pages.router)
     for path in PAGES:
