@@ -16,6 +16,7 @@ from tasks.hub_server import (
     routes_discussions,
     routes_downloads,
     routes_pages,
+    routes_pull_requests,
     routes_repositories,
     routes_revisions,
     routes_sign_in,
@@ -40,6 +41,7 @@ def build_application(hub: Hub) -> ASGIApp:
     for path in PAGES:
         app.include_router(routes_downloads.router, prefix=path)
         app.include_router(routes_pages.repository_router, prefix=path)
+        app.include_router(routes_pull_requests.router, prefix=path)
 
     @app.exception_handler(HubError)
     def answer_error(request: Request, error: HubError) -> Response:
