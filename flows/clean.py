@@ -2,7 +2,7 @@
 
 - in .scratch, runs that a later run of their recipe has superseded, damaged checkpoints, and the runs of `verify-resume`
 - objects in DVC's cache that no branch, no tag and none of the last releases uses
-- objects of the local Hub that no branch and no tag leads to
+- objects of the local Hub that no branch, tag or pull request leads to
 
 What a release or an unfinished run needs stays. Nothing is deleted while a stage or a flow runs.
 """
@@ -97,7 +97,7 @@ def _unneeded(needed: set[str] | None, *, unfinished: bool) -> Iterator[Unneeded
         yield Unneeded(what, size, partial(dvc_cache.unused, needed, remove=True))
     hub = Store(Path(LOCAL_FOLDER))
     if size := hub.prune(remove=False):
-        what = f"{LOCAL_FOLDER}: objects that no branch and no tag leads to"
+        what = f"{LOCAL_FOLDER}: objects that no branch, tag or pull request leads to"
         yield Unneeded(what, size, partial(hub.prune, remove=True))
 
 

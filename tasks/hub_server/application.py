@@ -13,8 +13,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tasks.hub_server import (
+    routes_discussions,
     routes_downloads,
     routes_pages,
+    routes_pull_requests,
     routes_repositories,
     routes_revisions,
     routes_sign_in,
@@ -33,11 +35,13 @@ def build_application(hub: Hub) -> ASGIApp:
     app.include_router(routes_repositories.router)
     app.include_router(routes_revisions.router)
     app.include_router(routes_uploads.router)
+    app.include_router(routes_discussions.router)
     app.include_router(routes_sign_in.router)  # before the pages, which would take `-` for a namespace
     app.include_router(routes_pages.router)
     for path in PAGES:
         app.include_router(routes_downloads.router, prefix=path)
         app.include_router(routes_pages.repository_router, prefix=path)
+        app.include_router(routes_pull_requests.router, prefix=path)
 
     @app.exception_handler(HubError)
     def answer_error(request: Request, error: HubError) -> Response:

@@ -23,18 +23,18 @@ FileLink = Callable[[str], str]
 _SCHEMES = frozenset({"http", "https", "mailto"})
 
 
-def render_markdown(text: str, *, folder: str, page_of: FileLink, content_of: FileLink) -> Markup:
+def render_markdown(text: str, *, folder: str, page_of: FileLink, content_of: FileLink, anchors: bool = True) -> Markup:
     """Render Markdown as HTML that is safe to show.
 
     Relative links start from `folder`. `page_of` gives the URL of a file's page, for links; `content_of` that of its
-    content, for images.
+    content, for images. Headings have ids if `anchors`; a page must not hold two such texts.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
     parser.validateLink = _accept_any_link  # type: ignore[method-assign, assignment]
     tokens = parser.parse(text)
     slugs: dict[str, int] = {}
     for number, token in enumerate(tokens):
-        if token.type == "heading_open":
+        if anchors and token.type == "heading_open":
             token.attrSet("id", _slug(tokens[number + 1].content, slugs))
         if token.type in ("th_open", "td_open") and (style := token.attrs.pop("style", None)):
             token.attrSet("class", str(style).removeprefix("text-align:"))

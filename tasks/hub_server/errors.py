@@ -28,3 +28,8 @@ class HubError(Exception):
 def repository_not_found() -> HubError:
     """Return the 404 for a missing repository, and for a private one that the user cannot see."""
     return HubError(404, "Repository not found", "RepoNotFound")
+
+
+def branch_moved() -> HubError:
+    """Return the 412 for a commit whose parent is not the branch's head any more."""
+    return HubError(412, "A commit has happened since. Please refresh and try again.")

@@ -16,7 +16,7 @@ from dulwich.repo import Repo
 
 from tasks.hub_server.records import CommitRecord, Entry
 
-_FILE_MODE = stat.S_IFREG | 0o644
+FILE_MODE = stat.S_IFREG | 0o644
 _POINTER_BYTES = 200
 """A git-lfs pointer is never longer than this."""
 _POINTER = re.compile(
@@ -43,7 +43,7 @@ def parse_pointer(content: bytes) -> LFSPointer | None:
 
 
 def used_large_files(git: Repo) -> set[str]:
-    """Return the SHA-256 of every large file in the history of a branch or tag."""
+    """Return the SHA-256 of every large file in the history of a branch, tag or pull request."""
     found = set()
     for oid in find_reachable_objects(git.object_store, git.refs):
         if oid in git.object_store:
@@ -73,6 +73,15 @@ def read_commit(git: Repo, sha: str) -> Commit:
     return commit
 
 
+def read_files(git: Repo, sha: ObjectID) -> dict[str, ObjectID]:
+    """Return path -> blob of every file at a commit."""
+    return {
+        item.path.decode(errors="surrogateescape"): item.sha
+        for item in git.object_store.iter_tree_contents(read_commit(git, sha.decode()).tree)
+        if item.path is not None and item.sha is not None
+    }
+
+
 def peel(git: Repo, sha: ObjectID) -> ObjectID:
     """Resolve an annotated tag to its commit. The Hub makes no such tags, but git can."""
     while isinstance(found := git.object_store[sha], Tag):
@@ -87,6 +96,11 @@ def commit_record(commit: Commit) -> CommitRecord:
     return CommitRecord(commit.id.decode(), title, message, author, commit.commit_time)
 
 
+def commit_message(title: str, description: str) -> str:
+    """Return the message that `commit_record` takes apart."""
+    return f"{title}\n\n{description}" if description else title
+
+
 def add_blob(git: Repo, content: bytes) -> ObjectID:
     """Write a blob and return its id."""
     blob = Blob.from_string(content)
@@ -98,7 +112,7 @@ def write_commit(git: Repo, files: dict[str, ObjectID], parents: list[ObjectID],
     """Write a commit and its trees, and return its id. No branch points to it yet."""
     commit = Commit()
     commit.tree = commit_tree(
-        git.object_store, [(path.encode(errors="surrogateescape"), oid, _FILE_MODE) for path, oid in files.items()]
+        git.object_store, [(path.encode(errors="surrogateescape"), oid, FILE_MODE) for path, oid in files.items()]
     )
     commit.parents = parents
     commit.author = commit.committer = f"{user} <{user}@localhost>".encode()

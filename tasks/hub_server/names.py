@@ -7,7 +7,7 @@ be `.git` to git or to any file system, be ambiguous (a branch that looks like a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Literal
 
 from dulwich.refs import Ref, check_ref_format
@@ -41,13 +41,25 @@ def ref_name(kind: RefKind, name: str) -> Ref:
     """Return the full name of a branch (`heads`) or tag: `refs/<kind>/<name>`.
 
     Raises:
-        HubError: 400 if git does not accept the name, or if it looks like a commit id.
+        HubError: 400 if git does not accept the name, or if it looks like a commit id or a full name.
     """
-    full = f"refs/{kind}/{name.removeprefix(f'refs/{kind}/')}".encode()
+    short = name.removeprefix(f"refs/{kind}/")
+    full = f"refs/{kind}/{short}".encode()
     ref = Ref(full)
-    if not is_valid_ref(full) or name.startswith("-") or re.fullmatch(r"[0-9a-f]{40}", name):
+    if not is_valid_ref(full) or short.startswith(("-", "refs/")) or re.fullmatch(r"[0-9a-f]{40}", short):
         raise HubError(400, f"Invalid reference name: {name!r}")
     return ref
+
+
+def pull_ref(number: int) -> Ref:
+    """Return the full name of a pull request's branch."""
+    return Ref(f"refs/pr/{number}".encode())
+
+
+def pull_number(revision: str) -> int | None:
+    """Return the number of the pull request whose branch `revision` is; None if it is another revision."""
+    match = re.fullmatch(r"refs/pr/([1-9][0-9]{0,17})", revision)
+    return int(match[1]) if match else None
 
 
 def is_valid_ref(ref: bytes) -> bool:
@@ -82,8 +94,13 @@ def check_file_or_folder(files: Iterable[str]) -> None:
     """
     names = set(files)
     for path in names:
-        parent = path.rpartition("/")[0]
-        while parent:
-            if parent in names:
-                raise HubError(400, f"{parent!r} cannot be both a file and the folder of {path!r}")
-            parent = parent.rpartition("/")[0]
+        if parent := file_above(path, names):
+            raise HubError(400, f"{parent!r} cannot be both a file and the folder of {path!r}")
+
+
+def file_above(path: str, files: Set[str]) -> str | None:
+    """Return the file among `files` that is also a folder above `path`; None without one."""
+    parent = path.rpartition("/")[0]
+    while parent and parent not in files:
+        parent = parent.rpartition("/")[0]
+    return parent or None

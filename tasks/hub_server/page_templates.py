@@ -21,7 +21,7 @@ _HEADERS = {
     "Content-Security-Policy": f"{_POLICY}; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-DNS-Prefetch-Control": "off",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with no-referrer, forms would have no Origin
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }

@@ -23,13 +23,15 @@ from dulwich.objects import Blob, Commit, ObjectID
 from dulwich.refs import Ref
 from dulwich.repo import Repo
 
-from tasks.hub_server.errors import HubError, repository_not_found
+from tasks.hub_server.errors import HubError, branch_moved, repository_not_found
 from tasks.hub_server.git_objects import (
     add_blob,
+    commit_message,
     commit_record,
     parse_pointer,
     peel,
     read_commit,
+    read_files,
     tree_entry,
     used_large_files,
     write_commit,
@@ -64,7 +66,7 @@ class Repository:
             config.write_to_path()
         attributes = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in sorted(LARGE_SUFFIXES))
         repository = cls(path)
-        with repository._open() as git:
+        with repository.open() as git:
             blob = Blob.from_string(attributes.encode())
             git.object_store.add_object(blob)
             sha = write_commit(git, {".gitattributes": blob.id}, [], "initial commit", user)
@@ -74,7 +76,7 @@ class Repository:
     @property
     def private(self) -> bool:
         """Whether only users who can write to it can see it."""
-        with self._open() as git:
+        with self.open() as git:
             return git.get_config().get_boolean((b"hub",), b"private", default=False)
 
     @property
@@ -84,7 +86,7 @@ class Repository:
 
     def refs(self, kind: RefKind) -> dict[str, str]:
         """Return name -> commit id of all branches (`heads`) or tags."""
-        with self._open() as git:
+        with self.open() as git:
             found = git.refs.as_dict(Ref(f"refs/{kind}".encode()))
             return {name.decode(errors="replace"): peel(git, sha).decode() for name, sha in sorted(found.items())}
 
@@ -94,8 +96,9 @@ class Repository:
         Raises:
             HubError: 404 RevisionNotFound.
         """
-        with self._open() as git:
-            for candidate in (f"refs/heads/{revision}", f"refs/tags/{revision}", revision):
+        with self.open() as git:
+            short = () if revision.startswith("refs/") else (f"refs/heads/{revision}", f"refs/tags/{revision}")
+            for candidate in (*short, revision):
                 name = Ref(candidate.encode())
                 if candidate.startswith("refs/") and is_valid_ref(name) and name in git.refs:
                     return peel(git, git.refs[name]).decode()
@@ -107,7 +110,7 @@ class Repository:
 
     def history(self, sha: str, *, skip: int, limit: int) -> list[CommitRecord]:
         """Return up to `limit` commits, newest first, beginning at `sha` and leaving out the first `skip`."""
-        with self._open() as git:
+        with self.open() as git:
             walker = git.get_walker(include=[ObjectID(sha.encode())], max_entries=skip + limit)
             return [commit_record(entry.commit) for entry in list(walker)[skip:]]
 
@@ -118,7 +121,7 @@ class Repository:
             HubError: 404 EntryNotFound if `folder` does not exist.
         """
         prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
-        with self._open() as git:
+        with self.open() as git:
             tree = read_commit(git, sha).tree
             found = [
                 tree_entry(git, item.path.decode(errors="replace"), item.mode, item.sha)
@@ -137,7 +140,7 @@ class Repository:
             HubError: 404 EntryNotFound.
         """
         missing = HubError(404, f"{path} does not exist at {sha}", "EntryNotFound")
-        with self._open() as git:
+        with self.open() as git:
             try:
                 mode, oid = tree_lookup_path(git.object_store.__getitem__, read_commit(git, sha).tree, path.encode())
             except (KeyError, ValueError, NotTreeError):
@@ -148,7 +151,7 @@ class Repository:
 
     def read(self, entry: Entry) -> bytes:
         """Return the content of a file that is not a large file."""
-        with self._open() as git:
+        with self.open() as git:
             return git.object_store.get_raw(ObjectID(entry.oid.encode()))[1]
 
     def commit(
@@ -167,29 +170,33 @@ class Repository:
             HubError: 412 if `parent` is given and is not the branch's head; 404 if the branch or a file to delete does
                 not exist; 400 for an invalid path or a large file that was not uploaded.
         """
+        ref = ref_name("heads", branch)
+        message = commit_message(title, description)
+        return self.write(lambda git: self.commit_to(git, ref, changes, message=message, parent=parent, user=user))
 
-        def write(git: Repo) -> str:
-            ref = ref_name("heads", branch)
-            if ref not in git.refs:
-                raise HubError(404, f"Invalid rev id: {branch}", "RevisionNotFound")
-            head = git.refs[ref]
-            if parent and not head.decode().startswith(parent.lower()):
-                raise HubError(412, "A commit has happened since. Please refresh and try again.")
-            files = {
-                item.path.decode(errors="surrogateescape"): item.sha
-                for item in git.object_store.iter_tree_contents(read_commit(git, head.decode()).tree)
-                if item.path is not None and item.sha is not None
-            }
-            for change in changes:
-                self._apply(git, files, change)
-            check_file_or_folder(files)
-            message = f"{title}\n\n{description}" if description else title
-            sha = write_commit(git, files, [head], message, user)
-            if not git.refs.set_if_equals(ref, head, sha):
-                raise HubError(412, "A commit has happened since. Please refresh and try again.")
-            return sha.decode()
+    def commit_to(
+        self, git: Repo, ref: Ref, changes: Sequence[Change], *, message: str, parent: str | None, user: str
+    ) -> str:
+        """Like `commit`, for any ref and inside `write`."""
+        if ref not in git.refs:
+            raise HubError(404, f"Invalid rev id: {ref.decode().removeprefix('refs/heads/')}", "RevisionNotFound")
+        head = git.refs[ref]
+        if parent and not head.decode().startswith(parent.lower()):
+            raise branch_moved()
+        sha = self.add_commit(git, head, changes, message=message, user=user)
+        if not git.refs.set_if_equals(ref, head, sha):
+            raise branch_moved()
+        return sha.decode()
 
-        return self._write(write)
+    def add_commit(
+        self, git: Repo, parent: ObjectID, changes: Sequence[Change], *, message: str, user: str
+    ) -> ObjectID:
+        """Write a commit on top of `parent`, inside `write`, and return its id. No ref leads to it yet."""
+        files = read_files(git, parent)
+        for change in changes:
+            self._apply(git, files, change)
+        check_file_or_folder(files)
+        return write_commit(git, files, [parent], message, user)
 
     def create_ref(self, kind: RefKind, name: str, sha: str) -> None:
         """Create a branch or a tag.
@@ -207,7 +214,7 @@ class Repository:
             except OSError:  # refs/tags/a is a file where refs/tags/a/b needs a folder, or the other way round
                 raise HubError(409, f"{name} conflicts with the name of another branch or tag") from None
 
-        self._write(write)
+        self.write(write)
 
     def delete_ref(self, kind: RefKind, name: str) -> None:
         """Delete a branch or a tag.
@@ -224,10 +231,10 @@ class Repository:
                 raise HubError(404, f"Reference does not exist: {name}", "RevisionNotFound")
             git.refs.remove_if_equals(ref, None)
 
-        self._write(write)
+        self.write(write)
 
     def prune(self, *, remove: bool) -> int:
-        """Return the bytes of what no branch and no tag leads to and is a day old; with `remove`, delete it."""
+        """Return the bytes of what is a day old and no branch, tag or pull request leads to; with `remove`, delete it."""
 
         def prune(git: Repo) -> int:
             _, freed = prune_unreachable_objects(
@@ -240,7 +247,7 @@ class Repository:
                         path.unlink()
             return freed
 
-        return self._write(prune)
+        return self.write(prune)
 
     def move(self, target: Path) -> None:
         """Rename the repository's folder, after waiting for other writers.
@@ -255,7 +262,7 @@ class Repository:
                 raise repository_not_found() from None
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[Repo]:
+    def open(self) -> Iterator[Repo]:
         """Open the repository. If it is deleted while it is open, this raises 404, whatever was read or failed inside."""
         try:
             with Repo(str(self.path), bare=True) as git:
@@ -267,9 +274,9 @@ class Repository:
             if not (self.path / "HEAD").is_file():
                 raise repository_not_found() from None
 
-    def _write(self, write: Callable[[Repo], T]) -> T:
-        """Open the repository under the write lock and run `write`."""
-        with self._write_lock(), self._open() as git:
+    def write(self, write: Callable[[Repo], T]) -> T:
+        """Open the repository under the write lock and run `write`, which must not lock it again."""
+        with self._write_lock(), self.open() as git:
             return write(git)
 
     @contextlib.contextmanager

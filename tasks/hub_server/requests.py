@@ -57,7 +57,7 @@ def get_endpoint(request: Request) -> str:
 
 
 def get_user(request: Request) -> str | None:
-    """Return the user of the request's token; None without a token. Writing always needs a token."""
+    """Return the user of the request's token; None without a token. Writing needs a token, or a form of a page (forms.py)."""
     return get_hub(request).access.user(request.headers.get("authorization", ""))
 
 
@@ -76,6 +76,8 @@ class Target:
     name: str
     repository: Repository
     user: str | None
+    can_write: bool
+    """Whether the user can write to it."""
 
     @property
     def id(self) -> str:
@@ -96,12 +98,12 @@ def readable_target(request: Request) -> Target:
     Raises:
         HubError: 404 RepoNotFound if it does not exist, or is private and the user has no access.
     """
-    return _target(request, get_user(request))
+    return find_target(request, get_user(request))
 
 
 def browsable_target(request: Request) -> Target:
     """Like `readable_target`, for pages and downloads: a browser's session cookie is accepted, too."""
-    return _target(request, get_reader(request))
+    return find_target(request, get_reader(request))
 
 
 def get_kind(request: Request) -> str:
@@ -110,14 +112,26 @@ def get_kind(request: Request) -> str:
     return unquote(request.path_params.get("kind") or ("datasets" if is_dataset else "models"))
 
 
-def _target(request: Request, user: str | None) -> Target:
+def find_target(request: Request, user: str | None) -> Target:
+    """Return the repository that this request names, as `user` sees it."""
     parts = {name: unquote(value) for name, value in request.path_params.items()}
     kind, namespace, name = get_kind(request), parts["namespace"], parts["name"]
     hub = get_hub(request)
     repository = hub.store.open(kind, namespace, name)
-    if not hub.access.can_write(user, namespace) and repository.private:
+    can_write = hub.access.can_write(user, namespace)
+    if not can_write and repository.private:
         raise repository_not_found()
-    return Target(kind, namespace, name, repository, user)
+    return Target(kind, namespace, name, repository, user, can_write)
+
+
+def participating_target(request: Request) -> Target:
+    """Return the repository of this request, if the user has a token and can read it.
+
+    Raises:
+        HubError: 401 without a token, 404 as for reading.
+    """
+    require_user(get_user(request))
+    return readable_target(request)
 
 
 def writable_target(request: Request) -> Target:
@@ -126,9 +140,7 @@ def writable_target(request: Request) -> Target:
     Raises:
         HubError: 401 without a token, 404 as for reading, 403 for a user who can only read.
     """
-    if get_user(request) is None:
-        get_hub(request).access.require_write(None, "")
-    target = readable_target(request)
+    target = participating_target(request)
     get_hub(request).access.require_write(target.user, target.namespace)
     return target
 
@@ -149,11 +161,6 @@ async def get_body(request: Request, user: User) -> bytes:
     return await limits.read_body(request, limits.BODY_BYTES if user else limits.ANONYMOUS_BYTES)
 
 
-async def get_commit_body(request: Request, _: Writable) -> bytes:
-    """Return the body of a commit."""
-    return await limits.read_body(request, limits.COMMIT_BYTES)
-
-
 def json_body(model: type[Model]) -> Callable[[bytes], Model]:
     """Return a dependency: the JSON body of a request. FastAPI would read a body of its own before it calls any dependency."""
 
@@ -171,11 +178,11 @@ def json_body(model: type[Model]) -> Callable[[bytes], Model]:
 User = Annotated[str | None, Depends(get_user)]
 Readable = Annotated[Target, Depends(readable_target)]
 Browsable = Annotated[Target, Depends(browsable_target)]
+Participant = Annotated[Target, Depends(participating_target)]
 Writable = Annotated[Target, Depends(writable_target)]
 RequiredUser = Annotated[str, Depends(require_user)]
 Reader = Annotated[str | None, Depends(get_reader)]
 Body = Annotated[bytes, Depends(get_body)]
-CommitBody = Annotated[bytes, Depends(get_commit_body)]
 
 
 def entry_json(entry: Entry) -> dict[str, object]:

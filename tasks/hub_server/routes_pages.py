@@ -6,6 +6,8 @@
 /<namespace>/<name>/blob/<revision>/<path>    one file; a card when it is Markdown
 /<namespace>/<name>/commits/<revision>        revisions: commits, with the tags on them
 /-/sign-in, /-/sign-out
+
+The pages of pull requests, which have forms, are in routes_pull_requests.py.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
@@ -23,8 +24,10 @@ from tasks.hub_server.card_metadata import read_card
 from tasks.hub_server.cards import render_markdown, show_metadata
 from tasks.hub_server.content_types import is_image, opens_in_browser
 from tasks.hub_server.errors import HubError
+from tasks.hub_server.file_links import file_links, quote_revision
 from tasks.hub_server.names import COMMIT_ID
 from tasks.hub_server.page_templates import render_page
+from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.records import CommitRecord, Entry
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import Browsable, Quoted, Reader, Target, get_hub
@@ -60,10 +63,10 @@ def repositories(request: Request, user: Reader, q: str = "") -> Response:
             if q.lower() not in f"{namespace}/{name}".lower():
                 continue
             with contextlib.suppress(HubError):  # it was deleted in the meantime
-                private = repository.private
-                if private and not hub.access.can_write(user, namespace):
+                private, can_write = repository.private, hub.access.can_write(user, namespace)
+                if private and not can_write:
                     continue
-                target = Target(kind, namespace, name, repository, user)
+                target = Target(kind, namespace, name, repository, user, can_write)
                 last = repository.history(repository.resolve(MAIN), skip=0, limit=1)[0]
                 rows.append(_ListedRepository(target, private, last, len(repository.refs("tags"))))
     rows.sort(key=lambda row: -row.last.time)
@@ -80,29 +83,19 @@ def file(target: Browsable, revision: Quoted = MAIN, path: Quoted = _CARD) -> Re
         entry = target.repository.entry(sha, path)
     except HubError:
         if is_card:
-            return _page(target, revision, sha, "card.html", {"entry": None})
+            return repository_page(target, revision, sha, "card.html", {"entry": None})
         raise
     text = _text(target, entry)
     if text is None or not path.lower().endswith(".md"):
         context: dict[str, object] = {"entry": entry, "text": text, "limit": _SHOWN_BYTES}
         context |= {"is_image": is_image(path), "opens": opens_in_browser(path)}
-        return _page(target, revision, sha, "file.html", context)
+        return repository_page(target, revision, sha, "file.html", context)
     card = read_card(text, is_model=target.kind == "models")
-    base = f"/{target.page}"
-    known = {found.path: found for found in target.repository.entries(sha, recursive=True)}
-
-    def content_of(path: str) -> str:
-        return f"{base}/resolve/{_quoted(revision)}/{quote(path)}"
-
-    def page_of(path: str) -> str:
-        if (path in known and known[path].is_folder) or path == ".":
-            return f"{base}/tree/{_quoted(revision)}/{quote(path.removeprefix('.'))}".rstrip("/")
-        return content_of(path) if opens_in_browser(path) else f"{base}/blob/{_quoted(revision)}/{quote(path)}"
-
+    page_of, content_of = file_links(target, revision, sha)
     body = render_markdown(card.body, folder=path.rpartition("/")[0], page_of=page_of, content_of=content_of)
     metadata = show_metadata(card.metadata or {})
     context = {"entry": entry, "body": body, "metadata": metadata, "errors": card.errors, "is_card": is_card}
-    return _page(target, revision, sha, "card.html", context)
+    return repository_page(target, revision, sha, "card.html", context)
 
 
 def _text(target: Target, entry: Entry) -> str | None:
@@ -124,7 +117,7 @@ def files(target: Browsable, revision: Quoted, folder: Quoted = "") -> Response:
     entries = target.repository.entries(sha, folder, recursive=False)
     entries.sort(key=lambda entry: (not entry.is_folder, entry.path))
     context = {"folder": folder.strip("/"), "entries": entries[:_MAX_FILES], "left_out": len(entries[_MAX_FILES:])}
-    return _page(target, revision, sha, "files.html", context)
+    return repository_page(target, revision, sha, "files.html", context)
 
 
 @repository_router.get("/commits/{revision}")
@@ -136,16 +129,16 @@ def revisions(target: Browsable, revision: Quoted, p: Annotated[int, Query(ge=0,
     for tag, commit in target.repository.refs("tags").items():
         names.setdefault(commit, []).append(tag)
     context = {"commits": found[:COMMITS_PAGE], "names": names, "p": p, "has_older": len(found) > COMMITS_PAGE}
-    return _page(target, revision, sha, "revisions.html", context)
+    return repository_page(target, revision, sha, "revisions.html", context)
 
 
 @repository_router.get("/commit/{sha}")
 def commit(target: Browsable, sha: Quoted) -> Response:
     """The files of a commit; the client's `commit_url` leads here."""
-    return RedirectResponse(f"/{target.page}/tree/{_quoted(target.repository.resolve(sha))}", 303)
+    return RedirectResponse(f"/{target.page}/tree/{quote_revision(target.repository.resolve(sha))}", 303)
 
 
-def _page(target: Target, revision: str, sha: str, template: str, context: Mapping[str, object]) -> Response:
+def repository_page(target: Target, revision: str, sha: str, template: str, context: Mapping[str, object]) -> Response:
     """Render a page of one repository at one revision."""
     tags, branches = target.repository.refs("tags"), target.repository.refs("heads")
     common: dict[str, object] = {
@@ -153,15 +146,12 @@ def _page(target: Target, revision: str, sha: str, template: str, context: Mappi
         "base": f"/{target.page}",
         "private": target.repository.private,
         "revision": revision,
-        "revision_url": _quoted(revision),
+        "revision_url": quote_revision(revision),
         "is_commit": bool(COMMIT_ID.fullmatch(revision)) and revision not in {*tags, *branches},
         "sha": sha,
         "tags": [tag for tag, commit in tags.items() if commit == sha],
         "all_tags": list(tags)[::-1],
         "branches": list(branches),
+        "open_pull_requests": sum(found.is_open for found in PullRequests(target.repository).all()),
     }
     return render_page(template, user=target.user, context=common | dict(context))
-
-
-def _quoted(revision: str) -> str:
-    return quote(revision, safe="")

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from tasks.hub_server.names import RefKind
+from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import API, Quoted, Readable, Writable, iso_date, json_body, link_next
 
@@ -17,14 +18,16 @@ router = APIRouter()
 
 
 @router.get(API + "/refs")
-def list_refs(target: Readable) -> dict[str, object]:
-    """All branches and tags."""
+def list_refs(target: Readable, *, include_prs: bool = False) -> dict[str, object]:
+    """All branches and tags; the branches of pull requests if they are asked for."""
 
     def refs(kind: RefKind) -> list[dict[str, str]]:
         found = target.repository.refs(kind).items()
         return [{"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": sha} for name, sha in found]
 
-    return {"branches": refs("heads"), "tags": refs("tags"), "converts": [], "pullRequests": []}
+    heads = PullRequests(target.repository).heads() if include_prs else {}
+    pull_requests = [{"name": str(n), "ref": f"refs/pr/{n}", "targetCommit": sha} for n, sha in heads.items()]
+    return {"branches": refs("heads"), "tags": refs("tags"), "converts": [], "pullRequests": pull_requests}
 
 
 @router.get(API + "/commits/{revision}")

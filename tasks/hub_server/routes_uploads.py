@@ -5,7 +5,8 @@
     PUT  /uploads/...                   the content of a large file, whole or in parts (a signed URL, no token)
     POST .../commit/<revision>          lines of JSON: a header, then one line for each change
 
-Nothing is visible before the commit.
+Nothing is visible before the commit. The commit goes to a branch, to a pull request (refs/pr/<number>) or, with
+`create_pr`, to a new one.
 """
 
 from __future__ import annotations
@@ -19,13 +20,28 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from tasks.hub_server import limits
 from tasks.hub_server.card_metadata import read_card
 from tasks.hub_server.errors import HubError
+from tasks.hub_server.git_objects import commit_message
 from tasks.hub_server.large_files import LargeFiles
 from tasks.hub_server.limits import transfer_timeout
+from tasks.hub_server.names import pull_number
+from tasks.hub_server.pull_requests import PullRequests, require_author
 from tasks.hub_server.records import Change, DeleteFile, DeleteFolder, PutFile, PutLargeFile
-from tasks.hub_server.repositories import LARGE_SUFFIXES
-from tasks.hub_server.requests import API, CommitBody, Quoted, Target, Writable, get_endpoint, get_hub, json_body
+from tasks.hub_server.repositories import LARGE_SUFFIXES, MAIN
+from tasks.hub_server.requests import (
+    API,
+    Participant,
+    Quoted,
+    Target,
+    get_endpoint,
+    get_hub,
+    json_body,
+    participating_target,
+    require_user,
+    writable_target,
+)
 
 REGULAR_BYTES = 10 << 20
 """Files larger than this are large files, whatever their suffix."""
@@ -34,6 +50,33 @@ _MAX_LARGE_BYTES = 1 << 40
 _MAX_BATCH = 1000
 
 router = APIRouter()
+
+
+def committable_target(request: Request, revision: Quoted, *, create_pr: bool = False) -> Target:
+    """Return the repository of this request, if the user can commit to the revision.
+
+    Everyone who can read can propose a commit as a new pull request, and its author can add commits to it.
+
+    Raises:
+        HubError: 401 without a token, 404 as for reading, 403 without permission.
+    """
+    number = pull_number(revision)
+    if not create_pr and number is None:
+        return writable_target(request)
+    target = participating_target(request)
+    if number is not None:
+        target.repository.resolve(revision)
+        found = PullRequests(target.repository).get(number)
+        require_author(found, require_user(target.user), can_write=target.can_write)
+    return target
+
+
+Committable = Annotated[Target, Depends(committable_target)]
+
+
+async def get_commit_body(request: Request, _: Committable) -> bytes:
+    """Return the body of a commit."""
+    return await limits.read_body(request, limits.COMMIT_BYTES)
 
 
 class AnnouncedFile(BaseModel):
@@ -53,7 +96,7 @@ class Preupload(BaseModel):
 
 @router.post(API + "/preupload/{revision}")
 def preupload(
-    target: Writable, revision: Quoted, announced: Annotated[Preupload, Depends(json_body(Preupload))]
+    target: Committable, revision: Quoted, announced: Annotated[Preupload, Depends(json_body(Preupload))]
 ) -> dict[str, object]:
     """How to upload each file, and the id of its present content."""
     sha = target.repository.resolve(revision)
@@ -93,9 +136,9 @@ class Batch(BaseModel):
 @router.post("/{namespace}/{name}.git/info/lfs/objects/batch")
 @router.post("/datasets/{namespace}/{name}.git/info/lfs/objects/batch")
 def request_uploads(
-    request: Request, target: Writable, batch: Annotated[Batch, Depends(json_body(Batch))]
+    request: Request, target: Participant, batch: Annotated[Batch, Depends(json_body(Batch))]
 ) -> dict[str, object]:
-    """Upload URLs of the objects; an object that is stored already gets none."""
+    """Upload URLs of the objects; an object that is stored already gets none. They may be for a pull request."""
     if batch.operation != "upload":
         raise HubError(501, "The batch API serves uploads only: download from /resolve/")
     objects = []
@@ -160,11 +203,14 @@ async def upload_part(request: Request, files: SignedUpload, sha256: str, size: 
 
 @router.post(API + "/commit/{revision}")
 def commit(
-    request: Request, target: Writable, revision: Quoted, body: CommitBody, create_pr: str = ""
+    *,
+    request: Request,
+    target: Committable,
+    revision: Quoted,
+    body: Annotated[bytes, Depends(get_commit_body)],
+    create_pr: bool = False,
 ) -> dict[str, object]:
-    """Add a commit to a branch."""
-    if create_pr not in ("", "0", "false"):
-        raise HubError(501, "The local Hub has no pull requests: commit to a branch")
+    """Add a commit to a branch or a pull request, or make a new pull request of it."""
     header, changes = _parse_commit(body)
     title, description, parent = header.get("summary"), str(header.get("description") or ""), header.get("parentCommit")
     if not isinstance(title, str) or not title.strip():
@@ -174,16 +220,21 @@ def commit(
     if not isinstance(parent, str | None):
         raise HubError(400, "parentCommit is not a string")
     _validate_card(target, changes)
-    sha = target.repository.commit(
-        revision.removeprefix("refs/heads/"),
-        changes,
-        title=title,
-        description=description,
-        parent=parent,
-        user=target.user or "",
-    )
-    url = f"{get_endpoint(request)}/{target.page}/commit/{sha}"
-    return {"success": True, "commitOid": sha, "commitUrl": url, "hookOutput": ""}
+    user, pull_requests, number = require_user(target.user), PullRequests(target.repository), pull_number(revision)
+    page = f"{get_endpoint(request)}/{target.page}"
+    answer: dict[str, object] = {"success": True, "hookOutput": ""}
+    if create_pr:
+        if revision.removeprefix("refs/heads/") != MAIN:
+            raise HubError(400, f"A pull request is for {MAIN}, not for {revision}")
+        found, sha = pull_requests.create(changes, title=title, description=description, parent=parent, user=user)
+        answer["pullRequestUrl"] = f"{page}/discussions/{found.number}"
+    elif number is not None:
+        message, can_write = commit_message(title, description), target.can_write
+        sha = pull_requests.commit(number, changes, message=message, parent=parent, user=user, can_write=can_write)
+    else:
+        branch = revision.removeprefix("refs/heads/")
+        sha = target.repository.commit(branch, changes, title=title, description=description, parent=parent, user=user)
+    return answer | {"commitOid": sha, "commitUrl": f"{page}/commit/{sha}"}
 
 
 def _validate_card(target: Target, changes: list[Change]) -> None:

@@ -1,4 +1,4 @@
-"""Sessions of browsers. A session lets a browser read what its user can read; it never permits writing.
+"""Sessions of browsers. A session lets a browser read what its user can read, and send the forms of the pages.
 
 A user signs in with a token or with a link that works once. The cookie holds a random session name, not the token.
 Sessions are kept in memory and end with the process or after 12 hours.
@@ -7,6 +7,7 @@ Sessions are kept in memory and end with the process or after 12 hours.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 import threading
 import time
@@ -25,6 +26,7 @@ class Sessions:
     def __init__(self, cookie: str) -> None:
         self.cookie = cookie
         self._lock = threading.Lock()
+        self._key = secrets.token_bytes(32)
         self._sessions: dict[str, tuple[str, float]] = {}
         self._link_secrets: dict[str, str] = {}
 
@@ -43,6 +45,12 @@ class Sessions:
         with self._lock:
             user, end = self._sessions.get(_digest(cookies.get(self.cookie, "")), (None, 0.0))
         return user if end > time.monotonic() else None
+
+    def form_token(self, cookies: Mapping[str, str]) -> str | None:
+        """Return the secret that the forms of a session hold; None without a session. Other sites cannot read it."""
+        if self.user(cookies) is None:
+            return None
+        return hmac.new(self._key, cookies[self.cookie].encode(errors="replace"), "sha256").hexdigest()
 
     def close(self, cookies: Mapping[str, str]) -> None:
         """End the session in a request's cookies."""

@@ -92,7 +92,7 @@ class Store:
                         shutil.rmtree(leftover, ignore_errors=True)
 
     def prune(self, *, remove: bool) -> int:
-        """Return the bytes of what no branch and no tag of a repository leads to; with `remove`, delete it."""
+        """Return the bytes of what no branch, tag or pull request leads to; with `remove`, delete it."""
         freed = 0
         for kind in KINDS:
             for _, _, repository in self.list(kind):

@@ -86,6 +86,7 @@ def open_page(
     dark: bool = False,
     screenshot: Path | None = None,
     by_way_of: str | None = None,
+    click: str | None = None,
 ) -> PageVisit:
     """Open a page and wait until it is loaded and asks for nothing more.
 
@@ -95,6 +96,7 @@ def open_page(
         dark: what `prefers-color-scheme` says.
         screenshot: where to put a picture (PNG) of the whole page.
         by_way_of: a URL to open before in the same browser, for its cookies.
+        click: a CSS selector of what to click on the page; the visit goes on to where that leads.
     """
     url = url_or_path.absolute().as_uri() if isinstance(url_or_path, Path) else url_or_path
     with _browser() as address, connect(address, max_size=None) as socket:
@@ -104,6 +106,8 @@ def open_page(
             page.load(by_way_of)
             page.visit = PageVisit()
         page.load(url)
+        if click:
+            page.click(click)
         page.finish(screenshot)
         return page.visit
 
@@ -166,6 +170,15 @@ class _Page:
         self._is_idle = False
         failed = self._call("Page.navigate", url=url).get("errorText")
         assert failed in (None, "net::ERR_HTTP_RESPONSE_CODE_FAILURE"), f"{url}: {failed}"
+        self._wait()
+
+    def click(self, selector: str) -> None:
+        self._is_idle = False
+        expression = f"document.querySelector({json.dumps(selector)}).click()"
+        assert "exceptionDetails" not in self._call("Runtime.evaluate", expression=expression), selector
+        self._wait()
+
+    def _wait(self) -> None:
         give_up = time.monotonic() + _PAGE_TIMEOUT_S
         while not self._is_idle:
             self._handle(self._receive(give_up))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 _ADDRESSES = {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}
-_VOID = {"meta", "br"}
+_VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
 class Outline(HTMLParser):

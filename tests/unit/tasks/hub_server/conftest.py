@@ -12,16 +12,16 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars
 
 from tasks.hub_server.server import LocalHub
-from tests.unit.tasks.hub_server.contract import CONTRACT_HUB, IS_LOCAL, PREFIX, TOKEN, local_only
+from tests.unit.tasks.hub_server.contract import CONTRACT, CONTRACT_HUB, IS_LOCAL, PREFIX, TOKEN, local_only
 
 PART_BYTES = 1 << 20
 TOKENS = {"token-of-alice": "alice", "token-of-bob": "bob"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """When another Hub is tested, run only the contract in test_api.py."""
+    """When another Hub is tested, run only the contract."""
     for item in items:
-        if not IS_LOCAL and item.path.parent == Path(__file__).parent and item.path.name != "test_api.py":
+        if not IS_LOCAL and item.path.parent == Path(__file__).parent and item.path.name not in CONTRACT:
             item.add_marker(local_only)
 
 

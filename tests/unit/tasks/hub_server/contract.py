@@ -1,6 +1,6 @@
-"""The Hub that the contract suite (test_api.py) tests: a local one, unless EVERGREEN_CONTRACT_HUB names another.
+"""The Hub that the contract suite (CONTRACT) tests: a local one, unless EVERGREEN_CONTRACT_HUB names another.
 
-    EVERGREEN_CONTRACT_HUB=https://huggingface.co HF_TOKEN=hf_... pytest tests/unit/tasks/hub_server/test_api.py
+    EVERGREEN_CONTRACT_HUB=https://huggingface.co HF_TOKEN=hf_... pytest tests/unit/tasks/hub_server
 
 The token needs write access. Repositories are created in its user's namespace, with a random prefix, and deleted.
 """
@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
+CONTRACT = {"test_api.py", "test_pull_requests.py"}
 CONTRACT_HUB = os.environ.get("EVERGREEN_CONTRACT_HUB", "")
 TOKEN = os.environ.get("HF_TOKEN", "") if CONTRACT_HUB else "token-of-alice"
 IS_LOCAL = not CONTRACT_HUB

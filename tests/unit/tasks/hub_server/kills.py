@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from tasks.hub_server.errors import HubError
+from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.records import DeleteFile, PutFile, PutLargeFile
 from tasks.hub_server.repositories import Repository
 from tasks.hub_server.store import Store
@@ -94,10 +95,37 @@ def delete(root: Path) -> None:
     Store(root).delete("models", "alice", "model")
 
 
+def pull_requests(root: Path) -> PullRequests:
+    return PullRequests(opened(root))
+
+
+def propose(root: Path) -> None:
+    """Make a pull request, as a client that looks first whether it is there."""
+    if "proposal" not in [found.title for found in pull_requests(root).all()]:
+        changes = [PutFile("p.txt", b"p"), DeleteFile("old.txt")]
+        pull_requests(root).create(changes, title="proposal", description="d", parent=None, user="alice")
+
+
+def extend(root: Path) -> None:
+    """Add a commit to the pull request on top of the client's last known commit."""
+    known = (root / "known-proposal").read_text()
+    changes = [PutFile("q.txt", b"q")]
+    pull_requests(root).commit(1, changes, message="m", parent=known, user="alice", can_write=True)
+
+
+def merge(root: Path) -> None:
+    pull_requests(root).merge(1, comment="good", user="alice")
+
+
+def close(root: Path) -> None:
+    pull_requests(root).set_status(1, "closed", comment="bad", user="alice", can_write=True)
+
+
 OPERATIONS: dict[str, Callable[[Path], None]] = {
-    found.__name__: found for found in (create, commit, assemble, tag, untag, delete)
+    found.__name__: found for found in (create, commit, assemble, tag, untag, delete, propose, extend, merge, close)
 }
 LANDED = {create: 409, commit: 412, assemble: 412, tag: 409, untag: 404, delete: 404}
+LANDED |= {propose: None, extend: 412, merge: 409, close: 409}
 """The HTTP status of a repetition after the first attempt had landed."""
 
 
@@ -109,6 +137,9 @@ def prepare(root: Path) -> None:
     repository.commit("main", changes, title="first", description="", parent=None, user="alice")
     repository.create_ref("tags", "v1/final", head(repository))
     (root / "known").write_text(head(repository))
+    changes = [PutFile("ready.txt", b"r")]
+    _, known = pull_requests(root).create(changes, title="ready", description="", parent=None, user="alice")
+    (root / "known-proposal").write_text(known)
 
 
 def state(root: Path) -> State:
@@ -127,6 +158,11 @@ def state(root: Path) -> State:
                     elif not entry.is_folder:
                         files[entry.path] = repository.read(entry)
                 seen[ref] = ([record.title for record in repository.history(sha, skip=0, limit=99)], files)
+        seen["pull requests"] = [
+            (request.title, request.status, [(event.type, event.text) for event in request.history(changes.commits)])
+            for listed in PullRequests(repository).all()
+            for request, changes in [PullRequests(repository).read(listed.number)]
+        ]
         found[f"{namespace}/{name}"] = seen
     return found
 

@@ -36,6 +36,14 @@ REQUESTS = [
     ("DELETE", f"{API}/tag/v1", ""),
     ("POST", f"{API}/branch/new", "{}"),
     ("DELETE", f"{API}/branch/old", ""),
+    *(("GET", f"{page}/discussions{path}", "") for page in (API, f"/{REPO}") for path in ("", "/1")),
+    ("POST", f"{API}/commit/main?create_pr=1", COMMIT),
+    ("POST", f"{API}/commit/refs%2Fpr%2F1", COMMIT),
+    ("POST", f"{API}/discussions", '{"title": "t", "pullRequest": true}'),
+    ("POST", f"{API}/discussions/1/comment", '{"comment": "c"}'),
+    ("POST", f"{API}/discussions/1/title", '{"title": "t"}'),
+    ("POST", f"{API}/discussions/1/status", '{"status": "closed"}'),
+    ("POST", f"{API}/discussions/1/merge", ""),
     ("DELETE", "/api/repos/delete", '{"name": "model"}'),
     ("PUT", "upload", "1234"),
 ]
@@ -73,6 +81,7 @@ def test_deletion_at_each_step(
     alice.create_commit(REPO, operations, commit_message="files")
     alice.create_tag(REPO, tag="v1")
     alice.create_branch(REPO, branch="old")
+    alice.create_commit(REPO, [Add("b.txt", b"x")], commit_message="proposal", create_pr=True)
     if path == "upload":
         digest = "03ac674216f3e15c761ee1a5e255f067953623c8b388b4459e13f978d7c846f4"
         url = lfs_batch(hub.endpoint, REPO, (digest, 4))[0]["actions"]["upload"]["href"]

@@ -103,6 +103,44 @@ def test_two_processes_create_one_repository(root: Path) -> None:
     assert [path.name for path in (root / "models/alice").iterdir()] == ["model.git"]
 
 
+def propose(api: HfApi, name: str, content: bytes) -> int:
+    made = api.create_commit(REPO, [CommitOperationAdd(name, content)], commit_message=name, create_pr=True)
+    assert made.pr_num
+    return made.pr_num
+
+
+def merge(api: HfApi, number: int) -> object:
+    api.merge_pull_request(REPO, number)
+    return 200
+
+
+def test_two_processes_merge_in_turn(root: Path) -> None:
+    """Of pull requests that change the same file one is merged, and each is merged once."""
+    with server_process(root) as (_, one), server_process(root) as (_, two):
+        one.create_repo(REPO)
+        for turn in range(3):
+            history = len(one.list_repo_commits(REPO))
+            first, second = (propose(api, "same.txt", b"%d %d" % (turn, n)) for n, api in enumerate((one, two)))
+            outcomes = at_once([partial(merge, api, number) for api in (one, two) for number in (first, second)])
+            assert sorted(map(str, outcomes)) == ["200", "409", "409", "409"]
+            statuses = {number: two.get_discussion_details(REPO, number).status for number in (first, second)}
+            assert sorted(statuses.values()) == ["merged", "open"]
+            head = one.list_repo_commits(REPO)[0]
+            assert len(one.list_repo_commits(REPO)) == history + 1
+            merged = next(number for number, status in statuses.items() if status == "merged")
+            assert head.title == f"same.txt (#{merged})"
+            assert two.get_discussion_details(REPO, merged).merge_commit_oid == head.commit_id
+    assert fsck(root) == "0 "
+
+
+def test_two_processes_number_pull_requests(root: Path) -> None:
+    with server_process(root) as (_, one), server_process(root) as (_, two):
+        one.create_repo(REPO)
+        numbers = at_once([partial(propose, api, f"{n}.txt", b"x") for n, api in enumerate([one, two] * 4)])
+        assert sorted(map(int, map(str, numbers))) == list(range(1, 9))
+        assert {found.num for found in two.get_repo_discussions(REPO)} == set(range(1, 9))
+
+
 def commit_until_killed(endpoint: str, folder: str, landed: list[str]) -> None:
     """Commit without a pause, and record the commits that were confirmed."""
     with httpx2.Client(headers={"Authorization": "Bearer token-of-alice"}) as client:
@@ -142,7 +180,8 @@ def test_kill_in_the_middle_of_commits(root: Path) -> None:
 
 
 STRIDES = {"create": 29, "commit": 31, "assemble": 37, "tag": 11, "untag": 7, "delete": 23}
-"""The quick test tries every n-th of about 640 writes, since each takes a third of a second."""
+STRIDES |= {"propose": 19, "extend": 17, "merge": 9, "close": 7}  # a merge has 9 between moving main and its end
+"""The quick test tries every n-th of about 930 writes, since each takes a third of a second."""
 
 
 def kill_at_writes(operation: str, folder: Path, stride: int) -> tuple[int, int]:

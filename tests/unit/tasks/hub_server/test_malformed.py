@@ -31,6 +31,7 @@ def filled(alice: HfApi) -> HfApi:
         Add("m.safetensors", b"weights"),
     ]
     alice.create_commit(REPO, operations, commit_message="files")
+    alice.create_pull_request(REPO, "draft")
     return alice
 
 
@@ -59,6 +60,10 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", f"{API}/tag/main", {"tag": "t"}),
     ("POST", f"{API}/branch/new", {"startingPoint": "main"}),
     ("POST", f"{API}/preupload/main", {"files": [{"path": "p", "size": 1, "sample": "aGk="}]}),
+    ("POST", f"{API}/discussions", {"title": "t", "description": "d", "pullRequest": True}),
+    ("POST", f"{API}/discussions/1/comment", {"comment": "c"}),
+    ("POST", f"{API}/discussions/1/title", {"title": "t"}),
+    ("POST", f"{API}/discussions/1/status", {"status": "closed", "comment": "c"}),
     ("POST", f"/{REPO}.git/info/lfs/objects/batch", {"operation": "upload", "objects": [{"oid": "0" * 64, "size": 1}]}),
 ]
 
@@ -78,6 +83,8 @@ def test_commit_lines_of_another_type(filled: HfApi, hub: LocalHub, root: Path) 
             for variant in variants(line):
                 content = "\n".join(json.dumps(item) for item in ([variant] if line is LINES[0] else [head, variant]))
                 answer = client.post(f"{hub.endpoint}{API}/commit/main", content=content)
+                assert answer.status_code != 500, (variant, answer.text)
+                answer = client.post(f"{hub.endpoint}{API}/commit/main?create_pr=1", content=content)
                 assert answer.status_code != 500, (variant, answer.text)
         for content in ("[]", "5", '"x"', "null", "{}", "\0"):
             assert client.post(f"{hub.endpoint}{API}/commit/main", content=content).status_code == 400
@@ -123,9 +130,23 @@ def test_query_parameters_with_unusual_numbers(filled: HfApi, hub: LocalHub, num
         (f"{API}/tree/main", "cursor"),
         (f"{API}/commits/main", "p"),
         (f"/{REPO}/commits/main", "p"),
+        (f"{API}/discussions", "p"),
+        (f"/{REPO}/discussions", "p"),
     ):
         answer = httpx2.get(f"{hub.endpoint}{path}", params={name: number})
         assert answer.status_code in (200, 400), (path, answer.text)
+
+
+@pytest.mark.parametrize("number", ["9" * 30, "9" * 5000, "0", "-1", "x", "1e9", "%00", "..%2f..%2fconfig", "1.json"])
+def test_numbers_of_pull_requests(filled: HfApi, hub: LocalHub, number: str) -> None:
+    with httpx2.Client(headers=HEADERS, base_url=hub.endpoint) as client:
+        for path in (f"{API}/discussions/{number}", f"/{REPO}/discussions/{number}"):
+            assert client.get(path).status_code in (400, 404), path
+        for action, body in (("comment", '{"comment": "c"}'), ("title", '{"title": "t"}'), ("merge", "")):
+            answer = client.post(f"{API}/discussions/{number}/{action}", content=body)
+            assert answer.status_code in (400, 404), action
+        for body in ("[]", "{", '{"comment": 5}', "\0"):
+            assert client.post(f"{API}/discussions/1/merge", content=body).status_code == 400
 
 
 def test_the_most_repositories_in_a_listing(filled: HfApi, hub: LocalHub) -> None:

@@ -1,4 +1,4 @@
-"""Deleting what no branch and no tag leads to."""
+"""Deleting what no branch, tag or pull request leads to."""
 
 from __future__ import annotations
 
@@ -80,6 +80,31 @@ def test_only_what_nothing_leads_to_is_deleted(root: Path, git: Path, alice: HfA
     for revision, name, text in (("v1", "main", "main"), ("main", "main", "newer"), ("other", "other", "other")):
         path = alice.hf_hub_download(REPO, f"{name}.safetensors", revision=revision, local_dir=root / ".." / revision)
         assert Path(path).read_text() == text
+
+
+def test_pull_requests_keep_their_files(root: Path, git: Path, alice: HfApi) -> None:
+    for status in ("open", "closed", "merged"):
+        operations = [CommitOperationAdd(f"{status}.safetensors", status.encode())]
+        number = alice.create_commit(REPO, operations, commit_message=status, create_pr=True).pr_num
+        assert number
+        if status == "closed":
+            alice.change_discussion_status(REPO, number, "closed")
+        if status == "merged":
+            alice.merge_pull_request(REPO, number)
+    age(git)
+    assert Store(root).prune(remove=True) > 0
+    assert [large(git, text).exists() for text in ("open", "closed", "merged", "gone")] == [True] * 3 + [False]
+    for number, name in enumerate(("open", "closed", "merged"), start=1):
+        file = alice.hf_hub_download(
+            REPO, f"{name}.safetensors", revision=f"refs/pr/{number}", local_dir=root / ".." / name
+        )
+        assert Path(file).read_text() == name
+        details = alice.get_discussion_details(REPO, number)
+        assert (details.status, f"{name}.safetensors" in str(details.diff)) == (name, True)
+    assert alice.change_discussion_status(REPO, 2, "open").new_status == "open"
+    alice.merge_pull_request(REPO, 2)
+    assert alice.file_exists(REPO, "closed.safetensors")
+    assert fsck(git) == ""
 
 
 def test_object_that_an_upload_counts_on_stays(root: Path, git: Path, hub: LocalHub, alice: HfApi) -> None:

@@ -1,0 +1,130 @@
+"""What a pull request changes: its commits and files since its base, as diffs, and merged into main.
+
+A merge is by file: a file that main has changed since the base, too, is a conflict, unless both have the same content.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dulwich.objects import Commit, ObjectID
+from dulwich.repo import Repo
+
+from tasks.hub_server.git_objects import FILE_MODE, commit_record, read_commit, read_files, tree_entry
+from tasks.hub_server.names import file_above
+from tasks.hub_server.records import CommitRecord, Entry
+
+_DIFF_BYTES = 64 << 10
+_DIFF_LINES = 1000
+_MAX_DIFFS = 50
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A file that is added, changed or removed."""
+
+    path: str
+    before: Entry | None
+    after: Entry | None
+    diff: list[str] | None
+    """Lines of a unified diff; None if the file is large or not text."""
+
+    @property
+    def kind(self) -> str:
+        """`added`, `changed` or `removed`."""
+        return "removed" if self.after is None else "changed" if self.before else "added"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a branch changes since its base."""
+
+    head: str
+    commits: list[CommitRecord]
+    """Oldest first."""
+    files: list[FileChange]
+    conflicts: list[str]
+    """Files that cannot be merged into main."""
+
+
+def line_of(git: Repo, head: ObjectID, until: str | None = None) -> Iterator[Commit]:
+    """Yield the commits from `head` back, by their first parents, without `until` and what is before it."""
+    sha: ObjectID | None = head
+    while sha is not None and sha.decode() != until:
+        commit = read_commit(git, sha.decode())
+        yield commit
+        sha = commit.parents[0] if commit.parents else None
+
+
+def read_changes(git: Repo, base: str, head: ObjectID, main: ObjectID) -> Changes:
+    """Return what a branch changes."""
+    commits = [commit_record(commit) for commit in line_of(git, head, until=base)]
+    before, after = read_files(git, ObjectID(base.encode())), read_files(git, head)
+    files: list[FileChange] = []
+    diffs = 0
+    for path in _changed(before, after):
+        old, new = (_entry(git, path, found.get(path)) for found in (before, after))
+        diff = _diff(git, old, new) if diffs < _MAX_DIFFS else None
+        diffs += diff is not None
+        files.append(FileChange(_shown(path), old, new, diff))
+    return Changes(head.decode(), commits[::-1], files, merge_files(git, base, head, main)[1])
+
+
+def merge_files(git: Repo, base: str, head: ObjectID, main: ObjectID) -> tuple[dict[str, ObjectID], list[str]]:
+    """Return the files of main with the changes of a branch, and those that are in conflict."""
+    before, after, merged = read_files(git, ObjectID(base.encode())), read_files(git, head), read_files(git, main)
+    conflicts = []
+    for path in _changed(before, after):
+        if merged.get(path) not in (before.get(path), after.get(path)):
+            conflicts.append(path)
+        elif path in after:
+            merged[path] = after[path]
+        else:
+            merged.pop(path, None)
+    names = merged.keys()
+    conflicts += [path for path in merged if file_above(path, names) and path not in conflicts]
+    return merged, [_shown(path) for path in sorted(conflicts)]
+
+
+def git_diff(change: FileChange) -> str:
+    """Return the change of one file in the format of git; only the head if the file is large or not text."""
+    head = f"diff --git a/{change.path} b/{change.path}"
+    return "\n".join([head, *(change.diff or [])]) + "\n"
+
+
+def _changed(before: dict[str, ObjectID], after: dict[str, ObjectID]) -> list[str]:
+    return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+
+
+def _entry(git: Repo, path: str, oid: ObjectID | None) -> Entry | None:
+    return None if oid is None else tree_entry(git, _shown(path), FILE_MODE, oid)
+
+
+def _shown(path: str) -> str:
+    """Return a path for people: what is not UTF-8 in git is replaced."""
+    return path.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def _diff(git: Repo, before: Entry | None, after: Entry | None) -> list[str] | None:
+    old, new = _lines(git, before), _lines(git, after)
+    if old is None or new is None:
+        return None
+    old_name = f"a/{before.path}" if before else "/dev/null"
+    new_name = f"b/{after.path}" if after else "/dev/null"
+    return list(difflib.unified_diff(old, new, old_name, new_name, lineterm=""))
+
+
+def _lines(git: Repo, entry: Entry | None) -> list[str] | None:
+    """Return the lines of a text file; None if it is large or not text."""
+    if entry is None or not entry.size:
+        return []
+    if entry.sha256 or entry.size > _DIFF_BYTES:
+        return None
+    content = git.object_store.get_raw(ObjectID(entry.oid.encode()))[1]
+    try:
+        lines = content.decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        return None
+    return None if b"\0" in content or len(lines) > _DIFF_LINES else lines

@@ -1,0 +1,296 @@
+"""The pull requests of one repository.
+
+    refs/pr/<number>              the branch of a pull request; it exists if this ref exists
+    discussions/<number>.json     title, status and events, written whole
+
+A pull request's file is written before its ref, so a number is never used again, also if the process is killed in between.
+A merge puts all changes on main as one commit with one parent, as on the Hub. It is stored in the file before main moves,
+so the next reader knows whether it has happened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dulwich.objects import ObjectID
+from dulwich.refs import Ref
+from dulwich.repo import Repo
+
+from tasks.hub_server.changes import Changes, line_of, merge_files, read_changes
+from tasks.hub_server.discussions import Event, Merge, PullRequest, Status, check_text, check_title
+from tasks.hub_server.errors import HubError, branch_moved
+from tasks.hub_server.git_objects import commit_message, commit_record, write_commit
+from tasks.hub_server.names import COMMIT_ID, pull_number, pull_ref, ref_name
+from tasks.hub_server.records import Change
+from tasks.hub_server.repositories import MAIN, Repository
+
+_MAIN = ref_name("heads", MAIN)
+
+
+@dataclass(frozen=True)
+class PullRequests:
+    """The pull requests of one repository."""
+
+    repository: Repository
+
+    def heads(self) -> dict[int, str]:
+        """Return number -> commit id of the branches."""
+        with self.repository.open() as git:
+            return {number: sha.decode() for number, sha in sorted(_heads(git).items())}
+
+    def all(self) -> list[PullRequest]:
+        """Return all pull requests, newest first."""
+        with self.repository.open() as git:
+            numbers = sorted(_heads(git), reverse=True)
+            return [self._load(git, number) for number in numbers if self._path(number).exists()]
+
+    def get(self, number: int) -> PullRequest:
+        """Return a pull request.
+
+        Raises:
+            HubError: 404 if it does not exist.
+        """
+        with self.repository.open() as git:
+            return self._load(git, number)
+
+    def read(self, number: int) -> tuple[PullRequest, Changes]:
+        """Return a pull request and what it changes.
+
+        Raises:
+            HubError: 404 if it does not exist.
+        """
+        with self.repository.open() as git:
+            found = self._load(git, number)
+            changes = read_changes(git, found.base, git.refs[pull_ref(number)], git.refs[_MAIN])
+            if found.status == "merged":
+                changes = replace(changes, conflicts=[])
+            return found, changes
+
+    def create_draft(self, title: str, description: str, *, user: str) -> PullRequest:
+        """Create a pull request without commits.
+
+        Raises:
+            HubError: 400 for an invalid title or description.
+        """
+
+        def write(git: Repo) -> PullRequest:
+            head = git.refs[_MAIN]
+            return self._create(git, title, description, user=user, status="draft", base=head, head=head)
+
+        return self.repository.write(write)
+
+    def create(
+        self, changes: Sequence[Change], *, title: str, description: str, parent: str | None, user: str
+    ) -> tuple[PullRequest, str]:
+        """Create a pull request with one commit, and return it and the commit's id.
+
+        It starts from `parent`, a commit on main (7 to 40 digits), or from main's head.
+
+        Raises:
+            HubError: 400 for an invalid title or description, if `parent` is not on main, or as `Repository.commit`.
+        """
+
+        def write(git: Repo) -> tuple[PullRequest, str]:
+            base = _find_on_main(git, parent) if parent else git.refs[_MAIN]
+            head = self.repository.add_commit(git, base, changes, message=commit_message(title, description), user=user)
+            found = self._create(git, title, description, user=user, status="open", base=base, head=head)
+            return found, head.decode()
+
+        return self.repository.write(write)
+
+    def commit(
+        self, number: int, changes: Sequence[Change], *, message: str, parent: str | None, user: str, can_write: bool
+    ) -> str:
+        """Add a commit to a pull request and return its id.
+
+        Raises:
+            HubError: as `Repository.commit`; 403 for users who are neither its author nor can write; 409 if it is not open.
+        """
+
+        def write(git: Repo) -> str:
+            found = self._load(git, number)
+            require_author(found, user, can_write=can_write)
+            _require_open(found)
+            return self.repository.commit_to(git, pull_ref(number), changes, message=message, parent=parent, user=user)
+
+        return self.repository.write(write)
+
+    def comment(self, number: int, text: str, *, user: str) -> Event:
+        """Add a comment.
+
+        Raises:
+            HubError: 404; 400 if it is empty or too long.
+        """
+        if not text.strip():
+            raise HubError(400, "The comment is empty")
+        event = Event(type="comment", author=user, text=check_text(text))
+
+        def write(git: Repo) -> Event:
+            return self._record(self._load(git, number), event)
+
+        return self.repository.write(write)
+
+    def rename(self, number: int, title: str, *, user: str, can_write: bool) -> Event:
+        """Change the title.
+
+        Raises:
+            HubError: 404; 400 for an invalid title; 403 for users who are neither its author nor can write.
+        """
+
+        def write(git: Repo) -> Event:
+            found = self._load(git, number)
+            require_author(found, user, can_write=can_write)
+            before, found.title = found.title, check_title(title)
+            return self._record(found, Event(type="title-change", author=user, text=found.title, before=before))
+
+        return self.repository.write(write)
+
+    def set_status(self, number: int, status: Status, *, comment: str = "", user: str, can_write: bool) -> Event:
+        """Open or close a pull request, with a comment.
+
+        Raises:
+            HubError: 404; 403 without permission; 409 if it has this status already or is merged.
+        """
+
+        def write(git: Repo) -> Event:
+            found = self._load(git, number)
+            if not found.may_set(status, user, can_write=can_write):
+                raise HubError(403, f"You don't have the rights to set pull request #{number} to {status}")
+            if found.status in (status, "merged"):
+                raise HubError(409, f"Pull request #{number} is already {found.status}")
+            found.status = status
+            found.events += _comments(comment, user)
+            return self._record(found, Event(type="status-change", author=user, text=status))
+
+        return self.repository.write(write)
+
+    def merge(self, number: int, *, comment: str = "", user: str) -> str:
+        """Put the changes on main as one commit, and return its id.
+
+        Raises:
+            HubError: 404; 409 if the pull request is not open, has no changes, or is in conflict with main.
+        """
+
+        def write(git: Repo) -> str:
+            found = self._load(git, number)
+            _require_open(found)
+            if found.status == "draft":
+                raise HubError(409, f"Pull request #{number} is a draft: open it before you merge it")
+            head, main = git.refs[pull_ref(number)], git.refs[_MAIN]
+            commits = [commit_record(commit) for commit in line_of(git, head, until=found.base)][::-1]
+            if not commits:
+                raise HubError(409, f"Pull request #{number} has no commits")
+            files, conflicts = merge_files(git, found.base, head, main)
+            if conflicts:
+                names = ", ".join(conflicts[:10])
+                raise HubError(
+                    409, f"Main has changed since pull request #{number} was made, in the same files: {names}"
+                )
+            lines = [f"- {commit.title} ({commit.sha})" for commit in commits]
+            authors = sorted({commit.author for commit in commits} - {user})
+            trailers = [f"Co-authored-by: {author} <{author}@localhost>" for author in authors]
+            message = commit_message(f"{found.title} (#{number})", "\n".join(lines + [""] * bool(trailers) + trailers))
+            sha = write_commit(git, files, [main], message, user)
+
+            events = [*_comments(comment, user), Event(type="status-change", author=user, text="merged")]
+            found.merge = Merge(commit=sha.decode(), parent=main.decode(), events=events)
+            self._save(found)
+            if not git.refs.set_if_equals(_MAIN, main, sha):
+                raise branch_moved()
+            found.finish_merge()
+            self._save(found)
+            return sha.decode()
+
+        return self.repository.write(write)
+
+    def _create(
+        self,
+        git: Repo,
+        title: str,
+        description: str,
+        *,
+        user: str,
+        status: Status,
+        base: ObjectID,
+        head: ObjectID,
+    ) -> PullRequest:
+        taken = {int(path.stem) for path in self._path(0).parent.glob("*.json")} | _heads(git).keys()
+        found = PullRequest(
+            number=max(taken, default=0) + 1,
+            title=check_title(title),
+            author=user,
+            base=base.decode(),
+            status=status,
+            events=[Event(type="comment", author=user, text=check_text(description))],
+        )
+        self._save(found)
+        git.refs.add_if_new(pull_ref(found.number), head)
+        return found
+
+    def _record(self, found: PullRequest, event: Event) -> Event:
+        found.events.append(event)
+        self._save(found)
+        return event
+
+    def _path(self, number: int) -> Path:
+        return self.repository.path / "discussions" / f"{number}.json"
+
+    def _load(self, git: Repo, number: int) -> PullRequest:
+        path = self._path(number)
+        if pull_ref(number) not in git.refs or not path.exists():
+            raise HubError(404, f"There is no pull request #{number}")
+        found = PullRequest.model_validate_json(path.read_bytes())
+        merge = found.merge
+        if merge and found.status != "merged":
+            since = line_of(git, git.refs[_MAIN], until=merge.parent)
+            if any(commit.id.decode() == merge.commit for commit in since):
+                found.finish_merge()
+        return found
+
+    def _save(self, found: PullRequest) -> None:
+        path = self._path(found.number)
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_suffix(".new")
+        with temporary.open("wb") as file:
+            file.write(found.model_dump_json(indent=1).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+def require_author(found: PullRequest, user: str, *, can_write: bool) -> None:
+    """Check that `user` is the author of a pull request or can write.
+
+    Raises:
+        HubError: 403.
+    """
+    if user != found.author and not can_write:
+        raise HubError(403, f"You don't have the rights to change pull request #{found.number}")
+
+
+def _comments(text: str, user: str) -> list[Event]:
+    return [Event(type="comment", author=user, text=check_text(text))] if text.strip() else []
+
+
+def _require_open(found: PullRequest) -> None:
+    if not found.is_open:
+        raise HubError(409, f"Pull request #{found.number} is {found.status}")
+
+
+def _heads(git: Repo) -> dict[int, ObjectID]:
+    refs = git.refs.as_dict(Ref(b"refs/pr"))
+    return {
+        number: sha for name, sha in refs.items() if (number := pull_number(f"refs/pr/{name.decode(errors='replace')}"))
+    }
+
+
+def _find_on_main(git: Repo, parent: str) -> ObjectID:
+    """Return the commit on main whose id begins with `parent`."""
+    if COMMIT_ID.fullmatch(parent.lower()):
+        for commit in line_of(git, git.refs[_MAIN]):
+            if commit.id.decode().startswith(parent.lower()):
+                return commit.id
+    raise HubError(400, f"A pull request starts from a commit of {MAIN}, and {parent!r} is none")

@@ -1,0 +1,263 @@
+"""The web pages of pull requests, and their forms: content, permissions, and protection from other sites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from huggingface_hub import CommitOperationAdd as Add
+from huggingface_hub import CommitOperationDelete as Delete
+from huggingface_hub import HfApi
+
+from tasks.hub_server import limits
+from tasks.hub_server.server import LocalHub
+from tests.support.browser import needs_browser, open_page
+from tests.support.html import Outline
+
+REPO = "alice/model"
+PAGE = f"/{REPO}/discussions"
+HTML = {"Accept": "text/html,*/*"}
+DESCRIPTION = """# Why
+
+It is *better*: see [the report](report.html), [the notes](notes/) and [evil](javascript:alert(1)).
+<script>alert("description")</script>
+"""
+
+
+@pytest.fixture
+def proposed(alice: HfApi, bob: HfApi) -> HfApi:
+    """An open pull request of bob's in a public and in a private repository."""
+    for repo, author in ((REPO, bob), ("alice/secret", alice)):
+        alice.create_repo(repo, private=author is alice)
+        before = [
+            Add("README.md", b"---\nlicense: mit\n---\n# Model\n"),
+            Add("config.json", b'{"a": 1}\n'),
+            Add("old.txt", b"old\n"),
+        ]
+        alice.create_commit(repo, before, commit_message="before")
+        operations = [
+            Add("config.json", b'{"a": "<b>"}\n'),
+            Add("report.html", b"<h1>Report</h1>"),
+            Add("notes/a.txt", b"a"),
+            Add("model.safetensors", b"\0" * 3000),
+            Delete("old.txt"),
+        ]
+        author.create_commit(
+            repo, operations, commit_message="Better <weights>", commit_description=DESCRIPTION, create_pr=True
+        )
+    return alice
+
+
+@pytest.fixture
+def browser(hub: LocalHub) -> Iterator[httpx2.Client]:
+    """A browser: it says from where it sends a form."""
+    headers = {**HTML, "Origin": hub.endpoint}
+    with httpx2.Client(base_url=hub.endpoint, headers=headers, follow_redirects=True) as client:
+        yield client
+
+
+def sign_in(client: httpx2.Client, user: str) -> None:
+    assert client.post("/-/sign-in", data={"token": f"token-of-{user}"}).status_code == 200
+
+
+def form_token(client: httpx2.Client, page: str = f"{PAGE}/1") -> str:
+    (found,) = [values for tag, values in Outline(client.get(page).text).elements if values.get("name") == "form_token"]
+    return str(found["value"])
+
+
+def buttons(client: httpx2.Client, number: int = 1) -> list[str]:
+    """The actions that the page offers."""
+    found = Outline(client.get(f"{PAGE}/{number}").text).elements
+    return [str(values["formaction"]).rpartition("/")[2] for _, values in found if "formaction" in values]
+
+
+def send(client: httpx2.Client, action: str, comment: str = "", number: int = 1) -> httpx2.Response:
+    data = {"form_token": form_token(client, f"{PAGE}/{number}"), "comment": comment}
+    return client.post(f"{PAGE}/{number}/{action}", data=data)
+
+
+def test_page_of_a_pull_request(proposed: HfApi, browser: httpx2.Client) -> None:
+    assert 'Pull requests <span class="badge">1</span>' in browser.get(f"/{REPO}").text
+    listed = browser.get(PAGE).text
+    assert f'<a class="title" href="{PAGE}/1">Better &lt;weights&gt;</a>' in listed
+    assert "There are no closed pull requests." in browser.get(f"{PAGE}?status=closed").text
+    page = browser.get(f"{PAGE}/1").text
+    outline = Outline(page)
+    assert "<em>better</em>" in page
+    assert {"script", "form", "textarea"} & set(outline.tags[outline.tags.index("main") :]) == set()
+    assert "<script>" in outline.text
+    links = set(outline.addresses)
+    at = f"/{REPO}/{{}}/refs%2Fpr%2F1"
+    assert {
+        at.format("resolve") + "/report.html",
+        at.format("tree") + "/notes",
+        at.format("blob") + "/README.md",
+    } <= links
+    assert not any("javascript" in str(link) for link in links)
+    assert [word in outline.text for word in ("5 changed files", '-{"a": 1}', '+{"a": "<b>"}', "-old", "3.0 kB")] == [
+        True
+    ] * 5
+    shown = [
+        str(values["class"]).split()[1]
+        for _, values in outline.elements
+        if str(values.get("class")).startswith("badge ")
+    ]
+    assert [shown.count(kind) for kind in ("added", "changed", "removed")] == [3, 1, 1]
+    for link in links:
+        if str(link).startswith("/") and "sign-out" not in str(link):
+            assert browser.get(str(link)).status_code == 200, link
+    assert browser.get(f"{PAGE}/2").status_code == 404
+
+
+def test_review_in_a_browser(proposed: HfApi, bob: HfApi, browser: httpx2.Client) -> None:
+    assert "Sign in</a> to comment or merge" in browser.get(f"{PAGE}/1").text
+    sign_in(browser, "alice")
+    assert buttons(browser) == ["comment", "merge", "close"]
+    commented = send(browser, "comment", "**Why** now?\r\n\r\nSee <b>this</b>")
+    assert commented.url.path == f"{PAGE}/1"
+    assert "<strong>Why</strong> now?" in commented.text
+    assert "&lt;b&gt;this&lt;/b&gt;" in commented.text
+    assert 'class="badge closed"' in send(browser, "close", "Not now").text
+    assert "Better &lt;weights&gt;" in browser.get(f"{PAGE}?status=closed").text
+    assert buttons(browser) == ["comment", "open"]
+    assert 'class="badge open"' in send(browser, "open").text
+    merged = send(browser, "merge", "Thank you")
+    assert 'class="badge merged"' in merged.text
+    assert "5 changed files" in merged.text
+    assert buttons(browser) == ["comment"]
+    assert send(browser, "merge").status_code == 409
+    details = proposed.get_discussion_details(REPO, 1)
+    assert (details.status, details.events[0].author, details.events[-1].author) == ("merged", "bob", "alice")
+    written = [event.content for event in details.events if event.type == "comment"]
+    assert written[1:] == ["**Why** now?\n\nSee <b>this</b>", "Not now", "Thank you"]
+    assert proposed.file_exists(REPO, "report.html")
+    bob.create_pull_request(REPO, "draft")
+    assert buttons(browser, 2) == ["comment", "open", "close"]
+    assert "This is a draft" in browser.get(f"{PAGE}/2").text
+    assert "no commits" in send(browser, "open", number=2).text
+    assert buttons(browser, 2) == ["comment", "close"]
+
+
+def test_conflict_is_shown(proposed: HfApi, browser: httpx2.Client) -> None:
+    proposed.create_commit(REPO, [Add("config.json", b"{}")], commit_message="meanwhile")
+    sign_in(browser, "alice")
+    page = browser.get(f"{PAGE}/1").text
+    assert "main has changed since, in the same files: config.json" in page
+    assert buttons(browser) == ["comment", "close"]
+    refused = send(browser, "merge")
+    assert (refused.status_code, "in the same files: config.json" in refused.text) == (409, True)
+
+
+def test_author_and_readers_may_do_less(proposed: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
+    proposed.create_pull_request(REPO, "of alice")
+    sign_in(browser, "bob")
+    assert buttons(browser, 1) == ["comment", "close"]
+    assert buttons(browser, 2) == ["comment"]
+    assert send(browser, "merge").status_code == 403
+    assert send(browser, "close", number=2).status_code == 403
+    assert send(browser, "open", number=2).status_code == 403
+    assert send(browser, "comment", "hi", number=2).status_code == 200
+    assert send(browser, "close").status_code == 200
+    token = form_token(browser)
+    for action in ("comment", "merge", "close"):
+        answer = browser.post(f"/alice/secret/discussions/1/{action}", data={"form_token": token, "comment": "hi"})
+        assert answer.status_code == 404
+    assert browser.get("/alice/secret/discussions").status_code == 404
+    assert browser.get("/alice/secret/discussions/1").status_code == 404
+    assert len(proposed.get_discussion_details("alice/secret", 1).events) == 2
+    assert proposed.model_info(REPO).sha == proposed.list_repo_commits(REPO)[0].commit_id
+    assert len(proposed.list_repo_commits(REPO)) == 2
+
+
+def test_other_sites_cannot_send_forms(proposed: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
+    """A form needs a session, the secret of this session, and a page of this Hub from which it is sent."""
+    sign_in(browser, "alice")
+    token = form_token(browser)
+    with httpx2.Client(base_url=hub.endpoint, headers=browser.headers) as other:
+        sign_in(other, "alice")
+        token_of_other = form_token(other)
+    assert token != token_of_other
+    port = int(hub.endpoint.rpartition(":")[2])
+    origins = [
+        "https://evil.example",
+        "null",
+        "",
+        f"http://127.0.0.1:{port + 1}",
+        "http://[",
+        f"http://localhost:{port}",
+    ]
+    origins += [f"{hub.endpoint}.evil.example", f"ftp://127.0.0.1:{port}"]
+    for action in ("comment", "merge", "close"):
+        path = f"{PAGE}/1/{action}"
+        for data in ({}, {"form_token": ""}, {"form_token": "x"}, {"form_token": "ä"}, {"form_token": token_of_other}):
+            refused = browser.post(path, data={"comment": "c", **data})
+            assert (refused.status_code, "out of date" in refused.text) == (403, True), data
+        for origin in origins:
+            refused = browser.post(path, data={"comment": "c", "form_token": token}, headers={"Origin": origin})
+            assert (refused.status_code, "not sent from a page of this Hub" in refused.text) == (403, True), origin
+        without = httpx2.post(hub.endpoint + path, data={"form_token": token}, cookies=dict(browser.cookies))
+        assert without.status_code == 403, "no Origin"
+        by_api = {"Authorization": "Bearer token-of-alice", "Origin": hub.endpoint}
+        for headers in ({"Origin": hub.endpoint}, by_api):
+            assert httpx2.post(hub.endpoint + path, data={"form_token": token}, headers=headers).status_code == 401
+        assert browser.get(path).status_code in (404, 405), "a link changes nothing"
+    for path in (f"/api/models/{REPO}/discussions/1/merge", f"/api/models/{REPO}/discussions/1/comment"):
+        assert browser.post(path, json={"comment": "c"}).status_code == 401, "the API accepts only tokens"
+    stale = dict(browser.cookies)
+    browser.post("/-/sign-out")
+    ended = httpx2.post(
+        f"{hub.endpoint}{PAGE}/1/merge", data={"form_token": token}, headers={"Origin": hub.endpoint}, cookies=stale
+    )
+    assert ended.status_code == 401
+    details = proposed.get_discussion_details(REPO, 1)
+    assert (details.status, len(details.events)) == ("open", 2)
+
+
+def test_forms_are_limited(
+    proposed: HfApi, hub: LocalHub, browser: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign_in(browser, "alice")
+    assert send(browser, "comment", "€" * (64 << 10)).status_code == 200
+    assert send(browser, "comment", "x" * ((64 << 10) + 1)).status_code == 400
+    assert send(browser, "comment", " \r\n").status_code == 400
+    assert send(browser, "delete").status_code == 404
+    monkeypatch.setattr(limits, "BODY_BYTES", 20_000)
+    assert send(browser, "comment", "x" * 20_000).status_code == 413
+    without_session = {"Origin": hub.endpoint}
+    answer = httpx2.post(f"{hub.endpoint}{PAGE}/1/comment", content=b"x" * 20_001, headers=without_session)
+    assert answer.status_code == 401, "the body is read after the session is checked"
+
+
+def test_list_has_pages(proposed: HfApi, browser: httpx2.Client) -> None:
+    for number in range(30):
+        proposed.create_pull_request(REPO, f"number {number}")
+    first, second = browser.get(PAGE).text, browser.get(f"{PAGE}?status=open&p=1").text
+    assert ("older</a>" in first, "newer</a>" in first) == (True, False)
+    assert ("older</a>" in second, "newer</a>" in second) == (False, True)
+    assert "Better &lt;weights&gt;" in second
+    assert 'Pull requests <span class="badge">31</span>' in first
+    assert Outline(first).text.count("draft") == 30
+
+
+@needs_browser
+def test_merge_with_a_real_browser(proposed: HfApi, hub: LocalHub) -> None:
+    """The browser sends the cookie and the Origin that a form needs."""
+    visit = open_page(
+        f"{hub.endpoint}/alice/secret/discussions/1",
+        by_way_of=hub.sign_in_link("alice"),
+        click='button[formaction$="/merge"]',
+    )
+    assert (visit.status, visit.url) == (200, f"{hub.endpoint}/alice/secret/discussions/1")
+    assert 'class="badge merged"' in visit.dom
+    assert proposed.get_discussion_details("alice/secret", 1).status == "merged"
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "dark"), [(390, True), pytest.param(1100, False, marks=pytest.mark.slow)])
+def test_pages_in_a_browser(proposed: HfApi, hub: LocalHub, tmp_path: Path, width: int, dark: bool) -> None:
+    for path in (PAGE, f"{PAGE}/1"):
+        visit = open_page(hub.endpoint + path, width=width, dark=dark, by_way_of=hub.sign_in_link("alice"))
+        assert (visit.status, visit.console, visit.blocked, visit.hosts) == (200, [], [], set()), path
+        assert visit.content_width <= width, f"{path} must be scrolled sideways"
