@@ -1,22 +1,18 @@
-"""The project's default DVC remote. `python -m flows.dvc_remote <recipe>` sends it what the recipe's stages have made.
+"""The project's default DVC remote: what it has and is missing here, and what it gets.
 
-Sent are the objects that dvc.lock records for the recipe, and the entries of DVC's run cache that lead to them. With these, a
-run that is recorded nowhere else is not lost: a worker with the same inputs restores its outputs instead of running.
+It gets the objects that dvc.lock records, and the entries of DVC's run cache that lead to them. With these, a run that is
+recorded nowhere else is not lost: a worker with the same inputs restores its outputs instead of running.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-import sys
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from params import DataError, EvergreenError, RemoteRefusedError, TransientError, command_result
-from params.artifacts import STAGES, storage_error
-from trainer.runtime.memory import collect_rarely
+from params import DataError, EvergreenError, RemoteRefusedError, TransientError
+from params.artifacts import storage_error
 
 _LATER = "run it again when the remote answers: nothing is lost"
 
@@ -210,38 +206,3 @@ class DvcRemote:
         except Exception as error:
             what = f"does not answer: {type(error).__name__}: {error}"
             raise storage_error(error, Path(".dvc")) or TransientError(str(self), what, _LATER) from error
-
-
-def main(recipe: str) -> int:
-    """Send what the stages of a recipe have made; return an exit status."""
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-
-    from flows.dvc_stage import error_of
-
-    logging.getLogger("dvc").setLevel(logging.WARNING)
-    try:
-        with Repo(_wait_for_lock=True) as repo, repo.lock:
-            _push(repo, recipe)
-    except (DvcException, OSError, EvergreenError) as error:
-        found = error if isinstance(error, EvergreenError) else error_of(recipe, error)
-        print(f"DVC: {found}", file=sys.stderr, flush=True)
-        if path := os.environ.get(command_result.VARIABLE):
-            command_result.write(Path(path), found)
-        return found.exit_code
-    return os.EX_OK
-
-
-def _push(repo: Any, recipe: str) -> None:
-    remote = DvcRemote.of(repo)
-    if not remote:
-        what = "keeps versions of files, which cannot be sent without a change of dvc.lock"
-        fix = "use a remote without version_aware and worktree"
-        raise RemoteRefusedError("the default DVC remote", what, fix)
-    stages = [stage for name in STAGES for stage in repo.stage.collect(f"{name}@{recipe}")]
-    print(f"record: {remote} got {remote.push(stages)} new objects", flush=True)
-
-
-if __name__ == "__main__":
-    collect_rarely()
-    sys.exit(main(*sys.argv[1:]))

@@ -153,7 +153,7 @@ def _send_objects(artifacts: Artifacts, log: Logger) -> None:
         log.info("no default DVC remote is configured: only git gets this run")
         return
     result_file = command_result.reserve(artifacts.command_result)
-    done = child_process.run("flows.dvc_remote", [artifacts.recipe], log, environment=result_file)
+    done = child_process.run("flows.dvc_push", [artifacts.recipe], log, environment=result_file)
     if done.status:
         raise stages.error_of("dvc push", done, command_result.read(artifacts.command_result))
 

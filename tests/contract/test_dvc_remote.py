@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flows import dvc_remote, dvc_stage
+from flows import dvc_push, dvc_remote, dvc_stage
 from flows.dvc_remote import DvcRemote
 from params import DataError, EvergreenError, RemoteRefusedError, TransientError, command_result
 
@@ -271,7 +271,7 @@ class TestPush:
         versioned = "remote = s\n['remote \"s\"']\nurl = s3://bucket\nversion_aware = true\n"
         Path(".dvc/config").write_text(NO_REMOTE + versioned)
         with Repo() as repo, repo.lock, pytest.raises(RemoteRefusedError, match="use a remote without version_aware"):
-            dvc_remote._push(repo, "tiny")
+            dvc_push.push(repo, "tiny")
 
 
 def test_the_default_remote_is_known_without_opening_the_project(there: Path) -> None:

@@ -6,7 +6,7 @@ The tests share the remotes, and stand in the order in which they change them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from safetensors.torch import load_file, save_file
 
 from tasks.hub_server.server import LocalHub
-from tests.support.project import STAGES, Project, copy_project, stages_of, write_sentences
+from tests.support.project import STAGES, Project, ServedProject, copy_project, stages_of, write_sentences
 
 TOKEN = "hf_tokenoftests"
 RECORD = ("--record", "origin/main")
@@ -185,3 +185,53 @@ def test_what_git_refused_is_not_done_again(shared: Shared) -> None:
     assert stages_of(out) == ["evaluate", "publish"], "what depends on the Hub"
     assert "train: restored" in out
     assert shared.commits()[1:] == before
+
+
+@pytest.mark.slow
+def test_a_prefect_worker_clones_the_project_and_records_its_run(
+    shared: Shared, make_prefect_home: Callable[[], Path]
+) -> None:
+    """As prefect.yaml shows it. The worker starts in an empty folder."""
+    author = shared.workers[0]
+    author.run("git", "pull", "-q", "origin", "main")
+    write_sentences(author.root / "data/sentences.csv", rows=380)
+    author.run("git", "commit", "-q", "-am", "more rows")
+    author.run("git", "push", "-q", "origin", "main")
+
+    office = ServedProject(shared.folder / "office", make_prefect_home())
+    office.environment |= {name: author.environment[name] for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_DISABLE_XET")}
+    worker = Project(shared.folder / "empty", Path(office.environment["PREFECT_HOME"]))
+    worker.environment = office.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+    shared.workers += [worker, office]
+    for one in (office, worker):
+        one.root.mkdir()
+    office.run("git", "clone", "-q", str(shared.git), ".")
+    write_deployment(office.root / "prefect.yaml", shared)
+    office.start_server()
+    office.run("prefect", "work-pool", "create", "local", "--type", "process")
+    office.run("prefect", "work-queue", "create", "retrain", "--pool", "local", "--limit", "1")
+    office.run("prefect", "--no-prompt", "deploy", "--name", "tiny-anywhere")
+    worker.start("prefect", "worker", "start", "--pool", "local", log="worker.log", fork=True)
+    office.run("prefect", "deployment", "run", "retrain/tiny-anywhere", "--watch")
+
+    assert shared.commits()[0].startswith("Record tiny: ")
+    assert shared.commits()[1] == "more rows"
+    assert [path.name for path in worker.root.iterdir()] == ["worker.log"]
+    assert any((shared.folder / "cache").iterdir()), "DVC's cache outlives the clone"
+    assert stages_of(run(shared.worker("last"), *RECORD)) == []
+
+
+def write_deployment(path: Path, shared: Shared) -> None:
+    """Put the deployment that prefect.yaml shows as a comment into force, for the recipe tiny."""
+    text = path.read_text(encoding="utf-8")
+    start = text.index("#  - <<: *retrain")
+    shown = "\n".join(line.removeprefix("#") for line in text[start:].splitlines() if "access_token" not in line)
+    for old, new in (
+        ("default-anywhere", "tiny-anywhere"),
+        ("recipe: default", "recipe: tiny"),
+        ("https://git.example.org/team/models.git", shared.git.as_uri()),
+        ("/var/cache/evergreen", str(shared.folder / "cache")),
+    ):
+        assert old in shown
+        shown = shown.replace(old, new)
+    path.write_text(f"{text[:start]}\n{shown}\n", encoding="utf-8")
