@@ -1,4 +1,4 @@
-"""What Prefect's UI shows of a run: the report of each stage, a link to the release, the state it ended in."""
+"""What Prefect's UI shows of a run: the report of each stage, a link to the release."""
 
 from __future__ import annotations
 
@@ -6,23 +6,17 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
-from prefect.client.schemas.objects import State
-from prefect.states import Completed
 
 from flows.summary import release_url
 from params.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import metrics_table
 from tasks.stages import read_report
-
-T = TypeVar("T")
-KEPT = "Kept the champion"
-"""Name of the final state of a run whose model did not replace the published one."""
 
 
 @contextlib.contextmanager
@@ -83,12 +77,6 @@ def show_history(artifacts: Artifacts, text: str) -> None:
 def _artifact_key(what: str, artifacts: Artifacts) -> str:
     """The key of a Prefect artifact, in the letters that Prefect allows."""
     return re.sub(r"[^a-z0-9]+", "-", f"{what}-{artifacts.recipe}".lower()).strip("-")
-
-
-def named_if_kept(artifacts: Artifacts, data: T) -> T | State[T]:
-    """Return `data`; if the champion was kept, in a COMPLETED state whose name says so, with the reasons."""
-    receipt = read_report(artifacts, Receipt)
-    return Completed(name=KEPT, message="; ".join(receipt.reasons), data=data) if receipt.status == "kept" else data
 
 
 def table_rows(report: object, prefix: str = "") -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +31,7 @@ RecipeName = Annotated[
 @app.callback()
 def set_up(context: typer.Context) -> None:
     """Run a recipe or one of its stages, inspect a run, or work with its releases."""
-    if context.invoked_subcommand not in {"run", "watch"}:  # there, Prefect decides on the log
+    if context.invoked_subcommand not in {"run", "watch", "notice"}:  # there, Prefect decides on the log
         commands.set_up()
 
 
@@ -124,15 +125,69 @@ def watch(
     silence_s: Annotated[
         int, typer.Argument(metavar="SECONDS", min=120, help="Seconds without a heartbeat, which come every minute.")
     ] = 900,
+    *,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHERE", help="Send messages to this webhook, or this block: slack-webhook/team, or its id."
+        ),
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="KIND", help="Send only this kind of messages.")] = None,
+    without: Annotated[list[str] | None, typer.Option(metavar="KIND", help="Do not send this kind.")] = None,
+    max_hours: Annotated[float, typer.Option(min=0.1, help="A run that takes longer is stuck.")] = 24,
+    late_after: Annotated[
+        float, typer.Option(min=1, help="Intervals of its schedule without a success that make a deployment late.")
+    ] = 2,
+    repeat_hours: Annotated[
+        float, typer.Option(min=0, help="When the same trouble of the same recipe is reported again, at the earliest.")
+    ] = 1,
+    show: Annotated[bool, typer.Option("--list", help="Only show what there is.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Only remove what there is.")] = False,
 ) -> None:
-    """Make the Prefect server mark lost runs as crashed.
+    """Make the Prefect server mark lost runs as crashed, and tell people what happens.
 
-    Run it once on a server of your own, which would otherwise show a run as RUNNING or PENDING for ever when its process
-    and its worker are both gone. Prefect Cloud does this by itself.
+    Run it on a server of your own, which would otherwise show a run as RUNNING or PENDING for ever when its process and its
+    worker are both gone; and again when deployments or options change. It replaces what an earlier one has made.
+    Kinds of messages: crashed, failed, refused, published, proposed, stuck, late. --notify, --only and --without can be
+    given several times.
     """
-    from flows.watch import watch
+    from datetime import timedelta
 
-    watch(silence_s)
+    from flows import watch
+    from flows.messages import Rules
+
+    if show or remove:
+        (watch.show if show else watch.remove)()
+        return
+    rules = Rules(
+        watch.kinds(only or (), without or ()),
+        max_time=timedelta(hours=max_hours),
+        late_after=late_after,
+        repeat_after=timedelta(hours=repeat_hours),
+    )
+    watch.watch(silence_s, notify or (), rules)
+
+
+@app.command()
+def notice(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name of the recipe.", show_default=False)],
+    *,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="What to add to the event; can be given several times."),
+    ] = None,
+) -> None:
+    """Tell the Prefect server that a recipe has new data.
+
+    Starts the deployments whose `triggers` in prefect.yaml wait for it, on any machine that reaches the server.
+    """
+    pairs = [text.partition("=") for text in data or ()]
+    if not all(key and sign for key, sign, _ in pairs):
+        raise typer.BadParameter("write --data KEY=VALUE")
+    from flows.notice import notice
+
+    # Whatever delivers the data may be elsewhere; in the project, a wrong name is found out.
+    notice(recipe_name(recipe) if Path("params").is_dir() else recipe, {key: value for key, _, value in pairs})
 
 
 @app.command()

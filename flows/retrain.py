@@ -14,7 +14,8 @@ from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from flows import history, logs, stages
-from flows.artifacts import link_report, named_if_kept, show_report
+from flows.artifacts import link_report, show_report
+from flows.final_state import final_state, published_or_kept, refusals
 from flows.locks import clear_stale_locks, recipe_lock
 from flows.record import Record, recording
 from params import InputsChangedError, StaleBlessingError, load
@@ -35,7 +36,7 @@ def run_stage(stage: str, recipe: str, *, force: bool) -> Any:
     clear_stale_locks(get_run_logger())
     outcome = stages.run(stage, recipe, get_run_logger(), force=force)
     show_report(stage, Artifacts(recipe), outcome)
-    return named_if_kept(Artifacts(recipe), outcome) if stage == "publish" else outcome
+    return published_or_kept(Artifacts(recipe), outcome) if stage == "publish" else outcome
 
 
 @flow(name="retrain", flow_run_name="retrain-{recipe}", persist_result=False)
@@ -59,7 +60,12 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
             with run.stage(stage, outcomes):
                 outcomes[stage] = named(stage, artifacts.recipe, force=force, return_state=True).result()
 
-    with recipe_lock(artifacts, log), recording(artifacts, record, outcomes, log), history.logged(artifacts) as run:
+    with (
+        refusals() as refused,
+        recipe_lock(artifacts, log),
+        recording(artifacts, record, outcomes, log),
+        history.logged(artifacts) as run,
+    ):
         load(artifacts.recipe_path)
         if force or stages.any_stale(requested, artifacts.recipe):
             stages.check(artifacts.recipe, log)
@@ -73,4 +79,4 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
             bring_up_to_date(requested, force=force)
         finally:
             link_report(artifacts, renew=not publish)
-    return named_if_kept(artifacts, outcomes) if publish else outcomes
+    return final_state(artifacts, outcomes, *refused)

@@ -1,9 +1,12 @@
-"""What the command line shows at the end of a run; without Prefect, whose import takes longer than all else here."""
+"""What is said of a run at its end; without Prefect, whose import takes longer than all else here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 
+from params import EvergreenError
 from params.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import metrics_table
@@ -33,6 +36,39 @@ def summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str:
     if artifacts.page.exists():  # another worker may have written it
         lines.append(f"report: {artifacts.page}")
     return "\n".join(lines)
+
+
+def outcome_lines(artifacts: Artifacts, reasons: Sequence[str], receipt: Receipt | None = None) -> list[str]:
+    """Return a few lines for people: the reasons, the metric that decides, the release, where the report is.
+
+    What this machine does not have, for example because DVC has not pulled it, is left out.
+    """
+    lines = list(reasons)
+    with contextlib.suppress(EvergreenError):
+        lines += _metric_lines(artifacts, reasons)
+    if receipt and receipt.status in {"published", "proposed"}:
+        link = f" {release_url(receipt)}" if receipt.endpoint.startswith("http") else " on the Hub in .hub"
+        lines.append(f"release: {receipt.repo_id} {receipt.tag}{link}")
+    if artifacts.page.exists():
+        lines.append(f"report: {artifacts.page.resolve().as_uri()} on {socket.gethostname()}")
+    return lines
+
+
+def _metric_lines(artifacts: Artifacts, reasons: Sequence[str]) -> Iterator[str]:
+    """The metric that decides, of each model; and the difference with its interval, unless a reason says it."""
+    from tasks.evaluation.report import Details, EvaluationReport
+
+    report = read_report(artifacts, EvaluationReport)
+    models = {"model": report.model, "champion": report.champion, "untrained": report.untrained}
+    values = [f"{name} {of[report.metric]:.4g}" for name, of in models.items() if of and report.metric in of]
+    yield f"{report.metric}: {', '.join(values)} ({report.rows:,} rows of {report.split})"
+    details = read_report(artifacts, Details)
+    against = {
+        one.against: one.sentence(details.confidence) for one in details.comparisons if one.metric == report.metric
+    }
+    sentence = against.get("champion") or against.get("untrained")
+    if sentence and not any(sentence in reason for reason in reasons):
+        yield sentence
 
 
 def release_url(receipt: Receipt) -> str:

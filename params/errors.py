@@ -6,6 +6,7 @@
     ├── ModelError         the model cannot be built, loaded or trained as the recipe asks
     │   ├── CheckpointError    a checkpoint is damaged, incomplete, or of another run
     │   ├── DivergedError      the loss or the gradient is not finite
+    │   ├── GateRefusedError   the gate refuses the model
     │   └── MemoryExhaustedError   not even a smaller micro-batch fits into memory
     ├── ValidationEngineError   a check could not run, which says nothing about the data
     ├── HubRefusedError    the Hub answered, and the answer is no (access, name, conflict)
@@ -129,6 +130,10 @@ class CheckpointError(ModelError):
 
 class DivergedError(ModelError):
     """The loss or the gradient became infinite or not a number."""
+
+
+class GateRefusedError(ModelError):
+    """The gate refuses the model: it must not be published."""
 
 
 class MemoryExhaustedError(ModelError):

@@ -21,9 +21,6 @@ from tasks.evaluation.statistics import holm
 if TYPE_CHECKING:
     from tasks.evaluation.scoring import ScoredModels
 
-_SMALLEST_P_VALUE = 1e-12
-"""Smaller p-values are reported as below this."""
-
 
 def judge(
     gate: Gate,
@@ -76,17 +73,8 @@ def passes(comparison: Comparison, gate: Gate) -> bool:
 
 
 def describe(comparison: Comparison, gate: Gate) -> str:
-    """A comparison as a sentence: `accuracy is 0.031 worse than the champion's (95% interval 0.022 to 0.041 worse)`."""
-    other = "the champion's" if comparison.against == "champion" else "before training"
-    side = "better" if comparison.gain >= 0 else "worse"
-    sign = 1 if comparison.gain >= 0 else -1
-    low, high = sorted((sign * comparison.low, sign * comparison.high))
-    text = f"{comparison.metric} is {abs(comparison.gain):.4g} {side} than {other}"
-    text += f" ({gate.confidence:.0%} interval {low:.4g} to {high:.4g} {side}"
-    p_value = comparison.p_value
-    if p_value is not None:
-        text += f"; McNemar p = {p_value:.2g}" if p_value > _SMALLEST_P_VALUE else "; McNemar p < 1e-12"
-    text += ")"
+    """A comparison as a sentence, with what the gate demands if it does not pass."""
+    text = comparison.sentence(gate.confidence)
     if passes(comparison, gate):
         return text
     bar = _bar(comparison, gate)

@@ -14,6 +14,8 @@ Number = Annotated[float, BeforeValidator(lambda value: nan if value is None els
 """A number that may be NaN, for which JSON has only null."""
 Opponent = Literal["champion", "untrained"]
 """A model that the candidate is compared with."""
+_SMALLEST_P_VALUE = 1e-12
+"""Smaller p-values are reported as below this."""
 
 
 class EvaluationReport(Report):
@@ -55,6 +57,17 @@ class Comparison(Report):
     p_value: Number | None
     """Of McNemar's test, where the metric is a share of rows."""
     rows: int
+
+    def sentence(self, confidence: float) -> str:
+        """Return, for example, `accuracy is 0.031 worse than the champion's (95% interval 0.022 to 0.041 worse)`."""
+        other = "the champion's" if self.against == "champion" else "before training"
+        side, sign = ("better", 1) if self.gain >= 0 else ("worse", -1)
+        low, high = sorted((sign * self.low, sign * self.high))
+        text = f"{self.metric} is {abs(self.gain):.4g} {side} than {other}"
+        text += f" ({confidence:.0%} interval {low:.4g} to {high:.4g} {side}"
+        if self.p_value is not None:
+            text += f"; McNemar p = {self.p_value:.2g}" if self.p_value > _SMALLEST_P_VALUE else "; McNemar p < 1e-12"
+        return text + ")"
 
 
 class SliceResult(Report):

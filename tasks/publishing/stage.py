@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from params import ModelError
+from params import GateRefusedError, ModelError
 from params.artifacts import Artifacts, whole_folder
 from params.dvc_files import Inputs, check_earlier_stages
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
@@ -51,7 +51,8 @@ def publish(
     """Publish the model of an evaluated run if the gate has blessed it, and nothing was edited since the run's stages ran.
 
     Raises:
-        ModelError: the gate refuses the model, the blessing is for something else, or a file must not be published.
+        GateRefusedError: the gate refuses the model.
+        ModelError: the blessing is for something else, or a file must not be published.
         StaleBlessingError: another model was published since the evaluation.
         InputsChangedError: the recipe or the code was edited since an earlier stage ran, or since `inputs` were read.
         HubRefusedError: no token, no access, or the tag holds something else.
@@ -67,7 +68,9 @@ def publish(
         endpoint = chosen_endpoint(publish.endpoint)
         log_verdict(artifacts, "refused", blessing, evaluated, repo_id=publish.repo_id, endpoint=endpoint)
         fix = "read the report; change the data, the training or evaluation.gate"
-        raise ModelError(str(artifacts.blessing), f"the gate refuses the model: {'; '.join(blessing.reasons)}", fix)
+        raise GateRefusedError(
+            str(artifacts.blessing), f"the gate refuses the model: {'; '.join(blessing.reasons)}", fix
+        )
     if blessing.verdict == "keep":
         receipt = _keep_champion(blessing)
     else:

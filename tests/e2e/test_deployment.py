@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from params.artifacts import Artifacts
 from tasks.history.run_log import read_runs
 from tests.support.project import STAGES, Project, ServedProject, copy_project, wait_for, write_sentences
+from tests.support.webhook import Webhook, webhook
 
 TINY = """
   - <<: *retrain
@@ -40,7 +43,9 @@ OFTEN = """
 
 
 class Deployed(ServedProject):
-    """A project with a Prefect server and a worker, started as the README says."""
+    """A project with a Prefect server and a worker, started as the README says, which sends messages to `received`."""
+
+    received: Webhook
 
     def __init__(self, root: Path, home: Path) -> None:
         super().__init__(root, home)
@@ -56,6 +61,10 @@ class Deployed(ServedProject):
         """Flow runs of a deployment, the newest first."""
         found = self.ask("flow_runs", deployments={"name": {"any_": [deployment]}})
         return sorted(found, key=lambda run: run["created"], reverse=True)
+
+    def notices(self) -> dict:
+        """The events of `evergreen notice`, the newest first, and how many there are."""
+        return self.post("events/filter", filter={"event": {"name": ["evergreen.data-arrived"]}})
 
     def logs(self, run: dict) -> str:
         chosen = {"flow_run_id": {"any_": [run["id"]]}}
@@ -74,17 +83,20 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callab
     made = Deployed(root, make_prefect_home())
     with (root / "prefect.yaml").open("a", encoding="utf-8") as file:
         file.write(TINY)
+    listening = ExitStack()
     try:
+        made.received = listening.enter_context(webhook())
         made.run("git", "init", "-q", "-b", "main")
         made.start_server()
         made.run("prefect", "work-pool", "create", "local", "--type", "process")
         made.run("prefect", "work-queue", "create", "retrain", "--pool", "local", "--limit", "1")
         made.run("prefect", "--no-prompt", "deploy", "--all")
-        made.run("python", "-m", "flows.cli", "watch")
+        made.run("python", "-m", "flows.cli", "watch", "--notify", made.received.url)
         made.start_worker()
         yield made
     finally:
         made.end()
+        listening.close()
 
 
 def test_the_default_recipe_is_scheduled(deployed: Deployed) -> None:
@@ -106,6 +118,24 @@ def test_a_run_that_is_asked_for_completes(deployed: Deployed) -> None:
     assert {"history-tiny", *(f"{stage}-tiny" for stage in STAGES)} <= {a["key"] for a in artifacts}
     assert logged(deployed) == [run["id"]]
     assert deployed.repro() == []
+    wait_for(lambda: deployed.received.messages, "the message", 60)
+    (message,) = deployed.received.messages
+    assert message["subject"] == "Evergreen: tiny was published"
+    metrics, release = (
+        deployed.json("runs/tiny/evaluation/metrics.json"),
+        deployed.json("runs/tiny/release/receipt.json"),
+    )
+    name = metrics["metric"]
+    values = f"{name}: model {metrics['model'][name]:.4g}, untrained {metrics['untrained'][name]:.4g}"
+    page = deployed.root / "runs/tiny/report.html"
+    for words in (
+        *release["reasons"],
+        f"{values} ({metrics['rows']} rows of test)",
+        f"release: tests/tiny {release['tag']}",
+        f"report: {page.as_uri()} on ",
+        f"run: retrain-tiny {deployed.environment['PREFECT_API_URL'].removesuffix('/api')}/runs/flow-run/{run['id']}",
+    ):
+        assert words in message["text"]
 
 
 def test_a_second_run_waits_for_the_first(deployed: Deployed) -> None:
@@ -115,6 +145,8 @@ def test_a_second_run_waits_for_the_first(deployed: Deployed) -> None:
     first, second = sorted(deployed.runs()[:2], key=lambda run: run["start_time"])
     assert first["end_time"] <= second["start_time"]
     assert len(logged(deployed)) == 1, "a run with nothing to do is not logged"
+    assert {run["state"]["name"] for run in (first, second)} == {"Nothing new"}
+    assert "ended with: Published" in first["state"]["message"]
 
 
 def test_a_killed_stage_is_tried_again_and_goes_on(deployed: Deployed) -> None:
@@ -196,6 +228,35 @@ def test_bad_rows_fail_the_run_at_validate_without_retries(deployed: Deployed) -
     assert tasks["validate"]["run_count"] == 1
     assert "Traceback" not in deployed.logs(run)
     assert deployed.json("runs/tiny/release/receipt.json") == receipt
+    wait_for(lambda: deployed.received.about("tiny failed", "40 of 300 rows", run["id"]), "the message", 60)
+    assert len(deployed.received.about("tiny failed")) == 1
+    assert not deployed.received.about("crashed"), "a stage was killed, and no run"
+
+
+def test_a_burst_of_notices_starts_one_run(deployed: Deployed) -> None:
+    """Ten seconds instead of the minute in prefect.yaml; the deployment is otherwise as it is there."""
+    write_sentences(deployed.root / "data/sentences.csv")
+    text = (deployed.root / "prefect.yaml").read_text(encoding="utf-8")
+    on_notice = text[text.index("    name: default-on-notice") : text.index("    name: default-often")]
+    mine = on_notice.replace("default", "tiny").replace("60", "10")
+    (deployed.root / "prefect.yaml").write_text(text.replace(on_notice, mine), encoding="utf-8")
+    deployed.run("prefect", "--no-prompt", "deploy", "--name", "tiny-on-notice")
+    notice = ("python", "-m", "flows.cli", "notice")
+    assert "no such recipe" in deployed.run(*notice, "tyni", ok=False)
+    deployed.run(*notice, "default")  # another recipe's
+    deployed.run("python", "-c", "from flows.notice import notice\nfor _ in range(50): notice('tiny', {})")
+    wait_for(lambda: deployed.notices()["total"] == 51, "all notices to arrive", 60)
+    wait_for(lambda: deployed.runs("tiny-on-notice"), "the run", 60)
+    (run,) = deployed.runs("tiny-on-notice")
+    last_notice = deployed.notices()["events"][0]["occurred"]
+    assert moment(run["expected_start_time"]) > moment(last_notice), "it sees the data of all notices"
+    wait_for(lambda: deployed.runs("tiny-on-notice")[0]["state"]["type"] == "COMPLETED", "the run to complete", 150)
+    assert len(deployed.runs("tiny-on-notice")) == 1
+    deployed.run(*notice, "tiny", "--data", "rows=300", "--data", "by=a test")
+    wait_for(lambda: len(deployed.runs("tiny-on-notice")) == 2, "the run of a later notice", 60)
+    assert deployed.notices()["events"][0]["payload"] == {"rows": "300", "by": "a test"}
+    (other,) = deployed.runs("default-on-notice")
+    assert deployed.api.delete(f"flow_runs/{other['id']}").status_code == 204
 
 
 def test_a_run_that_is_due_appears_and_runs_by_itself(deployed: Deployed) -> None:
@@ -220,6 +281,10 @@ def logged(project: Project) -> list[str]:
 
 def checkpoints(project: Project) -> list[Path]:
     return list((project.root / ".scratch/tiny/checkpoints").glob("*/checkpoint-*"))
+
+
+def moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
 
 
 def state(project: Deployed, run: dict) -> str:

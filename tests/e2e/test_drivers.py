@@ -37,7 +37,7 @@ def test_the_flow_says_what_there_is_now(finished: Project) -> None:
     receipt = finished.json("runs/tiny/release/receipt.json")
     assert receipt["status"] == "published"
     assert receipt["repo_id"] == "tests/tiny"
-    assert last_state(finished) == ("Completed", "COMPLETED")
+    assert last_state(finished) == ("Published", "COMPLETED")
     for words in (receipt["repo_id"], receipt["commit"], receipt["tag"], "perplexity", "runs/tiny/report.html"):
         assert words in finished.first_run
     assert (finished.root / "runs/tiny/report.html").exists()
@@ -153,9 +153,9 @@ def test_clean_deletes_nothing_that_dvc_needs(finished: Project) -> None:
 def test_a_refused_model_fails_the_run_and_nothing_else(finished: Project) -> None:
     finished.edit("params/tiny.yaml", "gate: {resamples: 200}", "gate: {resamples: 200, floors: {bits_per_byte: 0.01}}")
     out = finished.run("sh", "-c", f"python -m flows.cli run tiny; test $? -eq {os.EX_NOINPUT}")
-    assert "ModelError: publish@tiny: " in out
+    assert "GateRefusedError: publish@tiny: " in out
     assert "the gate refuses the model: bits_per_byte" in out
     assert "the recipe's floor" in out
-    assert last_state(finished) == ("Failed", "FAILED")
+    assert last_state(finished) == ("Refused", "FAILED")
     assert finished.json("runs/tiny/evaluation/blessing.json")["verdict"] == "refuse"
     assert "up to date" in finished.run("dvc", "status", "evaluate@tiny"), "the work is not lost"

@@ -79,7 +79,7 @@ def test_a_model_is_compared_anew_when_another_was_published_meanwhile(finished:
     receipt = finished.json("runs/tiny/release/receipt.json")
     assert receipt["status"] == "published"
     assert receipt["commit"] != rival
-    assert last_state(finished) == ("Completed", "COMPLETED")
+    assert last_state(finished) == ("Published", "COMPLETED")
     details = finished.json("runs/tiny/evaluation/details.json")
     assert [(part["slice_by"], part["slice"]) for part in details["slices"]] == [("all", "all")]
 

@@ -1,18 +1,41 @@
-"""`evergreen watch` on a real server: lost runs become crashed, and no other run does."""
+"""`evergreen watch` on a real server: lost runs become crashed, and people get messages, about these runs and no other.
+
+The tests share one server, and stand in the order in which they change it.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.project import ServedProject, copy_project, wait_for
+from tests.support.webhook import Webhook, webhook
 
 SILENCE_S = 10
+WATCH = """
+import sys
+from datetime import timedelta
+from flows.messages import Rules
+from flows.watch import watch
+watch(int(sys.argv[1]), sys.argv[2:], Rules(max_time=timedelta(seconds=10), late_after=2))
+"""
+EARLIER = """
+from datetime import timedelta
+from prefect.automations import Automation
+from prefect.events.actions import DoNothing
+from prefect.events.schemas.automations import EventTrigger, Posture
+for name in ("crash-silent-runs", "of-the-user"):
+    trigger = EventTrigger(expect={"x"}, posture=Posture.Proactive, within=timedelta(seconds=99))
+    Automation(name=name, trigger=trigger, actions=[DoNothing()]).create()
+"""
 FLOW = """
 import pathlib, sys, time
-from flows.artifacts import KEPT
+from flows.final_state import KEPT
 from prefect import flow
 from prefect.states import Completed
 
@@ -29,7 +52,28 @@ short(sys.argv[1])
 
 
 class Watched(ServedProject):
-    """A project whose server looks for lost runs."""
+    """A project whose server looks for lost runs, and sends messages to `received`."""
+
+    received: Webhook
+    deployments: dict[str, str]
+
+    def watch(self, silence_s: int = SILENCE_S) -> None:
+        """Have the server watch, with times that fit a test."""
+        self.run("python", "-c", WATCH, str(silence_s), self.received.url)
+
+    def retrain(self, *states: tuple[str, str, str], flow: str = "retrain", **run: object) -> str:
+        """Create a run without a process that goes through states: type, name, message; its id."""
+        fields = {"name": "retrain-tiny", "parameters": {"recipe": "tiny"}, "state": {"type": "PENDING"}} | run
+        created = self.post("flow_runs/", flow_id=self.post("flows/", name=flow)["id"], **fields)["id"]
+        for kind, name, message in states:
+            self.post(f"flow_runs/{created}/set_state", state={"type": kind, "name": name, "message": message})
+        return created
+
+    def automations(self) -> dict[str, str]:
+        """Id by name of each automation; a name that occurs twice fails the test."""
+        found = self.post("automations/filter")
+        assert len(found) == len({one["name"] for one in found})
+        return {one["name"]: one["id"] for one in found}
 
     def states(self) -> dict[str, tuple[str, str]]:
         """Type and name of each run's state, by the run's name."""
@@ -52,16 +96,29 @@ class Watched(ServedProject):
         return len(self.post("events/filter", filter={"event": {"name": [name]}, **resource})["events"])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callable[[], Path]) -> Iterator[Watched]:
     root = tmp_path_factory.mktemp("watched")
     copy_project(root)
     (root / "short.py").write_text(FLOW, encoding="utf-8")
     project = Watched(root, make_prefect_home())
+    # No runs but those of the tests. The server does not know its address, as when it is started as the README says.
+    address = project.environment.pop("PREFECT_API_URL")
+    project.environment["PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED"] = "false"
+    project.environment["PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL"] = "0.5"
     try:
-        project.start_server()
-        project.run("python", "-c", f"from flows.watch import watch; watch({SILENCE_S})")
-        yield project
+        with webhook() as project.received:
+            project.start_server()
+            project.environment["PREFECT_API_URL"] = address
+            flow = project.post("flows/", name="retrain")["id"]
+            every = [{"schedule": {"interval": 5}, "active": True}]
+            project.deployments = {
+                name: project.post("deployments/", name=name, flow_id=flow, schedules=every)["id"]
+                for name in ("good", "bad")
+            }
+            project.run("python", "-c", EARLIER)
+            project.watch()
+            yield project
     finally:
         project.end()
 
@@ -91,3 +148,140 @@ def test_lost_runs_become_crashed_and_no_other_run_does(watched: Watched) -> Non
     assert states["refused"][0] == "FAILED"
     assert states["cancelled"][0] == "CANCELLED"
     assert states["due"][0] == "SCHEDULED"
+    assert watched.received.messages == [], "these are runs of another flow"
+
+
+def test_each_end_that_matters_is_told_once_with_its_metrics_and_a_link(watched: Watched) -> None:
+    """One thing after another, see above."""
+    received, metrics = (
+        watched.received,
+        'accuracy is 0.007 better than the champion\'s ("95%" {{ 1 + 1 }})\nrows: 3,080',
+    )
+    running, told = ("RUNNING", "Running", ""), {}
+    received.refusals = 1  # Prefect tries again
+    for end, words in (
+        (("CRASHED", "Crashed", metrics), "crashed"),
+        (("FAILED", "Failed", metrics), "failed"),
+        (("FAILED", "Refused", metrics), "was refused by the gate"),
+        (("COMPLETED", "Published", metrics), "was published"),
+        (("COMPLETED", "Proposed", metrics), "waits for approval"),
+    ):
+        told[words] = watched.retrain(running, end)
+        wait_for(lambda words=words: received.about(f"Evergreen: tiny {words}"), f"the message that it {words}", 60)
+    for name in ("Kept the champion", "Nothing new", "Completed"):
+        run = watched.retrain(running, ("COMPLETED", name, metrics))
+        watched.wait_for_events(f"prefect.flow-run.{name}", 1, run)
+    for end, other in (
+        (("CANCELLED", "Cancelled", ""), {}),
+        (("COMPLETED", "Published", ""), {"flow": "short"}),
+        (("FAILED", "Failed", "again, within the hour"), {}),
+    ):
+        run = watched.retrain(end, **other)
+        watched.wait_for_events(f"prefect.flow-run.{end[1]}", 1, run)
+    late = watched.retrain(running, ("FAILED", "TimedOut", ""), name="retrain-other", parameters={"recipe": "other"})
+    wait_for(lambda: received.about("Evergreen: other failed"), "the last message", 60)
+    assert received.subjects() == sorted(["Evergreen: other failed", *(f"Evergreen: tiny {words}" for words in told)])
+    address = str(watched.api.base_url).removesuffix("/api/")
+    for words, run in told.items():
+        (message,) = received.about(f"Evergreen: tiny {words}")
+        text = f"Evergreen: tiny {words}\n\n{metrics}\n\nrun: retrain-tiny {address}/runs/flow-run/{run}"
+        assert message == {"subject": f"Evergreen: tiny {words}", "text": text}
+    assert late in received.about("other failed")[0]["text"]
+    assert set(received.paths) == {"/hooks/secret-token"}
+    assert all(user.startswith("Basic ") for user in received.users)
+
+
+def test_a_run_that_does_not_end_and_a_deployment_without_a_success_are_told_once(watched: Watched) -> None:
+    watched.watch(600)  # these runs have no heartbeats
+    received = watched.received
+    received.messages.clear()
+    good, bad = ({"deployment_id": watched.deployments[name]} for name in ("good", "bad"))
+    stuck = watched.retrain(("RUNNING", "Running", ""), name="hangs")
+    paused = watched.retrain(("RUNNING", "Running", ""), ("PAUSED", "Paused", ""), name="waits")
+    watched.retrain(("CANCELLED", "Cancelled", ""), **bad)
+    give_up = time.monotonic() + 90
+    while not (received.about("bad is late") and len(received.about("is stuck")) >= 2):
+        assert time.monotonic() < give_up, received.messages
+        watched.retrain(("RUNNING", "Running", ""), ("COMPLETED", "Nothing new", ""), **good)
+        time.sleep(2)
+    assert not received.about("good")
+    wait_for(lambda: received.about("good is late"), "the end of the good runs to be noticed", 60)
+    subjects = ["Evergreen: bad is late", "Evergreen: good is late", *2 * ["Evergreen: tiny is stuck"]]
+    assert received.subjects() == subjects
+    for run in (stuck, paused):
+        (message,) = received.about("has not ended for 10 s", f"/runs/flow-run/{run}")
+        assert f"prefect flow-run cancel {run}`" in message["text"]
+    assert received.about("No run of the deployment bad has succeeded for 10 s", "/runs/flow-run/")
+
+
+def test_watching_again_changes_what_has_to_change(watched: Watched) -> None:
+    first = watched.automations()
+    ends = [f"tell-{kind}" for kind in ("crashed", "failed", "proposed", "published", "refused")]
+    late = ["tell-late-bad", "tell-late-good"]
+    assert sorted(first) == ["crash-silent-runs", "of-the-user", *ends[:2], *late, *ends[2:], "tell-stuck"]
+    watched.watch(600)
+    assert watched.automations() == first, "what is as it should be is not made anew"
+    evergreen = ("python", "-m", "flows.cli", "watch")
+    other = watched.received.url.replace("anyone", "nobody")
+    out = watched.run(*evergreen, "--notify", other, "--without", "late", "--without", "stuck")
+    assert "removed tell-late-bad" in out
+    assert f"tell-published: a message when a run is published, to {address_of(other)}\n" in out
+    out += watched.run(*evergreen, "--list")
+    second = watched.automations()
+    assert sorted(second) == ["crash-silent-runs", "of-the-user", *ends]
+    assert [name for name in second if second[name] == first[name]] == ["of-the-user", *ends], "one block, in place"
+    blocks = [block["name"] for block in watched.post("block_documents/filter")]
+    assert blocks == ["evergreen-watch-1"]
+    out += watched.run(*evergreen, "--remove")
+    assert list(watched.automations()) == ["of-the-user"]
+    assert watched.post("block_documents/filter") == []
+    assert "secret" not in out
+
+
+def test_blocks_of_the_user_send_messages_and_stay(watched: Watched) -> None:
+    received = watched.received
+    received.messages.clear()
+    make = "import sys; from prefect.blocks.webhook import Webhook; Webhook(url=sys.argv[1]).save('mine')"
+    watched.run("python", "-c", make, received.url)
+    watched.run("python", "-m", "flows.cli", "watch", "--notify", "webhook/mine", "--only", "published")
+    assert sorted(watched.automations()) == ["crash-silent-runs", "of-the-user", "tell-published"]
+    run = watched.retrain(("COMPLETED", "Published", 'so "good"\n{{ 1 }}'))
+    wait_for(lambda: received.messages, "the message", 60)
+    (message,) = received.messages
+    assert message["subject"] == "Evergreen: tiny was published"
+    assert message["text"].startswith(
+        'Evergreen: tiny was published\n\nso "good"\n{{ 1 }}\n\nrun: retrain-tiny http://'
+    )
+    assert message["text"].endswith(run)
+    watched.run("python", "-m", "flows.cli", "watch", "--remove")
+    assert [block["name"] for block in watched.post("block_documents/filter")] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--notify", "slack-webhook/team"], "the Prefect server has no such block"),
+        (["--notify", "https:///secret"], "an address does not have the form https://host/path"),
+        (["--notify", "https://me:secret@host:port/"], "an address does not have the form https://host/path"),
+        (["--only", "finished"], "there is no such kind"),
+    ],
+)
+def test_wrong_options_are_errors_that_show_no_secret(watched: Watched, options: list[str], words: str) -> None:
+    out = watched.run("python", "-m", "flows.cli", "watch", *options, ok=False)
+    assert words in out
+    assert "fix: " in out
+    assert "secret" not in out
+    assert list(watched.automations()) == ["of-the-user"]
+
+
+def test_without_a_server_the_commands_say_so(watched: Watched) -> None:
+    for command in ("watch", "notice tiny"):
+        out = watched.run("sh", "-c", f"PREFECT_API_URL= python -m flows.cli {command}", ok=False)
+        assert "PREFECT_API_URL: names no Prefect server" in out
+        away = f"PREFECT_API_URL=http://127.0.0.1:9/api python -m flows.cli {command}; test $? -eq {os.EX_TEMPFAIL}"
+        assert "Prefect's server at http://127.0.0.1:9: does not answer" in watched.run("sh", "-c", away)
+
+
+def address_of(url: str) -> str:
+    """Scheme, host and port."""
+    return re.sub(r"//.*@(.*?)/.*", r"//\1", url)

@@ -183,7 +183,8 @@ class ServedProject(Project):
     def __init__(self, root: Path, prefect_home: Path) -> None:
         super().__init__(root, prefect_home)
         port = free_port()
-        self.api = httpx.Client(base_url=f"http://127.0.0.1:{port}/api", timeout=60)
+        no_idle = httpx.Limits(max_keepalive_connections=0)  # the server closes them, just when the next request comes
+        self.api = httpx.Client(base_url=f"http://127.0.0.1:{port}/api", timeout=60, limits=no_idle)
         self.environment |= {
             "PREFECT_API_URL": str(self.api.base_url).rstrip("/"),
             "PREFECT_SERVER_API_PORT": str(port),

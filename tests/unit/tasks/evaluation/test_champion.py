@@ -188,7 +188,7 @@ def test_model_below_floor_is_refused_with_the_reason(project, monkeypatch, caps
     monkeypatch.chdir(artifacts.root)
     assert main(["publish", "params/tiny.yaml"]) == ModelError.exit_code
     error = capsys.readouterr().err
-    assert "ModelError: runs/tiny/evaluation/blessing.json: the gate refuses the model: bits_per_byte" in error
+    assert "GateRefusedError: runs/tiny/evaluation/blessing.json: the gate refuses the model: bits_per_byte" in error
     assert "0.01, the recipe's floor" in error
     assert artifacts.receipt.read_text() == before
     assert artifacts.model.exists()

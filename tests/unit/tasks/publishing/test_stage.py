@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file
 
-from params.errors import HubRefusedError, ModelError, TransientError
+from params.errors import GateRefusedError, HubRefusedError, TransientError
 from tasks.commands import main
 from tasks.evaluation.receipt_log import read_entries
 from tasks.hub_server.server import LocalHub
@@ -97,7 +97,7 @@ def test_every_verdict_and_receipt_is_logged_once_with_metrics(tmp_path, monkeyp
     blessing = json.loads(artifacts.blessing.read_text())
     artifacts.blessing.write_text(json.dumps(blessing | {"verdict": "refuse", "reasons": ["too slow"]}))
     for _ in range(2):
-        with pytest.raises(ModelError, match="the gate refuses the model: too slow"):
+        with pytest.raises(GateRefusedError, match="the gate refuses the model: too slow"):
             run(prepared)
     releases.evaluate(artifacts, recipe)
     releases.evaluate(artifacts, recipe)

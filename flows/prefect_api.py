@@ -1,0 +1,44 @@
+"""Requests to the Prefect server that the user has configured, for commands that make no sense without one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.settings import get_current_settings
+
+from params import EvergreenError, TransientError
+
+
+@contextlib.contextmanager
+def configured_server() -> Iterator[SyncPrefectClient]:
+    """Open a client of the server that PREFECT_API_URL or a profile of Prefect's names.
+
+    Raises:
+        EvergreenError: none is named, or it refuses a request.
+        TransientError: it does not answer.
+    """
+    url = get_current_settings().api.url
+    if not url:
+        fix = "start a server, `export PREFECT_API_URL=http://127.0.0.1:4200/api`, and try again (docs/deployment.md)"
+        raise EvergreenError("PREFECT_API_URL", "names no Prefect server", fix)
+    where = f"Prefect's server at {host(url)}"
+    try:
+        with get_client(sync_client=True) as client:
+            yield client
+    except httpx.HTTPStatusError as error:
+        answer = f"refuses with status {error.response.status_code}: {error.response.text[:500]}"
+        raise EvergreenError(where, answer, "see the server's log; is it of the same version of Prefect?") from error
+    except httpx.HTTPError as error:
+        what = f"does not answer: {error or type(error).__name__}"
+        raise TransientError(where, what, "start it, or set PREFECT_API_URL to another one") from error
+
+
+def host(url: str) -> str:
+    """Return scheme, host and port of an address: a password or a token in the rest of it is not shown."""
+    parts = urlsplit(url)
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname}{port}"

@@ -1,0 +1,98 @@
+"""The names of the states in which a run ends, and what their messages say."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from prefect.client.schemas.objects import StateType
+
+from flows.final_state import SUCCESSES, final_state, published_or_kept, refusals
+from params import GateRefusedError, ModelError
+from params.artifacts import STAGES, Artifacts
+from tests.unit.tasks.report import example
+
+RAN = dict.fromkeys(STAGES, "ran")
+GAIN = "accuracy is 0.03 better than the champion's (95% interval 0.011 to 0.049 better; McNemar p = 0.004)"
+VALUES = "accuracy: model 0.9, champion 0.87, untrained 0.1 (402 rows of test)"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Artifacts:
+    artifacts = example.write(tmp_path)
+    artifacts.page.touch()
+    return artifacts
+
+
+def receipt(run: Artifacts, **changes: object) -> None:
+    example.save(run.receipt, {**example.RECEIPT, "reasons": [GAIN], **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcomes", "name"),
+    [
+        ({}, RAN, "Published"),
+        ({"status": "kept"}, RAN, "Kept the champion"),
+        ({"status": "dry-run"}, RAN, "Completed"),
+        ({}, RAN | {"publish": "unchanged"}, "Nothing new"),
+        ({}, dict.fromkeys(STAGES, "unchanged"), "Nothing new"),
+        ({}, dict.fromkeys(STAGES[:-1], "ran"), "Completed"),
+        ({}, dict.fromkeys(STAGES[:-1], "restored"), "Completed"),
+        ({}, dict.fromkeys(STAGES[:-1], "unchanged"), "Nothing new"),
+    ],
+)
+def test_the_name_says_what_became_of_the_model(run, changes, outcomes, name) -> None:
+    receipt(run, **changes)
+    state = final_state(run, outcomes)
+    assert (state.type, state.name, state.data) == (StateType.COMPLETED, name, outcomes)
+    assert name in SUCCESSES
+    if name == "Nothing new":
+        before = "Published" if "publish" in outcomes else "Completed"
+        assert state.message.startswith(f"nothing has changed since the last run, which ended with: {before}\n")
+
+
+def test_the_message_has_reason_metrics_release_and_report(run) -> None:
+    receipt(run)
+    report = f"report: {run.page.as_uri()} on {socket.gethostname()}"
+    release = f"release: tests/tiny release-beef{{}}\n{report}"
+    assert final_state(run, RAN).message == f"{GAIN}\n{VALUES}\n{release.format(' on the Hub in .hub')}"
+    receipt(run, endpoint="https://hub.example", reasons=["first release"])
+    link = f" https://hub.example/tests/tiny/tree/{'d' * 40}"
+    assert final_state(run, RAN).message == f"first release\n{VALUES}\n{GAIN}\n{release.format(link)}"
+
+
+def test_a_message_leaves_out_what_this_machine_does_not_have(run) -> None:
+    receipt(run)
+    run.report("details").unlink()
+    run.page.unlink()
+    assert final_state(run, RAN).message == f"{GAIN}\n{VALUES}\nrelease: tests/tiny release-beef on the Hub in .hub"
+    run.report("evaluate").unlink()
+    assert final_state(run, RAN).message == f"{GAIN}\nrelease: tests/tiny release-beef on the Hub in .hub"
+
+
+def test_a_refusal_ends_in_a_failed_state_with_the_metrics_and_the_error(run) -> None:
+    error = GateRefusedError("blessing.json", "the gate refuses the model: too slow", "learn")
+    with refusals() as refused:
+        raise error
+    run.receipt.unlink()  # as DVC does
+    state = final_state(run, dict.fromkeys(STAGES[:-1], "ran"), *refused)
+    assert (state.type, state.name) == (StateType.FAILED, "Refused")
+    assert GAIN in state.message
+    assert VALUES in state.message
+    with pytest.raises(GateRefusedError, match="too slow"):
+        state.result()
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(ModelError), refusals() as refused:
+        raise ModelError("a", "b", "c")
+    assert refused == []
+
+
+def test_the_publish_stage_has_the_same_names(run) -> None:
+    for status, name in (("published", "Published"), ("kept", "Kept the champion"), ("dry-run", "Completed")):
+        receipt(run, status=status, reasons=["it is worse", "it is slower"])
+        state = published_or_kept(run, "ran")
+        assert (state.type, state.name, state.data) == (StateType.COMPLETED, name, "ran")
+        assert state.message == "it is worse; it is slower"

@@ -1,0 +1,56 @@
+"""The parts of `evergreen watch` that need no server."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
+
+from flows import final_state, messages, retrain
+from flows.intervals import longest_interval
+from flows.prefect_api import host
+from flows.watch import kinds
+from params import EvergreenError
+
+NIGHTLY, OFTEN = CronSchedule(cron="0 3 * * *"), CronSchedule(cron="*/10 8-17 * * 1-5")
+
+
+@pytest.mark.parametrize(
+    ("schedules", "expected"),
+    [
+        ([], None),
+        ([IntervalSchedule(interval=timedelta(minutes=7))], timedelta(minutes=7)),
+        ([NIGHTLY], timedelta(days=1)),
+        ([CronSchedule(cron="0 3 * * *", timezone="Europe/Berlin")], timedelta(hours=25)),
+        ([CronSchedule(cron="0 3 1 * *")], timedelta(days=31)),
+        ([OFTEN], timedelta(days=2, hours=14, minutes=10)),
+        ([OFTEN, NIGHTLY], timedelta(days=1)),
+        ([RRuleSchedule(rrule="FREQ=DAILY;COUNT=1")], None),
+    ],
+)
+def test_the_longest_interval_of_schedules(schedules, expected) -> None:
+    active = [DeploymentSchedule(schedule=one) for one in schedules]
+    assert longest_interval(active) == expected
+    assert longest_interval([one.model_copy(update={"active": False}) for one in active]) is None
+
+
+def test_every_state_of_the_flow_is_known() -> None:
+    names = {value for name, value in vars(final_state).items() if name.isupper() and isinstance(value, str)}
+    assert names == {"Published", "Kept the champion", "Proposed", "Refused", "Nothing new"}
+    assert names < set(messages.ENDS)
+    assert retrain.retrain.name == messages.FLOW
+
+
+def test_kinds_are_chosen() -> None:
+    assert kinds([], []) == list(messages.KINDS)
+    assert kinds(["late", "failed"], []) == ["late", "failed"]
+    assert kinds([], ["late", "stuck", "crashed"]) == ["failed", "refused", "published", "proposed"]
+    with pytest.raises(EvergreenError, match="there is no such kind"):
+        kinds([], ["later"])
+
+
+def test_only_the_host_of_an_address_is_shown() -> None:
+    assert host("https://me:secret@hooks.example:8443/secret?token=secret#secret") == "https://hooks.example:8443"
+    assert host("http://hooks.example") == "http://hooks.example"
