@@ -35,7 +35,8 @@ class Outline(HTMLParser):
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
-        self._open.pop()
+        if tag not in _VOID:
+            self._open.pop()
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
