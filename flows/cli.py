@@ -144,7 +144,7 @@ def watch(
     show: Annotated[bool, typer.Option("--list", help="Only show what there is.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Only remove what there is.")] = False,
 ) -> None:
-    """Make the Prefect server mark lost runs as crashed, and tell people what happens.
+    """Let the Prefect server notice lost runs and send messages.
 
     Run it on a server of your own, which would otherwise show a run as RUNNING or PENDING for ever when its process and its
     worker are both gone; and again when deployments or options change. It replaces what an earlier one has made.

@@ -38,7 +38,7 @@ def test_the_longest_interval_of_schedules(schedules, expected) -> None:
 
 def test_every_state_of_the_flow_is_known() -> None:
     names = {value for name, value in vars(final_state).items() if name.isupper() and isinstance(value, str)}
-    assert names == {"Published", "Kept the champion", "Proposed", "Refused", "Nothing new"}
+    assert names == {"Published", "Kept the champion", "Proposed", "Rejected", "Refused", "Nothing new"}
     assert names < set(messages.ENDS)
     assert retrain.retrain.name == messages.FLOW
 

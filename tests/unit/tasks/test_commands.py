@@ -50,7 +50,9 @@ def test_evergreen_adds_the_flows_commands(capsys):
     assert listed("evergreen", capsys).items() - listed("python -m tasks", capsys).items() == {
         ("run", "Run every stale stage of a recipe, and publish the model."),
         ("history", "List the runs, and write a page with all of them."),
-        ("watch", "Make the Prefect server mark lost runs as crashed."),
+        ("releases", "List releases and rollbacks, and what is published now."),
+        ("watch", "Let the Prefect server notice lost runs and send messages."),
+        ("notice", "Tell the Prefect server that a recipe has new data."),
         ("clean", "Show what nothing needs any more, and delete it."),
     }
 
@@ -97,7 +99,7 @@ def test_commands_take_a_recipe_by_name_or_path(recipe, capsys):
 
 
 @pytest.mark.parametrize(
-    "argv", [[stage, "tinny"] for stage in (*STAGES, "check", "report", "mirror", "fetch", "releases", "verify-resume")]
+    "argv", [[stage, "tinny"] for stage in (*STAGES, "check", "report", "mirror", "fetch", "verify-resume")]
 )
 def test_every_command_suggests_the_closest_recipe(argv, capsys):
     assert main(argv) == os.EX_CONFIG

@@ -245,7 +245,7 @@ def test_rollback_is_logged_once_and_listed(
         REPO,
         api.list_repo_commits(REPO)[0].commit_id,
     )
-    commands.show_releases(recipe)
+    commands.show_releases([recipe], must_exist=True)
     assert re.search(
         r"\n  log: \d{4}-\d\d-\d\d \d\d:\d\d rollback v1, by ann: wrong answers\n", capsys.readouterr().out
     )
