@@ -79,9 +79,10 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="Print the entries of the logs as JSON.")] = False,
     last: Annotated[int, typer.Option(min=1, help="How many runs.")] = 30,
 ) -> None:
-    """List the runs of the flow, the newest first, and write the page of all runs, runs/index.html.
+    """List the runs, and write a page with all of them.
 
-    A run with nothing to do is not logged. Rollbacks and what `dvc repro` published are in the list, too.
+    The newest run comes first; the page is runs/index.html. A run with nothing to do is not logged. Rollbacks and what
+    `dvc repro` published are in the list, too.
     """
     from flows.history import history
 

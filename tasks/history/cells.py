@@ -70,7 +70,7 @@ def age(seconds: float) -> str:
     """Return how long ago something was, for example `12 days`, `5 h` or `20 min`."""
     for unit, length in (("day", 86_400), ("h", 3_600), ("min", 60)):
         count = int(seconds // length)
-        if count >= 2 or (count and unit != "day"):
+        if count >= 2 or (count == 1 and unit != "day"):
             return plural(count, unit) if unit == "day" else f"{count} {unit}"
     return "less than a minute"
 

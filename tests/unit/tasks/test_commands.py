@@ -49,6 +49,7 @@ def test_help_shows_each_command_on_one_line(name, capsys):
 def test_evergreen_adds_the_flows_commands(capsys):
     assert listed("evergreen", capsys).items() - listed("python -m tasks", capsys).items() == {
         ("run", "Run every stale stage of a recipe, and publish the model."),
+        ("history", "List the runs, and write a page with all of them."),
         ("watch", "Make the Prefect server mark lost runs as crashed."),
         ("clean", "Show what nothing needs any more, and delete it."),
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from params.artifacts import Artifacts
-from tasks.history.cells import markdown_table, terminal_table
+from tasks.history.cells import age, markdown_table, terminal_table
 from tasks.history.page import render, write_page
 from tasks.history.recipe_history import RecipeHistory, Schedule, read_histories
 from tasks.history.run_log import RunEntry
@@ -225,6 +225,15 @@ def test_a_table_for_the_terminal_has_a_line_for_each_run():
         assert line.startswith(f"{run.started:%Y-%m-%d %H:%M}  tiny    {run.outcome} ")
     quiet = terminal_table([entry(1, cost=None)])
     assert "cost" not in quiet[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "less than a minute"), (59, "less than a minute"), (60, "1 min"), (3599, "59 min"), (3600, "1 h"), (86_400, "24 h"),
+     (172_799, "47 h"), (172_800, "2 days"), (-5, "less than a minute")],
+)  # fmt: skip
+def test_age(seconds, shown):
+    assert age(seconds) == shown
 
 
 def test_a_page_is_written_whole(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from tasks.report.formatting import (
     MINUS,
     MISSING,
+    amount,
     duration,
     gain_class,
     interval,
@@ -34,6 +35,10 @@ from tasks.report.formatting import (
         (number, (0.00012,), "1.20e-04"),
         (number, (1e300,), "1.00e+300"),
         *((number, (value,), MISSING) for value in (float("nan"), float("inf"), None, "text", True)),
+        (amount, (1204.5,), "1,204.50"),
+        (amount, (0.0178,), "0.0178"),
+        (amount, (0,), "0.00"),
+        (amount, (None,), MISSING),
         (interval, (0.9112, 0.9304), "0.911 to 0.930"),
         (interval, (-0.05, 0.09), f"{MINUS}0.05 to 0.09"),
         (interval, (0.5, 0.5), "0.500 to 0.500"),

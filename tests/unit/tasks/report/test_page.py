@@ -90,6 +90,15 @@ def test_page_shows_the_bar_of_the_gate(run):
     assert f"90% interval +0.011 to +0.049 the gate demands a lower end above {MINUS}0.020" in page
 
 
+def test_page_shows_what_the_stages_cost(plain):
+    hours = sum(timing.seconds for timing in TIMINGS.values()) / 3600
+    assert "Cost:" not in words(render(plain, timings=TIMINGS))
+    tiny.write(plain.recipe_path, tiny.recipe({"launch.price_per_hour": 100.0}, **tiny.CLASSES))
+    said = f"Cost: {100 * hours:.2f}, at 100.00 an hour (launch.price_per_hour)."
+    assert said in words(render(plain, timings=TIMINGS))
+    assert "Cost:" not in words(render(plain, timings=None)), "a release does not depend on times"
+
+
 def test_data_is_escaped(published):
     outline = assert_self_contained(render(published, timings=TIMINGS))
     assert outline.text.count("<script src='https://evil.example/x.js'>alert(1)</script>") > 20
