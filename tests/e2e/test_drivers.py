@@ -52,10 +52,10 @@ def test_after_the_flow_dvc_runs_nothing(finished: Project) -> None:
     assert (finished.root / "dvc.lock").read_bytes() == lock
 
 
-def test_git_has_nothing_of_a_run_but_its_lock_blessing_metrics_receipt_and_log(finished: Project) -> None:
+def test_git_has_nothing_of_a_run_but_its_lock_blessing_metrics_receipt_and_logs(finished: Project) -> None:
     finished.run("git", "add", "-A")
     tracked = finished.run("git", "ls-files", "runs", "dvc.lock").split()
-    small = ("evaluation/blessing.json", "evaluation/metrics.json", "release/log.jsonl", "release/receipt.json")
+    small = ["evaluation/blessing.json", "evaluation/metrics.json", "release/log.jsonl", "release/receipt.json", "runs.jsonl"]
     assert tracked == ["dvc.lock", "runs/.gitignore", *(f"runs/tiny/{name}" for name in small)]
 
 
@@ -71,11 +71,14 @@ def test_a_second_flow_runs_nothing_within_seconds_and_its_own_server_hears_noth
 def test_a_second_flow_of_the_recipe_is_refused(finished: Project) -> None:
     import fcntl
 
+    log = finished.root / "runs/tiny/runs.jsonl"
+    before = log.read_bytes()
     with (finished.root / ".scratch/tiny/flow.lock").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         out = finished.run("python", "-m", "flows.cli", "run", "tiny", ok=False)
     assert "a flow of the recipe `tiny` is already running" in out
     assert "Traceback" not in out
+    assert log.read_bytes() == before, "the run that holds the lock is logged"
 
 
 def test_metrics_and_plots_show(finished: Project) -> None:
