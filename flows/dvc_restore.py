@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.dvc_remote import DvcRemote
-from params import DataError, TransientError
+from params import DataError, RemoteRefusedError, TransientError
 
 
 def is_stale(repo: Any, stage: Any) -> bool:
@@ -75,8 +75,8 @@ def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
             if not recorded.restore(stage.outs):
                 return True
             print(f"{name}: {remote} lacks its outputs, so that it runs again", flush=True)
-        lost = {out.stage.addressing: out for out in recorded.restore(stage.deps)}
-        if not lost.keys() - ran:
+        lost = {out.stage.addressing: out for out in recorded.restore(stage.deps) if out.stage.addressing not in ran}
+        if not lost:
             break
         for earlier, out in lost.items():
             if not out.stage.cmd:
@@ -87,7 +87,7 @@ def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
     if not force:
         try:
             remote.fetch_run(stage)
-        except TransientError as error:
+        except (RemoteRefusedError, TransientError) as error:
             print(f"{name}: runs without asking whether another worker has done it: {error}", flush=True)
     return False
 

@@ -62,7 +62,14 @@ class GitBranch:
             TransientError: the remote does not answer.
         """
         fetched = self._reference("fetched")
-        options = ("--quiet", "--no-tags", "--no-write-fetch-head", "--recurse-submodules=no", "--refmap=")
+        options = (
+            "--quiet",
+            "--no-tags",
+            "--no-write-fetch-head",
+            "--recurse-submodules=no",
+            "--no-auto-gc",
+            "--refmap=",
+        )
         done = self._git("fetch", *options, self.remote, f"+refs/heads/{self.name}:{fetched}")
         if done.returncode:
             raise self._error(done, "read")
@@ -106,11 +113,11 @@ class GitBranch:
         raise RemoteRefusedError(str(self), what, "let this worker push to the branch, or record on another one")
 
     def remember(self, commit: str) -> None:
-        """Note that the branch has what this repository had when `commit` was its head."""
+        """Note that `commit` of the branch has what is here."""
         self._output("update-ref", self._reference("recorded"), commit)
 
     def known(self, head: str) -> list[str]:
-        """Return commits of the branch whose content this repository has had: the one remembered, and where HEAD left it."""
+        """Return commits of the branch that may have what is here: the one remembered, and where HEAD has left the branch."""
         found = [
             self._git("merge-base", one, head).stdout.decode().strip() for one in (self._reference("recorded"), "HEAD")
         ]
@@ -168,8 +175,8 @@ class GitBranch:
         return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
     def _error(self, done: subprocess.CompletedProcess[bytes], verb: str) -> RemoteRefusedError | TransientError:
-        """Return the error for what git says, which may name the remote by its address, but not with a password."""
-        said = re.sub(r"://[^/@\s]+@", "://", "; ".join(_lines(done.stderr)))
+        """Return the error for what git says, which names a remote by its address without the password."""
+        said = "; ".join(_lines(done.stderr))
         if re.search("couldn't find remote ref", said):
             fix = f"make it first: git push {self.remote} HEAD:refs/heads/{self.name}"
             return RemoteRefusedError(str(self), f"{self.remote} has no branch {self.name}", fix)

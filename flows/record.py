@@ -128,7 +128,7 @@ def _record(artifacts: Artifacts, to: Record, log: Logger, message: str) -> None
         files = _new_files(artifacts, branch, head)
         if not files:
             log.info("%s has this run", branch)
-            branch.remember(head)
+            _remember(artifacts, branch, head)
             return
         if _LOCK in files and not is_sent:
             _send_objects(artifacts, log)  # first: a commit names no object that the remote lacks
@@ -140,7 +140,7 @@ def _record(artifacts: Artifacts, to: Record, log: Logger, message: str) -> None
             log.info("%s has moved meanwhile: %s", branch, error)
             time.sleep(random.uniform(0, min(2.0, 0.05 * 2**attempt)))  # noqa: S311
             continue
-        branch.remember(commit)
+        _remember(artifacts, branch, commit)
         log.info("recorded on %s: %s", branch, commit)
         return
     what = f"was somewhere else after each of {_PUSHES} attempts to add a commit"
@@ -164,15 +164,23 @@ def _new_files(artifacts: Artifacts, branch: GitBranch, head: str) -> dict[str, 
     for path in map(str, artifacts.logs):
         files[path] = _merge_lines(branch.read(head, path) or b"", _read(path) or b"")
     ours = _state(artifacts, _read, where=_LOCK)
-    if ours[_LOCK] and ours not in [_state_at(artifacts, branch, commit) for commit in branch.known(head)]:
+    if ours[_LOCK] and not any(_is_in(ours, artifacts, branch, commit) for commit in branch.known(head)):
         theirs = (branch.read(head, _LOCK) or b"").decode()
         text = dvc_lock.merge(theirs, ours.pop(_LOCK), artifacts.recipe, where=str(branch))
         files |= {_LOCK: text.encode(), **{path: content for path, content in ours.items() if content is not None}}
     return {path: content for path, content in files.items() if content and content != branch.read(head, path)}
 
 
-def _state_at(artifacts: Artifacts, branch: GitBranch, commit: str) -> dict[str, Any]:
-    return _state(artifacts, lambda path: branch.read(commit, path), where=str(branch))
+def _remember(artifacts: Artifacts, branch: GitBranch, commit: str) -> None:
+    """Note that the branch has had what is here, so that it is not taken for new when another worker has recorded more."""
+    if _is_in(_state(artifacts, _read, where=_LOCK), artifacts, branch, commit):
+        branch.remember(commit)
+
+
+def _is_in(ours: Mapping[str, Any], artifacts: Artifacts, branch: GitBranch, commit: str) -> bool:
+    """Whether a commit has our state; a file that is not here does not count."""
+    theirs = _state(artifacts, lambda path: branch.read(commit, path), where=str(branch))
+    return all(theirs[path] == content for path, content in ours.items() if content is not None)
 
 
 def _state(artifacts: Artifacts, read: Any, *, where: str) -> dict[str, Any]:

@@ -288,3 +288,14 @@ def test_a_remote_that_cannot_be_used_is_refused(clone: Path) -> None:
     status, error = run("sum", "--force")
     assert status == RemoteRefusedError.exit_code
     assert "the DVC remote `elsewhere`: cannot be used" in str(error)
+
+
+def test_a_remote_that_cannot_be_used_stops_nothing_that_misses_nothing(
+    there: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path(".dvc/config").write_text(f"{NO_REMOTE}remote = elsewhere\n")
+    assert not dvc_stage.is_stale(*STAGES)
+    Path("source").write_text("three,two\n")
+    assert run("make") == (0, None)
+    assert ran(there) == ["make"]
+    assert "make: runs without asking whether another worker has done it: the DVC remote" in capfd.readouterr().out

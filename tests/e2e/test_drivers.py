@@ -55,7 +55,13 @@ def test_after_the_flow_dvc_runs_nothing(finished: Project) -> None:
 def test_git_has_nothing_of_a_run_but_its_lock_blessing_metrics_receipt_and_logs(finished: Project) -> None:
     finished.run("git", "add", "-A")
     tracked = finished.run("git", "ls-files", "runs", "dvc.lock").split()
-    small = ["evaluation/blessing.json", "evaluation/metrics.json", "release/log.jsonl", "release/receipt.json", "runs.jsonl"]
+    small = [
+        "evaluation/blessing.json",
+        "evaluation/metrics.json",
+        "release/log.jsonl",
+        "release/receipt.json",
+        "runs.jsonl",
+    ]
     assert tracked == ["dvc.lock", "runs/.gitignore", *(f"runs/tiny/{name}" for name in small)]
 
 

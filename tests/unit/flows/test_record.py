@@ -336,12 +336,18 @@ record(Artifacts(sys.argv[1]), Record(), logging.getLogger(), {})
         newer = clone(remote, tmp_path / "newer")
         monkeypatch.chdir(newer.root)
         record.record(newer.ran("a", 2), TO, log, RAN)
-        clone(remote, tmp_path / "clone")
-        for old in (worker.root, newer.root):
-            monkeypatch.chdir(old)
+        for old in (worker, newer, worker, worker):
+            monkeypatch.chdir(old.root)
             record.record(artifacts, TO, log, dict.fromkeys(RAN, "unchanged"))
             assert models(remote) == {"train@a": "2"}
-        assert len(commits(remote)) == 3
+            assert len(commits(remote)) == 3
+        monkeypatch.chdir(worker.root)
+        for number in (3, 4):
+            with artifacts.receipt_log.open("a") as file:
+                file.write(f'{{"number": {number}}}\n')
+            record.record(artifacts, TO, log, dict.fromkeys(RAN, "unchanged"))
+            assert models(remote) == {"train@a": "2"}
+            assert len(commits(remote)) == number + 1, "of its log it may add lines"
 
     def test_logs_keep_the_lines_of_both(
         self, worker: Worker, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
