@@ -233,6 +233,7 @@ def test_bad_rows_fail_the_run_at_validate_without_retries(deployed: Deployed) -
     assert not deployed.received.about("crashed"), "a stage was killed, and no run"
 
 
+@pytest.mark.slow  # on two busy cores, fifty notices take longer than the ten seconds of the trigger
 def test_a_burst_of_notices_starts_one_run(deployed: Deployed) -> None:
     """Ten seconds instead of the minute in prefect.yaml; the deployment is otherwise as it is there."""
     write_sentences(deployed.root / "data/sentences.csv")

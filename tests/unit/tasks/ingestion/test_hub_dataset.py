@@ -92,8 +92,16 @@ def test_pattern_without_files_is_an_error(hub: LocalHub, commit: str) -> None:
         read(section(hub, commit, train="nothing/*.csv"))
 
 
+def test_branch_is_resolved_to_its_newest_commit(hub: LocalHub, commit: str) -> None:
+    source = open_source(section(hub, "main"))
+    assert source.revision == commit
+    assert list(source.batches("train"))
+    with pytest.raises(RecipeError, match="datasets/alice/notes: has no revision nowhere"):
+        _ = open_source(section(hub, "nowhere")).revision
+
+
 def test_unknown_commit_is_an_error(hub: LocalHub, commit: str) -> None:
-    with pytest.raises(RecipeError, match=rf"datasets/alice/notes: has no commit {'0' * 40}"):
+    with pytest.raises(RecipeError, match=rf"datasets/alice/notes: has no revision {'0' * 40}"):
         read(section(hub, "0" * 40))
 
 
