@@ -94,7 +94,9 @@ def test_pattern_without_files_is_an_error(hub: LocalHub, commit: str) -> None:
 
 def test_branch_is_resolved_to_its_newest_commit(hub: LocalHub, commit: str) -> None:
     source = open_source(section(hub, "main"))
-    newest = HfApi(endpoint=hub.endpoint, token="token-of-alice").list_repo_commits("alice/notes", repo_type="dataset")[0]
+    newest = HfApi(endpoint=hub.endpoint, token="token-of-alice").list_repo_commits("alice/notes", repo_type="dataset")[
+        0
+    ]
     assert source.revision == newest.commit_id != commit
     assert list(source.batches("train"))
     with pytest.raises(RecipeError, match="datasets/alice/notes: has no revision nowhere"):
