@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,14 +56,14 @@ def _page(root: Path) -> tuple[list[RecipeHistory], Path]:
 
     time = now()
     schedules = read_schedules(root, time)
-    histories = read_histories(root, schedules, {})
-    if successes := last_successes([history.recipe for history in histories if history.schedules]):
-        histories = read_histories(root, schedules, successes)
+    histories = read_histories(root, schedules, last_successes(list(schedules)))
     return histories, write_page(root, histories, now=time)
 
 
 def history(recipe: str | None, *, as_json: bool, last: int) -> None:
     """Print the last runs of one recipe or of all, newest first, and write the page of all runs."""
+    if as_json:
+        logging.basicConfig(stream=sys.stderr, format="%(message)s", force=True)  # standard output is only JSON
     histories, page = _page(Path())
     runs = [run for one in histories if recipe in (None, one.recipe) for run in one.runs]
     runs = sorted(runs, key=lambda run: run.started, reverse=True)[:last]

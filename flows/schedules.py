@@ -82,10 +82,6 @@ def last_successes(recipes: Sequence[str]) -> dict[str, datetime]:
 
     It is empty without a server, or if the server does not answer at once.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas import filters
-    from prefect.client.schemas.objects import StateType
-    from prefect.client.schemas.sorting import FlowRunSort
     from prefect.settings import (
         PREFECT_API_REQUEST_TIMEOUT,
         PREFECT_CLIENT_MAX_RETRIES,
@@ -93,8 +89,13 @@ def last_successes(recipes: Sequence[str]) -> dict[str, datetime]:
         temporary_settings,
     )
 
-    if not get_current_settings().api.url:
+    if not recipes or not get_current_settings().api.url:
         return {}
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas import filters
+    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.sorting import FlowRunSort
+
     found: dict[str, datetime] = {}
     completed = filters.FlowRunFilterStateType(any_=[StateType.COMPLETED])
     try:

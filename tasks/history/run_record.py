@@ -70,13 +70,13 @@ class RunRecord:
     def stage(self, name: str, outcomes: Mapping[str, str]) -> Iterator[None]:
         """Note what the block does in a stage; the block sets the stage's outcome in `outcomes` unless it fails."""
         earlier, start = self.stages.get(name), time.monotonic()
-        self.stages[name] = earlier or StageRun(outcome="crashed", seconds=0.0)
+        self.stages[name] = StageRun(outcome="crashed", seconds=earlier.seconds if earlier else 0.0)
         self._prepare_for_a_kill()
         outcome = "failed"
         try:
             yield
             outcome = outcomes[name]
-            if earlier and outcome == "unchanged":  # the flow has been through the stages a second time
+            if earlier and earlier.outcome in _DONE and outcome == "unchanged":  # now, the second time in this run
                 outcome = earlier.outcome
         except Exception:
             raise

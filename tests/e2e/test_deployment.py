@@ -13,7 +13,9 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.schedules import last_successes
 from params.artifacts import Artifacts
 from tasks.history.run_log import read_runs
 from tests.support.project import STAGES, Project, ServedProject, copy_project, wait_for, write_sentences
@@ -147,6 +149,9 @@ def test_a_second_run_waits_for_the_first(deployed: Deployed) -> None:
     assert len(logged(deployed)) == 1, "a run with nothing to do is not logged"
     assert {run["state"]["name"] for run in (first, second)} == {"Nothing new"}
     assert "ended with: Published" in first["state"]["message"]
+    with temporary_settings({PREFECT_API_URL: deployed.environment["PREFECT_API_URL"]}):
+        (known,) = last_successes(["tiny", "other"]).items()
+    assert (known[0], known[1].isoformat()[:19]) == ("tiny", second["end_time"][:19])
 
 
 def test_a_killed_stage_is_tried_again_and_goes_on(deployed: Deployed) -> None:

@@ -159,5 +159,9 @@ def test_the_command_lists_the_runs_and_writes_the_page(finished: Project) -> No
     assert outcomes == [entry.outcome for entry in reversed(entries)]
     assert shown[-1] == "page: runs/index.html"
     assert "Up to date" in page(finished)
-    listed = json.loads(finished.run("python", "-m", "flows.cli", "history", "tiny", "--json", "--last", "2"))
+    with (finished.root / "runs/tiny/runs.jsonl").open("a") as log:
+        log.write("damaged\n")
+    command = "python -m flows.cli history tiny --json --last 2"
+    listed = json.loads(finished.run("sh", "-c", f"{command} 2> errors.log"))
     assert [RunEntry.model_validate(one) for one in listed] == entries[:-3:-1]
+    assert "ignored, because the line is damaged" in (finished.root / "errors.log").read_text()

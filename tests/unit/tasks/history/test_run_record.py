@@ -212,9 +212,16 @@ def test_stages_that_run_twice_count_twice(artifacts):
         first = record.stages["validate"]
         with record.stage("validate", done):
             done["validate"] = "restored"
+        with contextlib.suppress(DataError), record.stage("tokenize", done):
+            raise DataError("a", "b", "c")
+        with record.stage("tokenize", done):
+            done["tokenize"] = "unchanged"
     assert first.outcome == "ran"
-    assert record.stages["validate"].outcome == "restored"
     assert record.entry is not None
+    assert {name: one.outcome for name, one in record.entry.stages.items()} == {
+        "validate": "restored",
+        "tokenize": "unchanged",
+    }
 
 
 def test_a_killed_run_is_logged_by_the_next_one(artifacts):
