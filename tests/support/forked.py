@@ -165,6 +165,7 @@ def _run_requested(command: list[str], parent: int, file_size: list[int]) -> Non
 
     refresh_global_settings_context()
     os.getppid = lambda: parent
+    os.environ["FORKED_PID"] = str(os.getpid())
     lifetime.die_with_parent = lambda *_, **__: None  # the client does, and the fork with it
     sys.argv = list(command)
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)

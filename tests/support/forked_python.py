@@ -28,12 +28,22 @@ DIE_WITH_PARENT = {"flows.child_process", "trainer.worker"}
 """As trainer.runtime.lifetime lets them, and the stages that DVC starts."""
 
 
+def is_alive(pid: str) -> bool:
+    """Whether a process has not ended; one that nobody has waited for yet has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
 def main() -> None:
     command = sys.argv[2:] if sys.argv[1:2] == ["-u"] else sys.argv[1:]  # all forks are unbuffered
     if command[:1] != ["-m"] or command[1] not in MODULES:
         os.execv(PYTHON, [PYTHON, *sys.argv[1:]])  # type: ignore[name-defined]  # noqa: F821
     if command[1] in DIE_WITH_PARENT or "DVC_STAGE" in os.environ:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG; the fork ends with this process
+        if not is_alive(os.environ.get("FORKED_PID", "self")):  # it ended before the kernel could note that
+            sys.exit(os.EX_TEMPFAIL)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(ADDRESS)  # type: ignore[name-defined]  # noqa: F821
     request = {
