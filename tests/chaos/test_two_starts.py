@@ -10,6 +10,7 @@ import pytest
 from tests.support.project import wait_for
 
 
+@pytest.mark.slow
 def test_only_one_of_two_starts_trains(victim):
     starts = [victim.start(log=f"{name}.log") for name in ("first", "second")]
     status = [start.wait(240) for start in starts]

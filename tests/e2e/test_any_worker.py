@@ -128,6 +128,7 @@ def test_a_clone_of_what_was_recorded_is_one_of_dvc(shared: Shared) -> None:
     assert user.run("git", "status", "--porcelain") == ""
 
 
+@pytest.mark.slow
 def test_only_the_champion_has_changed(shared: Shared, first: Project, tmp_path: Path) -> None:
     path = shared.api.hf_hub_download("tests/tiny", "model.safetensors", local_dir=tmp_path)
     save_file({name: -weight for name, weight in load_file(path).items()}, path, {"format": "pt"})
@@ -145,6 +146,7 @@ def test_only_the_champion_has_changed(shared: Shared, first: Project, tmp_path:
     assert len(shared.commits()) == 3
 
 
+@pytest.mark.slow
 def test_new_rows_are_trained_on_once(shared: Shared, first: Project) -> None:
     author = shared.workers[0]
     author.run("git", "pull", "-q", "origin", "main")
@@ -166,6 +168,7 @@ def test_new_rows_are_trained_on_once(shared: Shared, first: Project) -> None:
     assert first.json("runs/tiny/release/receipt.json") == second.json("runs/tiny/release/receipt.json")
 
 
+@pytest.mark.slow
 def test_what_git_refused_is_not_done_again(shared: Shared) -> None:
     """Its work is on the DVC remote, and on the Hub."""
     hook = shared.git / "hooks/pre-receive"

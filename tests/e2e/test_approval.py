@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from huggingface_hub import HfApi
 
 from tasks.hub_server.server import LocalHub
@@ -22,6 +23,7 @@ def hub(project: Project) -> Iterator[HfApi]:
         yield HfApi(endpoint=running.endpoint, token=TOKEN)
 
 
+@pytest.mark.slow
 def test_a_person_decides_and_the_next_command_records_it(project: Project) -> None:
     project.edit(RECIPE, "endpoint: local", "endpoint: local, approval: pull_request")
     said = project.run(*RUN)

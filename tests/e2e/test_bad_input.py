@@ -126,8 +126,10 @@ def too_few_rows(project) -> None:
         (no_share, "ingest", CONFIG, ["data.split.validation"]),
         (empty_split, "ingest", DATA, ["validation"]),
         (all_rows_bad, "validate", DATA, ["expect_column_value_lengths_to_be_between", "report.html"]),
-        (pickle_only, "train", MODEL, ["data/pickled", "pickle only", "safetensors"]),
-        (too_few_rows, "train", DATA, ["training.global_batch_size", "4096"]),
+        pytest.param(
+            pickle_only, "train", MODEL, ["data/pickled", "pickle only", "safetensors"], marks=pytest.mark.slow
+        ),
+        pytest.param(too_few_rows, "train", DATA, ["training.global_batch_size", "4096"], marks=pytest.mark.slow),
     ],
 )
 def test_one_clear_error_and_nothing_lost(project, damage: Callable, stage: str, status: int, words: list[str]) -> None:
@@ -162,7 +164,10 @@ def test_a_hub_that_is_down_can_be_tried_again(project) -> None:
     assert "hf_someone" not in out
 
 
-@pytest.mark.parametrize("stage", ["ingest", "validate", "tokenize", "train", "evaluate"])
+@pytest.mark.parametrize(
+    "stage",
+    ["ingest", *(pytest.param(s, marks=pytest.mark.slow) for s in ("validate", "tokenize", "train", "evaluate"))],
+)
 def test_a_full_disk_leaves_what_was_there(project, stage: str) -> None:
     # No file may grow beyond 512 bytes; Python ignores the signal and gets EFBIG, as a full disk gives ENOSPC.
     limited = f"ulimit -f 1; exec python -m tasks {stage} {RECIPE}"

@@ -154,6 +154,7 @@ def test_a_second_run_waits_for_the_first(deployed: Deployed) -> None:
     assert (known[0], known[1].isoformat()[:19]) == ("tiny", second["end_time"][:19])
 
 
+@pytest.mark.slow
 def test_a_killed_stage_is_tried_again_and_goes_on(deployed: Deployed) -> None:
     deployed.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 150")
     deployed.run("prefect", "deployment", "run", "retrain/tiny")
@@ -213,6 +214,7 @@ def test_a_run_survives_an_absent_server(deployed: Deployed, away_s: int) -> Non
     assert deployed.worker.poll() is None
 
 
+@pytest.mark.slow
 def test_bad_rows_fail_the_run_at_validate_without_retries(deployed: Deployed) -> None:
     receipt = deployed.json("runs/tiny/release/receipt.json")
     write_sentences(deployed.root / "data/sentences.csv", empty=range(40, 80))
@@ -265,6 +267,7 @@ def test_a_burst_of_notices_starts_one_run(deployed: Deployed) -> None:
     assert deployed.api.delete(f"flow_runs/{other['id']}").status_code == 204
 
 
+@pytest.mark.slow
 def test_a_run_that_is_due_appears_and_runs_by_itself(deployed: Deployed) -> None:
     write_sentences(deployed.root / "data/sentences.csv")
     with (deployed.root / "prefect.yaml").open("a", encoding="utf-8") as file:

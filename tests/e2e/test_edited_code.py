@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.project import Project, wait_for
 
 BEFORE_TRAINING = ("ingest", "validate", "tokenize")
 
 
+@pytest.mark.slow
 def test_only_an_edit_of_code_that_decides_the_weights_starts_a_run_again(project: Project) -> None:
     project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 2000")
     project.stages("params/tiny.yaml", BEFORE_TRAINING)

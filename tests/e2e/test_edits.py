@@ -35,7 +35,8 @@ def checkpoints(project: Project) -> list[Path]:
     return list((project.root / ".scratch/tiny/checkpoints").glob("*/checkpoint-*"))
 
 
-@pytest.mark.parametrize("edit", [pytest.param("recipe", marks=pytest.mark.slow), "code"])
+@pytest.mark.slow
+@pytest.mark.parametrize("edit", ["recipe", "code"])
 def test_edit_during_a_training_ends_it_with_an_error_and_undoing_it_restores_the_work(
     project: Project, edit: str
 ) -> None:

@@ -40,14 +40,12 @@ VARIANTS["fine-tuning: packed, adapters with dropout, noise on embeddings"] = {
     "launch.micro_batch_size": 2,
     "model.lora": {"r": 4, "dropout": 0.1},
 }
-QUICK = ("two processes", "fine-tuning")
-"""The variants that `make test` runs."""
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param(changes, id=name, marks=() if name.startswith(QUICK) else pytest.mark.slow)
+        pytest.param(changes, id=name, marks=() if name == "two processes" else pytest.mark.slow)
         for name, changes in VARIANTS.items()
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.project import Project, wait_for
 
@@ -29,6 +30,7 @@ for stage in ("ingest", "validate", "tokenize", "train"):
 """What the flow does, without Prefect's server, which takes most of its time."""
 
 
+@pytest.mark.slow
 def test_run_of_a_growing_source_is_finished_although_its_worker_dies(project: Project) -> None:
     project.use_source("grow", SOURCE, options=", refresh: true")
     project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 120")

@@ -47,6 +47,7 @@ def recipe_of(project, objective: str, changes: dict[str, str]) -> str:
     return recipe
 
 
+@pytest.mark.slow
 def test_from_prompts_to_a_model_that_earns_its_reward(project) -> None:
     write_digits(project.root / "data" / "digits.jsonl", 400)
     changes = {"max_steps: 20": "max_steps: 120", "eval_steps: 10": "eval_steps: 60", "save_steps: 5": "save_steps: 45"}

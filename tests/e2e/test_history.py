@@ -10,6 +10,8 @@ import sqlite3
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from params.artifacts import STAGES, Artifacts
 from tasks.history.run_log import RunEntry, read_runs
 from tests.support.project import Project, wait_for, write_sentences
@@ -78,6 +80,7 @@ def test_a_run_with_nothing_to_do_is_a_success_without_an_entry(finished: Projec
     assert succeeded.stat().st_mtime > before.started.timestamp()
 
 
+@pytest.mark.slow
 def test_a_run_that_keeps_the_champion_costs_something(finished: Project) -> None:
     finished.edit("params/tiny.yaml", "eval_batch_size: 32", "eval_batch_size: 32, price_per_hour: 3600")
     entry = flow(finished, "--force")
@@ -89,12 +92,14 @@ def test_a_run_that_keeps_the_champion_costs_something(finished: Project) -> Non
     assert "Cost: " in (finished.root / "runs/tiny/report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_run_up_to_the_evaluation_is_logged_as_such(finished: Project) -> None:
     finished.edit("params/tiny.yaml", "gate: {resamples: 200}", "gate: {resamples: 201}")
     entry = flow(finished, "--no-publish")
     assert (entry.outcome, list(entry.stages)) == ("evaluated", list(STAGES[:5]))
 
 
+@pytest.mark.slow
 def test_a_refused_model_is_logged_with_the_words_of_the_gate(finished: Project) -> None:
     finished.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 21")
     finished.edit("params/tiny.yaml", "gate: {resamples: 201}", "gate: {resamples: 201, floors: {loss: 0.001}}")
@@ -105,6 +110,7 @@ def test_a_refused_model_is_logged_with_the_words_of_the_gate(finished: Project)
     assert "Needs a look" in page(finished)
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_logged_with_its_stage_and_error(finished: Project) -> None:
     write_sentences(finished.root / "data/sentences.csv", empty=range(40, 80))
     entry = flow(finished, ok=False)
@@ -122,6 +128,7 @@ def start_training(project: Project) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.slow
 def test_a_cancelled_run_is_logged(finished: Project) -> None:
     write_sentences(finished.root / "data/sentences.csv", seed=5)
     finished.edit("params/tiny.yaml", "max_steps: 21", "max_steps: 4000")
@@ -135,6 +142,7 @@ def test_a_cancelled_run_is_logged(finished: Project) -> None:
     assert entry.rows["train"] > 200
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_logged_by_the_next_one(finished: Project) -> None:
     known = runs(finished)
     process = start_training(finished)
@@ -151,6 +159,7 @@ def test_a_killed_run_is_logged_by_the_next_one(finished: Project) -> None:
     assert last.outcome in {"published", "kept"}
 
 
+@pytest.mark.slow
 def test_the_command_lists_the_runs_and_writes_the_page(finished: Project) -> None:
     entries = runs(finished)
     (finished.root / "runs/index.html").unlink()

@@ -67,6 +67,7 @@ class Run:
         return sorted(path.name for folder in self.folders() for path in folder.glob("checkpoint-*"))
 
 
+@pytest.mark.slow
 def test_one_killed_rank_ends_the_other_and_is_named(project: Project) -> None:
     run = Run(project, TWO | {"training.max_steps": 300})
     run.start()
@@ -96,6 +97,7 @@ def test_a_stopped_rank_is_found_out(project: Project) -> None:
     assert re.search(r"^    at trainer/.+\.py:\d+ in \w+$", error, re.MULTILINE), "it went on to write its stack"
 
 
+@pytest.mark.slow
 def test_user_code_that_hangs_on_one_rank_is_named_with_its_line(project: Project) -> None:
     hang = "import os, time\n        while os.environ['RANK'] == '1' and os.path.exists('hang'): time.sleep(1)\n"
     path = "trainer/objectives/bases/objective.py"
@@ -155,7 +157,8 @@ WIDE = {
 """Little to compute and much to remember: 1.3 GiB for each sequence of a forward pass, 1.6 GiB without any."""
 
 
-@pytest.mark.parametrize(("limit_gib", "fits"), [(3.8, True), pytest.param(2.2, False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit_gib", "fits"), [(3.8, True), (2.2, False)])
 def test_short_of_memory_the_micro_batch_is_halved(project: Project, limit_gib: float, fits: bool) -> None:
     Run(project, WIDE, {"train": 1200, "validation": 60, "test": 60})
     limit = int(limit_gib * 2**30)

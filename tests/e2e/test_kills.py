@@ -40,6 +40,7 @@ def test_a_killed_flow_and_a_killed_dvc_leave_nothing_running(project: Project) 
     assert project.repro() == []
 
 
+@pytest.mark.slow
 def test_a_flow_that_is_told_to_stop_ends_its_trainer(project: Project) -> None:
     project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 200")
     flow = project.start("python", "-m", "flows.cli", "run", "tiny", log="flow.log")

@@ -136,6 +136,7 @@ def on_one_machine(tmp_path_factory):
     return (artifacts.model / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_two_machines_train_as_one_does_and_the_first_waits_for_the_second(addresses, tmp_path, on_one_machine):
     artifacts = project(tmp_path, addresses)
     train = addresses[0].start(tmp_path, "train", "params/tiny.yaml", log="train.log")

@@ -137,6 +137,7 @@ def rows_from(project):
         return bring_rows(clone, made, release, None), (made.raw / "train.parquet").read_bytes()
 
 
+@pytest.mark.slow
 def test_rows_come_from_the_cache_else_from_the_remote_else_from_the_same_source(here):
     rows, cache, remote = here.root / OUTSIDE, here.root / ".dvc" / "cache", here.root / ".." / ".." / "remote"
     kept, expected = rows.read_bytes(), (here.root / "runs/tiny/raw/train.parquet").read_bytes()
@@ -189,7 +190,8 @@ def test_what_cannot_be_made_again_is_refused_with_the_reason(here, api):
     assert clones(here) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_reproduction_leaves_nothing_behind(released, number):
     process = released.start("python", "-m", "tasks", "reproduce", f"{REPO}@main", log="reproduce.log")
     log = released.root / "reproduce.log"

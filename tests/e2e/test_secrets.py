@@ -274,7 +274,7 @@ CASES = [
 AT_LENGTH = {
     "a token with a space in it",
     "an address with the token in it",
-    "a refusal that quotes the token",
+    "errors that quote the token",
     "no right to write",
     "a Hub that asks to wait",
     "a Hub that does not answer",
@@ -286,6 +286,7 @@ AT_LENGTH = {
 """These end much like others."""
 
 
+@pytest.mark.slow
 def test_a_token_in_a_file_of_the_model_is_found_before_it_is_sent(company: Company) -> None:
     notes = company.project.root / "runs/tiny/model/notes.txt"
     notes.write_text(f"how to get it\n\nexport HF_TOKEN='{PLAIN}'\n")

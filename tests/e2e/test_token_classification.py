@@ -28,6 +28,7 @@ def write_requests(path, rows: int) -> None:
     path.write_text("\n".join(json.dumps(line, ensure_ascii=False) for line in lines), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_from_rows_with_spans_to_a_published_model(project) -> None:
     write_requests(project.root / "data" / "requests.jsonl", 600)
     recipe = (project.root / "params/tiny.yaml").read_text()

@@ -123,6 +123,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callabl
         project.end()
 
 
+@pytest.mark.slow
 def test_lost_runs_become_crashed_and_no_other_run_does(watched: Watched) -> None:
     """One thing after another: a busy SQLite lets the server lose events."""
     heartbeat = "prefect.flow-run.heartbeat"
@@ -192,6 +193,7 @@ def test_each_end_that_matters_is_told_once_with_its_metrics_and_a_link(watched:
     assert all(user.startswith("Basic ") for user in received.users)
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_end_and_a_deployment_without_a_success_are_told_once(watched: Watched) -> None:
     watched.watch(600)  # these runs have no heartbeats
     received = watched.received
@@ -216,6 +218,7 @@ def test_a_run_that_does_not_end_and_a_deployment_without_a_success_are_told_onc
 
 
 def test_watching_again_changes_what_has_to_change(watched: Watched) -> None:
+    watched.watch(600)
     first = watched.automations()
     ends = [f"tell-{kind}" for kind in ("crashed", "failed", "proposed", "published", "refused")]
     late = ["tell-late-bad", "tell-late-good"]
@@ -239,6 +242,7 @@ def test_watching_again_changes_what_has_to_change(watched: Watched) -> None:
     assert "secret" not in out
 
 
+@pytest.mark.slow
 def test_blocks_of_the_user_send_messages_and_stay(watched: Watched) -> None:
     received = watched.received
     received.messages.clear()

@@ -236,6 +236,7 @@ evaluate(Artifacts("tiny", root), repo_id="tests/tiny", endpoint="local", **sect
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_evaluation_memory_does_not_grow_with_the_rows(tmp_path):
     peaks = []

@@ -276,6 +276,7 @@ def published(run, hub, folder, kind, repo_id, chat=None):
     return card
 
 
+@pytest.mark.slow
 def test_code_snippets_of_the_cards_run(tmp_path, hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     cards = []

@@ -116,6 +116,7 @@ def test_every_verdict_and_receipt_is_logged_once_with_metrics(tmp_path, monkeyp
         assert entry.time
 
 
+@pytest.mark.slow
 def test_publish_that_fails_through_dvc_leaves_the_log(tmp_path):
     """DVC deletes the receipt before it runs the stage."""
     artifacts, _ = evaluated(tmp_path)
@@ -178,7 +179,7 @@ def from_hub(artifacts, receipt, tmp_path, auto_class):
     return load_file(tmp_path / "loaded" / "model.safetensors"), json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("kind", ["causal_lm", "sequence_classification"])
+@pytest.mark.parametrize("kind", [pytest.param("causal_lm", marks=pytest.mark.slow), "sequence_classification"])
 def test_from_pretrained_loads_the_trained_weights(tmp_path, kind):
     artifacts, recipe = evaluated(tmp_path, tiny.recipe(**(tiny.CLASSES if kind == "sequence_classification" else {})))
     receipt = run((artifacts, recipe))

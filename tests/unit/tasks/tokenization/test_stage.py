@@ -246,6 +246,7 @@ tokenize(Artifacts("trial", Path(sys.argv[1])), objective=ObjectiveChoice(name="
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_tokenization_memory_does_not_grow_with_the_rows(artifacts, tmp_path):
     choice = pretrained(artifacts, tmp_path / "pretrained")

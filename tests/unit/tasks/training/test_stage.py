@@ -200,6 +200,7 @@ def test_killed_worker_is_transient_and_the_next_start_ends_with_the_same_bits(u
         assert (artifacts.history / name).read_text() == (whole.history / name).read_text()
 
 
+@pytest.mark.slow
 def test_killed_supervisor_leaves_no_worker_and_two_processes_give_the_same_losses(uninterrupted, tmp_path):
     artifacts = project(tmp_path, {"launch.num_processes": 2})
     supervisor = start(artifacts)
@@ -234,6 +235,7 @@ def test_pretrained_pickle_weights_are_refused(tmp_path):
     assert "ModelError: pickles: has weights as pickle only" in output
 
 
+@pytest.mark.slow
 def test_full_disk_is_named_and_keeps_the_earlier_model(uninterrupted, tmp_path):
     artifacts = project(tmp_path)
     shutil.copytree(uninterrupted[0].model, artifacts.model)

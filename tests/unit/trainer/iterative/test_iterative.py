@@ -434,6 +434,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path):
     """Five rows as three and two; then one more each, applied by `finish`."""
     script = tmp_path / "script.py"

@@ -119,6 +119,7 @@ def test_custom_trainer_sets_loss_optimizer_schedule_and_rows(tmp_path):
     assert sum(row < 32 for row in drawn) / len(drawn) > 0.75  # of 64 rows; the default order gives 0.5
 
 
+@pytest.mark.slow
 def test_killed_run_with_a_custom_trainer_ends_with_the_same_bits(tmp_path):
     changes = {
         "training.trainer": f"{OWN}:Careful",
@@ -137,6 +138,7 @@ def test_killed_run_with_a_custom_trainer_ends_with_the_same_bits(tmp_path):
     assert state["stateful_callbacks"]["Counter"]["attributes"] == {"count": 140}  # its state survived the kill
 
 
+@pytest.mark.slow
 def test_two_processes_agree_with_custom_loss_and_metrics(tmp_path):
     found = []
     for processes in (1, 2):

@@ -119,6 +119,7 @@ def test_full_determinism_refuses_nondeterministic_operations(tmp_path):
     assert len(refused) == 4
 
 
+@pytest.mark.slow
 def test_compiled_model_keeps_weight_names_and_resumes(tmp_path):
     from torch._dynamo.utils import counters
 

@@ -113,9 +113,8 @@ class Rounds(ElasticTraining):
         return {(r["step"], r["place"]): r for state in states for r in state["rollouts"]}
 
 
-@pytest.mark.parametrize(
-    "objective", [pytest.param(BUFFERED, id="grpo"), pytest.param(ROUNDS, id="iterative_sft", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", [pytest.param(BUFFERED, id="grpo"), pytest.param(ROUNDS, id="iterative_sft")])
 def test_two_processes_generate_and_train_like_one(objective: dict[str, Any], tmp_path: Path) -> None:
     """Resumed in the middle of a round with another micro-batch: the same completions and losses."""
     whole = Rounds(tmp_path / "whole", objective, {"launch.micro_batch_size": 4, "training.keep_checkpoints": 9})
@@ -152,12 +151,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "changes"),
-    [
-        pytest.param(*values, id=name, marks=() if name.startswith("between") else pytest.mark.slow)
-        for name, values in VARIANTS.items()
-    ],
+    [pytest.param(*values, id=name) for name, values in VARIANTS.items()],
 )
 def test_killed_run_ends_with_the_same_bits(objective: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
     defaults: dict[str, Any] = {"training.save_steps": 3, "training.group_by_length": True}
