@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from flows.git_branch import GitBranch, MovedError
 from flows.locks import recipe_lock
 from flows.record_message import record_message
 from params import EvergreenError, RecipeError, TransientError, command_result
-from params.artifacts import Artifacts
+from params.artifacts import Artifacts, write_whole
 
 _LOCK = "dvc.lock"
 _PUSHES = 30
@@ -122,10 +123,11 @@ def record(
 
 def _record(artifacts: Artifacts, to: Record, log: Logger, message: str) -> None:
     branch = GitBranch(to.remote, to.branch, user=artifacts.recipe)
+    logs = _keep_logs(artifacts)
     is_sent = False
     for attempt in range(_PUSHES):
         head = branch.fetch()
-        files = _new_files(artifacts, branch, head)
+        files = _new_files(artifacts, logs, branch, head)
         if not files:
             log.info("%s has this run", branch)
             _remember(artifacts, branch, head)
@@ -158,11 +160,20 @@ def _send_objects(artifacts: Artifacts, log: Logger) -> None:
         raise stages.error_of("dvc push", done, command_result.read(artifacts.command_result))
 
 
-def _new_files(artifacts: Artifacts, branch: GitBranch, head: str) -> dict[str, bytes]:
+def _keep_logs(artifacts: Artifacts) -> dict[str, bytes]:
+    """Return the logs, with the lines of runs that were not recorded; keep all where `git reset` does not reach them."""
+    logs = {}
+    for path in artifacts.logs:
+        kept = artifacts.unrecorded / path.name
+        logs[str(path)] = _merge_lines(_read(str(kept)) or b"", _read(str(path)) or b"")
+        if logs[str(path)]:
+            write_whole(kept, logs[str(path)].decode(errors="replace"))
+    return logs
+
+
+def _new_files(artifacts: Artifacts, logs: Mapping[str, bytes], branch: GitBranch, head: str) -> dict[str, bytes]:
     """Return the files of the project that the commit `head` lacks, with their content there to be."""
-    files = {}
-    for path in map(str, artifacts.logs):
-        files[path] = _merge_lines(branch.read(head, path) or b"", _read(path) or b"")
+    files = {path: _merge_lines(branch.read(head, path) or b"", lines) for path, lines in logs.items()}
     ours = _state(artifacts, _read, where=_LOCK)
     if ours[_LOCK] and not any(_is_in(ours, artifacts, branch, commit) for commit in branch.known(head)):
         theirs = (branch.read(head, _LOCK) or b"").decode()
@@ -173,6 +184,7 @@ def _new_files(artifacts: Artifacts, branch: GitBranch, head: str) -> dict[str, 
 
 def _remember(artifacts: Artifacts, branch: GitBranch, commit: str) -> None:
     """Note that the branch has had what is here, so that it is not taken for new when another worker has recorded more."""
+    shutil.rmtree(artifacts.unrecorded, ignore_errors=True)
     if _is_in(_state(artifacts, _read, where=_LOCK), artifacts, branch, commit):
         branch.remember(commit)
 

@@ -92,6 +92,8 @@ class Artifacts:
     """Held by the train stage, and by what writes checkpoints for it."""
     unfinished_run = _Below("scratch", "unfinished-run.json")
     """The entry of a run of the flow that has not ended, as it would be logged if it were killed now."""
+    unrecorded = _Below("scratch", "unrecorded")
+    """The logs of runs that could not be recorded on a branch."""
     verify_resume = _Below("scratch", "verify-resume")
     """The runs that `verify-resume` compares."""
     verify_resume_lock = _Below("scratch", "verify-resume.lock")

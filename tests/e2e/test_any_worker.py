@@ -9,66 +9,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import huggingface_hub.constants
 import pytest
-from huggingface_hub import HfApi
 from ruamel.yaml import YAML
 from safetensors.torch import load_file, save_file
 
 from tasks.hub_server.server import LocalHub
-from tests.support.project import STAGES, Project, ServedProject, copy_project, stages_of, write_sentences
-
-TOKEN = "hf_tokenoftests"
-RECORD = ("--record", "origin/main")
-
-
-class Shared:
-    """What the workers share."""
-
-    def __init__(self, folder: Path, prefect_home: Path, api: HfApi) -> None:
-        self.folder = folder
-        self.prefect_home = prefect_home
-        self.api = api
-        self.workers: list[Project] = []
-
-    @property
-    def git(self) -> Path:
-        return self.folder / "git"
-
-    def worker(self, name: str) -> Project:
-        """A new worker, with a clone of the project and a cache of its own."""
-        made = Project(self.folder / name, self.prefect_home)
-        made.environment |= {"HF_ENDPOINT": self.api.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
-        self.workers.append(made)
-        if self.git.exists():
-            made.root.mkdir()
-            made.run("git", "clone", "-q", str(self.git), ".")
-        return made
-
-    def commits(self) -> list[str]:
-        """The first lines of main's commits, the newest first."""
-        return Project(self.git, self.prefect_home).run("git", "log", "--format=%s", "main").splitlines()
+from tests.support.project import STAGES, Project, ServedProject, stages_of
+from tests.support.sharing import RECORD, TOKEN, Shared, sharing
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, prefect_home: Path) -> Iterator[Shared]:
     folder = tmp_path_factory.mktemp("shared")
-    with pytest.MonkeyPatch.context() as patched, LocalHub(folder / "hub", tokens={TOKEN: "tests"}) as hub:
-        patched.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-        made = Shared(folder, prefect_home, HfApi(endpoint=hub.endpoint, token=TOKEN))
-        try:
-            author = made.worker("author")
-            copy_project(author.root)
-            author.run("git", "init", "-q", "-b", "main")
-            author.run("dvc", "remote", "add", "-q", "-d", "storage", str(folder / "storage"))
-            author.run("git", "add", "-A")
-            author.run("git", "commit", "-q", "-m", "the project")
-            author.run("git", "clone", "-q", "--bare", ".", str(made.git))
-            author.run("git", "remote", "add", "origin", str(made.git))
-            yield made
-        finally:
-            for worker in made.workers:
-                worker.end()
+    with sharing(folder, prefect_home, LocalHub(folder / "hub", tokens={TOKEN: "tests"})) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +102,7 @@ def test_only_the_champion_has_changed(shared: Shared, first: Project, tmp_path:
 
 @pytest.mark.slow
 def test_new_rows_are_trained_on_once(shared: Shared, first: Project) -> None:
-    author = shared.workers[0]
-    author.run("git", "pull", "-q", "origin", "main")
-    write_sentences(author.root / "data/sentences.csv", rows=360)
-    author.run("git", "commit", "-q", "-am", "new rows")
-    author.run("git", "push", "-q", "origin", "main")
+    shared.add_rows(360)
 
     second = shared.worker("second")
     assert stages_of(run(second, *RECORD)) == list(STAGES)
@@ -195,14 +145,12 @@ def test_a_prefect_worker_clones_the_project_and_records_its_run(
     shared: Shared, make_prefect_home: Callable[[], Path]
 ) -> None:
     """As prefect.yaml shows it. The worker starts in an empty folder."""
-    author = shared.workers[0]
-    author.run("git", "pull", "-q", "origin", "main")
-    write_sentences(author.root / "data/sentences.csv", rows=380)
-    author.run("git", "commit", "-q", "-am", "more rows")
-    author.run("git", "push", "-q", "origin", "main")
+    shared.add_rows(380)
 
     office = ServedProject(shared.folder / "office", make_prefect_home())
-    office.environment |= {name: author.environment[name] for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_DISABLE_XET")}
+    office.environment |= {
+        name: shared.workers[0].environment[name] for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_DISABLE_XET")
+    }
     worker = Project(shared.folder / "empty", Path(office.environment["PREFECT_HOME"]))
     worker.environment = office.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
     shared.workers += [worker, office]
@@ -218,7 +166,7 @@ def test_a_prefect_worker_clones_the_project_and_records_its_run(
     office.run("prefect", "deployment", "run", "retrain/tiny-anywhere", "--watch")
 
     assert shared.commits()[0].startswith("Record tiny: ")
-    assert shared.commits()[1] == "more rows"
+    assert shared.commits()[1] == "new rows"
     assert [path.name for path in worker.root.iterdir()] == ["worker.log"]
     assert any((shared.folder / "cache").iterdir()), "DVC's cache outlives the clone"
     assert stages_of(run(shared.worker("last"), *RECORD)) == []

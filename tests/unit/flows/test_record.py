@@ -95,7 +95,7 @@ class Worker:
         return (
             index,
             head,
-            git(self.root, "status", "--porcelain", "--ignored"),
+            git(self.root, "status", "--porcelain", "--ignored", "--", ".", ":!.scratch"),
             git(self.root, "branch", "--format", "%(refname) %(objectname)"),
         )
 
@@ -399,6 +399,21 @@ class TestRefusal:
         (remote / "hooks/pre-receive").unlink()
         record.record(artifacts, TO, log, RAN)
         assert models(remote) == {"train@a": "1"}, "the next run records the work"
+
+    def test_its_log_outlives_a_reset(self, worker: Worker, remote: Path) -> None:
+        record.record(worker.ran("a", 1), TO, log, RAN)
+        hook(remote, "pre-receive", "exit 1")
+        for number in (2, 3):
+            artifacts = worker.ran("a", number)
+            with pytest.raises(RemoteRefusedError):
+                record.record(artifacts, TO, log, RAN)
+            git(worker.root, "reset", "-q", "--hard", "origin/main")
+        (remote / "hooks/pre-receive").unlink()
+        for number in (4, 5):
+            record.record(worker.ran("a", number), TO, log, RAN)
+            lines = recorded(remote, "runs/a/release/log.jsonl").splitlines()
+            assert [json.loads(line)["number"] for line in lines] == [1, 2, 3, 4, 5][:number]
+        assert not artifacts.unrecorded.exists()
 
     @pytest.mark.parametrize(
         ("to", "words"),

@@ -1,0 +1,77 @@
+"""Workers that share nothing but a git remote, a DVC remote and a Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+from huggingface_hub import HfApi
+
+from tasks.hub_server.server import LocalHub
+from tests.support.project import Project, copy_project, write_sentences
+
+TOKEN = "hf_tokenoftests"
+RECORD = ("--record", "origin/main")
+
+
+class Shared:
+    """What the workers share."""
+
+    def __init__(self, folder: Path, prefect_home: Path, api: HfApi) -> None:
+        self.folder = folder
+        self.prefect_home = prefect_home
+        self.api = api
+        self.workers: list[Project] = []
+
+    @property
+    def git(self) -> Path:
+        return self.folder / "git"
+
+    def worker(self, name: str) -> Project:
+        """A new worker, with a clone of the project and a cache of its own."""
+        made = Project(self.folder / name, self.prefect_home)
+        made.environment |= {"HF_ENDPOINT": self.api.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+        self.workers.append(made)
+        if self.git.exists():
+            made.root.mkdir()
+            made.run("git", "clone", "-q", str(self.git), ".")
+        return made
+
+    def add_rows(self, rows: int, seed: int = 0) -> None:
+        """The author pushes new rows."""
+        author = self.workers[0]
+        author.run("git", "pull", "-q", "origin", "main")
+        write_sentences(author.root / "data/sentences.csv", rows, seed)
+        author.run("git", "commit", "-q", "-am", "new rows")
+        author.run("git", "push", "-q", "origin", "main")
+
+    def commits(self) -> list[str]:
+        """The first lines of main's commits, the newest first."""
+        return Project(self.git, self.prefect_home).run("git", "log", "--format=%s", "main").splitlines()
+
+
+@contextmanager
+def sharing(
+    folder: Path, prefect_home: Path, hub: LocalHub, prepare: Callable[[Project], None] = lambda _: None
+) -> Iterator[Shared]:
+    """The three remotes, with the project of a first worker, the author, who has prepared it."""
+    with pytest.MonkeyPatch.context() as patched, hub:
+        patched.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        made = Shared(folder, prefect_home, HfApi(endpoint=hub.endpoint, token=TOKEN))
+        try:
+            author = made.worker("author")
+            copy_project(author.root)
+            author.run("git", "init", "-q", "-b", "main")
+            author.run("dvc", "remote", "add", "-q", "-d", "storage", str(folder / "storage"))
+            prepare(author)
+            author.run("git", "add", "-A")
+            author.run("git", "commit", "-q", "-m", "the project")
+            author.run("git", "clone", "-q", "--bare", ".", str(made.git))
+            author.run("git", "remote", "add", "origin", str(made.git))
+            yield made
+        finally:
+            for worker in made.workers:
+                worker.end()
