@@ -2,7 +2,7 @@
 
 Each call looks before it acts, so it may be repeated whatever it raised. A pull request is ours if its title names the recipe
 and the tag of a release, which is a hash of its content. At the end of a call, a recipe has at most one open pull request: those of
-other models are closed, and so is the younger one of two that an unclear answer left.
+other models are closed, and so is the younger one of two that an unclear answer left; all that were merged are tagged.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def withdraw_proposals(repository: Repository, recipe: str, reason: str) -> None
             ours = _of_recipe(repository, recipe)
         except RepositoryNotFoundError:
             return
+        _tag_merged(repository, ours)
         _close(repository, [found for found in ours if found.status in WAITING], reason)
 
     repository.retry_until_clear(attempt)
@@ -110,6 +111,7 @@ def _look_and_act(
     same = [found for found in ours if _tag(found) == release.tag]
     waiting = [found for found in same if found.status in WAITING]
     others = [found for found in ours if found.status in WAITING and found not in waiting[:1]]
+    _tag_merged(repository, [found for found in ours if found not in same])
     if published := find_release(repository, release, state, merged=_merge_commit(repository, same)):
         _close(repository, [*waiting, *others], f"{release.tag} is published.")
         return published
@@ -145,6 +147,26 @@ def _tag(proposal: Discussion) -> str:
 def _merge_commit(repository: Repository, proposals: Sequence[Discussion]) -> str | None:
     merged = [one.num for one in proposals if one.status == "merged"]
     return repository.api.get_discussion_details(repository.id, merged[-1]).merge_commit_oid if merged else None
+
+
+def _tag_merged(repository: Repository, proposals: Sequence[Discussion]) -> None:
+    """Tag releases that were merged when a newer model was already there, so that no run has recorded it."""
+    tags = repository.refs().tags
+    for proposal in proposals:
+        tag = _tag(proposal)
+        if proposal.status != "merged" or tag in tags:
+            continue
+        proposed = repository.api.list_repo_commits(repository.id, revision=f"refs/pr/{proposal.num}")[0]
+        merged = _merge_commit(repository, [proposal])
+        is_ours = f"{PUBLISH_ID}: {tag.removeprefix('release-')}" in proposed.message
+        if is_ours and merged and _blobs(repository, merged) == _blobs(repository, proposed.commit_id):
+            repository.api.create_tag(repository.id, tag=tag, revision=merged)
+        else:
+            repository.log(f"{repository.where}: pull request {proposal.num} was merged with other files: not tagged")
+
+
+def _blobs(repository: Repository, commit: str) -> dict[str, str]:
+    return {path: file.blob_id for path, file in repository.tree(commit).items()}
 
 
 def _close(repository: Repository, proposals: Sequence[Discussion], reason: str) -> None:

@@ -106,6 +106,29 @@ def test_proposal_is_stale_when_another_model_was_published(api: HfApi, folder: 
     assert comments(api, 1)[-1].startswith("Another model was published since")
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_merged_release_is_tagged_although_a_newer_model_is_there(api: HfApi, folder: Path, is_kept: bool) -> None:
+    release = plan(folder)
+    propose(api, release)
+    api.merge_pull_request(REPO, 1)
+    merged = api.list_repo_commits(REPO)[0].commit_id
+    if is_kept:
+        withdraw_proposals(patient(api), RECIPE, "it is no better")
+    else:
+        assert propose(api, newer(folder), replaces=release.weights) == Proposal("open", 2)
+    assert {tag.name: tag.target_commit for tag in api.list_repo_refs(REPO).tags} == {release.tag: merged}
+
+
+def test_merge_of_other_files_is_not_tagged(api: HfApi, folder: Path) -> None:
+    release = plan(folder)
+    propose(api, release)
+    own = CommitOperationAdd("notes.txt", b"words of my own")
+    api.create_commit(REPO, [own], commit_message="more words", revision="refs/pr/1")
+    api.merge_pull_request(REPO, 1)
+    propose(api, newer(folder), replaces=release.weights)
+    assert api.list_repo_refs(REPO).tags == []
+
+
 def test_model_that_the_gate_no_longer_wants_is_withdrawn(api: HfApi, folder: Path) -> None:
     withdraw_proposals(patient(api), RECIPE, "no repository yet")
     propose(api, plan(folder))
