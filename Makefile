@@ -32,8 +32,8 @@ test: $(DEVELOPMENT)  ## run all tests except the slow ones
 slow: $(DEVELOPMENT)  ## run the slow, exhaustive tests that `make test` leaves out
 	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-chaos: $(DEVELOPMENT)  ## kill a training 200 times, publish under 500 schedules of faults, try 2,000 odd inputs (up to an hour)
-	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} EVERGREEN_CHAOS_PUBLISHES=$${EVERGREEN_CHAOS_PUBLISHES:-500} EVERGREEN_CHAOS_EXAMPLES=$${EVERGREEN_CHAOS_EXAMPLES:-2000} $(BIN)/python -m pytest tests/chaos -m "slow or not slow" -o log_cli=true -o log_cli_level=INFO
+chaos: $(DEVELOPMENT)  ## kill a training 200 times, publish under 500 schedules of faults, try 2,000 odd inputs, live through 30 nights (up to an hour)
+	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} EVERGREEN_CHAOS_PUBLISHES=$${EVERGREEN_CHAOS_PUBLISHES:-500} EVERGREEN_CHAOS_EXAMPLES=$${EVERGREEN_CHAOS_EXAMPLES:-2000} EVERGREEN_CHAOS_NIGHTS=$${EVERGREEN_CHAOS_NIGHTS:-30} $(BIN)/python -m pytest tests/chaos -m "slow or not slow" -o log_cli=true -o log_cli_level=INFO
 
 benchmark: $(DEVELOPMENT)  ## compare speeds with plain Trainer, datasets.map and dvc, side by side (up to half an hour)
 	$(BIN)/python -m benchmarks
