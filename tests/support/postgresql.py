@@ -1,10 +1,11 @@
 """A PostgreSQL server for a test, started from the programs that the system has.
 
-    with postgresql.running() as database:
-        environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = database.url
+    with postgresql() as database:
+        environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = database.url()
 
-Prefect needs the extension pg_trgm. Debian's package has it, and the wheels on PyPI that bring a server do not; without a
-suitable PostgreSQL, the test is skipped. PostgreSQL refuses to run as root, so root starts it as another user.
+Prefect needs the extension pg_trgm, which Debian's package has. The wheels on PyPI that bring a server do not have it, so there
+is no extra for them: without PostgreSQL, the test is skipped. PostgreSQL refuses to run as root, so root starts it as another
+user. The server listens on a socket in its own folder only, and trusts whoever can open that.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -22,30 +23,29 @@ from typing import Any
 
 import pytest
 
-from tests.support.project import free_port
+from tests.support.project import wait_for
 
-_PROGRAMS = ("initdb", "pg_ctl", "psql", "pg_dump", "pg_restore", "createdb", "dropdb")
-_USERS = ("postgres", "nobody")
+PROGRAMS = ("initdb", "postgres", "psql", "pg_dump", "pg_restore", "createdb")
 _TIMEOUT_S = 60
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Database]:
-    """Run a server with an empty database; skip the test if there is no PostgreSQL for it."""
+def postgresql() -> Iterator[Database]:
+    """Run a server with an empty database `prefect`; skip the test if there is none that Prefect can use."""
     programs = find_programs()
     if programs is None:
-        pytest.skip(f"no folder of PostgreSQL's programs ({', '.join(_PROGRAMS)}) is installed")
-    folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
+        pytest.skip(f"no folder has all of PostgreSQL's programs: {', '.join(PROGRAMS)}")
+    folder = Path(tempfile.mkdtemp(prefix="postgresql-", dir="/tmp"))  # a socket's path has at most 107 characters
     database = Database(programs, folder)
     try:
-        database.initialize()
         database.start()
-        if database.query("SELECT 1 FROM pg_available_extensions WHERE name = 'pg_trgm'") != ["1"]:
-            pytest.skip(f"{programs} has no extension pg_trgm, which Prefect needs")
-        database.create()
+        if not database.query("SELECT 1 FROM pg_available_extensions WHERE name = 'pg_trgm'"):
+            pytest.skip(f"the PostgreSQL in {programs} has no extension pg_trgm, which Prefect needs")
+        database.run("createuser", "prefect")
+        database.run("createdb", "--owner=prefect", "prefect")
         yield database
     finally:
-        database.stop("immediate")
+        database.stop()
         shutil.rmtree(folder)
 
 
@@ -54,87 +54,75 @@ def find_programs() -> Path | None:
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
     on_path = shutil.which("initdb")
     folders = [*installed, *([Path(on_path).resolve().parent] if on_path else [])]
-    return next((folder for folder in folders if all((folder / name).exists() for name in _PROGRAMS)), None)
+    return next((folder for folder in folders if all((folder / name).exists() for name in PROGRAMS)), None)
 
 
 class Database:
-    """A server with the database `prefect` of a user `prefect`, as docs/operation.md creates them."""
+    """A server in a folder of its own, with the role and the database `prefect` of docs/operation.md."""
 
     def __init__(self, programs: Path, folder: Path) -> None:
         self._programs = programs
         self._folder = folder
-        self._data = folder / "data"
-        self._port = free_port()
-        self._password = secrets.token_hex(8)
         self._owner = _owner()
+        self._server: subprocess.Popen[bytes] | None = None
         if self._owner:
             os.chown(folder, self._owner["user"], self._owner["group"])
 
-    @property
-    def address(self) -> str:
-        """The database for PostgreSQL's own programs."""
-        return f"postgresql://prefect:{self._password}@127.0.0.1:{self._port}/prefect"
-
-    @property
-    def url(self) -> str:
-        """The database for Prefect."""
-        return self.address.replace("postgresql:", "postgresql+asyncpg:", 1)
-
-    def initialize(self) -> None:
-        """Make the server's folder: who reaches its socket may do all, others need a password."""
-        self._run("initdb", "-D", str(self._data), "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync",
-                  "--auth-local=trust", "--auth-host=scram-sha-256")  # fmt: skip
+    def url(self, name: str = "prefect") -> str:
+        """A database for Prefect, as the role `prefect`."""
+        return f"postgresql+asyncpg://prefect@/{name}?host={self._folder}"
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""
-        options = f"-p {self._port} -k {self._folder} -c listen_addresses=127.0.0.1 -F"
-        log = str(self._folder / "log")
-        self._run("pg_ctl", "start", "-w", "-t", str(_TIMEOUT_S), "-D", str(self._data), "-l", log, "-o", options)
-
-    def stop(self, mode: str = "fast") -> None:
-        """Stop the server, if it runs: `fast` as for a restart, `immediate` as if it had crashed."""
-        if (self._data / "postmaster.pid").exists():
-            self._run("pg_ctl", "stop", "-w", "-D", str(self._data), "-m", mode)
-
-    def create(self) -> None:
-        """Create the user and the empty database."""
-        self.query(f"CREATE ROLE prefect LOGIN PASSWORD '{self._password}'")
-        self._run("createdb", *self._local, "--owner=prefect", "prefect")
-
-    def recreate(self) -> None:
-        """Drop the database with all that is in it, and create it again."""
-        self._run("dropdb", *self._local, "--force", "prefect")
-        self._run("createdb", *self._local, "--owner=prefect", "prefect")
-
-    def query(self, statement: str, database: str = "postgres") -> list[str]:
-        """Run a statement as superuser; its rows, with `|` between the columns."""
-        options = ("-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1")
-        return self._run("psql", *self._local, "-d", database, *options, "-c", statement).splitlines()
-
-    def program(self, name: str) -> str:
-        """The path of one of PostgreSQL's programs."""
-        return str(self._programs / name)
-
-    @property
-    def _local(self) -> tuple[str, ...]:
-        return ("-h", str(self._folder), "-p", str(self._port), "-U", "postgres")
-
-    def _run(self, name: str, *arguments: str) -> str:
-        """Run one of PostgreSQL's programs as the server's user; its output, or a failed test with it."""
-        with tempfile.TemporaryFile() as output:  # a pipe would stay open as long as the server that pg_ctl starts
-            done = subprocess.run(
-                [self.program(name), *arguments],
+        data = self._folder / "data"
+        if not data.exists():
+            self.run("initdb", f"--pgdata={data}", "--username=postgres", "--encoding=UTF8", "--no-sync", "--auth=trust")
+        settings = (f"unix_socket_directories={self._folder}", "listen_addresses=", "fsync=off")
+        with (self._folder / "log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [self._programs / "postgres", "-D", data, *(word for text in settings for word in ("-c", text))],
                 cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=2 * _TIMEOUT_S,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
                 **self._owner,
             )
-            output.seek(0)
-            text = output.read().decode()
-        assert done.returncode == 0, f"{name} {' '.join(arguments)} ended with {done.returncode}\n{text}"
-        return text
+        wait_for(self._answers, "PostgreSQL", _TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Stop the server, if it runs; its connections are closed."""
+        if self._server:
+            self._server.send_signal(signal.SIGINT)
+            self._server.wait(_TIMEOUT_S)
+            self._server = None
+
+    def query(self, statement: str, name: str = "postgres") -> list[str]:
+        """Run a statement as superuser; its rows, with `|` between the columns."""
+        options = ("--no-psqlrc", "--no-align", "--tuples-only", "--quiet", "--set=ON_ERROR_STOP=1")
+        return self.run("psql", *options, f"--dbname={name}", f"--command={statement}").splitlines()
+
+    def run(self, program: str, *arguments: str) -> str:
+        """Run one of PostgreSQL's programs as superuser; its output, or a failed test with it."""
+        done = subprocess.run(
+            [self._programs / program, *arguments],
+            cwd=self._folder,
+            env={**os.environ, "PGHOST": str(self._folder), "PGUSER": "postgres"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TIMEOUT_S,
+            **self._owner,
+        )
+        assert done.returncode == 0, f"{program} {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}"
+        return done.stdout
+
+    def _answers(self) -> bool:
+        assert self._server
+        assert self._server.poll() is None, (self._folder / "log").read_text(encoding="utf-8")
+        with contextlib.suppress(AssertionError):
+            return self.query("SELECT 1") == ["1"]
+        return False
 
 
 def _owner() -> dict[str, Any]:
@@ -142,5 +130,5 @@ def _owner() -> dict[str, Any]:
     if os.geteuid() != 0:
         return {}
     known = {entry.pw_name: entry for entry in pwd.getpwall()}
-    user = next(known[name] for name in _USERS if name in known)
+    user = known.get("postgres") or known["nobody"]
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
