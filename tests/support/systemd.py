@@ -1,4 +1,9 @@
-"""The units of docs/systemd, and what systemd does with them, for tests on machines that it does not run."""
+"""The units of docs/systemd, and what systemd does with them, for tests on machines that it does not run.
+
+    unit = Unit("prefect-server.service", project=clone, state=folder)
+    server = project.start_as(unit.command, unit.environment)
+    assert stop(server, unit.timeout_s) == []
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,6 @@ import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -15,14 +19,21 @@ import psutil
 from tests.support.project import ROOT
 
 UNITS = ROOT / "docs" / "systemd"
-PROJECT = "/srv/evergreen"
 
 
 class Unit:
-    """What a unit says: its environment, its command, and how it ends."""
+    """What a unit says, instance 1 of it on the machine `here`, installed where this test has its folders.
 
-    def __init__(self, name: str) -> None:
-        self.text = (UNITS / name).read_text(encoding="utf-8")
+    Args:
+        name: the file in docs/systemd.
+        project: what /srv/evergreen is.
+        state: what /var/lib is.
+    """
+
+    def __init__(self, name: str, *, project: Path, state: Path) -> None:
+        text = (UNITS / name).read_text(encoding="utf-8")
+        self.text = text.replace("/srv/evergreen", str(project)).replace("/var/lib", str(state))
+        self._state = state
 
     def values(self, key: str) -> list[str]:
         """All values of a key, in order."""
@@ -30,14 +41,16 @@ class Unit:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that the unit sets, those of its files aside."""
-        return dict(pair.split("=", 1) for line in self.values("Environment") for pair in shlex.split(line))
+        """All variables that the service has, those of its files aside; HOME is its user's."""
+        set_here = dict(pair.split("=", 1) for line in self.values("Environment") for pair in shlex.split(line))
+        (user,) = self.values("User")
+        return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self._state / user), **set_here}
 
     @property
     def command(self) -> list[str]:
-        """The command, with `prefect` from the path instead of the project's, as instance 1 on the machine `here`."""
+        """The command."""
         (line,) = self.values("ExecStart")
-        return shlex.split(line.replace(f"{PROJECT}/.venv/bin/", "").replace("%H", "here").replace("%i", "1"))
+        return shlex.split(line.replace("%H", "here").replace("%i", "1"))
 
     @property
     def timeout_s(self) -> float:
@@ -46,23 +59,29 @@ class Unit:
         return float(value)
 
 
-def stop(main: subprocess.Popen[bytes], group: Callable[[], Iterable[psutil.Process]], timeout_s: float) -> None:
-    """Stop a service as systemd does with KillMode=control-group.
+def stop(service: subprocess.Popen[bytes], timeout_s: float) -> list[str]:
+    """Stop a service as systemd does: SIGTERM to all of its processes, again when the first one has ended, at last SIGKILL.
 
-    SIGTERM to all of its processes; the same again when its main process has ended; and SIGKILL to what is left
-    `timeout_s` later.
+    Returns:
+        The command lines of the processes that did not end by themselves within `timeout_s`.
     """
-    _signal(group(), signal.SIGTERM)
+    main = psutil.Process(service.pid)
+    children = main.children(recursive=True)
+    _signal([main, *children], signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        main.wait(timeout_s)
-        left = list(group())
-        _signal(left, signal.SIGTERM)
-        psutil.wait_procs(left, timeout=timeout_s)
-    _signal(group(), signal.SIGKILL)
-    main.wait()
+        service.wait(timeout_s)
+    _signal(children, signal.SIGTERM)
+    _, left = psutil.wait_procs(children, timeout_s)
+    names = [" ".join(process.cmdline()) for process in left]
+    if service.poll() is None:
+        names.append(shlex.join(map(str, service.args)))
+        service.kill()
+    _signal(left, signal.SIGKILL)
+    service.wait()
+    return names
 
 
-def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
