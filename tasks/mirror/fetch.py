@@ -1,7 +1,7 @@
-"""fetch: continue a run on this machine whose checkpoints another machine mirrors to a Hub.
+"""Continue a run on this machine whose checkpoints another machine mirrors to a Hub: before a training, and as `evergreen fetch`.
 
 The last checkpoint of the branch is downloaded into the run's folder, whole or not at all, and only if it is of the same run:
-same recipe, tokens and code. The train stage then resumes from it.
+same recipe, tokens and code. The training then resumes from it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from params import CheckpointError, DataError, HubRefusedError, RecipeError, load
+from params import CheckpointError, DataError, HubRefusedError, RecipeError, TransientError, load
 from params.artifacts import Artifacts, storage_errors
+from params.schema import Publish
 from trainer.checkpoints.resume import differences
 from trainer.checkpoints.sealed import (
     BEST_NOTE,
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PATIENCE_S = 60.0
+"""The longest time that a training waits for an answer of the Hub before it starts."""
+
 
 def fetch(recipe_path: Path) -> None:
     """Download the last checkpoint of a recipe's run, unless this machine has reached that step.
@@ -51,14 +55,30 @@ def fetch(recipe_path: Path) -> None:
     if not artifacts.tokens.exists():
         fix = f"run `evergreen tokenize {recipe_path}` and the stages before it"
         raise DataError(str(artifacts.tokens), "there are no tokens, which are part of the run's identity", fix)
-    job = Job.of(recipe, artifacts)
+    with exclusive(artifacts.train_lock, f"a training of {artifacts.recipe}"):
+        _fetch_newest(artifacts, Job.of(recipe, artifacts), recipe.publish)
+
+
+def take_over(artifacts: Artifacts, job: Job) -> None:
+    """Before a training, fetch what another machine has reached of this run; without an answer, go on with what is here."""
+    if job.launch.mirror == "none" or job.training.resume != "auto":
+        return
+    publish = load(artifacts.recipe_path).publish
+    publish = publish.model_copy(update={"timeout_s": min(publish.timeout_s, _PATIENCE_S)})
+    try:
+        _fetch_newest(artifacts, job, publish)
+    except (CheckpointError, HubRefusedError) as error:
+        logger.info("train: takes nothing from the Hub: %s: %s", error.where, error.what)
+    except TransientError as error:
+        logger.warning("train: goes on with what is here, because the Hub gives no answer: %s", error)
+
+
+def _fetch_newest(artifacts: Artifacts, job: Job, publish: Publish) -> None:
     from tasks.hub_client.connection import open_repository
     from tasks.mirror.branch import Branch, with_patience
 
-    publish = recipe.publish
     staging = job.folder / ".fetched"
     with (
-        exclusive(artifacts.train_lock, f"a training of {artifacts.recipe}"),
         storage_errors(job.folder),
         open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True) as opened,
     ):

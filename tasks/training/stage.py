@@ -24,6 +24,7 @@ from params import ModelError, load
 from params.artifacts import Artifacts, whole_folder
 from params.dvc_files import is_training_recorded
 from params.schema import Launch, Metrics, Model, ObjectiveChoice, Training
+from tasks.mirror.fetch import take_over
 from tasks.mirror.upload import mirrored
 from tasks.stages import read_report, save_report
 from tasks.training.report import TrainingReport
@@ -83,6 +84,7 @@ def train(
         discard_recorded(artifacts)
         commit = git_commit(artifacts.root, load(artifacts.recipe_path))
         if not _is_finished(job):
+            take_over(artifacts, job)
             with mirrored(artifacts, launch, job.folder.name):
                 supervise(job, _checkpoint_chooser(job))
         report = _collect(artifacts, job, commit)

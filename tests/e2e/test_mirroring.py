@@ -24,7 +24,6 @@ from tests.support.training import assert_same
 TOKEN = "hf_tokenoftests"
 REPO = "tests/tiny"
 TRAIN = (sys.executable, "-m", "tasks", "train", "params/tiny.yaml")
-FETCH = (sys.executable, "-m", "tasks", "fetch", "params/tiny.yaml")
 SIZES = {"train": 120, "validation": 20, "test": 20}
 STEPS = 240
 BASE = {
@@ -90,10 +89,10 @@ def test_a_machine_is_lost_and_another_ends_with_the_same_bits(project: Project,
         first.end()
     assert "Traceback" not in log.read_text()
 
-    said = second.run(*FETCH)
+    said = second.run(*TRAIN)
     step = int(said.partition("fetch: step ")[2].split()[0])
     assert 0 < step < STEPS
-    assert f" resumes at step {step} from " in second.run(*TRAIN)
+    assert f" resumes at step {step} from " in said
     assert second.processes() == []
     assert_same(Artifacts("tiny", left_alone.root), Artifacts("tiny", second.root))
     assert second.json("runs/tiny/history/training.json")["best_step"] < step, "the best weights came along"
@@ -132,12 +131,18 @@ def silent() -> Iterator[str]:
 @pytest.mark.parametrize("is_down", [True, False], ids=["down", "silent"])
 def test_a_hub_that_does_not_answer_costs_a_warning(project: Project, api: HfApi, silent: str, is_down: bool) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}" if is_down else silent
-    changes = {"launch.mirror": "last", "launch.stall_timeout_s": 6.0, "training.max_steps": 40}
+    changes = {
+        "launch.mirror": "last",
+        "launch.stall_timeout_s": 6.0,
+        "training.max_steps": 40,
+        "publish.timeout_s": 5.0,
+    }
     one = machine(project, endpoint, changes)
     said = one.run(*TRAIN)
-    assert "train: the Hub may lack the last checkpoint: the mirror was not done within 6 s; `evergreen m" in said
+    assert "train: the Hub may lack the last checkpoint: the mirror " in said
+    assert "train: goes on with what is here, because the Hub gives no answer" in said
     assert ("no clear answer: ConnectError" in said) is is_down
-    assert said.count("no clear answer: ") <= 1
+    assert said.count("mirror: no clear answer: ") <= 1
     assert "Traceback" not in said
     assert one.json("runs/tiny/history/training.json")["steps"] == 40
     assert one.processes() == []
