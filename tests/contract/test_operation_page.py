@@ -16,7 +16,7 @@ import typer
 
 from flows.cli import app
 from tests.support.project import ROOT
-from tests.support.systemd import PROJECT, UNITS, Unit
+from tests.support.systemd import UNITS, Unit
 
 PAGE = (ROOT / "docs" / "operation.md").read_text(encoding="utf-8")
 WRITTEN = re.findall(r"^\$ (.+)$", PAGE, re.MULTILINE) + [c.replace("\n", " ") for c in re.findall(r"`([^`]+)`", PAGE)]
@@ -92,29 +92,41 @@ def test_postgresql_takes_the_options(program: str) -> None:
             assert re.search(rf"(^|\s){re.escape(option)}\b", known), command
 
 
-@pytest.mark.parametrize("unit", sorted(path.name for path in UNITS.iterdir()))
-def test_systemd_accepts_the_unit(unit: str, tmp_path: Path) -> None:
-    if not shutil.which("systemd-analyze"):
-        pytest.skip("systemd-analyze is not installed")
+@pytest.fixture(params=sorted(path.name for path in UNITS.iterdir()))
+def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Unit:
+    """Each unit of the project in `tmp_path`."""
     prefect = tmp_path / ".venv" / "bin" / "prefect"
     prefect.parent.mkdir(parents=True)
     prefect.touch(0o755)
-    file = tmp_path / unit
-    file.write_text(Unit(unit).text.replace(f"{PROJECT}/", f"{tmp_path}/"), encoding="utf-8")
+    return Unit(request.param, project=tmp_path, state=tmp_path)
+
+
+def test_systemd_accepts_the_unit(unit: Unit, tmp_path: Path) -> None:
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is not installed")
+    file = tmp_path / unit.name
+    file.write_text(unit.text, encoding="utf-8")
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", file], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")  # it ends with 0 when it ignores a line
 
 
-@pytest.mark.parametrize("unit", sorted(path.name for path in UNITS.iterdir()))
-def test_settings_of_the_unit_are_known_to_prefect(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefect.settings import get_current_settings
-
-    for name, value in Unit(unit).environment.items():
-        if name.startswith("PREFECT_"):
-            monkeypatch.setenv(name, value)
-            assert name in get_current_settings().model_construct().to_environment_variables(), name
+def test_prefect_knows_the_settings_of_the_unit(unit: Unit) -> None:
+    known = prefect_settings()
+    assert {name for name in unit.environment if name.startswith("PREFECT_")} <= known
 
 
-@pytest.mark.parametrize("unit", sorted(path.name for path in UNITS.iterdir()))
-def test_unit_is_named_on_the_page(unit: str) -> None:
-    assert unit.removesuffix("@.service").removesuffix(".service") in PAGE
+def test_prefect_knows_the_settings_on_the_page() -> None:
+    named = set(re.findall(r"PREFECT_[A-Z_]+", PAGE))
+    assert len(named) > 5
+    assert named <= prefect_settings()
+
+
+def test_units_are_linked_on_the_page(unit: Unit) -> None:
+    assert f"](systemd/{unit.name})" in PAGE
+
+
+def prefect_settings() -> set[str]:
+    """The environment variables that Prefect reads."""
+    from prefect.settings.legacy import _get_valid_setting_names
+
+    return _get_valid_setting_names(Settings)
