@@ -92,7 +92,9 @@ class Operated(ServedProject):
         return new
 
     def wait_for_end(self, run: str) -> dict:
-        wait_for(lambda: self.runs()[run]["state_type"] in {"COMPLETED", "FAILED", "CRASHED"}, "the end of the run", 240)
+        wait_for(
+            lambda: self.runs()[run]["state_type"] in {"COMPLETED", "FAILED", "CRASHED"}, "the end of the run", 240
+        )
         return self.runs()[run]
 
     def checkpoints(self) -> set[Path]:

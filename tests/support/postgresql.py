@@ -76,7 +76,9 @@ class Database:
         """Start the server, and wait until it answers."""
         data = self._folder / "data"
         if not data.exists():
-            self.run("initdb", f"--pgdata={data}", "--username=postgres", "--encoding=UTF8", "--no-sync", "--auth=trust")
+            self.run(
+                "initdb", f"--pgdata={data}", "--username=postgres", "--encoding=UTF8", "--no-sync", "--auth=trust"
+            )
         settings = (f"unix_socket_directories={self._folder}", "listen_addresses=", "fsync=off")
         with (self._folder / "log").open("ab") as log:
             self._server = subprocess.Popen(

@@ -1,8 +1,8 @@
 """The units of docs/systemd, and what systemd does with them, for tests on machines that it does not run.
 
-    unit = Unit("prefect-server.service", project=clone, state=folder)
-    server = subprocess.Popen(unit.command, env=unit.environment, cwd=clone)
-    assert unit.stop(server) == []
+unit = Unit("prefect-server.service", project=clone, state=folder)
+server = subprocess.Popen(unit.command, env=unit.environment, cwd=clone)
+assert unit.stop(server) == []
 """
 
 from __future__ import annotations
