@@ -68,6 +68,10 @@ class Database:
         if self._owner:
             os.chown(folder, self._owner["user"], self._owner["group"])
 
+    def file(self, name: str) -> Path:
+        """A file in the server's folder, which PostgreSQL's programs can write."""
+        return self._folder / name
+
     def url(self, name: str = "prefect") -> str:
         """A database for Prefect, as the role `prefect`."""
         return f"postgresql+asyncpg://prefect@/{name}?host={self._folder}"
