@@ -45,6 +45,7 @@ class Operated(ServedProject):
 
     def __init__(self, root: Path, state: Path, database: Database) -> None:
         super().__init__(root, state / "evergreen" / "prefect")
+        self.state = state
         self.database = database
         (root / ".venv").symlink_to(sys.prefix)
         self.server_unit = Unit("prefect-server.service", project=root, state=state)
@@ -81,7 +82,7 @@ class Operated(ServedProject):
         self.worker = self.start_service(self.worker_unit, self.worker_env, "worker.log")
 
     def runs(self) -> dict[str, dict]:
-        """The flow runs of the deployment by id, without those that are scheduled for the nights to come."""
+        """The flow runs of the deployment `tiny` by id, the newest first."""
         found = self.post("flow_runs/filter", deployments={"name": {"any_": ["tiny"]}}, sort="START_TIME_DESC")
         return {run["id"]: run for run in found}
 
@@ -137,7 +138,7 @@ def test_a_run_ends_on_postgresql(operated: Operated) -> None:
     assert operated.json("runs/tiny/release/receipt.json")["tag"].startswith("release-")
     tasks = operated.post("task_runs/filter", flow_runs={"id": {"any_": [run["id"]]}})
     assert {task["name"].split("@")[0] for task in tasks} == set(STAGES)
-    assert not list(operated.root.parent.rglob("prefect.db")), "nothing is in SQLite"
+    assert not list(operated.state.rglob("prefect.db")), "nothing is in SQLite"
 
 
 def test_a_run_survives_restarts_of_server_and_database(operated: Operated) -> None:
