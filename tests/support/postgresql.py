@@ -68,6 +68,10 @@ class Database:
         if self._owner:
             os.chown(folder, self._owner["user"], self._owner["group"])
 
+    def file(self, name: str) -> Path:
+        """A file in the server's folder, which PostgreSQL's programs can write."""
+        return self._folder / name
+
     def url(self, name: str = "prefect") -> str:
         """A database for Prefect, as the role `prefect`."""
         return f"postgresql+asyncpg://prefect@/{name}?host={self._folder}"
@@ -76,7 +80,9 @@ class Database:
         """Start the server, and wait until it answers."""
         data = self._folder / "data"
         if not data.exists():
-            self.run("initdb", f"--pgdata={data}", "--username=postgres", "--encoding=UTF8", "--no-sync", "--auth=trust")
+            self.run(
+                "initdb", f"--pgdata={data}", "--username=postgres", "--encoding=UTF8", "--no-sync", "--auth=trust"
+            )
         settings = (f"unix_socket_directories={self._folder}", "listen_addresses=", "fsync=off")
         with (self._folder / "log").open("ab") as log:
             self._server = subprocess.Popen(

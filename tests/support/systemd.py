@@ -1,8 +1,8 @@
 """The units of docs/systemd, and what systemd does with them, for tests on machines that it does not run.
 
-    unit = Unit("prefect-server.service", project=clone, state=folder)
-    server = project.start_as(unit.command, unit.environment)
-    assert stop(server, unit.timeout_s) == []
+unit = Unit("prefect-server.service", project=clone, state=folder)
+server = subprocess.Popen(unit.command, env=unit.environment, cwd=clone)
+assert unit.stop(server) == []
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Unit:
     def __init__(self, name: str, *, project: Path, state: Path) -> None:
         text = (UNITS / name).read_text(encoding="utf-8")
         self.text = text.replace("/srv/evergreen", str(project)).replace("/var/lib", str(state))
+        self.name = name
         self._state = state
 
     def values(self, key: str) -> list[str]:
@@ -58,27 +59,30 @@ class Unit:
         (value,) = self.values("TimeoutStopSec")
         return float(value)
 
+    def stop(self, service: subprocess.Popen[bytes]) -> list[str]:
+        """Stop a service as systemd does.
 
-def stop(service: subprocess.Popen[bytes], timeout_s: float) -> list[str]:
-    """Stop a service as systemd does: SIGTERM to all of its processes, again when the first one has ended, at last SIGKILL.
+        ExecStop comes first, then SIGTERM to all processes, the same again when the first one has ended, and SIGKILL at last.
 
-    Returns:
-        The command lines of the processes that did not end by themselves within `timeout_s`.
-    """
-    main = psutil.Process(service.pid)
-    children = main.children(recursive=True)
-    _signal([main, *children], signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        service.wait(timeout_s)
-    _signal(children, signal.SIGTERM)
-    _, left = psutil.wait_procs(children, timeout_s)
-    names = [" ".join(process.cmdline()) for process in left]
-    if service.poll() is None:
-        names.append(shlex.join(map(str, service.args)))
-        service.kill()
-    _signal(left, signal.SIGKILL)
-    service.wait()
-    return names
+        Returns:
+            The command lines of the processes that did not end by themselves in time.
+        """
+        for line in self.values("ExecStop"):
+            environment = self.environment | {"MAINPID": str(service.pid)}
+            subprocess.run(shlex.split(line.removeprefix("-")), env=environment, timeout=self.timeout_s)
+        children = psutil.Process(service.pid).children(recursive=True)
+        _signal([psutil.Process(service.pid), *children], signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            service.wait(self.timeout_s)
+        _signal(children, signal.SIGTERM)
+        _, left = psutil.wait_procs(children, self.timeout_s)
+        names = [" ".join(process.cmdline()) for process in left]
+        if service.poll() is None:
+            names.append(shlex.join(map(str, service.args)))
+            service.kill()
+        _signal(left, signal.SIGKILL)
+        service.wait()
+        return names
 
 
 def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
