@@ -10,6 +10,7 @@ import contextlib
 import glob
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from params import EvergreenError, KilledError, ModelError, RecipeError, Transie
 from params.artifacts import Artifacts, storage_errors
 from params.command_result import CommandResult
 from params.errors import class_of
+from params.schema import HubDataset
 from tasks.publishing.provenance import FILE
 from trainer.runtime.lifetime import stop_group
 
@@ -192,20 +194,30 @@ def write_recipe(clone: Clone, path: Path, release: ReproducibleRelease) -> None
         raise RecipeError(release.where, what, fix)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(recipe.text, encoding="utf-8")
-    content = load(path).model_dump(mode="json")
+    loaded = load(path)
+    content, source = loaded.model_dump(mode="json"), loaded.data.source
     # Neither uploads nor an earlier checkpoint belong to this training; the weights do not depend on these keys.
-    _change(path, {("launch", "mirror"): "none", ("training", "resume"): "auto"})
+    changes: dict[tuple[str, ...], str] = {("launch", "mirror"): "none", ("training", "resume"): "auto"}
+    revision = release.record.data.revision
+    if isinstance(source, HubDataset) and re.fullmatch("[0-9a-f]{40}", revision):
+        changes["data", "source", "revision"] = revision  # a branch has moved since
+    _change(path, changes)
     for name in (*_strings(content), (recipe.dvc_item or {}).get("data", "")):
         _link(clone, name, own_run=Path("runs", recipe.name))
 
 
-def _change(path: Path, settings: Mapping[tuple[str, str], str]) -> None:
+def _change(path: Path, settings: Mapping[tuple[str, ...], str]) -> None:
     """Set the keys that the recipe has; do not write the file if nothing changes."""
     content: Any = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    changed = {key: value for key, value in settings.items() if content[key[0]].get(key[1], value) != value}
-    for (section, key), value in changed.items():
-        content[section][key] = value
-    if changed:
+    is_changed = False
+    for (*sections, key), value in settings.items():
+        section = content
+        for name in sections:
+            section = section[name]
+        if section.get(key, value) != value:
+            section[key] = value
+            is_changed = True
+    if is_changed:
         with path.open("w", encoding="utf-8") as file:
             YAML(typ="safe").dump(content, file)
 
