@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tasks.hub_server.server import LocalHub
 from tests.support.project import STAGES, Project, ServedProject, stages_of
-from tests.support.sharing import RECORD, TOKEN, Shared, sharing
+from tests.support.sharing import RECORD, TOKEN, Shared, sharing, write_deployment
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,10 @@ def test_a_prefect_worker_clones_the_project_and_records_its_run(
         name: shared.workers[0].environment[name] for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_DISABLE_XET")
     }
     worker = Project(shared.folder / "empty", Path(office.environment["PREFECT_HOME"]))
-    worker.environment = office.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+    worker.environment = office.environment | {
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "CACHE": str(shared.folder / "cache"),
+    }
     shared.workers += [worker, office]
     for one in (office, worker):
         one.root.mkdir()
@@ -170,19 +173,3 @@ def test_a_prefect_worker_clones_the_project_and_records_its_run(
     assert [path.name for path in worker.root.iterdir()] == ["worker.log"]
     assert any((shared.folder / "cache").iterdir()), "DVC's cache outlives the clone"
     assert stages_of(run(shared.worker("last"), *RECORD)) == []
-
-
-def write_deployment(path: Path, shared: Shared) -> None:
-    """Put the deployment that prefect.yaml shows as a comment into force, for the recipe tiny."""
-    text = path.read_text(encoding="utf-8")
-    start = text.index("#  - <<: *retrain")
-    shown = "\n".join(line.removeprefix("#") for line in text[start:].splitlines() if "access_token" not in line)
-    for old, new in (
-        ("default-anywhere", "tiny-anywhere"),
-        ("recipe: default", "recipe: tiny"),
-        ("https://git.example.org/team/models.git", shared.git.as_uri()),
-        ("/var/cache/evergreen", str(shared.folder / "cache")),
-    ):
-        assert old in shown
-        shown = shown.replace(old, new)
-    path.write_text(f"{text[:start]}\n{shown}\n", encoding="utf-8")

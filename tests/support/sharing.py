@@ -75,3 +75,19 @@ def sharing(
         finally:
             for worker in made.workers:
                 worker.end()
+
+
+def write_deployment(path: Path, shared: Shared) -> None:
+    """Put the deployment that prefect.yaml shows as a comment into force, for the recipe tiny; $CACHE is a worker's cache."""
+    text = path.read_text(encoding="utf-8")
+    start = text.index("#  - <<: *retrain")
+    shown = "\n".join(line.removeprefix("#") for line in text[start:].splitlines() if "access_token" not in line)
+    for old, new in (
+        ("default-anywhere", "tiny-anywhere"),
+        ("recipe: default", "recipe: tiny"),
+        ("https://git.example.org/team/models.git", shared.git.as_uri()),
+        ("dvc config --local cache.dir /var/cache/evergreen", """sh -c 'dvc config --local cache.dir "$CACHE"'"""),
+    ):
+        assert old in shown
+        shown = shown.replace(old, new)
+    path.write_text(f"{text[:start]}\n{shown}\n", encoding="utf-8")
