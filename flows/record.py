@@ -165,9 +165,9 @@ def _keep_logs(artifacts: Artifacts) -> dict[str, bytes]:
     logs = {}
     for path in artifacts.logs:
         kept = artifacts.unrecorded / path.name
-        logs[str(path)] = _merge_lines(_read(str(kept)) or b"", _read(str(path)) or b"")
-        if logs[str(path)]:
-            write_whole(kept, logs[str(path)].decode(errors="replace"))
+        logs[str(path)] = lines = _merge_lines(_read(str(kept)) or b"", _read(str(path)) or b"")
+        if lines:
+            write_whole(kept, lines.decode(errors="replace"))
     return logs
 
 

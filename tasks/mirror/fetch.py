@@ -59,11 +59,10 @@ def fetch(recipe_path: Path) -> None:
         _fetch_newest(artifacts, Job.of(recipe, artifacts), recipe.publish)
 
 
-def take_over(artifacts: Artifacts, job: Job) -> None:
+def take_over(artifacts: Artifacts, job: Job, publish: Publish) -> None:
     """Before a training, fetch what another machine has reached of this run; without an answer, go on with what is here."""
     if job.launch.mirror == "none" or job.training.resume != "auto":
         return
-    publish = load(artifacts.recipe_path).publish
     publish = publish.model_copy(update={"timeout_s": min(publish.timeout_s, _PATIENCE_S)})
     try:
         _fetch_newest(artifacts, job, publish)

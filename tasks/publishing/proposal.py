@@ -151,10 +151,11 @@ def _merge_commit(repository: Repository, proposals: Sequence[Discussion]) -> st
 
 def _tag_merged(repository: Repository, proposals: Sequence[Discussion]) -> None:
     """Tag releases that were merged when a newer model was already there, so that no run has recorded it."""
-    tags = repository.refs().tags
-    for proposal in proposals:
+    landed = [proposal for proposal in proposals if proposal.status == "merged"]
+    tags = repository.refs().tags if landed else {}
+    for proposal in landed:
         tag = _tag(proposal)
-        if proposal.status != "merged" or tag in tags:
+        if tag in tags:
             continue
         proposed = repository.api.list_repo_commits(repository.id, revision=f"refs/pr/{proposal.num}")[0]
         merged = _merge_commit(repository, [proposal])

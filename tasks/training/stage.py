@@ -82,9 +82,10 @@ def train(
     )
     with exclusive(artifacts.train_lock, f"a training of {artifacts.recipe}"):
         discard_recorded(artifacts)
-        commit = git_commit(artifacts.root, load(artifacts.recipe_path))
+        recipe = load(artifacts.recipe_path)
+        commit = git_commit(artifacts.root, recipe)
         if not _is_finished(job):
-            take_over(artifacts, job)
+            take_over(artifacts, job, recipe.publish)
             with mirrored(artifacts, launch, job.folder.name):
                 supervise(job, _checkpoint_chooser(job))
         report = _collect(artifacts, job, commit)

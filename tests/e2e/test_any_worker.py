@@ -162,9 +162,7 @@ def test_a_prefect_worker_clones_the_project_and_records_its_run(
     office.run("git", "clone", "-q", str(shared.git), ".")
     write_deployment(office.root / "prefect.yaml", shared)
     office.start_server()
-    office.run("prefect", "work-pool", "create", "local", "--type", "process")
-    office.run("prefect", "work-queue", "create", "retrain", "--pool", "local", "--limit", "1")
-    office.run("prefect", "--no-prompt", "deploy", "--name", "tiny-anywhere")
+    office.deploy("--name", "tiny-anywhere")
     worker.start("prefect", "worker", "start", "--pool", "local", log="worker.log", fork=True)
     office.run("prefect", "deployment", "run", "retrain/tiny-anywhere", "--watch")
 

@@ -18,14 +18,17 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from flows.schedules import last_successes
 from params.artifacts import Artifacts
 from tasks.history.run_log import read_runs
-from tests.support.project import STAGES, Project, ServedProject, copy_project, wait_for, write_sentences
+from tests.support.project import (
+    STAGES,
+    TINY_DEPLOYMENT,
+    Project,
+    ServedProject,
+    copy_project,
+    wait_for,
+    write_sentences,
+)
 from tests.support.webhook import Webhook, webhook
 
-TINY = """
-  - <<: *retrain
-    name: tiny
-    parameters: {recipe: tiny}
-"""
 SLOW_STEPS = """
 import pathlib, time
 from transformers import TrainerCallback
@@ -84,15 +87,13 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callab
     copy_project(root)
     made = Deployed(root, make_prefect_home())
     with (root / "prefect.yaml").open("a", encoding="utf-8") as file:
-        file.write(TINY)
+        file.write(TINY_DEPLOYMENT)
     listening = ExitStack()
     try:
         made.received = listening.enter_context(webhook())
         made.run("git", "init", "-q", "-b", "main")
         made.start_server()
-        made.run("prefect", "work-pool", "create", "local", "--type", "process")
-        made.run("prefect", "work-queue", "create", "retrain", "--pool", "local", "--limit", "1")
-        made.run("prefect", "--no-prompt", "deploy", "--all")
+        made.deploy("--all")
         made.run("python", "-m", "flows.cli", "watch", "--notify", made.received.url)
         made.start_worker()
         yield made

@@ -15,17 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.postgresql import Database, postgresql
-from tests.support.project import STAGES, ServedProject, copy_project, wait_for
+from tests.support.project import STAGES, TINY_DEPLOYMENT, ServedProject, copy_project, wait_for
 from tests.support.systemd import Unit
 from tests.support.webhook import Webhook, webhook
 
 pytestmark = pytest.mark.slow
 
-TINY = """
-  - <<: *retrain
-    name: tiny
-    parameters: {recipe: tiny}
-"""
 SLOW_STEPS = """
 import pathlib, time
 from transformers import TrainerCallback
@@ -108,7 +103,7 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
     root = tmp_path_factory.mktemp("operated")
     copy_project(root)
     with (root / "prefect.yaml").open("a", encoding="utf-8") as file:
-        file.write(TINY)
+        file.write(TINY_DEPLOYMENT)
     (root / "params/slow_steps.py").write_text(SLOW_STEPS, encoding="utf-8")
     with postgresql() as database, webhook() as received:
         made = Operated(root, tmp_path_factory.mktemp("state"), database)
@@ -120,9 +115,7 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
             made.environment |= made.connection("prefect")
             made.run("prefect", "--no-prompt", "server", "database", "upgrade", "-y")
             made.start_server()
-            made.run("prefect", "work-pool", "create", "local", "--type", "process")
-            made.run("prefect", "work-queue", "create", "retrain", "--pool", "local", "--limit", "1")
-            made.run("prefect", "--no-prompt", "deploy", "--all")
+            made.deploy("--all")
             made.run("python", "-m", "flows.cli", "watch", "--notify", received.url)
             made.start_worker()
             yield made

@@ -132,9 +132,7 @@ def team(tmp_path: Path, make_prefect_home: Callable[[], Path]) -> Iterator[Team
         before, office.environment = office.environment, office.environment | address
         office.start_server()
         office.environment = before
-        office.run("prefect", "work-pool", "create", "local", "--type", "process")
-        office.run("prefect", "work-queue", "create", "retrain", "--pool", "local", "--limit", "1")
-        office.run("prefect", "--no-prompt", "deploy", "--name", "tiny-anywhere")
+        office.deploy("--name", "tiny-anywhere")
         office.run("python", "-m", "flows.cli", "watch", "120")
         yield Team(shared, office)
 

@@ -61,6 +61,14 @@ publish: {repo_id: tests/tiny, endpoint: local}
 """
 
 
+TINY_DEPLOYMENT = """
+  - <<: *retrain
+    name: tiny
+    parameters: {recipe: tiny}
+"""
+"""To append to prefect.yaml."""
+
+
 class Project:
     """A copy of the project, and the ways in which a user drives it."""
 
@@ -194,6 +202,12 @@ class ServedProject(Project):
         """Start the server, and wait until it answers."""
         self.server = self.start("prefect", "server", "start", log="server.log")
         wait_for(self._answers, "the server", 120)
+
+    def deploy(self, *which: str) -> None:
+        """Make the work pool and its queue, and deploy what prefect.yaml has, as the README says."""
+        self.run("prefect", "work-pool", "create", "local", "--type", "process")
+        self.run("prefect", "work-queue", "create", "retrain", "--pool", "local", "--limit", "1")
+        self.run("prefect", "--no-prompt", "deploy", *which)
 
     def stop_server(self) -> None:
         os.killpg(self.server.pid, signal.SIGKILL)
