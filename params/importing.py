@@ -38,7 +38,7 @@ def resolve(name: str, key: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             fix = "write package.module:name, as Python imports it in the project's root"
-            raise RecipeError.at(key, f"{name}: there is no module `{error.name}`", fix) from error
+            raise RecipeError.at(key, f"{name}: there is no module `{error.name}`{_where(error.name)}", fix) from error
         what = f"{name}: `{module_name}` imports {error.name}, which is not installed"
         raise RecipeError.at(key, what, f"pip install {error.name}") from error
     except Exception as error:
@@ -60,6 +60,12 @@ def resolve(name: str, key: str) -> Callable[..., Any]:
             raise _not_ours(name, key, found.__module__)
     resolved: Callable[..., Any] = found
     return resolved
+
+
+def _where(module_name: str) -> str:
+    """The folders in which Python looks for a module of a package."""
+    package = sys.modules.get(module_name.rpartition(".")[0])
+    return f" in {', '.join(package.__path__)}" if package else ""
 
 
 def _not_ours(name: str, key: str, module: str) -> RecipeError:

@@ -15,6 +15,7 @@ from params.python_documentation import documentation
 from params.schema import Data, Function
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest
+from tests.support.project import ROOT
 
 
 def numbers(count: int = 3, fail_at: int = -1) -> Iterator[dict[str, Any]]:
@@ -56,7 +57,7 @@ def test_function_returns_rows() -> None:
     ("name", "arguments", "message"),
     [
         ("no_such.module:f", {}, "data.source.function: no_such.module:f: there is no module `no_such`"),
-        ("params.nothing:f", {}, "there is no module `params.nothing`"),
+        ("params.nothing:f", {}, f"there is no module `params.nothing` in {ROOT / 'params'}"),
         ("os:system", {"command": "false"}, "os:system: `os` is not in the project, and a recipe calls only"),
         ("nubmers", {}, "has no `nubmers`\n  fix: did you mean `numbers`?"),
         ("NOT_CALLABLE", {}, "`NOT_CALLABLE` is a value of type int, which cannot be called"),
