@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,16 +64,16 @@ def take_over(artifacts: Artifacts, job: Job, publish: Publish) -> None:
     """Before a training, fetch what another machine has reached of this run; without an answer, go on with what is here."""
     if job.launch.mirror == "none" or job.training.resume != "auto":
         return
-    publish = publish.model_copy(update={"timeout_s": min(publish.timeout_s, _PATIENCE_S)})
     try:
-        _fetch_newest(artifacts, job, publish)
+        _fetch_newest(artifacts, job, publish, patience_s=min(publish.timeout_s, _PATIENCE_S))
     except (CheckpointError, HubRefusedError) as error:
         logger.info("train: takes nothing from the Hub: %s: %s", error.where, error.what)
     except TransientError as error:
         logger.warning("train: goes on with what is here, because the Hub gives no answer: %s", error)
 
 
-def _fetch_newest(artifacts: Artifacts, job: Job, publish: Publish) -> None:
+def _fetch_newest(artifacts: Artifacts, job: Job, publish: Publish, *, patience_s: float | None = None) -> None:
+    """Fetch the run's last checkpoint; with `patience_s`, only if the Hub answers within so many seconds."""
     from tasks.hub_client.connection import open_repository
     from tasks.mirror.branch import Branch, with_patience
 
@@ -81,6 +82,8 @@ def _fetch_newest(artifacts: Artifacts, job: Job, publish: Publish) -> None:
         storage_errors(job.folder),
         open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True) as opened,
     ):
+        if patience_s is not None:
+            replace(opened, timeout_s=patience_s).retry_until_clear(opened.refs)
         repository = with_patience(opened, publish, "fetch")
         branch = Branch(repository, publish.private)
         shutil.rmtree(staging, ignore_errors=True)
