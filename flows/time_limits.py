@@ -56,12 +56,16 @@ def time_limit(stage: str, artifacts: Artifacts) -> TimeLimit | None:
 
 
 def _whole_runs(stage: str, runs: Sequence[RunEntry]) -> Iterator[tuple[float, int]]:
-    """Yield seconds and rows of each run that did all of the stage's work, and did not finish that of an interrupted run."""
+    """Yield seconds and rows of each run that did all of the stage's work, and did not finish that of an interrupted run.
+
+    Only a training goes on when it is started again; of the other stages, the last start did all the work.
+    """
     follows_interrupted = False
     for run in runs:
         if done := run.stages.get(stage):
             if done.outcome == "ran" and not follows_interrupted:
-                yield done.seconds, sum(run.rows.values())
+                seconds = done.seconds if stage == "train" or done.last_start_s is None else done.last_start_s
+                yield seconds, sum(run.rows.values())
             follows_interrupted = done.outcome in _INTERRUPTED
 
 

@@ -55,7 +55,13 @@ def ingested(artifacts: Artifacts, rows: int) -> None:
     save_report(report, artifacts.report("ingest"))
 
 
-def log(artifacts: Artifacts, *past: tuple[str, float], stage: str = "train", rows: int | None = 300) -> None:
+def log(
+    artifacts: Artifacts,
+    *past: tuple[str, float],
+    stage: str = "train",
+    rows: int | None = 300,
+    last_start_s: float | None = None,
+) -> None:
     """Log runs of one stage, by outcome and seconds, each later than all that were logged before."""
     for outcome, seconds in past:
         time = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=next(DAYS))
@@ -65,7 +71,7 @@ def log(artifacts: Artifacts, *past: tuple[str, float], stage: str = "train", ro
             started=time,
             ended=time,
             outcome="failed",
-            stages={stage: StageRun(outcome=outcome, seconds=seconds)},
+            stages={stage: StageRun(outcome=outcome, seconds=seconds, last_start_s=last_start_s)},
             rows={} if rows is None else {"train": rows - 20, "quarantined": 20},
         )
         append_run(artifacts, entry)
@@ -158,6 +164,13 @@ def test_the_recipe_sets_it_or_switches_it_off(artifacts) -> None:
     assert limit_s(artifacts) == 50.0
     edit("params/tiny.yaml", "max_slowdown: 2.5", "max_slowdown: null")
     assert limit_s(artifacts) is None
+
+
+def test_earlier_starts_in_a_run_count_only_for_a_training(artifacts) -> None:
+    for stage in ("train", "ingest"):
+        log(artifacts, ("ran", 200.0), stage=stage, last_start_s=20.0)
+    assert limit_s(artifacts) == 2000.0
+    assert limit_s(artifacts, "ingest") == 200.0
 
 
 def test_its_error_says_how_long_which_limit_and_the_fix(artifacts) -> None:
