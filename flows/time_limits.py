@@ -51,7 +51,7 @@ def time_limit(stage: str, artifacts: Artifacts) -> TimeLimit | None:
     origin = f"{factor:g} times the longest of its last {len(past)} run(s), {duration(longest_s)}"
     if longest_s > _longest_s(past, None):
         origin += ", scaled up to the rows of today"
-    origin += f" (launch.max_slowdown), but not less than {duration(least_s)} (launch.stage_timeout_s)"
+    origin += f" (launch.max_slowdown), but not less than the {duration(least_s)} that it may make no progress"
     return TimeLimit(max(factor * longest_s, least_s), origin)
 
 

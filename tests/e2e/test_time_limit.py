@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from params.artifacts import Artifacts
@@ -70,3 +72,26 @@ def test_a_source_without_end_ends_its_stage_if_an_earlier_run_came_to_one(proje
     seconds, last_start_s = second.stages["ingest"].seconds, second.stages["ingest"].last_start_s
     assert last_start_s
     assert seconds - last_start_s > 15, "what was ended does not count as a past run"
+
+
+@pytest.mark.slow
+def test_a_training_that_is_far_slower_than_the_last_one_leaves_a_checkpoint_and_goes_on(finished: Project) -> None:
+    launch = "launch: {stage_timeout_s: 15.0, stall_timeout_s: 10.0, max_slowdown: 1.0, "
+    finished.edit("params/tiny.yaml", "launch: {", launch)
+    slow, beat = finished.root / "slow", "        self._beats += 1\n"
+    wait = f"__import__('time').sleep(4 * (phase == 'training' and Path({str(slow)!r}).exists()))"
+    finished.edit("trainer/runtime/heartbeat.py", beat, f"{beat}        {wait}\n")  # code that decides no weights
+    write_sentences(finished.root / "data/sentences.csv", seed=5)
+    slow.touch()
+    flow = finished.start("python", "-m", "flows.cli", "run", "tiny", log="flow.log", fork=True)
+    log = finished.root / "flow.log"
+    ended = "StalledError('train@tiny', 'was ended because it took longer than "
+    wait_for(lambda: ended in log.read_text(encoding="utf-8"), "the end of the training", 200)
+    slow.unlink()
+    assert flow.wait(200) == 0
+    before, _, after = log.read_text(encoding="utf-8").partition(ended)
+    found = re.search(r"stopped by SIGTERM; its newest checkpoint is of step (\d+)", before)
+    assert found
+    assert f" resumes at step {found[1]} " in after
+    *_, last = read_runs(Artifacts("tiny", finished.root))
+    assert (last.outcome, last.stages["train"].outcome) in {("published", "ran"), ("kept", "ran")}

@@ -182,6 +182,6 @@ def test_its_error_says_how_long_which_limit_and_the_fix(artifacts) -> None:
     assert error.where == "train@tiny"
     assert error.what == (
         "was ended because it took longer than 20 min: 10 times the longest of its last 2 run(s), 2 min, scaled up to the "
-        "rows of today (launch.max_slowdown), but not less than 15 s (launch.stage_timeout_s)"
+        "rows of today (launch.max_slowdown), but not less than the 15 s that it may make no progress"
     )
     assert error.fix.endswith("if it only has more to do, raise launch.max_slowdown or set it to null")
