@@ -10,6 +10,7 @@ in the same way (`die_with_parent`).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import runpy
@@ -17,6 +18,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,21 +71,26 @@ def run(
     log: Logger,
     *,
     grace_s: float = GRACE_S,
+    limit_s: float = math.inf,
     environment: Mapping[str, str] | None = None,
 ) -> CompletedCommand:
     """Run `python -m module arguments` to its end, and log each of its lines at once.
 
-    Whatever ends the wait, a signal or a cancelled flow, also ends the command, within `grace_s`.
+    Whatever ends the wait, a signal, a cancelled flow or the limit, also ends the command, within `grace_s`.
+
+    Raises:
+        subprocess.TimeoutExpired: the command took longer than `limit_s`.
     """
+    deadline = time.monotonic() + limit_s
     process = start(module, arguments, subprocess.PIPE, environment)
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     try:
-        for line in _lines(process):
+        for line in _lines(process, deadline):
             lines.append(line)
             if line.strip():
                 log.info(line)
         return CompletedCommand(process.wait(), tuple(lines))
-    except BaseException:  # cancelled, SIGTERM, Ctrl-C
+    except BaseException:  # cancelled, SIGTERM, Ctrl-C, too long
         stop_group(process, grace_s)
         for line in filter(str.strip, _lines(process)):  # what it wrote while it stopped
             log.info(line)
@@ -94,14 +101,20 @@ def run(
         process.stdout.close()
 
 
-def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
-    """Yield the lines that a command writes until it ends, although a grandchild may keep the pipe open."""
+def _lines(process: subprocess.Popen[bytes], deadline: float = math.inf) -> Iterator[str]:
+    """Yield the lines that a command writes until it ends, although a grandchild may keep the pipe open.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not ended at `deadline`, a time of the monotonic clock.
+    """
     assert process.stdout is not None
     rest = b""
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while True:
             ended = process.poll() is not None
+            if not ended and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(process.args, deadline)
             if selector.select(timeout=0 if ended else 0.5):
                 chunk = os.read(process.stdout.fileno(), 65536)
                 *whole, rest = re.split(rb"[\r\n]", rest + chunk)

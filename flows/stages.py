@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
+import subprocess
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from flows import child_process, dvc_stage, unwatched_sources
 from flows.child_process import CompletedCommand
 from flows.locks import recipe_lock
+from flows.time_limits import time_limit
 from params import (
     EvergreenError,
     InputsChangedError,
@@ -91,8 +94,15 @@ def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = Fal
         force = True
     result_file = command_result.reserve(artifacts.command_result)
     arguments = [name, *(["--force"] if force else [])]
-    grace_s = _grace_s(stage, artifacts)
-    done = child_process.run("flows.dvc_stage", arguments, log, grace_s=grace_s, environment=result_file)
+    grace_s, limit = _grace_s(stage, artifacts), time_limit(stage, artifacts)
+    limit_s = limit.seconds if limit else math.inf
+    try:
+        done = child_process.run(
+            "flows.dvc_stage", arguments, log, grace_s=grace_s, limit_s=limit_s, environment=result_file
+        )
+    except subprocess.TimeoutExpired:
+        assert limit
+        raise limit.error(name) from None
     result = command_result.read(artifacts.command_result)
     error = error_of(name, done, result) if done.status else None
     unwatched_sources.record(stage, artifacts, error)

@@ -12,12 +12,13 @@
     ├── HubRefusedError    the Hub answered, and the answer is no (access, name, conflict)
     ├── RemoteRefusedError   the git or DVC remote answered, and the answer is no (access, name, protected branch)
     ├── StorageError       the disk is full, or a folder cannot be written
+    ├── BudgetSpentError   the training took as long as the recipe allows
     └── TransientError     the same call may succeed later: network, busy lock, preemption
         ├── KilledError    a process was killed from outside
         ├── PreemptedError the training was asked to stop, and left a checkpoint
         ├── InputsChangedError   the recipe or the code was edited while a stage ran
         ├── StaleBlessingError   another model was published after the gate compared with the champion
-        └── StalledError   a stage, or a process of a training, made no progress
+        └── StalledError   a stage, or a process of a training, made no progress, or took far longer than before
 
 `exit_code` follows sysexits.h. Only errors under `TransientError` are worth a retry. An error crosses processes as JSON
 (`to_json`, `error_from_json`); no process parses printed text.
@@ -193,4 +194,4 @@ class StaleBlessingError(TransientError):
 
 
 class StalledError(TransientError):
-    """A stage, or a process of a training, made no progress."""
+    """A stage, or a process of a training, made no progress, or took far longer than before."""

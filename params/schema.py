@@ -383,6 +383,9 @@ class Launch(Section):
     `stall_timeout_s` as well, an upload `publish.timeout_s`."""
     stall_timeout_s: Seconds = 600.0
     """End the training when a process makes no progress for this many seconds, not even one micro-batch."""
+    max_slowdown: Annotated[float, Field(ge=1.0)] | None = 10.0
+    """The flow ends a stage that takes so many times as long as the longest of its last ten runs, scaled up to the rows of
+    today, and longer than `stage_timeout_s`. null: no such limit. There is none either if recipe or code have changed."""
     max_hours: Annotated[float, Field(gt=0.0, le=8_760.0)] | None = None
     """End the training with a checkpoint when its starts on this machine have taken so many hours together. Nothing is
     published then; with a larger budget, the next run goes on."""

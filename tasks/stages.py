@@ -92,7 +92,7 @@ def run(stage: str, recipe_path: Path) -> Report:
             raise DataError(str(folder), f"{stage} needs what {maker} makes, and it is missing", fix)
     if "model" in _NEEDED.get(stage, {}):
         _check_model(artifacts, recipe)
-    with time_limit(stage, _limit_s(stage, recipe)), storage_errors(artifacts.run):
+    with time_limit(stage, idle_limit_s(stage, recipe)), storage_errors(artifacts.run):
         report = function(stage)(artifacts, **arguments(stage, recipe), **_also(stage, inputs))
     inputs.check()
     return report
@@ -113,8 +113,8 @@ def _check_model(artifacts: Artifacts, recipe: Recipe) -> None:
         raise InputsChangedError(str(report), what, f"run `evergreen train {artifacts.recipe_path}`, or the whole flow")
 
 
-def _limit_s(stage: str, recipe: Recipe) -> float:
-    """How long a stage may make no progress; waits with a limit of their own come on top."""
+def idle_limit_s(stage: str, recipe: Recipe) -> float:
+    """Return how long a stage may make no progress; waits with a limit of their own come on top."""
     own = {"train": recipe.launch.stall_timeout_s, "publish": recipe.publish.timeout_s}
     return recipe.launch.stage_timeout_s + own.get(stage, 0.0)
 

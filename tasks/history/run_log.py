@@ -61,6 +61,8 @@ class StageRun(_Record):
     """`restored`: DVC had the outputs of the same work in its cache."""
     seconds: float
     """From its start to its end, with all retries and the waits before them."""
+    last_start_s: float | None = None
+    """Seconds of the start that succeeded, without those before it; None if its command did not run."""
 
 
 class RunError(_Record):

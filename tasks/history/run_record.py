@@ -22,6 +22,7 @@ from tasks.evaluation.report import Blessing, Details, EvaluationReport
 from tasks.history.run_log import Evaluated, Outcome, RunEntry, RunError, StageRun, append_run, now
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import finite
+from tasks.report.timings import read_timings
 from tasks.stages import ReportT, read_report
 from tasks.training.versions import git_commit
 from tasks.validation.report import ValidationReport
@@ -85,7 +86,12 @@ class RunRecord:
             raise
         finally:
             seconds = time.monotonic() - start + (earlier.seconds if earlier else 0.0)
-            self.stages[name] = StageRun(outcome=cast("Any", outcome), seconds=round(seconds, 2))
+            timing = read_timings(self.artifacts).get(name) if outcome == "ran" else None
+            self.stages[name] = StageRun(
+                outcome=cast("Any", outcome),
+                seconds=round(seconds, 2),
+                last_start_s=round(timing.seconds, 2) if timing else None,
+            )
 
     def _prepare_for_a_kill(self) -> None:
         entry = RunEntry(

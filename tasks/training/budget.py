@@ -39,5 +39,5 @@ class Budget:
     def error(self, stopped: EvergreenError) -> BudgetSpentError:
         """Return the error of a training that had to stop; `stopped` says where it resumes."""
         what = f"budget spent: {self._limit_s / 3600:g} h; {stopped.what.partition('; ')[2]}"
-        fix = "raise the budget, and the next run goes on from there; or lower training.max_steps or training.epochs"
+        fix = "raise it, and the next run goes on from there; or ask for fewer steps, which starts a new training"
         return BudgetSpentError.at("launch.max_hours", what, fix)

@@ -47,6 +47,7 @@ def test_a_run_that_publishes_is_logged_with_what_it_did(finished: Project) -> N
     assert stages(entry) == dict.fromkeys(STAGES, "ran")
     assert entry.seconds is not None
     assert sum(stage.seconds for stage in entry.stages.values()) <= entry.seconds + 1
+    assert all(stage.last_start_s and stage.last_start_s < stage.seconds for stage in entry.stages.values())
     assert entry.rows == {**finished.json("runs/tiny/validated/validation.json")["rows_out"], "quarantined": 0}
     assert entry.evaluated is not None
     assert entry.evaluated.value == metrics["model"][metrics["metric"]]

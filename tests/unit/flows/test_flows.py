@@ -97,6 +97,19 @@ class TestChildProcess:
             child_process.run(module(tmp_path, monkeypatch, code), [], listener, grace_s=grace_s)
         assert ("resumes at step 7" in caplog.messages) is is_heard
 
+    def test_a_command_that_takes_too_long_is_stopped_with_its_grace(self, tmp_path, monkeypatch, caplog) -> None:
+        code = "import os, signal, sys, time\n"
+        code += "signal.signal(15, lambda *_: (time.sleep(1), print('resumes at step 7', flush=True), os._exit(75)))\n"
+        code += "while True: print('busy', flush=True); time.sleep(0.1)"
+        with caplog.at_level(logging.INFO, logger="test"), pytest.raises(subprocess.TimeoutExpired):
+            child_process.run(module(tmp_path, monkeypatch, code), [], log, limit_s=6.0)
+        assert "busy" in caplog.messages
+        assert caplog.messages[-1] == "resumes at step 7"
+
+    def test_a_command_in_time_is_left_alone(self, tmp_path, monkeypatch) -> None:
+        name = module(tmp_path, monkeypatch, "print('done')")
+        assert child_process.run(name, [], log, limit_s=60.0) == CompletedCommand(0, ("done",))
+
     def test_a_training_has_the_grace_of_its_recipe_and_time_to_end(self, tmp_path, monkeypatch) -> None:
         monkeypatch.chdir(tmp_path)
         tiny.write(tmp_path / "params/tiny.yaml", tiny.recipe({"launch.grace_s": 120.0}))

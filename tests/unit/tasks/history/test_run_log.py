@@ -32,7 +32,7 @@ def test_runs_are_appended_as_lines_with_times_in_utc(artifacts):
     lines = [json.loads(line) for line in artifacts.run_log.read_text(encoding="utf-8").splitlines()]
     assert [line["tag"] for line in lines] == ["release-000000000001", "release-000000000002"]
     assert [line["started"] for line in lines] == ["2026-01-02T03:00:00Z", "2026-01-03T03:00:00Z"]
-    assert lines[0]["stages"]["train"] == {"outcome": "ran", "seconds": 120.0}
+    assert lines[0]["stages"]["train"] == {"outcome": "ran", "seconds": 120.0, "last_start_s": None}
 
 
 def test_a_run_is_logged_once(artifacts):
