@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import child_process, stages, unwatched_sources
+from flows import child_process, commands, stages, unwatched_sources
 from flows.artifacts import table_rows
 from flows.child_process import CompletedCommand
 from flows.locks import clear_stale_locks
@@ -208,7 +208,7 @@ class TestUnwatchedSources:
 class TestErrors:
     def test_the_error_that_a_stage_reports_comes_back_with_the_stage_and_all_its_fields(self) -> None:
         reported = RecipeError.at("data.source.train", "3 are bad\n  fix: nothing", "fix them")
-        error = stages.error_of("validate@x", CompletedCommand(78, ("other words",)), CommandResult(reported))
+        error = commands.error_of("validate@x", CompletedCommand(78, ("other words",)), CommandResult(reported))
         assert type(error) is RecipeError
         assert error.where == "validate@x: data.source.train"
         assert (error.what, error.fix, error.key) == (reported.what, reported.fix, reported.key)
@@ -230,7 +230,7 @@ class TestErrors:
     )
     def test_an_exit_status_becomes_its_error(self, status, reported, expected) -> None:
         result = CommandResult(reported) if reported else None
-        error = stages.error_of("train@x", CompletedCommand(status, ("first", "DataError: x: y", " ")), result)
+        error = commands.error_of("train@x", CompletedCommand(status, ("first", "DataError: x: y", " ")), result)
         assert type(error) is expected
         assert reported or status in {137, -9} or error.what == f"exited with {status}: DataError: x: y"
 
