@@ -64,7 +64,8 @@ def _has_changed(stage: Any) -> bool:
         if not status:
             return False
         if stage.is_repo_import:  # the repository has another commit; for what DVC keeps there, it also knows the hash
-            known = dep._make_fs(locked=False).info(dep.def_path).get("dvc_info", {}).get("md5")
+            dep.update()
+            known = dep.fs.info(dep.def_path).get("dvc_info", {}).get("md5")
             return known is None or known != out.hash_info.value
         if "deleted" in status.values():
             dep.fs.info(dep.fs_path)  # raises what is wrong

@@ -124,7 +124,7 @@ def record(
 def _record(artifacts: Artifacts, to: Record, log: Logger, message: str) -> None:
     branch = GitBranch(to.remote, to.branch, user=artifacts.recipe)
     logs = _keep_logs(artifacts)
-    paths = _paths_lock(artifacts)
+    paths = _files_beside_lock(artifacts)
     is_sent = False
     for attempt in range(_PUSHES):
         head = branch.fetch()
