@@ -56,7 +56,7 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
     if isinstance(source, Files):
         commands.run("flows.dvc_update", [artifacts.recipe], artifacts, log, name="dvc update")
         return force
-    if not force and isinstance(source, HubDataset) and not _has_new_commit(source, artifacts):
+    if not force and isinstance(source, HubDataset) and not _has_new_commit(source, artifacts, log):
         return False
     if age_h is not None:
         log.warning("%s: gave up the unfinished run of %.1f hours ago (launch.keep_rows_hours)", name, age_h)
@@ -93,10 +93,15 @@ def _age_of_kept_rows_h(artifacts: Artifacts) -> float | None:
     return age_h if is_unfinished else None
 
 
-def _has_new_commit(source: HubDataset, artifacts: Artifacts) -> bool:
+def _has_new_commit(source: HubDataset, artifacts: Artifacts, log: Logger) -> bool:
     from tasks.ingestion.hub_dataset import HubSource
 
     report = artifacts.report("ingest")
+    if not report.exists():  # as in a new clone
+        try:
+            dvc_stage.restore_input(f"publish@{artifacts.recipe}", report)
+        except EvergreenError as error:
+            log.warning("ingest@%s: reads the dataset again: %s", artifacts.recipe, error)
     return not report.exists() or HubSource(source).revision != read_report(artifacts, IngestReport).revision
 
 
