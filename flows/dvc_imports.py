@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from flows.dvc_stage import error_of
 from params import EvergreenError, load
 from params.artifacts import SPLITS, Artifacts
 from params.schema import Files
@@ -37,15 +38,25 @@ def refreshed(repo: Any, recipe: str) -> list[Any]:
 
 
 def import_files(artifacts: Artifacts) -> list[str]:
-    """Return the paths of the .dvc files of `refreshed`; empty if DVC cannot read the project."""
+    """Return the paths of the .dvc files of `refreshed`; empty if the recipe cannot be read.
+
+    Raises:
+        RecipeError: a file of DVC's is damaged.
+        EvergreenError: DVC fails for another reason.
+    """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    with contextlib.suppress(EvergreenError, DvcException, OSError):
-        if refreshed_source(artifacts):
-            with Repo() as repo:
-                return [stage.relpath for stage in refreshed(repo, artifacts.recipe)]
-    return []
+    try:
+        if not refreshed_source(artifacts):
+            return []
+    except EvergreenError:
+        return []
+    try:
+        with Repo() as repo:
+            return [stage.relpath for stage in refreshed(repo, artifacts.recipe)]
+    except (DvcException, OSError) as error:
+        raise error_of(artifacts.recipe, error) from None
 
 
 def same_origin(ours: bytes, theirs: bytes) -> bool:

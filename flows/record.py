@@ -107,7 +107,7 @@ def record(
         RemoteRefusedError: a remote refuses, and would again; the work stays here for the next run.
         TransientError: a remote does not answer, also after `waits_s`.
         DataError: objects that the record would name are neither here nor on the DVC remote.
-        RecipeError: a dvc.lock is damaged.
+        RecipeError: a dvc.lock or a .dvc file is damaged.
     """
     message = record_message(artifacts, outcomes, error)
     for wait_s in waits_s:

@@ -225,9 +225,13 @@ class TestImports:
 md5: {md5}
 frozen: true
 deps:
-- {{path: {origin}, etag: {md5}, hash: md5}}
+- path: {origin}
+  checksum: {md5}
+  hash: md5
 outs:
-- {{path: rows.csv, md5: {md5}, hash: md5}}
+- path: rows.csv
+  md5: {md5}
+  hash: md5
 """
 
     @pytest.fixture
