@@ -29,7 +29,7 @@ pytestmark = [
 ]
 DVC_YAML = """\
 stages:
-  ingest: {foreach: [tiny], do: {cmd: cp data/rows.csv raw, deps: [data/rows.csv], outs: [raw]}}
+  ingest: {foreach: [tiny], do: {cmd: wc data/rows.csv > raw, deps: [data/rows.csv], outs: [raw]}}
 """
 DVC_YAML += "".join(f"  {stage}: {{foreach: [tiny], do: {{cmd: echo}}}}\n" for stage in STAGES[1:])
 
@@ -282,7 +282,7 @@ def test_files_that_are_not_here_are_downloaded_if_ingest_needs_them(root: Path,
     Path("data/rows.csv").unlink()
     assert update() is None
     assert not Path("data/rows.csv").exists(), "the rows are those that ingest has read"
-    Path("dvc.yaml").write_text(DVC_YAML.replace("cp ", "cp -v "))
+    Path("dvc.yaml").write_text(DVC_YAML.replace("wc ", "wc -l "))
     assert update() is None
     assert rows() == "text\none\n"
 
