@@ -65,7 +65,7 @@ def run(repo: Any, name: str, *, force: bool) -> None:
 
 
 def restore_input(repo: Any, name: str, path: Path) -> None:
-    """Bring the input of a stage at `path`, if it is not here and the remote has it.
+    """Bring the input of a stage at `path` to the state that dvc.lock records, if there is a remote and it has that.
 
     Raises:
         RemoteRefusedError, TransientError: it cannot be fetched.

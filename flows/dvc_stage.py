@@ -50,7 +50,7 @@ def is_stale(*names: str) -> bool:
 
 
 def restore_input(name: str, path: Path) -> None:
-    """Bring the input of a stage at `path`, if it is not here and the DVC remote has it.
+    """Bring the input of a stage at `path` to the state that dvc.lock records, if there is a DVC remote and it has that.
 
     Raises:
         EvergreenError: it cannot be brought; the kinds are those of `is_stale`.

@@ -97,11 +97,10 @@ def _has_new_commit(source: HubDataset, artifacts: Artifacts, log: Logger) -> bo
     from tasks.ingestion.hub_dataset import HubSource
 
     report = artifacts.report("ingest")
-    if not report.exists():  # as in a new clone
-        try:
-            dvc_stage.restore_input(f"publish@{artifacts.recipe}", report)
-        except EvergreenError as error:
-            log.warning("ingest@%s: reads the dataset again: %s", artifacts.recipe, error)
+    try:  # it is not in a new clone, and of an earlier run if another worker has recorded one since
+        dvc_stage.restore_input(f"publish@{artifacts.recipe}", report)
+    except EvergreenError as error:
+        log.warning("ingest@%s: may read the dataset again: %s", artifacts.recipe, error)
     return not report.exists() or HubSource(source).revision != read_report(artifacts, IngestReport).revision
 
 

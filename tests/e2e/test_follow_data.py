@@ -169,4 +169,7 @@ def test_workers_follow_the_branch_of_a_dataset(tmp_path: Path, prefect_home: Pa
         assert recorded(last, "runs/tiny/raw") == recorded(idle, "runs/tiny/raw") != recorded(first, "runs/tiny/raw")
         assert stages_of(run(last)) == []
         assert last.repro("--pull") == []
+        first.run("git", "fetch", "-q")
+        first.run("git", "reset", "-q", "--hard", "origin/main")
+        assert stages_of(run(first)) == [], "in a clone that has read an earlier commit"
         assert len(shared.commits()) == 3
