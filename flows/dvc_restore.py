@@ -64,6 +64,18 @@ def run(repo: Any, name: str, *, force: bool) -> None:
         repo.reproduce(name, single_item=True, force=force)
 
 
+def restore_input(repo: Any, name: str, path: Path) -> None:
+    """Bring the input of a stage at `path` to the state that dvc.lock records, if there is a remote and it has that.
+
+    Raises:
+        RemoteRefusedError, TransientError: it cannot be fetched.
+    """
+    remote = DvcRemote.of(repo)
+    (stage,) = repo.stage.collect(name)
+    if remote:
+        _Recorded(repo, remote).restore(dep for dep in stage.deps if Path(dep.fs_path) == path.absolute())
+
+
 def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
     """Restore the outputs of a stage, and return True; if it must run, restore what it reads."""
     ran: set[str] = set()

@@ -49,6 +49,23 @@ def is_stale(*names: str) -> bool:
         raise error_of(name, error) from None
 
 
+def restore_input(name: str, path: Path) -> None:
+    """Bring the input of a stage at `path` to the state that dvc.lock records, if there is a DVC remote and it has that.
+
+    Raises:
+        EvergreenError: it cannot be brought; the kinds are those of `is_stale`.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    logging.getLogger("dvc").setLevel(logging.ERROR)
+    try:
+        with Repo(_wait_for_lock=True) as repo, repo.lock:
+            dvc_restore.restore_input(repo, name, path)
+    except (DvcException, OSError) as error:
+        raise error_of(name, error) from None
+
+
 def main(name: str, *options: str) -> int:
     """Run one stage if it is stale, or in any case with the option `--force`. What it reads and is not here is restored.
 

@@ -1,7 +1,7 @@
 """Record a run on a branch of a git remote, so that any worker can take up the next one.
 
 First DVC's remote gets what the stages made. Then one commit has the recipe's stages in dvc.lock, the receipt, the blessing,
-the metrics and the logs. It is made on top of the branch's head, and again if another worker was faster: the stages of other
+the metrics, the logs, and the .dvc files of imports that the flow has refreshed. It is made on top of the branch's head, and again if another worker was faster: the stages of other
 recipes stay as they are there, and logs keep the lines of both. A run that is recorded twice is one commit.
 """
 
@@ -18,12 +18,12 @@ from typing import Any
 
 import pydantic
 
-from flows import child_process, dvc_lock, dvc_remote, stages
+from flows import commands, dvc_imports, dvc_lock, dvc_remote
 from flows.child_process import Logger
 from flows.git_branch import GitBranch, MovedError
 from flows.locks import recipe_lock
 from flows.record_message import record_message
-from params import EvergreenError, RecipeError, TransientError, command_result
+from params import EvergreenError, RecipeError, TransientError
 from params.artifacts import Artifacts, write_whole
 
 _LOCK = "dvc.lock"
@@ -107,7 +107,7 @@ def record(
         RemoteRefusedError: a remote refuses, and would again; the work stays here for the next run.
         TransientError: a remote does not answer, also after `waits_s`.
         DataError: objects that the record would name are neither here nor on the DVC remote.
-        RecipeError: a dvc.lock is damaged.
+        RecipeError: a dvc.lock or a .dvc file is damaged.
     """
     message = record_message(artifacts, outcomes, error)
     for wait_s in waits_s:
@@ -124,13 +124,14 @@ def record(
 def _record(artifacts: Artifacts, to: Record, log: Logger, message: str) -> None:
     branch = GitBranch(to.remote, to.branch, user=artifacts.recipe)
     logs = _keep_logs(artifacts)
+    paths = _files_beside_lock(artifacts)
     is_sent = False
     for attempt in range(_PUSHES):
         head = branch.fetch()
-        files = _new_files(artifacts, logs, branch, head)
+        files = _new_files(artifacts, paths, logs, branch, head)
         if not files:
             log.info("%s has this run", branch)
-            _remember(artifacts, branch, head)
+            _remember(artifacts, paths, branch, head)
             return
         if _LOCK in files and not is_sent:
             _send_objects(artifacts, log)  # first: a commit names no object that the remote lacks
@@ -142,7 +143,7 @@ def _record(artifacts: Artifacts, to: Record, log: Logger, message: str) -> None
             log.info("%s has moved meanwhile: %s", branch, error)
             time.sleep(random.uniform(0, min(2.0, 0.05 * 2**attempt)))  # noqa: S311
             continue
-        _remember(artifacts, branch, commit)
+        _remember(artifacts, paths, branch, commit)
         log.info("recorded on %s: %s", branch, commit)
         return
     what = f"was somewhere else after each of {_PUSHES} attempts to add a commit"
@@ -154,10 +155,7 @@ def _send_objects(artifacts: Artifacts, log: Logger) -> None:
     if not dvc_remote.default_remote():
         log.info("no default DVC remote is configured: only git gets this run")
         return
-    result_file = command_result.reserve(artifacts.command_result)
-    done = child_process.run("flows.dvc_push", [artifacts.recipe], log, environment=result_file)
-    if done.status:
-        raise stages.error_of("dvc push", done, command_result.read(artifacts.command_result))
+    commands.run("flows.dvc_push", [artifacts.recipe], artifacts, log, name="dvc push")
 
 
 def _keep_logs(artifacts: Artifacts) -> dict[str, bytes]:
@@ -171,35 +169,46 @@ def _keep_logs(artifacts: Artifacts) -> dict[str, bytes]:
     return logs
 
 
-def _new_files(artifacts: Artifacts, logs: Mapping[str, bytes], branch: GitBranch, head: str) -> dict[str, bytes]:
+def _new_files(
+    artifacts: Artifacts, paths: Sequence[str], logs: Mapping[str, bytes], branch: GitBranch, head: str
+) -> dict[str, bytes]:
     """Return the files of the project that the commit `head` lacks, with their content there to be."""
     files = {path: _merge_lines(branch.read(head, path) or b"", lines) for path, lines in logs.items()}
-    ours = _state(artifacts, _read, where=_LOCK)
-    if ours[_LOCK] and not any(_is_in(ours, artifacts, branch, commit) for commit in branch.known(head)):
+    ours = _state(artifacts, paths, _read, where=_LOCK)
+    if ours[_LOCK] and not any(_is_in(ours, artifacts, paths, branch, commit) for commit in branch.known(head)):
         theirs = (branch.read(head, _LOCK) or b"").decode()
         text = dvc_lock.merge(theirs, ours.pop(_LOCK), artifacts.recipe, where=str(branch))
         files |= {_LOCK: text.encode(), **{path: content for path, content in ours.items() if content is not None}}
+        for path in filter(files.__contains__, paths):
+            edited = branch.read(head, path)  # somebody may import from elsewhere now
+            if path.endswith(".dvc") and edited and not dvc_imports.same_origin(files[path], edited):
+                del files[path]
     return {path: content for path, content in files.items() if content and content != branch.read(head, path)}
 
 
-def _remember(artifacts: Artifacts, branch: GitBranch, commit: str) -> None:
+def _remember(artifacts: Artifacts, paths: Sequence[str], branch: GitBranch, commit: str) -> None:
     """Note that the branch has had what is here, so that it is not taken for new when another worker has recorded more."""
     shutil.rmtree(artifacts.unrecorded, ignore_errors=True)
-    if _is_in(_state(artifacts, _read, where=_LOCK), artifacts, branch, commit):
+    if _is_in(_state(artifacts, paths, _read, where=_LOCK), artifacts, paths, branch, commit):
         branch.remember(commit)
 
 
-def _is_in(ours: Mapping[str, Any], artifacts: Artifacts, branch: GitBranch, commit: str) -> bool:
+def _is_in(ours: Mapping[str, Any], artifacts: Artifacts, paths: Sequence[str], branch: GitBranch, commit: str) -> bool:
     """Whether a commit has our state; a file that is not here does not count."""
-    theirs = _state(artifacts, lambda path: branch.read(commit, path), where=str(branch))
+    theirs = _state(artifacts, paths, lambda path: branch.read(commit, path), where=str(branch))
     return all(theirs[path] == content for path, content in ours.items() if content is not None)
 
 
-def _state(artifacts: Artifacts, read: Any, *, where: str) -> dict[str, Any]:
+def _files_beside_lock(artifacts: Artifacts) -> list[str]:
+    """Return the paths of the files that describe the recipe's last run, besides dvc.lock."""
+    written = (artifacts.blessing, artifacts.receipt, artifacts.report("evaluate"))
+    return [*map(str, written), *dvc_imports.import_files(artifacts)]
+
+
+def _state(artifacts: Artifacts, paths: Sequence[str], read: Any, *, where: str) -> dict[str, Any]:
     """Return what describes the recipe's last run: its stages in dvc.lock, and the content of the files beside it."""
-    paths = (artifacts.blessing, artifacts.receipt, artifacts.report("evaluate"))
     recorded = dvc_lock.stages_of((read(_LOCK) or b"").decode(), artifacts.recipe, where=where)
-    return {_LOCK: recorded, **{str(path): read(str(path)) for path in paths}}
+    return {_LOCK: recorded, **{path: read(path) for path in paths}}
 
 
 def _merge_lines(theirs: bytes, ours: bytes) -> bytes:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
 import subprocess
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from flows import child_process, dvc_stage, unwatched_sources
-from flows.child_process import CompletedCommand
+from flows import child_process, commands, dvc_stage, unwatched_sources
 from flows.locks import recipe_lock
 from flows.time_limits import time_limit
 from params import (
     EvergreenError,
     InputsChangedError,
-    KilledError,
     StaleBlessingError,
     TransientError,
     command_result,
     load,
 )
 from params.artifacts import Artifacts
-from params.errors import class_of
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -69,10 +65,8 @@ def check(recipe: str, log: child_process.Logger) -> None:
         EvergreenError: every problem that was found.
     """
     artifacts = Artifacts(recipe)
-    result_file = command_result.reserve(artifacts.command_result)
-    done = child_process.run("tasks", ["check", recipe], log, environment=result_file)
-    if done.status:
-        raise error_of("check", done, command_result.read(artifacts.command_result))
+    unwatched_sources.bring_missing_files(artifacts, log)
+    commands.run("tasks", ["check", recipe], artifacts, log, name="check")
 
 
 def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
@@ -82,7 +76,8 @@ def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = Fal
         EvergreenError: the error of the stage; a `TransientError` if the same call may succeed later.
     """
     name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
-    force = force or (stage == "ingest" and unwatched_sources.reads_again(artifacts, log))
+    if stage == "ingest":
+        force = unwatched_sources.reads_again(artifacts, log, force=force)
     if not force and not dvc_stage.is_stale(name):
         outdated = _outdated_on_hub(stage, artifacts, log)
         if outdated is None:
@@ -104,7 +99,7 @@ def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = Fal
         assert limit
         raise limit.error(name) from None
     result = command_result.read(artifacts.command_result)
-    error = error_of(name, done, result) if done.status else None
+    error = commands.error_of(name, done, result) if done.status else None
     unwatched_sources.record(stage, artifacts, error)
     if error:
         raise error
@@ -142,14 +137,3 @@ def _outdated_on_hub(stage: str, artifacts: Artifacts, log: child_process.Logger
     except EvergreenError as error:
         log.warning("%s@%s: could not ask the Hub: %s", stage, artifacts.recipe, error)
         return None
-
-
-def error_of(name: str, done: CompletedCommand, result: command_result.CommandResult | None) -> EvergreenError:
-    """The error that a command reported; if it reported none, what its exit status says."""
-    number = -done.status if done.status < 0 else done.status - 128
-    if 0 < number < signal.NSIG:
-        return KilledError(name, f"was ended by signal {number}", "start it again: training resumes where it was")
-    if result and result.error:
-        return result.error.replace(where=f"{name}: {result.error.where}")
-    last = next((line for line in reversed(done.lines) if line.strip()), "it wrote nothing")
-    return class_of(done.status)(name, f"exited with {done.status}: {last}", "see its output above")

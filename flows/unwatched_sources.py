@@ -1,4 +1,6 @@
-"""Sources whose new rows DVC cannot see, when the flow reads them again: SQL, a branch of a Hub dataset, functions with `refresh`.
+"""Sources whose new rows DVC cannot see, when the flow reads them again.
+
+These are SQL, a branch of a Hub dataset, and functions and imported files with `refresh`.
 
 Every run of the flow does, unless an earlier run was interrupted before its training was finished: new rows would make
 another run of it, and a training that is interrupted now and then would start at step 0 each time.
@@ -6,14 +8,15 @@ another run of it, and a training that is interrupted now and then would start a
 
 from __future__ import annotations
 
+import glob
 import time
 from typing import Final
 
-from flows import dvc_stage
+from flows import commands, dvc_stage
 from flows.child_process import Logger
 from params import DataError, EvergreenError, ModelError, RecipeError, load
-from params.artifacts import Artifacts
-from params.schema import Function, HubDataset, Sql
+from params.artifacts import SPLITS, Artifacts
+from params.schema import Files, Function, HubDataset, Sql
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
 
@@ -22,40 +25,83 @@ _GIVES_UP: Final = (DataError, ModelError, RecipeError)
 _UP_TO_TRAINING: Final = ("validate", "tokenize", "train")
 
 
-def reads_again(artifacts: Artifacts, log: Logger) -> bool:
-    """Whether the flow must run ingest although nothing that DVC watches has changed."""
+def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bool:
+    """Whether the flow must run ingest although nothing that DVC watches has changed.
+
+    Imported files are brought up to date here; DVC then sees whether they have changed.
+
+    Args:
+        artifacts: the paths of the recipe.
+        log: where to say why rows are kept.
+        force: take new rows also if a run with others is unfinished; ingest runs in any case.
+
+    Raises:
+        EvergreenError: the source cannot be asked; a `TransientError` if it may answer later.
+    """
     recipe = load(artifacts.recipe_path)
-    source, limit_h = recipe.data.source, recipe.launch.keep_rows_hours
-    if not _may_have_new_rows(source, artifacts):
+    source = recipe.data.source
+    if not _is_unwatched(source):
+        return force
+    name, limit_h = f"ingest@{artifacts.recipe}", recipe.launch.keep_rows_hours
+    age_h = None if force else _age_of_kept_rows_h(artifacts)
+    if age_h is not None and age_h <= limit_h:
+        log.info(
+            "%s: keeps the rows of %.1f hours ago, because the run with them is not finished; reads the source again when "
+            "it is, after %g hours (launch.keep_rows_hours), or with --force",
+            name,
+            age_h,
+            limit_h,
+        )
         return False
+    if isinstance(source, Files):
+        commands.run("flows.dvc_update", [artifacts.recipe], artifacts, log, name="dvc update")
+        return force
+    if not force and isinstance(source, HubDataset) and not _has_new_commit(source, artifacts, log):
+        return False
+    if age_h is not None:
+        log.warning("%s: gave up the unfinished run of %.1f hours ago (launch.keep_rows_hours)", name, age_h)
+    return True
+
+
+def bring_missing_files(artifacts: Artifacts, log: Logger) -> None:
+    """Download imported files that are not here, as in a new clone: the check of a recipe reads some of its rows.
+
+    Raises:
+        EvergreenError: as `reads_again` does.
+    """
+    source = load(artifacts.recipe_path).data.source
+    if isinstance(source, Files) and source.refresh:
+        patterns = [pattern for split in SPLITS if (pattern := getattr(source, split))]
+        if not all(any(glob.iglob(pattern, recursive=True)) for pattern in patterns):  # noqa: PTH207
+            reads_again(artifacts, log)
+
+
+def _is_unwatched(source: object) -> bool:
+    """Whether a source may have other rows than those of the last ingest, although no file has changed."""
+    if isinstance(source, HubDataset):
+        return not source.is_pinned
+    return isinstance(source, Sql) or (isinstance(source, Function | Files) and source.refresh)
+
+
+def _age_of_kept_rows_h(artifacts: Artifacts) -> float | None:
+    """How many hours ago the rows of an unfinished run were read; None if no run is unfinished."""
     try:
         age_h = (time.time() - artifacts.rows_taken.stat().st_mtime) / 3600
     except FileNotFoundError:
-        return True
-    if not dvc_stage.is_stale(*(f"{stage}@{artifacts.recipe}" for stage in _UP_TO_TRAINING)):
-        return True
-    name = f"ingest@{artifacts.recipe}"
-    if age_h > limit_h:
-        log.warning("%s: gave up the unfinished run of %.1f hours ago (launch.keep_rows_hours)", name, age_h)
-        return True
-    log.info(
-        "%s: keeps the rows of %.1f hours ago, because the run with them is not finished; reads the source again when it "
-        "is, after %g hours (launch.keep_rows_hours), or with --force",
-        name,
-        age_h,
-        limit_h,
-    )
-    return False
+        return None
+    is_unfinished = dvc_stage.is_stale(*(f"{stage}@{artifacts.recipe}" for stage in _UP_TO_TRAINING))
+    return age_h if is_unfinished else None
 
 
-def _may_have_new_rows(source: object, artifacts: Artifacts) -> bool:
-    """Whether a source may have other rows than those of the last ingest, although no file has changed."""
-    if isinstance(source, HubDataset) and not source.is_pinned:
-        from tasks.ingestion.hub_dataset import HubSource
+def _has_new_commit(source: HubDataset, artifacts: Artifacts, log: Logger) -> bool:
+    from tasks.ingestion.hub_dataset import HubSource
 
-        report = artifacts.report("ingest")
-        return not report.exists() or HubSource(source).revision != read_report(artifacts, IngestReport).revision
-    return isinstance(source, Sql) or (isinstance(source, Function) and source.refresh)
+    report = artifacts.report("ingest")
+    try:  # it is not in a new clone, and of an earlier run if another worker has recorded one since
+        dvc_stage.restore_input(f"publish@{artifacts.recipe}", report)
+    except EvergreenError as error:
+        log.warning("ingest@%s: may read the dataset again: %s", artifacts.recipe, error)
+    return not report.exists() or HubSource(source).revision != read_report(artifacts, IngestReport).revision
 
 
 def record(stage: str, artifacts: Artifacts, error: EvergreenError | None) -> None:

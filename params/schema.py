@@ -104,6 +104,9 @@ class Files(Section):
     """Path or glob of the held-out rows that the model is evaluated on."""
     text_unit: Literal["line", "paragraph", "file"] = "paragraph"
     """What one row of a .txt file is. Blank lines separate paragraphs."""
+    refresh: bool = False
+    """Bring files that `dvc import`, `dvc import-url` or `dvc import-db` brought up to date in every run of the flow, as
+    `dvc update` does, if they have changed where they come from; see `launch.keep_rows_hours`."""
 
 
 class HubDataset(Section):
@@ -397,8 +400,8 @@ class Launch(Section):
     after 30 s."""
     keep_rows_hours: Hours = 168.0
     """How long an interrupted run of the flow keeps its rows, so that it can be finished, although its source may have new
-    ones: a database, a branch of a dataset, a function with `refresh`. After this many hours it is given up, and the
-    next run takes the new rows."""
+    ones: a database, a branch of a dataset, a function or imported files with `refresh`. After this many hours it is
+    given up, and the next run takes the new rows."""
     price_per_hour: NonNegativeFloat | None = None
     """Price of an hour of what a run occupies, all machines together, in a currency of your choice. `evergreen history`
     multiplies it by the hours from the start of the flow to its end, waits for retries included, waits for a free worker

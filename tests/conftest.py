@@ -26,6 +26,15 @@ def pytest_configure(config: pytest.Config) -> None:
             compileall.compile_dir(ROOT / name, quiet=2)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests change what they share, the slow ones need those before them."""
+    if config.option.markexpr == "slow":
+        for item in items:
+            if item.get_closest_marker("in_order"):
+                item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def make_prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
     """Make a folder for Prefect with a database that is ready; all workers share its migrations, which take eight seconds."""

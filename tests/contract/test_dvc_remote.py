@@ -274,6 +274,19 @@ class TestPush:
             dvc_push.push(repo, "tiny")
 
 
+def test_a_part_of_an_output_is_brought_for_who_asks_for_it(clone: Path) -> None:
+    about = clone / "made/about"
+    dvc_stage.restore_input("sum", Path("made/about"))
+    assert about.read_text() == "two\n"
+    assert [path.name for path in about.parent.iterdir()] == ["about"]
+    assert not dvc_stage.is_stale("make")
+    remove_from_remote(clone, "two\n")
+    shutil.rmtree(clone / ".dvc/cache")
+    about.unlink(missing_ok=True)
+    dvc_stage.restore_input("sum", Path("made/about"))
+    assert not about.exists()
+
+
 def test_the_default_remote_is_known_without_opening_the_project(there: Path) -> None:
     assert dvc_remote.default_remote() == "storage"
     Path(".dvc/config").write_text("")

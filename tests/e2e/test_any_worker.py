@@ -17,6 +17,8 @@ from tasks.hub_server.server import LocalHub
 from tests.support.project import STAGES, Project, ServedProject, stages_of
 from tests.support.sharing import RECORD, TOKEN, Shared, sharing, write_deployment
 
+pytestmark = pytest.mark.in_order
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, prefect_home: Path) -> Iterator[Shared]:

@@ -29,6 +29,8 @@ from tests.support.project import (
 )
 from tests.support.webhook import Webhook, webhook
 
+pytestmark = pytest.mark.in_order
+
 SLOW_STEPS = """
 import pathlib, time
 from transformers import TrainerCallback

@@ -16,6 +16,8 @@ from params.artifacts import STAGES, Artifacts
 from tasks.history.run_log import RunEntry, read_runs
 from tests.support.project import Project, wait_for, write_sentences
 
+pytestmark = pytest.mark.in_order
+
 
 def runs(project: Project) -> list[RunEntry]:
     return read_runs(Artifacts("tiny", project.root))

@@ -26,6 +26,8 @@ import pytest
 from tests.support.faulty_hub import Fault, FaultyHub
 from tests.support.project import STAGES, Project, copy_project, free_port, wait_for
 
+pytestmark = pytest.mark.in_order
+
 RECIPE = "params/tiny.yaml"
 OK, ACCESS, CONFIG, MODEL, TRANSIENT = os.EX_OK, os.EX_NOPERM, os.EX_CONFIG, os.EX_NOINPUT, os.EX_TEMPFAIL
 chance = random.Random(20)

@@ -16,6 +16,8 @@ import pytest
 from tests.support.project import ServedProject, copy_project, wait_for
 from tests.support.webhook import Webhook, webhook
 
+pytestmark = pytest.mark.in_order
+
 SILENCE_S = 10
 WATCH = """
 import sys

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import child_process, stages, unwatched_sources
+from flows import child_process, commands, stages, unwatched_sources
 from flows.artifacts import table_rows
 from flows.child_process import CompletedCommand
 from flows.locks import clear_stale_locks
@@ -32,8 +32,10 @@ from params import (
 from params.artifacts import Artifacts, write_whole
 from params.command_result import CommandResult
 from tasks.evaluation.report import EvaluationReport
+from tasks.ingestion.report import IngestReport
+from tasks.stages import save_report
 from tests.support import tiny
-from tests.support.project import ROOT, wait_for
+from tests.support.project import ROOT, free_port, wait_for
 from trainer.runtime.lifetime import stop_group
 
 log = logging.getLogger("test")
@@ -209,6 +211,35 @@ class TestUnwatchedSources:
         self.stale(monkeypatch, "evaluate", "publish")
         assert unwatched_sources.reads_again(artifacts, log)
 
+    def test_an_unfinished_run_needs_no_hub(self, artifacts, monkeypatch) -> None:
+        away = f"http://127.0.0.1:{free_port()}"
+        self.write({"kind": "hub", "repo_id": "a/b", "revision": "main", "train": "*.csv", "endpoint": away})
+        unwatched_sources.record("ingest", artifacts, None)
+        report = IngestReport(source="hub", revision="0" * 40, rows={}, columns={}, data_sha256={})
+        save_report(report, artifacts.report("ingest"))
+        assert not unwatched_sources.reads_again(artifacts, log)
+        self.stale(monkeypatch)
+        with pytest.raises(TransientError):
+            unwatched_sources.reads_again(artifacts, log)
+
+    def test_imported_files_are_updated_unless_a_run_is_unfinished(self, artifacts, monkeypatch) -> None:
+        self.write({"kind": "files", "train": "rows.csv", "refresh": True})
+        updates: list[str] = []
+        monkeypatch.setattr("flows.commands.run", lambda module, *_, **__: updates.append(module))
+        unwatched_sources.record("ingest", artifacts, None)
+        assert not unwatched_sources.reads_again(artifacts, log)
+        unwatched_sources.bring_missing_files(artifacts, log)
+        assert updates == []
+        assert unwatched_sources.reads_again(artifacts, log, force=True)
+        unwatched_sources.record("train", artifacts, None)
+        assert not unwatched_sources.reads_again(artifacts, log), "DVC sees what has changed"
+        assert updates == ["flows.dvc_update"] * 2
+        unwatched_sources.bring_missing_files(artifacts, log)
+        assert updates == ["flows.dvc_update"] * 3
+        Path("rows.csv").touch()
+        unwatched_sources.bring_missing_files(artifacts, log)
+        assert updates == ["flows.dvc_update"] * 3
+
     def test_other_sources_are_left_to_dvc(self, artifacts) -> None:
         self.write({"kind": "files", "train": "rows.csv"})
         assert not unwatched_sources.reads_again(artifacts, log)
@@ -221,7 +252,7 @@ class TestUnwatchedSources:
 class TestErrors:
     def test_the_error_that_a_stage_reports_comes_back_with_the_stage_and_all_its_fields(self) -> None:
         reported = RecipeError.at("data.source.train", "3 are bad\n  fix: nothing", "fix them")
-        error = stages.error_of("validate@x", CompletedCommand(78, ("other words",)), CommandResult(reported))
+        error = commands.error_of("validate@x", CompletedCommand(78, ("other words",)), CommandResult(reported))
         assert type(error) is RecipeError
         assert error.where == "validate@x: data.source.train"
         assert (error.what, error.fix, error.key) == (reported.what, reported.fix, reported.key)
@@ -243,7 +274,7 @@ class TestErrors:
     )
     def test_an_exit_status_becomes_its_error(self, status, reported, expected) -> None:
         result = CommandResult(reported) if reported else None
-        error = stages.error_of("train@x", CompletedCommand(status, ("first", "DataError: x: y", " ")), result)
+        error = commands.error_of("train@x", CompletedCommand(status, ("first", "DataError: x: y", " ")), result)
         assert type(error) is expected
         assert reported or status in {137, -9} or error.what == f"exited with {status}: DataError: x: y"
 

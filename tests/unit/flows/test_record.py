@@ -21,6 +21,7 @@ from params.artifacts import STAGES, Artifacts
 from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import save_report
+from tests.support import tiny
 from tests.support.project import ROOT, free_port
 
 log = logging.getLogger("test")
@@ -215,6 +216,68 @@ class TestCommit:
         record.record(Worker(Path.cwd()).ran("a", 1), TO, log, RAN)
         assert recorded(remote, "models/here/dvc.lock") == Path("dvc.lock").read_text().strip()
         assert commits(remote)[0] == "Record a: published release-1"
+
+
+class TestImports:
+    """The .dvc file of imported files that a recipe refreshes, which the flow changes."""
+
+    IMPORT = """\
+md5: {md5}
+frozen: true
+deps:
+- path: {origin}
+  checksum: {md5}
+  hash: md5
+outs:
+- path: rows.csv
+  md5: {md5}
+  hash: md5
+"""
+
+    @pytest.fixture
+    def refreshed(self, worker: Worker, remote: Path) -> Worker:
+        """A worker with a recipe that refreshes data/rows.csv; the import is on the branch."""
+        source = {"kind": "files", "train": "data/rows.csv", "refresh": True}
+        worker.write("params/a.yaml", "")
+        tiny.write(worker.root / "params/a.yaml", tiny.recipe({}) | {"data": {"source": source}})
+        self.bring(worker, "a")
+        git(worker.root, "add", "-A")
+        git(worker.root, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "an import")
+        git(worker.root, "push", "-q")
+        return worker
+
+    def bring(self, worker: Worker, letter: str, origin: str = "https://a.example/rows.csv") -> None:
+        worker.write("data/rows.csv.dvc", self.IMPORT.format(md5=letter * 32, origin=origin))
+
+    def test_it_is_recorded_with_the_run(self, refreshed: Worker, remote: Path) -> None:
+        self.bring(refreshed, "b")
+        artifacts = refreshed.ran("a", 1)
+        record.record(artifacts, TO, log, RAN)
+        assert recorded(remote, "data/rows.csv.dvc") == (refreshed.root / "data/rows.csv.dvc").read_text().strip()
+        record.record(artifacts, TO, log, RAN)
+        assert len(commits(remote)) == 3
+        self.bring(refreshed, "c")
+        record.record(artifacts, TO, log, RAN)
+        assert recorded(remote, "data/rows.csv.dvc") == (refreshed.root / "data/rows.csv.dvc").read_text().strip()
+
+    def test_who_imports_from_elsewhere_meanwhile_is_not_overruled(
+        self, refreshed: Worker, remote: Path, tmp_path: Path
+    ) -> None:
+        other = clone(remote, tmp_path / "other")
+        self.bring(other, "d", "https://b.example/rows.csv")
+        git(other.root, "-c", "user.name=o", "-c", "user.email=o@o", "commit", "-q", "-a", "-m", "elsewhere")
+        git(other.root, "push", "-q")
+        self.bring(refreshed, "b")
+        record.record(refreshed.ran("a", 1), TO, log, RAN)
+        assert commits(remote)[0] == "Record a: published release-1"
+        assert "https://b.example/rows.csv" in recorded(remote, "data/rows.csv.dvc")
+
+    def test_a_recipe_that_cannot_be_read_has_none(self, refreshed: Worker, remote: Path) -> None:
+        self.bring(refreshed, "b")
+        refreshed.write("params/a.yaml", "data: 3")
+        record.record(refreshed.ran("a", 1), TO, log, RAN)
+        assert commits(remote)[0] == "Record a: published release-1"
+        assert "a" * 32 in recorded(remote, "data/rows.csv.dvc")
 
 
 class TestCheckout:

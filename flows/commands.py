@@ -1,0 +1,35 @@
+"""Commands that the flow starts, `python -m module ...`, and the errors that end them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from flows import child_process
+from flows.child_process import CompletedCommand, Logger
+from params import EvergreenError, KilledError, command_result
+from params.artifacts import Artifacts
+from params.errors import class_of
+
+
+def run(module: str, arguments: Sequence[str], artifacts: Artifacts, log: Logger, *, name: str) -> None:
+    """Run a command that reports how it ends.
+
+    Raises:
+        EvergreenError: the error that it reported; `name` says where.
+    """
+    result_file = command_result.reserve(artifacts.command_result)
+    done = child_process.run(module, arguments, log, environment=result_file)
+    if done.status:
+        raise error_of(name, done, command_result.read(artifacts.command_result))
+
+
+def error_of(name: str, done: CompletedCommand, result: command_result.CommandResult | None) -> EvergreenError:
+    """The error that a command reported; if it reported none, what its exit status says."""
+    number = -done.status if done.status < 0 else done.status - 128
+    if 0 < number < signal.NSIG:
+        return KilledError(name, f"was ended by signal {number}", "start it again: training resumes where it was")
+    if result and result.error:
+        return result.error.replace(where=f"{name}: {result.error.where}")
+    last = next((line for line in reversed(done.lines) if line.strip()), "it wrote nothing")
+    return class_of(done.status)(name, f"exited with {done.status}: {last}", "see its output above")
