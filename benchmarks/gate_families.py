@@ -56,6 +56,11 @@ class Resampled(Family):
     objective: ClassVar[str]
     state: ClassVar[dict[str, Any]] = {}
 
+    @property
+    def groups(self) -> NDArray[np.int64] | None:
+        """The group of each row, as the gate knows it."""
+        return None
+
     @abstractmethod
     def pair(self, chance: np.random.Generator, gain: float) -> tuple[Columns, Columns]:
         """Return the scores of a candidate that is truly better by `gain`, and of the champion."""
@@ -66,7 +71,7 @@ class Resampled(Family):
         directions = {**learned.metrics, **learned.evaluate_only_metrics}
         for start in range(0, pairs, _BATCH):
             drawn = [self.pair(chance, gain) for _ in range(min(_BATCH, pairs - start))]
-            scores = [(Scores(ids, own), Scores(ids, other)) for own, other in drawn]
+            scores = [(Scores(ids, own, self.groups), Scores(ids, other, self.groups)) for own, other in drawn]
             resampler = Resampler(learned, self.state, resamples=2000, confidence=0.95, seed=seed + start)
             yield from (found[self.metric] for found in resampler.gains(scores, directions))
 
@@ -126,6 +131,34 @@ class BitsPerByte(Resampled):
         own = loss * (1 + other) - gain * size * np.log(2)
         rest = {"tokens": size / 4, "correct": size / 8, "bytes": size}
         return {"nll": own, **rest}, {"nll": loss, **rest}
+
+
+@dataclass(frozen=True)
+class Grouped(Resampled):
+    """Rows of groups: half of what the models differ by is common to all rows of a group."""
+
+    group_rows: int
+    """Rows of each group."""
+    is_known: bool
+    """Whether the gate knows the groups (`data.group_by`)."""
+    objective = "sequence_classification"
+    metric = "loss"
+    state: ClassVar[dict[str, Any]] = {"labels": ["a", "b"]}
+    is_shift = True
+
+    def describe(self) -> str:
+        return f"loss, groups of {self.group_rows} rows, {'known' if self.is_known else 'taken for independent rows'}"
+
+    @property
+    def groups(self) -> NDArray[np.int64] | None:
+        return np.arange(self.rows) // self.group_rows if self.is_known else None
+
+    def pair(self, chance: np.random.Generator, gain: float) -> tuple[Columns, Columns]:
+        common = np.repeat(chance.normal(0.0, 0.1, self.rows // self.group_rows), self.group_rows)
+        other = chance.gamma(4.0, 0.25, self.rows)
+        own = other + common + chance.normal(0.0, 0.1, self.rows) - gain
+        rest = {"label": np.zeros(self.rows), "prediction": np.zeros(self.rows), "confidence": np.full(self.rows, 0.8)}
+        return {"nll": own, **rest}, {"nll": other, **rest}
 
 
 @dataclass(frozen=True)
@@ -206,6 +239,7 @@ FAMILIES: tuple[Family, ...] = (
         for rows in (200, 1000, 3000)
     ),
     *(BitsPerByte(rows, spread, rare) for rare in (False, True) for spread in (0.5, 1.0, 1.5) for rows in (200, 1000)),
+    *(Grouped(1000, size, known) for size in (5, 20) for known in (True, False)),
     Spans(200),
     Spans(1000),
     MacroF1(300, 0.1),

@@ -14,6 +14,8 @@ from pathlib import Path
 from params.errors import EvergreenError, StorageError
 
 SPLITS = ("train", "validation", "test")
+GROUP_BY = "evergreen.group_by"
+"""Key of the metadata of Parquet files that names, as JSON, the columns by which their rows belong together."""
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
 

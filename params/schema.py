@@ -163,8 +163,6 @@ class Split(Section):
     """Share of the rows for the validation split, which chooses the best checkpoint. Unused with a validation file."""
     test: Fraction = 0.05
     """Share of the rows for the test split, which the model is evaluated on. Unused with a test file."""
-    by: list[str] = []
-    """Columns whose values decide the split; rows with equal values share a split. Default: all columns."""
 
 
 class Data(Section):
@@ -172,6 +170,9 @@ class Data(Section):
 
     source: Annotated[Files | HubDataset | Sql | Function, Field(discriminator="kind")]
     split: Split = Split()
+    group_by: list[str] = []
+    """Columns whose equal values say that rows belong together, such as those of one customer. `split` keeps them in one
+    split, and the gate counts them as one observation. Default: each row is on its own."""
 
 
 class Expectation(BaseModel):

@@ -123,7 +123,7 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
         for i, slice_by in enumerate(evaluation.slices)
         if slice_by.column is not None
     ]
-    needed += [(("data", "split", "by"), column, "") for column in data.split.by]
+    needed += [(("data", "group_by"), column, "") for column in data.group_by]
     if not objectives.option_problems(objective):
         by_option = "; the objective's `..._column` options name it"
         needed += [(("objective",), column, by_option) for column in objectives.build(objective).columns()]

@@ -98,6 +98,7 @@ class Analysis:
                     high=gain.high,
                     p_value=gain.p_value,
                     rows=len(own_scores),
+                    groups=None if own_scores.groups is None else own_scores.observations,
                 )
 
     def _slices(self) -> Iterator[SliceResult]:
@@ -112,7 +113,7 @@ class Analysis:
     def _slice(self, slice_by: str, name: str, own: Scores, champion: Scores | None) -> Iterator[SliceResult]:
         """The results of one slice in the metric that decides, and in those with a floor."""
         settings, resampler, directions = self.evaluation.gate, self.resampler, self.scored.directions
-        is_judged = len(own) >= settings.min_slice_rows
+        is_judged = own.observations >= settings.min_slice_rows
         value = resampler.metrics(own)
         other = resampler.metrics(champion) if champion is not None else {}
         intervals = self._intervals(own) if is_judged else {}

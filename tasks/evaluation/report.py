@@ -55,8 +55,10 @@ class Comparison(Report):
     """Lower end of the gain's interval."""
     high: Number
     p_value: Number | None
-    """Of McNemar's test, where the metric is a share of rows."""
+    """Of McNemar's test, where the metric is a share of rows that are independent."""
     rows: int
+    groups: int | None = None
+    """How many groups the rows are of (`data.group_by`); None if each row is on its own."""
 
     def sentence(self, confidence: float) -> str:
         """Return, for example, `accuracy is 0.031 worse than the champion's (95% interval 0.022 to 0.041 worse)`."""
@@ -67,6 +69,8 @@ class Comparison(Report):
         text += f" ({confidence:.0%} interval {low:.4g} to {high:.4g} {side}"
         if self.p_value is not None:
             text += f"; McNemar p = {self.p_value:.2g}" if self.p_value > _SMALLEST_P_VALUE else "; McNemar p < 1e-12"
+        if self.groups is not None:
+            text += f"; {self.rows} rows of {self.groups} groups"
         return text + ")"
 
 

@@ -39,13 +39,21 @@ class Scores:
     """(N,), ascending."""
     columns: dict[str, NDArray[np.float64]]
     """Each (N,), by `Objective.score_names` and `example_counts`."""
+    groups: NDArray[np.int64] | None = None
+    """(N,), equal for rows that belong together; None if each row is on its own."""
 
     def __len__(self) -> int:
         return len(self.row_ids)
 
-    def take(self, positions: NDArray[Any]) -> Scores:
+    @property
+    def observations(self) -> int:
+        """How many rows or groups of rows there are."""
+        return len(self) if self.groups is None else len(np.unique(self.groups))
+
+    def take(self, positions: NDArray[Any] | slice) -> Scores:
         """The scores of some rows, by position or mask."""
-        return Scores(self.row_ids[positions], {name: column[positions] for name, column in self.columns.items()})
+        columns = {name: column[positions] for name, column in self.columns.items()}
+        return Scores(self.row_ids[positions], columns, None if self.groups is None else self.groups[positions])
 
     def row(self, position: int) -> dict[str, float]:
         """The scores of one row."""

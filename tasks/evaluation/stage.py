@@ -18,7 +18,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
 from tasks import digests
 from tasks.evaluation import champion, gate
 from tasks.evaluation.analysis import Analysis
+from tasks.evaluation.groups import read_groups
 from tasks.evaluation.receipt_log import log_verdict
 from tasks.evaluation.report import Blessing, Champion, EvaluationReport
 from tasks.evaluation.scoring import ScoredModel, ScoredModels, score
@@ -199,6 +200,7 @@ class _Scorer:
             batch_size=self.batch_size,
             name=name,
         )
+        scores = replace(scores, groups=read_groups(self.artifacts.rows / f"{split}.parquet", scores.row_ids))
         del network
         gc.collect()
         scores.write(self.folder / "scores" / f"{name}.parquet")

@@ -8,13 +8,17 @@ https://aclanthology.org/W04-3250). An interval holds the middle of the resample
 Where few rows decide, that interval alone is too short for a gate: a worse model passes more often than it should. Each end
 of a gain's interval is therefore the outer one of the bootstrap's and the jackknife's (`Jackknife`). Where the metric is
 the share of rows that are right, the interval is that of a score test of paired shares (`score_test`), without resampling.
+
+Rows that belong together are one observation: resamples draw groups of rows, and the jackknife leaves one group out at a time
+(Field and Welsh 2007, https://doi.org/10.1111/j.1467-9868.2007.00593.x). The exact tests of shares need independent rows, so with
+groups the bootstrap and the jackknife take their place.
 benchmarks/gate_simulation.py measures how often each errs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -56,7 +60,7 @@ class Resampler:
         state: what the objective learned from the train split.
         resamples: R.
         confidence: share of the resampled metrics that an interval holds.
-        seed: of the weights. The weights depend on it and on the number of rows only.
+        seed: of the weights. The weights depend on it and on the number of rows or groups only.
     """
 
     objective: Objective[Any]
@@ -67,10 +71,7 @@ class Resampler:
 
     def totals(self, scores: Scores) -> NDArray[np.float64]:
         """The totals of N rows, (S,)."""
-        summed: Any = 0.0
-        for start in range(0, len(scores), _CHUNK):
-            summed = summed + self._row_totals(scores, start).sum(0)
-        found: NDArray[np.float64] = summed
+        found: NDArray[np.float64] = sum(chunk.sum(0) for chunk in self._observed(scores))  # type: ignore[assignment]
         return found
 
     def metrics(self, scores: Scores) -> dict[str, float]:
@@ -80,12 +81,13 @@ class Resampler:
 
     def resample(self, models: Sequence[Scores]) -> list[dict[str, NDArray[np.float64]]]:
         """For each model the metrics of R resamples of the same rows, each (R,)."""
-        rows = len(models[0])
         assert all(np.array_equal(models[0].row_ids, scores.row_ids) for scores in models)
         sums: Any = 0.0  # (R, models * S)
-        for start in range(0, rows, _CHUNK):
-            weights = _weights(self.seed, start, self.resamples, min(_CHUNK, rows - start)).astype(float)  # (R, n)
-            sums = sums + weights @ np.concatenate([self._row_totals(scores, start) for scores in models], axis=1)
+        start = 0
+        for chunks in zip(*map(self._observed, models), strict=True):
+            weights = _weights(self.seed, start, self.resamples, len(chunks[0])).astype(float)  # (R, n)
+            sums = sums + weights @ np.concatenate(chunks, axis=1)
+            start += len(chunks[0])
         with np.errstate(divide="ignore", invalid="ignore"):  # a resample of few rows may draw none of them
             return [self.objective.compute_metrics(total, self.state) for total in np.split(sums, len(models), axis=1)]
 
@@ -115,7 +117,7 @@ class Resampler:
         left_out = self._leave_one_out(own), self._leave_one_out(other)
         found = {}
         for metric, value in own_metrics.items():
-            right = [self.objective.correct_rows(metric, scores.columns) for scores in (own, other)]
+            right = [self._correct_rows(metric, scores) for scores in (own, other)]
             if right[0] is not None and right[1] is not None:
                 found[metric] = share_gain(right[0], right[1], self.confidence)
                 continue
@@ -136,7 +138,7 @@ class Resampler:
         metrics, left_out = self.metrics(own), self._leave_one_out(own)
         found = {}
         for metric, floor in floors.items():
-            right = self.objective.correct_rows(metric, own.columns)
+            right = self._correct_rows(metric, own)
             if right is not None:  # exactly, by the binomial distribution
                 found[metric] = float(bdtr(float(right.sum()), len(right), min(max(floor, 0.0), 1.0)))
                 continue
@@ -145,20 +147,36 @@ class Resampler:
         return found
 
     def _leave_one_out(self, scores: Scores) -> dict[str, NDArray[np.float64]]:
-        """The metrics of all rows but one, for each row, (N,); NaN where a metric does not exist without that row."""
+        """The metrics without one observation, for each of them, (N,); NaN where a metric does not exist without it."""
         totals, names = self.totals(scores), self.metrics(scores)
         found: dict[str, list[NDArray[np.float64]]] = {metric: [] for metric in names}
-        for start in range(0, len(scores), _CHUNK):
-            left = totals - self._row_totals(scores, start)  # (n, S)
+        for chunk in self._observed(scores):
+            left = totals - chunk  # (n, S)
             with np.errstate(divide="ignore", invalid="ignore"):
                 metrics = self.objective.compute_metrics(left, self.state)
             for metric, chunks in found.items():
                 chunks.append(metrics.get(metric, np.full(len(left), np.nan)))
         return {metric: np.concatenate(chunks) for metric, chunks in found.items()}
 
-    def _row_totals(self, scores: Scores, start: int) -> NDArray[np.float64]:
-        chunk = {name: column[start : start + _CHUNK] for name, column in scores.columns.items()}
-        return self.objective.additive_statistics(chunk, self.state)
+    def _observed(self, scores: Scores) -> Iterator[NDArray[np.float64]]:
+        """Yield the totals of rows, or of groups of rows, in chunks (n, S)."""
+        if scores.groups is None:
+            for start in range(0, len(scores), _CHUNK):
+                yield self._row_totals(scores.take(slice(start, start + _CHUNK)))
+            return
+        order = np.argsort(scores.groups, kind="stable")
+        starts = np.flatnonzero(np.diff(scores.groups[order], prepend=-1))  # of each group in `order`
+        for first in range(0, len(starts), _CHUNK):
+            inside = starts[first : first + _CHUNK]
+            end = starts[first + _CHUNK] if first + _CHUNK < len(starts) else len(order)
+            yield np.add.reduceat(self._row_totals(scores.take(order[inside[0] : end])), inside - inside[0])
+
+    def _row_totals(self, scores: Scores) -> NDArray[np.float64]:
+        return self.objective.additive_statistics(scores.columns, self.state)
+
+    def _correct_rows(self, metric: str, scores: Scores) -> NDArray[np.bool_] | None:
+        """Which rows are right, if the metric is their share and they are independent, as the exact tests ask."""
+        return self.objective.correct_rows(metric, scores.columns) if scores.groups is None else None
 
 
 @lru_cache(maxsize=16)

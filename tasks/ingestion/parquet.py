@@ -7,7 +7,8 @@ column is new), the file so far is copied with the wider schema. That happens at
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import DataError
+from params.artifacts import GROUP_BY
 from tasks.ingestion.batches import Batch, common_type, type_error
 
 GROUP_ROWS = 8192
@@ -25,12 +27,16 @@ GROUP_BYTES = 64 << 20
 
 
 class ParquetFolder:
-    """Files `<name>.parquet` in one folder, all with the same columns."""
+    """Files `<name>.parquet` in one folder, all with the same columns.
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+    Each file says in its metadata by which columns its rows belong together, see tasks.evaluation.groups.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str], *, group_by: Sequence[str] = ()) -> None:
         self.schema = pa.schema([])
         self.rows = dict.fromkeys(names, 0)
-        self._files = {name: _File(folder / f"{name}.parquet") for name in names}
+        metadata = {GROUP_BY: json.dumps(list(group_by))} if group_by else {}
+        self._files = {name: _File(folder / f"{name}.parquet", metadata) for name in names}
 
     def path(self, name: str) -> Path:
         """Path of the file `name`."""
@@ -78,8 +84,9 @@ class ParquetFolder:
 
 
 class _File:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
         self.path = path
+        self._metadata = dict(metadata)
         self._writer: pq.ParquetWriter | None = None
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
@@ -124,7 +131,7 @@ class _File:
         if self._writer is not None:
             self._writer.close()
             self.path.rename(narrow)
-        self._writer = pq.ParquetWriter(self.path, schema, compression="zstd")
+        self._writer = pq.ParquetWriter(self.path, schema.with_metadata(self._metadata or None), compression="zstd")
         if narrow.exists():
             with pq.ParquetFile(narrow) as written:
                 for group in range(written.num_row_groups):

@@ -4,8 +4,8 @@
     runs/<recipe>/raw/source.json                       the report: the source's revision, the columns, the number of rows
 
 `row_id` is a row's position in the source, counted over all of its splits. If the source lacks a split, some of its
-training rows go there. A hash of a row's content decides, so a row keeps its split when other rows are added, removed or
-moved.
+training rows go there. A hash of a row's content decides, or of the columns in `group_by`, so a row keeps its split when other
+rows are added, removed or moved.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def ingest(artifacts: Artifacts, *, data: Data, seed: int) -> IngestReport:
     source = open_source(data.source, artifacts.root)
     shares = _shares(source.splits, data.split)
     with whole_folder(artifacts.raw) as folder:
-        rows = _rows(source, data.split, shares, seed)
-        with ParquetFolder(folder, SPLITS) as tables, contextlib.closing(rows):
+        rows = _rows(source, data.group_by, shares, seed)
+        with ParquetFolder(folder, SPLITS, group_by=data.group_by) as tables, contextlib.closing(rows):
             for batch, splits in progress(rows, what="batches of rows"):
                 tables.write(batch, splits)
         report = IngestReport(
@@ -112,7 +112,7 @@ def _shares(source_splits: Sequence[str], split: Split) -> dict[str, float]:
 
 
 def _rows(
-    source: Source, split: Split, shares: Mapping[str, float], seed: int
+    source: Source, group_by: Sequence[str], shares: Mapping[str, float], seed: int
 ) -> Generator[tuple[Batch, Sequence[str]], None, None]:
     """Yield the batches with their `row_id`, and the split of each row."""
     row_id = 0
@@ -122,10 +122,10 @@ def _rows(
             for source_batch in batches:
                 batch, rows = readable(source_batch)
                 names = batch.rows.schema.names
-                _check_columns(names, split.by if divided else [], batch.address(0))
+                _check_columns(names, group_by, batch.address(0))
                 if divided:
-                    by = split.by or names
-                    splits = [split_of({name: row[name] for name in by}, shares, seed) for row in rows]
+                    deciding = group_by or names
+                    splits = [split_of({name: row[name] for name in deciding}, shares, seed) for row in rows]
                 else:
                     splits = [source_split] * len(batch.rows)
                 ids = pa.array(range(row_id, row_id + len(batch.rows)), type=pa.int64())
@@ -134,14 +134,14 @@ def _rows(
                 yield Batch(numbered, batch.address), splits
 
 
-def _check_columns(names: Sequence[str], by: Sequence[str], where: str) -> None:
+def _check_columns(names: Sequence[str], group_by: Sequence[str], where: str) -> None:
     if ROW_ID in names:
         what = f"there is a column `{ROW_ID}`, a name that the pipeline uses itself"
         raise DataError(where, what, "rename the column in the source, for example to `source_row_id`")
-    for name in by:
+    for name in group_by:
         if name not in names:
             fix = suggestion(name, names, "columns")
-            raise RecipeError.at("data.split.by", f"the rows have no column `{name}`", fix)
+            raise RecipeError.at("data.group_by", f"the rows have no column `{name}`", fix)
 
 
 def _refuse_empty_splits(rows: Mapping[str, int], source_splits: Sequence[str], split: Split) -> None:

@@ -33,7 +33,8 @@ RECIPE = """\
 seed: 11
 data:
   source: {kind: files, train: data/train.csv, test: data/test.csv}
-  split: {validation: 0.1, by: [text]}
+  split: {validation: 0.1}
+  group_by: [text]
 validation:
   max_quarantined: 0.6
   expectations: [{type: expect_column_values_to_be_unique, column: text}]

@@ -81,9 +81,9 @@ WRONG = {
         "objective",
         "the source has no column `texts`; did you mean `text`?",
     ),
-    "column to split by": (
-        {"data.split": {"by": ["labels"]}},
-        "data.split.by",
+    "column to group by": (
+        {"data.group_by": ["labels"]},
+        "data.group_by",
         "no column `labels`; did you mean `label`?",
     ),
     "file": ({"data.source.train": "data/none.csv"}, "data.source.train", "data/none.csv"),

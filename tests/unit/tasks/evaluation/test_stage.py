@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from params import ModelError, RecipeError
+from params.artifacts import GROUP_BY
 from tests.support import releases, tiny
 from tests.support.memory import peak_anonymous_mib
 from trainer import objectives
@@ -51,6 +52,17 @@ def scores_of(artifacts, model="model"):
 
 def details_of(artifacts):
     return json.loads((artifacts.evaluation / "details.json").read_text())
+
+
+def test_rows_that_belong_together_are_one_observation(tmp_path):
+    artifacts, recipe = with_model(tmp_path, tiny.recipe(**tiny.CLASSES))
+    path = artifacts.rows / "test.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({GROUP_BY: '["label"]'}), path)
+    run(artifacts, recipe, untrained=True)
+    labels = len(set(table["label"].to_pylist()))
+    for one in details_of(artifacts)["comparisons"]:
+        assert (one["rows"], one["groups"], one["p_value"]) == (30, labels, None)
 
 
 def test_metrics_match_a_plain_loop_over_the_rows(prepared):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,33 @@ def test_intervals_cover_the_true_value(rows: int) -> None:
         for low, high in [source.interval(found["bits_per_byte"])]
     )
     assert 0.92 < covered / 600 < 0.975
+
+
+def copies(scores: Scores, times: int, *, are_known: bool) -> Scores:
+    """Each row several times, in an order of its own; with `are_known`, the copies of a row are a group."""
+    order = np.random.default_rng(5).permutation(len(scores) * times)
+    taken = scores.take(order % len(scores))
+    return Scores(np.arange(len(taken)), taken.columns, taken.row_ids if are_known else None)
+
+
+@pytest.mark.parametrize(("objective", "scores"), [(CAUSAL, texts), (CLASSES, labelled)], ids=["texts", "labels"])
+def test_copies_of_rows_tell_nothing_new_if_they_are_a_group(monkeypatch: Any, objective: Any, scores: Any) -> None:
+    monkeypatch.setattr(statistics, "_CHUNK", 64)
+    source, once = resampler(objective), (scores(150, 1), scores(150, 2))
+    alone = tuple(replace(one, groups=one.row_ids) for one in once)
+    (expected,) = source.gains([alone], DIRECTIONS)
+    (found,) = source.gains([tuple(copies(one, 5, are_known=True) for one in once)], DIRECTIONS)
+    (wrong,) = source.gains([tuple(copies(one, 5, are_known=False) for one in once)], DIRECTIONS)
+    for metric, gain in found.items():
+        assert gain.p_value is None
+        assert (gain.value, gain.low, gain.high) == pytest.approx(
+            (expected[metric].value, expected[metric].low, expected[metric].high), rel=1e-9
+        )
+        assert wrong[metric].high - wrong[metric].low < 0.6 * (gain.high - gain.low), "by the root of 5"
+    floors = {"loss": 0.5}
+    assert source.floor_p_values(copies(once[0], 5, are_known=True), floors, DIRECTIONS) == pytest.approx(
+        source.floor_p_values(alone[0], floors, DIRECTIONS), rel=1e-9
+    )
 
 
 def test_floor_of_a_share_uses_the_binomial_test() -> None:

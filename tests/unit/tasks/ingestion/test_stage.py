@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from params.schema import Data
 from tasks.ingestion.stage import canonical_json, ingest, split_of
 
 
-def run(root: Path, *, seed: int = 17, split: dict[str, Any] | None = None, **source: Any) -> Any:
+def run(
+    root: Path, *, seed: int = 17, split: dict[str, Any] | None = None, group_by: Sequence[str] = (), **source: Any
+) -> Any:
     source = {"kind": "files", "train": "train.jsonl", **source}
     shares = {"validation": 0.1, "test": 0.1}
-    return ingest(
-        Artifacts("r", root), data=Data.model_validate({"source": source, "split": shares | (split or {})}), seed=seed
-    )
+    data = {"source": source, "split": shares | (split or {}), "group_by": list(group_by)}
+    return ingest(Artifacts("r", root), data=Data.model_validate(data), seed=seed)
 
 
 def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -92,9 +94,9 @@ def test_equal_rows_get_the_same_split(tmp_path: Path) -> None:
     assert all(len(place) == 1 for place in places)
 
 
-def test_split_by_columns_keeps_groups_together(tmp_path: Path) -> None:
+def test_split_keeps_groups_together(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", [{"text": f"t{i}", "user": f"u{i % 50}"} for i in range(500)])
-    run(tmp_path, split={"by": ["user"]})
+    run(tmp_path, group_by=["user"])
     users = [{row["user"] for row in read(tmp_path, split)} for split in SPLITS]
     assert not users[0] & users[1]
     assert not users[0] & users[2]
@@ -182,10 +184,10 @@ def test_source_column_row_id_is_refused(tmp_path: Path) -> None:
         run(tmp_path)
 
 
-def test_split_by_an_unknown_column_suggests_one(tmp_path: Path) -> None:
+def test_grouping_by_an_unknown_column_suggests_one(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", rows_of(5))
-    with pytest.raises(RecipeError, match=r"data.split.by: the rows have no column `txt`(?s:.*)did you mean `text`"):
-        run(tmp_path, split={"by": ["txt"]})
+    with pytest.raises(RecipeError, match=r"data.group_by: the rows have no column `txt`(?s:.*)did you mean `text`"):
+        run(tmp_path, group_by=["txt"])
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
@@ -223,6 +225,7 @@ def test_failure_keeps_earlier_artifacts(tmp_path: Path) -> None:
 
 _FULL_DISK = """
 import json, resource, signal, sys
+from collections.abc import Sequence
 from pathlib import Path
 from params import StorageError
 from params.artifacts import Artifacts

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError
-from params.artifacts import SPLITS
+from params.artifacts import GROUP_BY, SPLITS
 from params.schema import Expectation, ObjectiveChoice
 from tests.support.validation import LANGUAGE, LONG, UNIQUE, good_rows, quarantine_reasons, run_validation, write_raw
 
@@ -24,6 +24,9 @@ def test_good_rows_pass_unchanged(tmp_path):
         "score": [0.5, 1.5],
     }
     artifacts = write_raw(tmp_path, train=columns, validation={k: v[:1] for k, v in columns.items()}, test=columns)
+    for split in SPLITS:
+        path = artifacts.raw / f"{split}.parquet"
+        pq.write_table(pq.read_table(path).replace_schema_metadata({GROUP_BY: '["n"]'}), path)
     report = run_validation(artifacts)
     for split in SPLITS:
         source = pq.read_table(artifacts.raw / f"{split}.parquet")
