@@ -37,6 +37,16 @@ def configured_server() -> Iterator[SyncPrefectClient]:
         raise TransientError(where, what, "start it, or set PREFECT_API_URL to another one") from error
 
 
+def check_answer() -> None:
+    """Check that the configured server answers; without it, a flow ends with an error of Prefect's that says no more.
+
+    Raises:
+        EvergreenError: as `configured_server`.
+    """
+    with configured_server() as client:
+        client.api_version()
+
+
 def host(url: str) -> str:
     """Return scheme, host and port of an address: a password or a token in the rest of it is not shown."""
     parts = urlsplit(url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import gc
 import os
 import shutil
 import subprocess
@@ -33,6 +34,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("in_order"):
                 item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of garbage collections: accelerate makes one after each training, half a second long."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ class Resampler:
 
     def totals(self, scores: Scores) -> NDArray[np.float64]:
         """The totals of N rows, (S,)."""
-        found: NDArray[np.float64] = sum(chunk.sum(0) for chunk in self._observed(scores))  # type: ignore[assignment]
+        found: NDArray[np.float64] = sum(chunk.sum(0) for chunk in self._observed(scores))
         return found
 
     def metrics(self, scores: Scores) -> dict[str, float]:

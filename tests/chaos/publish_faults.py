@@ -30,7 +30,7 @@ from tasks.publishing.release import ReleasePlan, plan_release
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub, make_client_quick
 
 SEED = int(os.environ.get("EVERGREEN_CHAOS_SEED", "1"))
-PUBLISHES = int(os.environ.get("EVERGREEN_CHAOS_PUBLISHES", "30"))
+PUBLISHES = int(os.environ.get("EVERGREEN_CHAOS_PUBLISHES", "15"))
 TOKEN = "token-of-alice"
 PART_BYTES = 1 << 16
 """Larger files are uploaded in parts; some files of these tests are larger."""

@@ -95,6 +95,7 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(killed, damage, reason,
     assert reason in warning
 
 
+@pytest.mark.slow
 def test_run_with_damaged_checkpoints_ends_like_the_golden_run(killed):
     """This test must be the last one here, because it finishes the run."""
     *newer, oldest = killed.checkpoints()

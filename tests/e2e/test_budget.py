@@ -12,7 +12,7 @@ from tests.support import tiny
 from tests.support.project import Project, wait_for
 from trainer.runtime import heartbeat
 
-BUDGET_H = 6 / 3600
+BUDGET_H = 12 / 3600
 """Long enough for some steps, also on a busy machine."""
 LONG = {"training.max_steps": 20000, "training.eval_steps": 10000, "training.save_steps": 10000}
 """Longer than the budget: no checkpoint comes by itself."""
@@ -32,6 +32,7 @@ def reached(project: Project) -> int:
     return max((pulse.step for folder in folders for pulse in heartbeat.read_pulses(folder)), default=0)
 
 
+@pytest.mark.slow
 def test_a_spent_budget_leaves_a_checkpoint_and_a_larger_one_goes_on(project: Project) -> None:
     tiny.tokenized(project.root, tiny.recipe(LONG | {"launch.max_hours": BUDGET_H}), tiny.SIZES)
     status, out = project.run_and_report(*TRAIN)

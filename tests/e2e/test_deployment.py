@@ -143,6 +143,7 @@ def test_a_run_that_is_asked_for_completes(deployed: Deployed) -> None:
         assert words in message["text"]
 
 
+@pytest.mark.slow
 def test_a_second_run_waits_for_the_first(deployed: Deployed) -> None:
     for _ in range(2):
         deployed.run("prefect", "deployment", "run", "retrain/tiny")

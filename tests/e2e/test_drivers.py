@@ -18,6 +18,8 @@ import pytest
 
 from tests.support.project import Project, stages_of
 
+pytestmark = pytest.mark.in_order
+
 
 def last_state(project: Project) -> tuple[str, str]:
     """Name and type of the state that the last flow ended in."""
@@ -142,6 +144,7 @@ def test_a_recipe_that_is_not_there_is_named(finished: Project, recipe: str, wor
     assert "Traceback" not in out
 
 
+@pytest.mark.slow
 def test_clean_deletes_nothing_that_dvc_needs(finished: Project) -> None:
     (finished.root / "unused.txt").write_text("in the cache, and of no commit")
     finished.run("dvc", "add", "-q", "unused.txt")

@@ -34,6 +34,7 @@ def test_two_then_one_then_two_processes_take_the_steps_of_one(tmp_path: Path) -
         assert torch.allclose(load_file(elastic.checkpoint / "model.safetensors")[name], tensor, atol=1e-5), name
 
 
+@pytest.mark.slow
 def test_a_stop_at_an_evaluation_makes_up_for_it_at_the_next_start(tmp_path: Path) -> None:
     """The stop does not wait for the evaluation; the next start runs it, and the bits are the same."""
     dropout = {"model.config.attention_dropout": 0.1}
@@ -49,6 +50,7 @@ def test_a_stop_at_an_evaluation_makes_up_for_it_at_the_next_start(tmp_path: Pat
     assert [step for step, _ in curves[0]] == [0, 4, 8, 10]
 
 
+@pytest.mark.slow
 def test_processes_that_cannot_share_the_batch_are_refused_with_those_that_can(tmp_path: Path) -> None:
     training = ElasticTraining(tmp_path, {})
     with pytest.raises(RecipeError) as caught:
@@ -57,6 +59,7 @@ def test_processes_that_cannot_share_the_batch_are_refused_with_those_that_can(t
     assert caught.value.fix == "use one of [1, 2, 4, 8] processes, or another global batch"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_comes_after_so_many_minutes(tmp_path: Path) -> None:
     changes = {"training.save_steps": 1000, "training.save_minutes": 1e-4, "training.keep_checkpoints": 100}
     training = ElasticTraining(tmp_path, changes)
@@ -75,6 +78,7 @@ def test_a_gradient_that_is_not_finite_ends_the_training_before_the_weights_chan
         assert all(t.isfinite().all() for t in load_file(checkpoint / "model.safetensors").values())
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_told_with_step_and_rows(tmp_path: Path) -> None:
     """The embedding of one token is NaN: the first rows that have it are named, and nothing is learned from them."""
     changes = {"launch.micro_batch_size": 1, "model.config.tie_word_embeddings": False, "training.save_steps": 1}

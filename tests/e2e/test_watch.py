@@ -285,6 +285,7 @@ def test_without_a_server_the_commands_say_so(watched: Watched) -> None:
     for command in ("watch", "notice tiny"):
         out = watched.run("sh", "-c", f"PREFECT_API_URL= python -m flows.cli {command}", ok=False)
         assert "PREFECT_API_URL: names no Prefect server" in out
+    for command in ("watch", "notice tiny", "run tiny"):
         away = f"PREFECT_API_URL=http://127.0.0.1:9/api python -m flows.cli {command}; test $? -eq {os.EX_TEMPFAIL}"
         assert "Prefect's server at http://127.0.0.1:9: does not answer" in watched.run("sh", "-c", away)
 

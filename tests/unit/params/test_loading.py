@@ -439,7 +439,7 @@ def _mutated(content, rng):
     return content
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
 def test_mutated_recipe_gives_a_recipe_or_an_error(tmp_path, seed):
     rng = random.Random(seed)
     content = YAML(typ="safe").load(TEXT)

@@ -18,7 +18,7 @@ from tasks.ingestion.stage import ingest
 
 def written(tmp_path: Path, values: list[Any], *, group_by: list[str]) -> Path:
     """Test rows with these values in the column `customer`, as ingest writes them."""
-    for name, rows in {"train": ["x"], "validation": ["x"], "test": values}.items():
+    for name, rows in {"train": values[:1], "validation": values[:1], "test": values}.items():
         lines = (json.dumps({"text": f"text {i}", "customer": value}) for i, value in enumerate(rows))
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     source = {"kind": "files", **{name: f"{name}.jsonl" for name in ("train", "validation", "test")}}

@@ -328,7 +328,10 @@ def luminance(colour: str) -> float:
 
 
 @needs_browser
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True), (360, False)])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [pytest.param(1280, False, marks=pytest.mark.slow), (390, True), pytest.param(360, False, marks=pytest.mark.slow)],
+)
 def test_page_loads_nothing_and_fits(published, tmp_path, width, dark):
     page = write_report(published, timings=TIMINGS)
     text = page.read_text(encoding="utf-8")
@@ -341,6 +344,7 @@ def test_page_loads_nothing_and_fits(published, tmp_path, width, dark):
     assert "Published" in visit.dom
 
 
+@pytest.mark.slow
 @needs_browser
 def test_browser_detects_requests_and_overflow(published, tmp_path):
     page = tmp_path / "report.html"

@@ -177,6 +177,7 @@ def test_killed_run_ends_with_the_same_bits(objective: dict[str, Any], changes: 
         assert [line["round"] for line in lines if "round" in line] == list(range(5))
 
 
+@pytest.mark.slow
 def test_checkpoint_without_its_completions_is_refused(tmp_path: Path) -> None:
     training = Rounds(tmp_path, BUFFERED, {})
     training.start(until=6)
@@ -267,7 +268,7 @@ def test_reference_completion_replaces_a_missing_selection() -> None:
     assert task.rollout_metrics(rollout)["selected"] == 0.0
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_step_without_a_selected_completion_keeps_the_weights(processes: int, tmp_path: Path) -> None:
     changes = {"training.optimizer": "sgd", "training.max_steps": 2, "training.save_steps": 1}
     training = Rounds(tmp_path, prompts.ITERATIVE | {"min_reward": 99.0}, changes)

@@ -87,6 +87,7 @@ def test_fsdp_model_is_published_unsharded(sharded):
     assert torch.equal(model.lm_head.weight, weights(sharded)["model.embed_tokens.weight"])
 
 
+@pytest.mark.slow
 def test_killed_fsdp_run_resumes_with_the_same_bits(sharded, tmp_path):
     with pytest.raises(KilledError, match="SIGKILL"):
         train(tmp_path, kill_at="checkpoint.retained:1")
@@ -97,6 +98,7 @@ def test_killed_fsdp_run_resumes_with_the_same_bits(sharded, tmp_path):
         assert (resumed.history / name).read_text() == (sharded.history / name).read_text()
 
 
+@pytest.mark.slow
 def test_fsdp_run_resumes_with_one_process_and_then_two(sharded, tmp_path, caplog):
     caplog.set_level("INFO")
     for processes, step in ((2, 4), (1, 8)):

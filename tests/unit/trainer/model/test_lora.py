@@ -106,6 +106,7 @@ def test_adapters_are_trained_saved_and_merged_for_publishing(tmp_path, sections
         assert not torch.equal(published.state_dict()[name], base[name]), "a new head is trained fully"
 
 
+@pytest.mark.slow
 def test_two_processes_train_adapters_like_one(tmp_path):
     changes = STEPS | {"model.lora": LORA, "training.global_batch_size": 4, "model.config.attention_dropout": 0.0}
     found = []
