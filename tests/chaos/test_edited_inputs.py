@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from params.artifacts import Artifacts
+from params.artifacts import Artifacts, write_whole
 from tests.chaos.campaign import IS_LONG
 from tests.support.project import STAGES, Project, wait_for
 from trainer.runtime.lifetime import exclusive
@@ -49,7 +49,7 @@ def test_stage_whose_inputs_are_edited_records_nothing(finished: Project, stage:
         dvc = finished.start("dvc", "repro", "--force", "-s", f"{stage}@tiny", log=log.name)
         wait_for(lambda: f"{stage}: params/tiny.yaml" in log.read_text(), "the stage", 60, every_s=0.01)
         time.sleep(0.2)  # the inputs are read at once; imports and work take longer
-        path.write_text(before.replace(old, new), encoding="utf-8")
+        write_whole(path, before.replace(old, new))  # a stage that starts slowly may import it just now
     try:
         assert dvc.wait(120) != 0, log.read_text()
         assert f"InputsChangedError: {stage}@tiny: changed while it ran: " in log.read_text()
