@@ -46,6 +46,8 @@ def any_stale(stages: Sequence[str], recipe: str) -> bool:
 def unchanged(stages: Sequence[str], artifacts: Artifacts) -> dict[str, StageOutcome]:
     """Return the outcomes of a flow that would run none of `stages`; empty if it would, or if only it can tell."""
     log = logging.getLogger(__name__)
+    if artifacts.unfinished_run.exists():  # the last run was killed, which the flow logs
+        return {}
     try:
         with recipe_lock(artifacts, log):
             stale = (

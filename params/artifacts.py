@@ -95,7 +95,7 @@ class Artifacts:
     unfinished_run = _Below("scratch", "unfinished-run.json")
     """The entry of a run of the flow that has not ended, as it would be logged if it were killed now."""
     unrecorded = _Below("scratch", "unrecorded")
-    """The logs of runs that could not be recorded on a branch."""
+    """Copies of the logs with the lines that no branch may have yet: `git reset` and a kill leave them."""
     verify_resume = _Below("scratch", "verify-resume")
     """The runs that `verify-resume` compares."""
     verify_resume_lock = _Below("scratch", "verify-resume.lock")
@@ -205,6 +205,19 @@ def write_whole(target: Path, text: str) -> None:
             partial.rename(target)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def append_to_log(artifacts: Artifacts, path: Path, line: str) -> None:
+    """Append a line to a log that git keeps, after the copy of it in `Artifacts.unrecorded`.
+
+    Raises:
+        StorageError: the disk is full or read-only; the log is as it was.
+    """
+    for log in (artifacts.unrecorded / path.name, path):
+        before = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        if before and not before.endswith("\n"):
+            before += "\n"
+        write_whole(log, f"{before}{line}\n")
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pydantic
 
-from params.artifacts import Artifacts, write_whole
+from params.artifacts import Artifacts, append_to_log
 from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import Report
@@ -113,10 +113,7 @@ def append_entry(artifacts: Artifacts, entry: ReceiptLogEntry) -> None:
         entry = ReceiptLogEntry.model_validate_json(line)
         if any(earlier.model_copy(update={"time": entry.time}) == entry for earlier in read_entries(artifacts)):
             return
-        before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        if before and not before.endswith("\n"):
-            before += "\n"
-        write_whole(path, f"{before}{line}\n")
+        append_to_log(artifacts, path, line)
 
 
 def read_entries(artifacts: Artifacts) -> list[ReceiptLogEntry]:

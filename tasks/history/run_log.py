@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import pydantic
 
-from params.artifacts import Artifacts, write_whole
+from params.artifacts import Artifacts, append_to_log
 from params.schema import Direction
 from tasks.evaluation.report import Opponent
 from tasks.stages import Report
@@ -158,10 +158,7 @@ def append_run(artifacts: Artifacts, entry: RunEntry) -> None:
     with exclusive(artifacts.run_log_lock, f"a write to {path}", wait_s=_WAIT_S):
         if any(_identity(earlier) == _identity(entry) for earlier in read_runs(artifacts)):
             return
-        before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        if before and not before.endswith("\n"):
-            before += "\n"
-        write_whole(path, f"{before}{entry.model_dump_json()}\n")
+        append_to_log(artifacts, path, entry.model_dump_json())
 
 
 def read_runs(artifacts: Artifacts) -> list[RunEntry]:

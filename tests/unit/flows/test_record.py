@@ -19,10 +19,12 @@ from flows.record import Record, record_unchanged, recording
 from params import DataError, ModelError, RecipeError, RemoteRefusedError, TransientError
 from params.artifacts import STAGES, Artifacts
 from tasks.evaluation.report import Blessing, EvaluationReport
+from tasks.history.run_log import append_run, read_runs
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import save_report
 from tests.support import tiny
 from tests.support.project import ROOT, free_port
+from tests.unit.tasks.history.example import entry
 
 log = logging.getLogger("test")
 TO = Record(remote="origin", branch="main")
@@ -477,6 +479,18 @@ class TestRefusal:
             lines = recorded(remote, "runs/a/release/log.jsonl").splitlines()
             assert [json.loads(line)["number"] for line in lines] == [1, 2, 3, 4, 5][:number]
         assert not artifacts.unrecorded.exists()
+
+    def test_a_line_that_was_written_before_a_kill_outlives_a_reset(self, worker: Worker, remote: Path) -> None:
+        """The flow logs at its start that the last run was killed; it may be killed itself before it records that."""
+        artifacts = worker.ran("a", 1)
+        record.record(artifacts, TO, log, RAN)
+        append_run(artifacts, entry(1))
+        git(worker.root, "reset", "-q", "--hard", "origin/main")
+        git(worker.root, "clean", "-qfd", "runs")
+        assert read_runs(artifacts) == []
+        record.record(worker.ran("a", 2), TO, log, RAN)
+        (line,) = recorded(remote, "runs/a/runs.jsonl").splitlines()
+        assert json.loads(line)["run_id"] == entry(1).run_id
 
     @pytest.mark.parametrize(
         ("to", "words"),

@@ -24,7 +24,7 @@ data:
   split:
     validation: 0.05
     test: 0.05
-    by: [text]
+  group_by: [text]
 
 validation:
   max_quarantined: 0.15

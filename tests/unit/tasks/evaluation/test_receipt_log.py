@@ -155,7 +155,7 @@ def test_merge_keeps_the_lines_of_both_machines(repository, artifacts):
     def commit(*numbers):
         for number in numbers:
             append_entry(artifacts, entry(number))
-        git(repository, "add", "-A")
+        git(repository, "add", "runs", ".gitattributes")
         git(repository, "commit", "-q", "-m", "run")
 
     commit(1)

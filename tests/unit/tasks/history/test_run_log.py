@@ -113,7 +113,7 @@ def git(root, *arguments):
 
 def test_git_takes_the_log_and_merges_it_but_not_the_page(artifacts):
     root = artifacts.root
-    for name in (".gitattributes", "runs/.gitignore"):
+    for name in (".gitattributes", ".gitignore", "runs/.gitignore"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes((ROOT / name).read_bytes())
     git(root, "init", "-q", "-b", "main")
@@ -123,7 +123,7 @@ def test_git_takes_the_log_and_merges_it_but_not_the_page(artifacts):
     artifacts.page.touch()
     git(root, "add", "-A")
     tracked = git(root, "ls-files").split()
-    assert tracked == [".gitattributes", ".scratch/tiny/run-log.lock", "runs/.gitignore", "runs/tiny/runs.jsonl"]
+    assert tracked == [".gitattributes", ".gitignore", "runs/.gitignore", "runs/tiny/runs.jsonl"]
 
     def commit(number):
         append_run(artifacts, entry(number))
