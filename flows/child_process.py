@@ -81,11 +81,10 @@ def run(
     Raises:
         subprocess.TimeoutExpired: the command took longer than `limit_s`.
     """
-    deadline = time.monotonic() + limit_s
     process = start(module, arguments, subprocess.PIPE, environment)
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     try:
-        for line in _lines(process, deadline):
+        for line in _lines(process, limit_s):
             lines.append(line)
             if line.strip():
                 log.info(line)
@@ -101,20 +100,20 @@ def run(
         process.stdout.close()
 
 
-def _lines(process: subprocess.Popen[bytes], deadline: float = math.inf) -> Iterator[str]:
+def _lines(process: subprocess.Popen[bytes], limit_s: float = math.inf) -> Iterator[str]:
     """Yield the lines that a command writes until it ends, although a grandchild may keep the pipe open.
 
     Raises:
-        subprocess.TimeoutExpired: it has not ended at `deadline`, a time of the monotonic clock.
+        subprocess.TimeoutExpired: it has not ended after `limit_s`.
     """
     assert process.stdout is not None
-    rest = b""
+    rest, deadline = b"", time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while True:
             ended = process.poll() is not None
             if not ended and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(process.args, deadline)
+                raise subprocess.TimeoutExpired(process.args, limit_s)
             if selector.select(timeout=0 if ended else 0.5):
                 chunk = os.read(process.stdout.fileno(), 65536)
                 *whole, rest = re.split(rb"[\r\n]", rest + chunk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Sequence
 
@@ -12,16 +13,28 @@ from params.artifacts import Artifacts
 from params.errors import class_of
 
 
-def run(module: str, arguments: Sequence[str], artifacts: Artifacts, log: Logger, *, name: str) -> None:
-    """Run a command that reports how it ends.
+def run(
+    module: str,
+    arguments: Sequence[str],
+    artifacts: Artifacts,
+    log: Logger,
+    *,
+    name: str,
+    grace_s: float = child_process.GRACE_S,
+    limit_s: float = math.inf,
+) -> command_result.CommandResult | None:
+    """Run a command that reports how it ends; None if it had nothing to report.
 
     Raises:
         EvergreenError: the error that it reported; `name` says where.
+        subprocess.TimeoutExpired: it took longer than `limit_s`.
     """
     result_file = command_result.reserve(artifacts.command_result)
-    done = child_process.run(module, arguments, log, environment=result_file)
+    done = child_process.run(module, arguments, log, grace_s=grace_s, limit_s=limit_s, environment=result_file)
+    result = command_result.read(artifacts.command_result)
     if done.status:
-        raise error_of(name, done, command_result.read(artifacts.command_result))
+        raise error_of(name, done, result)
+    return result
 
 
 def error_of(name: str, done: CompletedCommand, result: command_result.CommandResult | None) -> EvergreenError:

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flows.dvc_stage import error_of
+from flows.dvc_stage import opened
 from params import EvergreenError, load
-from params.artifacts import SPLITS, Artifacts
+from params.artifacts import Artifacts
 from params.schema import Files
 
 
@@ -32,7 +32,7 @@ def refreshed(repo: Any, recipe: str) -> list[Any]:
         source = refreshed_source(Artifacts(recipe))
     if not source:
         return []
-    places = [_place(repo, pattern) for split in SPLITS if (pattern := getattr(source, split))]
+    places = [_place(repo, pattern) for pattern in source.patterns.values()]
     outs = [(Path(out.fs_path), out.stage) for out in repo.index.outs if out.stage.is_import]
     return [stage for path, stage in outs if any(_overlap(path, place) for place in places)]
 
@@ -44,19 +44,13 @@ def import_files(artifacts: Artifacts) -> list[str]:
         RecipeError: a file of DVC's is damaged.
         EvergreenError: DVC fails for another reason.
     """
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-
     try:
         if not refreshed_source(artifacts):
             return []
     except EvergreenError:
         return []
-    try:
-        with Repo() as repo:
-            return [stage.relpath for stage in refreshed(repo, artifacts.recipe)]
-    except (DvcException, OSError) as error:
-        raise error_of(artifacts.recipe, error) from None
+    with opened(artifacts.recipe) as repo:
+        return [stage.relpath for stage in refreshed(repo, artifacts.recipe)]
 
 
 def same_origin(ours: bytes, theirs: bytes) -> bool:

@@ -9,11 +9,14 @@ contract test compares `exit_status` with what the real DVC says.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from flows import dvc_restore
 from params import DataError, EvergreenError, RecipeError, TransientError, command_result
@@ -55,13 +58,24 @@ def restore_input(name: str, path: Path) -> None:
     Raises:
         EvergreenError: it cannot be brought; the kinds are those of `is_stale`.
     """
+    logging.getLogger("dvc").setLevel(logging.ERROR)
+    with opened(name) as repo, repo.lock:
+        dvc_restore.restore_input(repo, name, path)
+
+
+@contextlib.contextmanager
+def opened(name: str) -> Iterator[Any]:
+    """Open the project's DVC repository; errors of DVC in the block become ours, and `name` says where.
+
+    Raises:
+        EvergreenError: the kinds are those of `is_stale`.
+    """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    logging.getLogger("dvc").setLevel(logging.ERROR)
     try:
-        with Repo(_wait_for_lock=True) as repo, repo.lock:
-            dvc_restore.restore_input(repo, name, path)
+        with Repo(_wait_for_lock=True) as repo:
+            yield repo
     except (DvcException, OSError) as error:
         raise error_of(name, error) from None
 

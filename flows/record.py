@@ -1,8 +1,9 @@
 """Record a run on a branch of a git remote, so that any worker can take up the next one.
 
 First DVC's remote gets what the stages made. Then one commit has the recipe's stages in dvc.lock, the receipt, the blessing,
-the metrics, the logs, and the .dvc files of imports that the flow has refreshed. It is made on top of the branch's head, and again if another worker was faster: the stages of other
-recipes stay as they are there, and logs keep the lines of both. A run that is recorded twice is one commit.
+the metrics, the logs, and the .dvc files of imports that the flow has refreshed. It is made on top of the branch's head, and
+again if another worker was faster: the stages of other recipes stay as they are there, and logs keep the lines of both. A run
+that is recorded twice is one commit.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from params import (
     InputsChangedError,
     StaleBlessingError,
     TransientError,
-    command_result,
     load,
 )
 from params.artifacts import Artifacts
@@ -89,22 +88,18 @@ def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = Fal
             return "unchanged"
         log.warning("%s: %s", name, outdated)
         force = True
-    result_file = command_result.reserve(artifacts.command_result)
     arguments = [name, *(["--force"] if force else [])]
     grace_s, limit = _grace_s(stage, artifacts), time_limit(stage, artifacts)
     limit_s = limit.seconds if limit else math.inf
     try:
-        done = child_process.run(
-            "flows.dvc_stage", arguments, log, grace_s=grace_s, limit_s=limit_s, environment=result_file
-        )
+        result = commands.run("flows.dvc_stage", arguments, artifacts, log, name=name, grace_s=grace_s, limit_s=limit_s)
     except subprocess.TimeoutExpired:
         assert limit
         raise limit.error(name) from None
-    result = command_result.read(artifacts.command_result)
-    error = commands.error_of(name, done, result) if done.status else None
-    unwatched_sources.record(stage, artifacts, error)
-    if error:
-        raise error
+    except EvergreenError as error:
+        unwatched_sources.record(stage, artifacts, error)
+        raise
+    unwatched_sources.record(stage, artifacts, None)
     return "ran" if result else "restored"
 
 

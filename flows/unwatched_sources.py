@@ -12,10 +12,10 @@ import glob
 import time
 from typing import Final
 
-from flows import commands, dvc_stage
+from flows import commands, dvc_imports, dvc_stage
 from flows.child_process import Logger
 from params import DataError, EvergreenError, ModelError, RecipeError, load
-from params.artifacts import SPLITS, Artifacts
+from params.artifacts import Artifacts
 from params.schema import Files, Function, HubDataset, Sql
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
@@ -69,11 +69,9 @@ def bring_missing_files(artifacts: Artifacts, log: Logger) -> None:
     Raises:
         EvergreenError: as `reads_again` does.
     """
-    source = load(artifacts.recipe_path).data.source
-    if isinstance(source, Files) and source.refresh:
-        patterns = [pattern for split in SPLITS if (pattern := getattr(source, split))]
-        if not all(any(glob.iglob(pattern, recursive=True)) for pattern in patterns):  # noqa: PTH207
-            reads_again(artifacts, log)
+    source = dvc_imports.refreshed_source(artifacts)
+    if source and not all(any(glob.iglob(p, recursive=True)) for p in source.patterns.values()):  # noqa: PTH207
+        reads_again(artifacts, log)
 
 
 def _is_unwatched(source: object) -> bool:

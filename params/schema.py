@@ -92,16 +92,27 @@ CallOrName = Annotated[Call, BeforeValidator(_to_call)]
 """`package.module:name`, or `{name: package.module:name, arguments: {...}}`."""
 
 
-class Files(Section):
-    """Rows from local files. The suffix says the format: .csv, .jsonl, .json (one object per line), .parquet or .txt."""
+class _SplitPatterns(Section):
+    """Where a source has the rows of each split: paths or globs, relative to the root of the project or of the dataset."""
 
-    kind: Literal["files"]
     train: str
-    """Path or glob of the training rows, relative to the project's root. `data.split` takes the missing splits from them."""
+    """Path or glob of the training rows, such as `data/train-*.parquet`; `data.split` takes the missing splits from them."""
     validation: str | None = None
     """Path or glob of the rows that choose the best checkpoint."""
     test: str | None = None
     """Path or glob of the held-out rows that the model is evaluated on."""
+
+    @property
+    def patterns(self) -> dict[str, str]:
+        """The path or glob of each split that the source has."""
+        patterns = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {split: pattern for split, pattern in patterns.items() if pattern is not None}
+
+
+class Files(_SplitPatterns):
+    """Rows from local files. The suffix says the format: .csv, .jsonl, .json (one object per line), .parquet or .txt."""
+
+    kind: Literal["files"]
     text_unit: Literal["line", "paragraph", "file"] = "paragraph"
     """What one row of a .txt file is. Blank lines separate paragraphs."""
     refresh: bool = False
@@ -109,7 +120,7 @@ class Files(Section):
     `dvc update` does, if they have changed where they come from; see `launch.keep_rows_hours`."""
 
 
-class HubDataset(Section):
+class HubDataset(_SplitPatterns):
     """Rows from a dataset repository on a Hub: of one commit, or the newest of a branch."""
 
     kind: Literal["hub"]
@@ -118,12 +129,6 @@ class HubDataset(Section):
     revision: Annotated[str, Field(pattern=r"^\w[\w./-]*$")]
     """Full commit hash, or a branch such as `main`: then the flow asks in every run whether it has a new commit, see
     `launch.keep_rows_hours`. The run's report names the commit."""
-    train: str
-    """Path or glob of the training rows in the repository, for example `data/train-*.parquet`."""
-    validation: str | None = None
-    """Path or glob of the rows that choose the best checkpoint."""
-    test: str | None = None
-    """Path or glob of the held-out rows that the model is evaluated on."""
     endpoint: Annotated[str, Field(pattern=r"^https?://[^/\s@]+(/\S*)?$")] | None = None
     """URL of the Hub. Default: the one that huggingface_hub uses."""
 

@@ -309,9 +309,8 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
         yield Problem(("objective", "name"), what, f"write `objective: {sections['objective'].name}` there")
     source = sections["data"].source if "data" in sections else None
     if isinstance(source, Files):
-        for split in ("train", "validation", "test"):
-            pattern = getattr(source, split)
-            if pattern and not (root / pattern).resolve().is_relative_to(data):
+        for split, pattern in source.patterns.items():
+            if not (root / pattern).resolve().is_relative_to(data):
                 what = f"dvc.yaml watches {entry['data']} for this recipe, which does not contain {pattern}"
                 yield Problem(("data", "source", split), what, "set `data:` there to the file or folder that does")
 

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 
 from params import DataError
-from params.artifacts import SPLITS
 from params.hashing import file_sha256
 from params.schema import Files
 from tasks.ingestion.batches import Batches, is_unicode
@@ -26,18 +25,18 @@ class FileSource:
     """
 
     def __init__(
-        self, patterns: Mapping[str, str | None], folder: Path, text_unit: TextUnit = "paragraph", place: str = ""
+        self, patterns: Mapping[str, str], folder: Path, text_unit: TextUnit = "paragraph", place: str = ""
     ) -> None:
         self._folder = folder
         self._text_unit = text_unit
         self._place = place or str(folder.absolute())
-        self._names = {split: self._match(split, p) for split in SPLITS if (p := patterns.get(split)) is not None}
+        self._names = {split: self._match(split, pattern) for split, pattern in patterns.items()}
         self._first_columns: tuple[str, frozenset[str]] | None = None
 
     @classmethod
     def from_recipe(cls, source: Files, root: Path) -> FileSource:
         """Return the source of a recipe's section; `root` is the project's folder."""
-        return cls(source.model_dump(include=set(SPLITS)), root, source.text_unit)
+        return cls(source.patterns, root, source.text_unit)
 
     @property
     def splits(self) -> Sequence[str]:

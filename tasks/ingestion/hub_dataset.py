@@ -8,7 +8,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from params import DataError, EvergreenError, HubRefusedError, RecipeError, TransientError
-from params.artifacts import SPLITS
 from params.schema import HubDataset
 from tasks.ingestion.batches import Batches
 from tasks.ingestion.files import FileSource
@@ -28,7 +27,7 @@ class HubSource:
 
     def __init__(self, source: HubDataset) -> None:
         self._source = source
-        self._patterns = {split: p for split in SPLITS if (p := getattr(source, split)) is not None}
+        self._patterns = source.patterns
         for split, pattern in self._patterns.items():
             if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts:
                 fix = "write a path or glob relative to the repository's root"

@@ -137,8 +137,9 @@ def update() -> EvergreenError | None:
         patched.setenv(*next(iter(variable.items())))
         status = dvc_command.run(dvc_update.update, "tiny")
     result = command_result.read(Path("result.json"))
-    assert bool(status) is bool(result)
-    return result.error if result else None
+    assert result
+    assert status == (result.error.exit_code if result.error else 0)
+    return result.error
 
 
 def rows() -> str:
