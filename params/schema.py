@@ -487,6 +487,11 @@ class Gate(Section):
     """Slices with fewer rows are shown but not judged."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     """Confidence level of all intervals and tests. Tests of slices are corrected for their number (Holm 1979)."""
+    over: Literal["release", "test_rows"] = "release"
+    """What `confidence` holds for: each comparison, or all comparisons on the same held-out rows together."""
+    comparisons: Annotated[int, Field(gt=0, le=1000)] | None = None
+    """How many comparisons the held-out rows are meant for, with `over: test_rows`: each has an equal part of the error.
+    Default: 12."""
     resamples: Annotated[int, Field(ge=200, le=100_000)] = 2000
     """Bootstrap resamples per interval."""
 
@@ -496,7 +501,21 @@ class Gate(Section):
             raise conflict(
                 "`gain` (must be better) and `margin` (may be worse) exclude each other", "remove one of them"
             )
+        if self.comparisons is not None and self.over == "release":
+            raise conflict(
+                "`comparisons` has no effect without `over: test_rows`", "add `over: test_rows`, or remove it"
+            )
         return self
+
+    @property
+    def planned_comparisons(self) -> int:
+        """How many comparisons share the error of `confidence`."""
+        return 1 if self.over == "release" else self.comparisons or 12
+
+    @property
+    def comparison_confidence(self) -> float:
+        """Confidence of one comparison and of the intervals; tests of slices only protect the champion and keep theirs."""
+        return self.confidence if self.over == "release" else 1 - (1 - self.confidence) / self.planned_comparisons
 
     @property
     def bar(self) -> float:

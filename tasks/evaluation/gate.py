@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from params.schema import Direction, Gate
-from tasks.evaluation.report import Comparison, SliceResult, Verdict
+from tasks.evaluation.report import Comparison, RowUse, SliceResult, Verdict
 from tasks.evaluation.statistics import holm
 
 if TYPE_CHECKING:
@@ -30,16 +30,24 @@ def judge(
     slices: Sequence[SliceResult],
     is_champion: bool,
     rolled_back_reason: str | None,
+    row_use: RowUse | None = None,
 ) -> Verdict:
     """Return the verdict on the candidate.
 
     `is_champion`: the candidate has the champion's weights, so the champion was not scored. `rolled_back_reason`: why a
-    release of the same weights was rolled back, if one was.
+    release of the same weights was rolled back, if one was. `row_use`: with `over: test_rows`, unless nothing was compared.
     """
     has_champion = is_champion or scored.champion is not None
 
     def verdict(word: Literal["publish", "keep", "refuse"], *reasons: str) -> Verdict:
-        return Verdict(verdict=word, reasons=reasons, metric=scored.metric, first_release=not has_champion)
+        return Verdict(
+            verdict=word,
+            reasons=reasons,
+            metric=scored.metric,
+            first_release=not has_champion,
+            confidence=gate.comparison_confidence,
+            row_use=row_use,
+        )
 
     if is_champion:
         return verdict("keep", "the published model has the same weights: there is nothing to publish")
@@ -51,35 +59,52 @@ def judge(
     ]
     if not has_champion and start and not passes(start, gate):
         failures.append(f"a first release must be better than the model before training: {describe(start, gate)}")
+    used_up = [_used_up(row_use)] if row_use and row_use.is_up else []
+    if not has_champion:
+        failures += used_up
     if failures:
         return verdict("refuse", *failures)
-    if rolled_back_reason:
-        return verdict("keep", f"a release of the same weights was rolled back: {rolled_back_reason}")
+    kept = [f"a release of the same weights was rolled back: {rolled_back_reason}"] if rolled_back_reason else used_up
+    if kept:
+        return verdict("keep", *kept)
+    warning = [_nearly_used_up(row_use)] if row_use and row_use.left <= row_use.comparisons / 4 + 1 else []
     if not has_champion:
         better = [describe(start, gate)] if start else []
-        return verdict("publish", "first release: no model is published yet", *better)
+        return verdict("publish", "first release: no model is published yet", *better, *warning)
     champion = deciding["champion"]
     fallen = list(_fallen_slices(gate, slices))
     if not passes(champion, gate) or fallen:
-        return verdict("keep", describe(champion, gate), *fallen)
-    return verdict("publish", describe(champion, gate))
+        return verdict("keep", describe(champion, gate), *fallen, *warning)
+    return verdict("publish", describe(champion, gate), *warning)
 
 
 def passes(comparison: Comparison, gate: Gate) -> bool:
     """Whether the gain's interval is above the bar; with a bar of 0, McNemar's test must reject equality as well."""
     bar = _bar(comparison, gate)
-    may_be_equal = bar == 0 and comparison.p_value is not None and comparison.p_value > 1 - gate.confidence
+    may_be_equal = bar == 0 and comparison.p_value is not None and comparison.p_value > 1 - gate.comparison_confidence
     return comparison.low > bar and not may_be_equal
 
 
 def describe(comparison: Comparison, gate: Gate) -> str:
     """A comparison as a sentence, with what the gate demands if it does not pass."""
-    text = comparison.sentence(gate.confidence)
+    text = comparison.sentence(gate.comparison_confidence)
     if passes(comparison, gate):
         return text
     bar = _bar(comparison, gate)
     demand = f"above {bar:.4g}" if bar >= 0 else f"no more than {-bar:.4g} worse"
     return f"{text}; the gain's lower end must be {demand}"
+
+
+_NEW_ROWS = "rows that no comparison has used and no model has learned from (docs/gate.md)"
+
+
+def _used_up(use: RowUse) -> str:
+    return f"the held-out rows are used up: {use.sentence()}, and this one could not pass; take {_NEW_ROWS}"
+
+
+def _nearly_used_up(use: RowUse) -> str:
+    left = max(use.left - 1, 0.0)
+    return f"the held-out rows are soon used up: after this comparison, {left:.1f} of {use.comparisons} are left; take {_NEW_ROWS}"
 
 
 def _bar(comparison: Comparison, gate: Gate) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
@@ -55,6 +55,10 @@ class ReceiptLogEntry(Report):
     """The metric that decides."""
     metrics: dict[str, dict[str, float | None]] = pydantic.Field(default_factory=dict)
     """Of the candidate (`model`), the `champion` and the `untrained` model, on the same rows."""
+    confidence: float | None = None
+    """Of the comparison that used up a part of the rows of `row_sketch`."""
+    row_sketch: tuple[Annotated[str, pydantic.Field(pattern="^[0-9a-f]{16}$")], ...] = ()
+    """Which held-out rows a verdict's comparison used (tasks.evaluation.row_use); empty with `over: release`."""
 
 
 def log_verdict(
@@ -65,6 +69,7 @@ def log_verdict(
     *,
     repo_id: str,
     endpoint: str,
+    row_sketch: tuple[str, ...] = (),
 ) -> None:
     """Log the gate's verdict, or that a model was not published because of it."""
     champion = blessing.champion
@@ -75,6 +80,8 @@ def log_verdict(
         endpoint=endpoint,
         commit=champion.commit if champion else None,
         tag=champion.tag if champion else None,
+        confidence=blessing.confidence if row_sketch else None,
+        row_sketch=row_sketch,
         **_evaluation(blessing, evaluated),
     )
     append_entry(artifacts, entry)

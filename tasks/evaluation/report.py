@@ -18,6 +18,11 @@ _SMALLEST_P_VALUE = 1e-12
 """Smaller p-values are reported as below this."""
 
 
+def confidence_text(confidence: float) -> str:
+    """Return a confidence level as a percentage, such as `95%` or `99.58%`."""
+    return f"{100 * confidence:.4g}%"
+
+
 class EvaluationReport(Report):
     """Metrics of the held-out split."""
 
@@ -66,7 +71,7 @@ class Comparison(Report):
         side, sign = ("better", 1) if self.gain >= 0 else ("worse", -1)
         low, high = sorted((sign * self.low, sign * self.high))
         text = f"{self.metric} is {abs(self.gain):.4g} {side} than {other}"
-        text += f" ({confidence:.0%} interval {low:.4g} to {high:.4g} {side}"
+        text += f" ({confidence_text(confidence)} interval {low:.4g} to {high:.4g} {side}"
         if self.p_value is not None:
             text += f"; McNemar p = {self.p_value:.2g}" if self.p_value > _SMALLEST_P_VALUE else "; McNemar p < 1e-12"
         if self.groups is not None:
@@ -113,6 +118,7 @@ class Details(Report):
 
     saved_as: ClassVar[str] = "details"
     confidence: float
+    """Of all intervals: that of the comparison that decides."""
     resamples: int
     directions: dict[str, Direction]
     intervals: dict[str, dict[str, Interval]]
@@ -137,6 +143,29 @@ class Champion(Report):
     """Digest of its weights."""
 
 
+class RowUse(Report):
+    """How often earlier comparisons have used the held-out rows, with `evaluation.gate.over: test_rows`."""
+
+    uses: float
+    """Of the average row. A comparison at another confidence counts by its error."""
+    comparisons: int
+    """How many comparisons the rows are meant for."""
+
+    @property
+    def left(self) -> float:
+        """How many comparisons are left; this one needs one."""
+        return self.comparisons - self.uses
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the rows are used up. The shares that `uses` adds up are rounded."""
+        return self.left < 1 - 1e-6
+
+    def sentence(self) -> str:
+        """Return, for example, `earlier comparisons used the held-out rows 7.0 of 12 times`."""
+        return f"earlier comparisons used the held-out rows {self.uses:.1f} of {self.comparisons} times"
+
+
 class Verdict(Report):
     """Whether the candidate may be published, and why."""
 
@@ -146,6 +175,10 @@ class Verdict(Report):
     """The metric that decides."""
     first_release: bool
     """Whether no model has been published before."""
+    confidence: float | None = None
+    """Of the comparison that decided; None in a blessing of an earlier version."""
+    row_use: RowUse | None = None
+    """None with `over: release`, and where nothing was compared."""
 
 
 class Blessing(Verdict):

@@ -29,8 +29,9 @@ from tasks import digests
 from tasks.evaluation import champion, gate
 from tasks.evaluation.analysis import Analysis
 from tasks.evaluation.groups import read_groups
-from tasks.evaluation.receipt_log import log_verdict
-from tasks.evaluation.report import Blessing, Champion, EvaluationReport
+from tasks.evaluation.receipt_log import log_verdict, read_entries
+from tasks.evaluation.report import Blessing, Champion, EvaluationReport, RowUse
+from tasks.evaluation.row_use import ComparisonId, RowHashes, row_use
 from tasks.evaluation.scoring import ScoredModel, ScoredModels, score
 from tasks.evaluation.statistics import Resampler
 from tasks.hub_client.connection import chosen_endpoint
@@ -71,28 +72,42 @@ def evaluate(
         StorageError: the disk is full; the earlier evaluation is unchanged.
     """
     built, state = objectives.build(objective), tokens.read_state(artifacts.tokens)
+    settings = evaluation.gate
     resampler = Resampler(
-        built, state, resamples=evaluation.gate.resamples, confidence=evaluation.gate.confidence, seed=seed
+        built, state, resamples=settings.resamples, confidence=settings.comparison_confidence, seed=seed
     )
     weights = digests.model_digest(artifacts)
+    data, where = digests.data_digest(artifacts), chosen_endpoint(endpoint)
     published = champion.fetch(artifacts, repo_id=repo_id, endpoint=endpoint, weights=weights)
+    is_champion = published.champion is not None and published.champion.weights == weights
     with whole_folder(artifacts.evaluation) as folder:
         scorer = _Scorer(artifacts, built, state, model, evaluation, seed, launch.eval_batch_size, resampler, folder)
         scored = scorer.score_all(published)
         rows = artifacts.rows / f"{evaluation.split}.parquet"
         details = Analysis(built, state, evaluation, rows, resampler, scored).details()
+        use: RowUse | None = None
+        sketch: tuple[str, ...] = ()
+        if settings.over == "test_rows" and details.comparisons and not is_champion:
+            hashes = RowHashes.read(rows, scored.model.scores.row_ids, built.text)
+            commit = published.champion.commit if published.champion else None
+            comparison = ComparisonId(repo_id, where, weights, commit, data, scored.metric)
+            use = row_use(settings, hashes, read_entries(artifacts), comparison)
+            sketch = (
+                () if use.is_up else hashes.sketch()
+            )  # without rows left the model could not pass: no error is spent
         verdict = gate.judge(
-            evaluation.gate,
+            settings,
             scored,
             comparisons=details.comparisons,
             slices=details.slices,
-            is_champion=published.champion is not None and published.champion.weights == weights,
+            is_champion=is_champion,
             rolled_back_reason=published.rolled_back_reason,
+            row_use=use,
         )
         blessing = Blessing(
             **verdict.model_dump(),
             model=weights,
-            data=digests.data_digest(artifacts),
+            data=data,
             recipe=digests.recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation),
             champion=published.champion,
         )
@@ -111,7 +126,7 @@ def evaluate(
         save_report(details, folder / artifacts.report("details").name)
         save_report(blessing, folder / artifacts.blessing.name)
         save_report(report, folder / artifacts.report("evaluate").name)
-        log_verdict(artifacts, "verdict", blessing, report, repo_id=repo_id, endpoint=chosen_endpoint(endpoint))
+        log_verdict(artifacts, "verdict", blessing, report, repo_id=repo_id, endpoint=where, row_sketch=sketch)
     for reason in verdict.reasons:
         logger.info("evaluate: %s: %s", verdict.verdict, reason)
     return report

@@ -1,0 +1,97 @@
+"""How often earlier comparisons have used the held-out rows (`evaluation.gate.over: test_rows`).
+
+Held-out rows usually change a little from run to run. Each verdict in the log therefore has a sketch of its rows: the 64
+smallest hashes of their texts (bottom-k sketch, Cohen and Kaplan 2007, https://doi.org/10.1145/1281100.1281133). Today's rows
+whose hash is below the largest in a sketch are a random sample, and the sketch says which of them that comparison used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from params.schema import Gate
+from tasks.evaluation.receipt_log import ReceiptLogEntry
+from tasks.evaluation.report import RowUse
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_BATCH_ROWS = 8192
+_SKETCH_SIZE = 64
+
+
+@dataclass(frozen=True)
+class RowHashes:
+    """The rows of a split, known by their texts: a new column or a corrected label does not make a row a new one."""
+
+    hashes: NDArray[np.uint64]
+    """(N,), ascending and distinct."""
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> RowHashes:
+        """Hash texts. `data.split` uses another hash: with the same one, held-out rows would all have similar hashes."""
+        digests = b"".join(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
+        return cls(np.unique(np.frombuffer(digests, np.uint64)))
+
+    @classmethod
+    def read(cls, rows: Path, row_ids: NDArray[np.int64], text: Callable[[Mapping[str, Any]], str]) -> RowHashes:
+        """Hash the rows of a split that are in `row_ids`."""
+        scored = set(row_ids.tolist())
+        with pq.ParquetFile(rows) as file:
+            batches = (batch.to_pylist() for batch in file.iter_batches(_BATCH_ROWS))
+            return cls.of(text(row) for batch in batches for row in batch if row["row_id"] in scored)
+
+    def sketch(self) -> tuple[str, ...]:
+        """Return the smallest hashes, in hexadecimal."""
+        return tuple(f"{value:016x}" for value in self.hashes[:_SKETCH_SIZE].tolist())
+
+    def share_in(self, sketch: Sequence[str]) -> float:
+        """Estimate which share of the rows is among the rows of a sketch; 1, which is cautious, if nothing can be said."""
+        found = np.array([int(value, 16) for value in sketch], np.uint64)
+        holds_all = len(found) < _SKETCH_SIZE
+        sample = self.hashes if holds_all else self.hashes[self.hashes <= found[-1]]
+        return float(np.isin(sample, found).mean()) if len(sample) else 1.0
+
+
+@dataclass(frozen=True)
+class ComparisonId:
+    """What makes a comparison another one. Whoever evaluates again with the same of all these gets the same result."""
+
+    repo_id: str
+    endpoint: str
+    weights: str | None
+    commit: str | None
+    """Of the champion; None for the untrained model."""
+    data: str | None
+    metric: str | None
+
+
+def row_use(gate: Gate, hashes: RowHashes, entries: Iterable[ReceiptLogEntry], comparison: ComparisonId) -> RowUse:
+    """Return how often comparisons in the log, other than this one, have used today's rows.
+
+    A comparison with error e counts e / (today's error) times, so that the errors of all add up to that of
+    `gate.confidence`, also if `gate.comparisons` was changed in between.
+    """
+    earlier: dict[ComparisonId, float] = {}
+    for entry in entries:
+        if entry.event == "verdict" and entry.row_sketch and entry.confidence:
+            error = (1 - entry.confidence) / (1 - gate.comparison_confidence)
+            earlier[_id_of(entry)] = error * hashes.share_in(entry.row_sketch)
+    earlier.pop(comparison, None)
+    in_this_repository = [
+        uses
+        for one, uses in earlier.items()
+        if (one.repo_id, one.endpoint) == (comparison.repo_id, comparison.endpoint)
+    ]
+    return RowUse(uses=sum(in_this_repository), comparisons=gate.planned_comparisons)
+
+
+def _id_of(entry: ReceiptLogEntry) -> ComparisonId:
+    return ComparisonId(entry.repo_id, entry.endpoint, entry.weights, entry.commit, entry.data, entry.metric)
