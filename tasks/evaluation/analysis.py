@@ -45,7 +45,7 @@ class Analysis:
         self._check_gate()
         settings, scores = self.evaluation.gate, self.scored.model.scores
         return Details(
-            confidence=settings.confidence,
+            confidence=settings.comparison_confidence,
             resamples=settings.resamples,
             directions=dict(self.scored.directions),
             intervals={name: self._intervals(one.scores) for name, one in self.scored},

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from params.artifacts import STAGES, Artifacts, write_whole
+from tasks.evaluation.report import confidence_text
 from tasks.history import cells
 from tasks.history.metric_chart import WIDTHS, draw_metric, evaluations, metric_shown, value_range
 from tasks.history.recipe_history import RecipeHistory
@@ -27,7 +28,6 @@ from tasks.report.formatting import (
     interval,
     number,
     one_line,
-    percent,
     truncate,
 )
 from tasks.report.lineage import release_link
@@ -158,7 +158,7 @@ def _chart(runs: Sequence[RunEntry]) -> dict[str, Any] | None:
     return {
         "title": one_line(metric, 60),
         "note": {"min": "smaller is better", "max": "larger is better", None: ""}[direction],
-        "confidence": percent(confidence) if confidence else "",
+        "confidence": confidence_text(confidence) if confidence else "",
         "drawings": {name: svg(draw_metric(runs, metric, width)) for name, width in WIDTHS.items()},
         "beyond": any(one.value is not None and not low <= one.value <= high for _, one in found),
         "others": sum(run.evaluated is not None and run.evaluated.metric != metric for run in runs),

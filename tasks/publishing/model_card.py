@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from params import Recipe, load
 from params.artifacts import Artifacts
 from params.schema import HubDataset, Publish
-from tasks.evaluation.report import Blessing, Details, EvaluationReport, SliceResult
+from tasks.evaluation.report import Blessing, Details, EvaluationReport, SliceResult, confidence_text
 from tasks.ingestion.report import IngestReport
 from tasks.publishing.provenance import FILE, provenance
 from tasks.stages import read_report
@@ -147,6 +147,7 @@ def write_card(
         evaluate=evaluated,
         metrics={"model": run.metrics, "champion": evaluated.champion, "untrained": evaluated.untrained},
         details=run.details,
+        confidence=confidence_text(run.details.confidence),
         blessing=run.blessing,
         comparisons=[one for one in run.details.comparisons if one.metric == evaluated.metric],
         slices=_slices(run.details),

@@ -43,9 +43,10 @@ def _content(
     artifacts: Artifacts, results: RunResults, timings: Mapping[str, Timing] | None, *, quote_rows: bool
 ) -> dict[str, Any]:
     """Return the variables of the template."""
+    from tasks.evaluation.report import confidence_text
     from tasks.report import sections
     from tasks.report.canvas import svg
-    from tasks.report.formatting import gain_class, interval, number, percent, signed_gain
+    from tasks.report.formatting import gain_class, interval, number, signed_gain
     from tasks.report.headline import current_receipt, deciding_gain, deciding_metric, headline
     from tasks.report.lineage import lineage_section, release_link
     from tasks.report.metric_plots import draw_gain
@@ -69,10 +70,11 @@ def _content(
     return {
         "recipe": results.recipe_name,
         "run": results.trained.run if results.trained and not top.failed else None,
-        "confidence": percent(results.confidence),
+        "confidence": confidence_text(results.confidence),
         "headline": top,
         "deciding_metric": deciding_metric(results),
         "decided": decided,
+        "row_use": results.blessing.row_use.sentence() if results.blessing and results.blessing.row_use else "",
         "receipt": receipt,
         "release": release_link(receipt) if receipt and receipt.commit else None,
         "earlier": earlier,
