@@ -1,0 +1,171 @@
+"""How often the held-out rows were used: sketches of rows, and the count over the log of verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from params.schema import Gate
+from tasks.evaluation.receipt_log import ReceiptLogEntry
+from tasks.evaluation.row_use import ComparisonId, RowHashes, row_use
+
+GATE = Gate(over="test_rows", comparisons=12)
+TODAY = ComparisonId("tests/tiny", "local", "today", "c0", "d0", "accuracy")
+
+
+def rows(first: int, end: int) -> RowHashes:
+    return RowHashes.of(f"row {i}" for i in range(first, end))
+
+
+def verdict(hashes: RowHashes, weights: str = "other", **changes: object) -> ReceiptLogEntry:
+    fields = {
+        "event": "verdict",
+        "reasons": (),
+        "repo_id": "tests/tiny",
+        "endpoint": "local",
+        "commit": "c0",
+        "tag": None,
+        "weights": weights,
+        "data": "d0",
+        "metric": "accuracy",
+        "confidence": GATE.comparison_confidence,
+        "row_sketch": hashes.sketch(),
+    }
+    return ReceiptLogEntry.model_validate(fields | changes)
+
+
+def uses(today: RowHashes, entries: Sequence[ReceiptLogEntry], gate: Gate = GATE) -> float:
+    return row_use(gate, today, entries, TODAY).uses
+
+
+def test_sketch_is_small_and_of_the_content_only(tmp_path) -> None:
+    hashes = rows(0, 1000)
+    assert len(hashes.sketch()) == 64
+    assert hashes.sketch() == tuple(sorted(hashes.sketch())) == rows(0, 1000).sketch()
+    assert RowHashes.of(["b", "a", "a"]).sketch() == RowHashes.of(["a", "b"]).sketch()
+    path = tmp_path / "test.parquet"
+    pq.write_table(pa.table({"row_id": [5, 6, 7], "text": ["a", "b", "c"], "seen": [1, 2, 3]}), path)
+    found = RowHashes.read(path, np.array([5, 6]), lambda row: row["text"])
+    assert found.sketch() == RowHashes.of(["a", "b"]).sketch(), "neither row_id, nor other columns, nor other rows"
+
+
+@pytest.mark.parametrize("size", [10, 63, 64, 65, 5000])
+def test_same_rows_are_used_as_a_whole_and_other_rows_not_at_all(size: int) -> None:
+    assert rows(0, size).share_in(rows(0, size).sketch()) == 1
+    assert rows(size, 2 * size).share_in(rows(0, size).sketch()) == 0
+
+
+@pytest.mark.parametrize(
+    ("earlier", "today", "share"),
+    [
+        ((0, 2000), (0, 4000), 0.5),  # the split has grown
+        ((0, 2000), (1000, 3000), 0.5),  # old rows have left, too
+        ((0, 4000), (0, 2000), 1.0),  # the split has shrunk
+        ((0, 4000), (3000, 5000), 0.5),
+        ((0, 40), (0, 400), 0.1),  # the sketch holds the whole split
+        ((0, 40), (20, 60), 0.5),
+    ],
+)
+def test_share_of_rows_is_estimated(earlier: tuple[int, int], today: tuple[int, int], share: float) -> None:
+    found = rows(*today).share_in(rows(*earlier).sketch())
+    assert found == pytest.approx(share, abs=0.2)  # three standard errors of 64 rows
+    if earlier[1] < 64:
+        assert found == share
+
+
+def test_estimate_is_unbiased() -> None:
+    """Over 100 pairs of splits, a mean of 0.5 has a standard error of 0.005."""
+    shares = [
+        RowHashes.of(f"{i} {seed}" for i in range(300, 900)).share_in(
+            RowHashes.of(f"{i} {seed}" for i in range(600)).sketch()
+        )
+        for seed in range(100)
+    ]
+    assert np.mean(shares) == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_few_rows_after_very_many_count_as_used() -> None:
+    """No hash of the new rows is below the largest in the sketch: nothing can be said about them."""
+    one = RowHashes(rows(0, 5).hashes[-1:])
+    assert one.share_in(rows(100, 100_000).sketch()) == 1
+
+
+def test_every_earlier_comparison_on_these_rows_counts() -> None:
+    hashes = rows(0, 500)
+    assert uses(hashes, []) == 0
+    assert uses(hashes, [verdict(hashes, str(i)) for i in range(7)]) == 7
+    assert uses(hashes, [verdict(rows(500, 1000), str(i)) for i in range(7)]) == 0
+    assert uses(rows(0, 1000), [verdict(hashes, str(i)) for i in range(8)]) == pytest.approx(4, abs=1.5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weights": "today"},  # the same comparison
+        {"repo_id": "tests/else"},
+        {"endpoint": "https://hub.example.org"},
+        {"row_sketch": ()},  # a verdict with `over: release`, or without a comparison
+        {"event": "refused"},
+    ],
+)
+def test_what_does_not_count(changes: dict[str, object]) -> None:
+    hashes = rows(0, 100)
+    assert uses(hashes, [verdict(hashes), verdict(hashes, **{"weights": "third"} | changes)]) == 1
+
+
+@pytest.mark.parametrize("changes", [{"commit": None}, {"commit": "c1"}, {"data": "d1"}, {"metric": "loss"}])
+def test_same_weights_count_with_another_champion_other_rows_or_another_metric(changes: dict[str, object]) -> None:
+    hashes = rows(0, 100)
+    assert uses(hashes, [verdict(hashes, "today", **changes)]) == 1
+
+
+def test_repeated_verdict_counts_once() -> None:
+    hashes = rows(0, 100)
+    repeated = [verdict(hashes, reasons=(reason,)) for reason in ("first", "again")]
+    assert uses(hashes, repeated) == 1
+
+
+def test_errors_add_up_although_the_plan_was_changed() -> None:
+    hashes = rows(0, 100)
+    half = [verdict(hashes, str(i)) for i in range(6)]  # half of the error for 12
+    doubled = row_use(Gate(over="test_rows", comparisons=24), hashes, half, TODAY)
+    assert (doubled.uses, doubled.left) == (pytest.approx(12), pytest.approx(12))
+    full = [verdict(hashes, str(i)) for i in range(12)]
+    assert row_use(Gate(over="test_rows", comparisons=24), hashes, full, TODAY).is_up
+    assert not row_use(Gate(over="test_rows", comparisons=12, confidence=0.9), hashes, full, TODAY).is_up
+
+
+@pytest.mark.parametrize("comparisons", [1, 3, 12, 365])
+def test_exactly_so_many_comparisons_fit(comparisons: int) -> None:
+    gate, hashes = Gate(over="test_rows", comparisons=comparisons), rows(0, 100)
+    entries = [verdict(hashes, str(i), confidence=gate.comparison_confidence) for i in range(comparisons)]
+    assert not row_use(gate, hashes, entries[1:], TODAY).is_up
+    assert row_use(gate, hashes, entries, TODAY).is_up
+
+
+def made(gate: Gate, splits: Iterator[tuple[int, int]]) -> tuple[float, float]:
+    """How many comparisons are made on a series of splits, and how many times their rows are replaced."""
+    entries: list[ReceiptLogEntry] = []
+    turnovers, largest = 0.0, 0
+    for i, (first, end) in enumerate(splits):
+        hashes = rows(first, end)
+        turnovers += (end - max(largest, first)) / (end - first)
+        largest = end
+        if not row_use(gate, hashes, entries, TODAY).is_up:
+            entries.append(verdict(hashes, str(i), confidence=gate.comparison_confidence))
+    return len(entries), turnovers
+
+
+def test_number_of_comparisons_is_bounded_by_the_turnover_of_the_rows() -> None:
+    """docs/gate.md has the proof; the sketches' errors allow for a tenth more."""
+    gate = Gate(over="test_rows", comparisons=4)
+    for night in (0, 10, 40, 100):  # new rows a night, on top of 400
+        count, turnovers = made(gate, ((0, 400 + night * i) for i in range(30)))
+        assert 0.75 * 4 * (turnovers - 1) <= count <= 1.1 * 4 * turnovers
+    for night in (10, 40, 57, 100, 400):  # as many leave: those that were used most often
+        count, turnovers = made(gate, ((night * i, night * i + 400) for i in range(40)))
+        assert count <= 1.1 * 2 * 4 * turnovers
