@@ -8,20 +8,23 @@ import os
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, ModelCard
 
 from params import ModelError, load
 from params.artifacts import Artifacts
 from params.errors import StaleBlessingError
 from tasks.commands import main
+from tasks.evaluation.receipt_log import read_entries
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.repository import Repository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.stage import is_current, is_there
 from tasks.releases import rollback
+from tasks.report.page import write_report
 from tasks.stages import read_report
 from tasks.tokenization.stage import tokenize
 from tests.support import releases, tiny
@@ -176,6 +179,69 @@ def test_rolled_back_weights_are_not_published_again(project):
         "the published model has the same weights: there is nothing to publish"
     ]
     assert published(artifacts).commit == again
+
+
+def evaluated(artifacts, recipe, steps):
+    """The verdict on a candidate, and how often earlier comparisons used the rows."""
+    releases.learn(artifacts, recipe, steps)
+    verdict = releases.evaluate(artifacts, recipe).verdict
+    return verdict, blessing_of(artifacts)["row_use"]["uses"]
+
+
+def test_comparisons_on_the_same_rows_share_the_error_until_the_rows_are_used_up(project):
+    artifacts, _, first = project
+    content = tiny.recipe({"evaluation.gate.over": "test_rows", "evaluation.gate.comparisons": 3})
+    recipe = load(tiny.write(artifacts.root / "params" / "tiny.yaml", content))
+    assert evaluated(artifacts, recipe, WORSE) == ("keep", 0.0), "the log has only verdicts with `over: release`"
+    entry = read_entries(artifacts)[-1]
+    assert (entry.event, len(entry.row_sketch)) == ("verdict", releases.SIZES["test"])
+    assert entry.confidence == blessing_of(artifacts)["confidence"] == pytest.approx(1 - 0.05 / 3)
+    details = json.loads(artifacts.report("details").read_text())
+    assert details["confidence"] == entry.confidence
+    (reason,) = blessing_of(artifacts)["reasons"]
+    assert "(98.33% interval" in reason
+    log = artifacts.receipt_log.read_bytes()
+    assert evaluated(artifacts, recipe, WORSE) == ("keep", 0.0), "the same comparison again"
+    assert artifacts.receipt_log.read_bytes() == log
+
+    assert evaluated(artifacts, recipe, WORSE + 1) == ("keep", 1.0)
+    assert evaluated(artifacts, recipe, WORSE + 2) == ("keep", 2.0)
+    assert "after this comparison, 0.0 of 3 are left" in blessing_of(artifacts)["reasons"][-1]
+    for _ in range(2):
+        assert evaluated(artifacts, recipe, BETTER) == ("keep", 3.0)
+        (reason,) = blessing_of(artifacts)["reasons"]
+        assert reason.startswith("the held-out rows are used up")
+        assert read_entries(artifacts)[-1].row_sketch == (), "it could not pass, so it used nothing"
+    assert evaluated(artifacts, recipe, WORSE) == ("keep", 2.0)
+    assert "worse than the champion's" in blessing_of(artifacts)["reasons"][0], "it has had its comparison"
+    assert releases.publish(artifacts, recipe).status == "kept"
+
+    texts = tiny.sentences(releases.SIZES["test"], seed=77)
+    path = artifacts.rows / "test.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.column_names.index("text"), "text", pa.array(texts)), path)
+    shutil.rmtree(artifacts.tokens)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
+    verdict, uses = evaluated(artifacts, recipe, BETTER)
+    assert (verdict, uses < 0.5) == ("publish", True)
+    receipt = releases.publish(artifacts, recipe)
+    assert (receipt.status, receipt.commit != first.commit) == ("published", True)
+    said = f"earlier comparisons used the held-out rows {uses:.1f} of 3 times"
+    write_report(artifacts)
+    assert said in artifacts.page.read_text()
+    with LocalHub(artifacts.root / ".hub", tokens={TOKEN: "tests"}) as hub:
+        card = ModelCard.load(HfApi(endpoint=hub.endpoint, token=TOKEN).hf_hub_download(REPO, "README.md"))
+    assert f"Its verdict was `publish` ({said}):" in card.content
+    assert "(98.33% interval of the gain" in card.content
+
+
+def test_first_release_over_test_rows_is_a_comparison(tmp_path):
+    artifacts, recipe = releases.tokenized(tmp_path, tiny.recipe({"evaluation.gate.over": "test_rows"}))
+    assert evaluated(artifacts, recipe, STEPS) == ("publish", 0.0)
+    releases.publish(artifacts, recipe)
+    assert releases.evaluate(artifacts, recipe).verdict == "keep"
+    assert blessing_of(artifacts)["row_use"] is None, "the champion is not compared with itself"
+    assert evaluated(artifacts, recipe, WORSE) == ("keep", 1.0)
 
 
 def test_model_below_floor_is_refused_with_the_reason(project, monkeypatch, capsys):

@@ -10,7 +10,7 @@ import pytest
 
 from params.schema import Gate
 from tasks.evaluation import gate
-from tasks.evaluation.report import Comparison, SliceResult, Verdict
+from tasks.evaluation.report import Comparison, RowUse, SliceResult, Verdict
 from tasks.evaluation.scoring import ScoredModel, ScoredModels, Scores
 
 DIRECTIONS: dict[str, Any] = {"accuracy": "max", "loss": "min"}
@@ -55,6 +55,7 @@ def judge(
     has_champion: bool = True,
     is_champion: bool = False,
     rolled_back_reason: str | None = None,
+    row_use: RowUse | None = None,
 ) -> Verdict:
     champion = SCORED if has_champion and not is_champion else None
     return gate.judge(
@@ -64,6 +65,7 @@ def judge(
         slices=slices,
         is_champion=is_champion,
         rolled_back_reason=rolled_back_reason,
+        row_use=row_use,
     )
 
 
@@ -210,3 +212,61 @@ def test_gate_takes_a_gain_or_a_margin() -> None:
     assert (Gate().bar, Gate(gain=0.02).bar, Gate(margin=0.03).bar) == (0.0, 0.02, -0.03)
     with pytest.raises(ValueError, match=r"`gain` .* and `margin` .* exclude each other"):
         Gate(gain=0.01, margin=0.01)
+
+
+OVER_ROWS = Gate(over="test_rows")
+
+
+def test_error_is_shared_by_the_planned_comparisons() -> None:
+    assert Gate().comparison_confidence == 0.95
+    assert Gate(confidence=0.99).comparison_confidence == 0.99
+    assert OVER_ROWS.comparison_confidence == pytest.approx(1 - 0.05 / 12)
+    assert Gate(over="test_rows", confidence=0.9, comparisons=5).comparison_confidence == pytest.approx(0.98)
+    with pytest.raises(ValueError, match=r"`comparisons` has no effect without `over: test_rows`"):
+        Gate(comparisons=12)
+
+
+def test_comparison_is_judged_and_described_at_its_share_of_the_error() -> None:
+    one = gain(0.02, 0.002, 0.1, p_value=0.005)  # 0.05 / 12 = 0.0042
+    assert gate.passes(one, Gate())
+    assert not gate.passes(one, OVER_ROWS)
+    assert gate.passes(gain(0.02, 0.002, 0.1, p_value=0.004), OVER_ROWS)
+    verdict = judge(OVER_ROWS, gain(0.02, 0.002, 0.1, p_value=0.004))
+    assert "(99.58% interval 0.002 to 0.1 better; McNemar p = 0.004)" in verdict.reasons[0]
+    assert (verdict.confidence, judge().confidence) == (OVER_ROWS.comparison_confidence, 0.95)
+
+
+def test_slices_are_tested_at_the_gates_confidence_over_test_rows_too() -> None:
+    settings = Gate(over="test_rows", slice_margin=0.05)
+    assert judge(settings, slices=[slice_result(margin_p_value=0.03)]).verdict == "keep"
+
+
+@pytest.mark.parametrize(
+    ("uses", "word", "says"),
+    [
+        (0.0, "publish", None),
+        (7.9, "publish", None),
+        (8.0, "publish", "the held-out rows are soon used up: after this comparison, 3.0 of 12 are left"),
+        (11.0, "publish", "after this comparison, 0.0 of 12 are left"),
+        (11.000000001, "publish", "0.0 of 12 are left"),  # a sum of rounded shares
+        (11.1, "keep", "the held-out rows are used up: earlier comparisons used the held-out rows 11.1 of 12 times"),
+        (40.0, "keep", "take rows that no comparison has used and no model has learned from"),
+    ],
+)
+def test_rows_are_used_up_after_the_planned_comparisons(uses: float, word: str, says: str | None) -> None:
+    use = RowUse(uses=uses, comparisons=12)
+    verdict = judge(OVER_ROWS, row_use=use)
+    assert (verdict.verdict, verdict.row_use) == (word, use)
+    found = [reason for reason in verdict.reasons if "held-out rows" in reason]
+    assert [says in reason for reason in found] == ([True] if says else []), verdict.reasons
+    kept = judge(OVER_ROWS, WORSE, row_use=use)
+    assert kept.verdict == "keep"
+    assert any("held-out rows" in reason for reason in kept.reasons) is (says is not None)
+
+
+def test_first_release_is_refused_when_the_rows_are_used_up() -> None:
+    verdict = judge(OVER_ROWS, START, has_champion=False, row_use=RowUse(uses=12.0, comparisons=12))
+    assert (verdict.verdict, len(verdict.reasons)) == ("refuse", 1)
+    assert verdict.reasons[0].startswith("the held-out rows are used up")
+    fresh = judge(OVER_ROWS, START, has_champion=False, row_use=RowUse(uses=9.0, comparisons=12))
+    assert (fresh.verdict, len(fresh.reasons)) == ("publish", 3)
