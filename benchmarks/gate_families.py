@@ -103,10 +103,10 @@ class Accuracy(Family):
 
 
 @cache
-def gain_of_counts(only_own: int, only_other: int, rows: int) -> Gain:
+def gain_of_counts(only_own: int, only_other: int, rows: int, confidence: float = 0.95) -> Gain:
     """Return the product's gain in a share of rows; pairs with equal counts have equal gains."""
     row = np.arange(rows)
-    return share_gain(row < only_own, (row >= only_own) & (row < only_own + only_other), 0.95)
+    return share_gain(row < only_own, (row >= only_own) & (row < only_own + only_other), confidence)
 
 
 @dataclass(frozen=True)
