@@ -38,7 +38,7 @@ class Family(ABC):
         """Return the name of its row in the tables."""
 
     @abstractmethod
-    def gains(self, pairs: int, gain: float, seed: int) -> Iterator[Gain]:
+    def gains(self, pairs: int, gain: float, seed: int, confidence: float = 0.95) -> Iterator[Gain]:
         """Yield the observed gain of each pair; the candidate is truly better by `gain`."""
 
     def allows(self, gain: float) -> bool:
@@ -65,14 +65,14 @@ class Resampled(Family):
     def pair(self, chance: np.random.Generator, gain: float) -> tuple[Columns, Columns]:
         """Return the scores of a candidate that is truly better by `gain`, and of the champion."""
 
-    def gains(self, pairs: int, gain: float, seed: int) -> Iterator[Gain]:
+    def gains(self, pairs: int, gain: float, seed: int, confidence: float = 0.95) -> Iterator[Gain]:
         chance, ids = self.random(seed), np.arange(self.rows)
         learned = objectives.build(ObjectiveChoice(name=self.objective))
         directions = {**learned.metrics, **learned.evaluate_only_metrics}
         for start in range(0, pairs, _BATCH):
             drawn = [self.pair(chance, gain) for _ in range(min(_BATCH, pairs - start))]
             scores = [(Scores(ids, own, self.groups), Scores(ids, other, self.groups)) for own, other in drawn]
-            resampler = Resampler(learned, self.state, resamples=2000, confidence=0.95, seed=seed + start)
+            resampler = Resampler(learned, self.state, resamples=2000, confidence=confidence, seed=seed + start)
             yield from (found[self.metric] for found in resampler.gains(scores, directions))
 
 
@@ -96,10 +96,10 @@ class Accuracy(Family):
         both = self.accuracy - other
         return chance.multinomial(self.rows, [one, other, both, 1 - one - other - both], size)
 
-    def gains(self, pairs: int, gain: float, seed: int) -> Iterator[Gain]:
+    def gains(self, pairs: int, gain: float, seed: int, confidence: float = 0.95) -> Iterator[Gain]:
         """The gain in a share of rows follows from two counts, without resampling."""
         for one, other, *_ in self.counts(self.random(seed), gain, (pairs,)).tolist():
-            yield gain_of_counts(one, other, self.rows)
+            yield gain_of_counts(one, other, self.rows, confidence)
 
 
 @cache

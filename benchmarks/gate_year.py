@@ -5,6 +5,7 @@
 In each year twelve candidates are compared with one champion, with the gate's own code. For the error, none is truly better, and
 the year errs if at least one passes. The candidates are independent of each other, or each takes 90% of its answers from the
 same model. For the power, one candidate is truly better. Accuracy 0.9; a tenth of the answers differs from the champion's.
+Other metrics have intervals by resampling: for them, the error of one of the comparisons.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.gate_families import Accuracy, gain_of_counts
+from benchmarks.gate_families import Accuracy, BitsPerByte, Family, Spans, gain_of_counts
 from benchmarks.gate_simulation import comparison
 from params.schema import Gate
 from tasks.evaluation.gate import passes
@@ -32,6 +33,7 @@ KINDS = {"independent": 0.0, "alike": 0.9}
 """Share of a candidate's answers that are those of a model which all candidates of the year are like."""
 ROWS = (1000, 5000)
 GAINS = (0.01, 0.02, 0.03, 0.05)
+OTHERS: tuple[Family, ...] = (BitsPerByte(200, 1.0, rare=False), BitsPerByte(1000, 0.5, rare=False), Spans(1000))
 
 
 def year_counts(
@@ -73,9 +75,18 @@ def power(pairs: int, rows: int, gain: float, seed: int = 0) -> dict[str, float]
     return {name: sum(_passes(name, one, other, rows) for one, other in counts) / pairs for name in GATES}
 
 
+def error_of_one(pairs: int, family: Family, seed: int = 0) -> dict[str, float]:
+    """Share of the candidates that pass and are no better, for each gate."""
+    found = {}
+    for name, gate in GATES.items():
+        gains = family.gains(pairs, 0.0, seed, gate.comparison_confidence)
+        found[name] = sum(passes(comparison(family.metric, one, family.rows), gate) for one in gains) / pairs
+    return found
+
+
 def _cells(rates: dict[str, float], count: int) -> Iterator[str]:
     for rate in rates.values():
-        yield f"{100 * rate:.1f} ± {100 * sqrt(rate * (1 - rate) / count):.1f}"
+        yield f"{100 * rate:.2f} ± {100 * sqrt(rate * (1 - rate) / count):.2f}"
 
 
 def main() -> None:
@@ -93,6 +104,10 @@ def main() -> None:
     for rows in ROWS:
         for gain in GAINS:
             print(f"| {rows} | {gain} | {' | '.join(_cells(power(years, rows, gain), years))} |")
+    print(f"\n### Other metrics: one candidate that is no better passes, %\n\n| scores | rows | {heads} |")
+    print("| --- | --- | --- | --- |")
+    for family in OTHERS:
+        print(f"| {family.describe()} | {family.rows} | {' | '.join(_cells(error_of_one(years, family), years))} |")
 
 
 if __name__ == "__main__":

@@ -38,5 +38,5 @@ def test_gate_year_prints_every_cell(capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.setattr("sys.argv", ["gate_year", "--years", "2"])
     gate_year.main()
     lines = [line for line in capsys.readouterr().out.splitlines() if "±" in line]
-    assert len(lines) == len(KINDS) * len(gate_year.ROWS) + len(gate_year.ROWS) * len(gate_year.GAINS)
+    assert len(lines) == len(gate_year.ROWS) * (len(KINDS) + len(gate_year.GAINS)) + len(gate_year.OTHERS)
     assert all(line.count("±") == len(gate_year.GATES) for line in lines)

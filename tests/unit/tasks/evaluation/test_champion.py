@@ -189,7 +189,10 @@ def evaluated(artifacts, recipe, steps):
 
 
 def test_comparisons_on_the_same_rows_share_the_error_until_the_rows_are_used_up(project):
-    artifacts, _, first = project
+    artifacts, usual, first = project
+    releases.learn(artifacts, usual, WORSE)
+    releases.evaluate(artifacts, usual)
+    shorter = comparisons_of(artifacts)["bits_per_byte"]
     content = tiny.recipe({"evaluation.gate.over": "test_rows", "evaluation.gate.comparisons": 3})
     recipe = load(tiny.write(artifacts.root / "params" / "tiny.yaml", content))
     assert evaluated(artifacts, recipe, WORSE) == ("keep", 0.0), "the log has only verdicts with `over: release`"
@@ -198,6 +201,8 @@ def test_comparisons_on_the_same_rows_share_the_error_until_the_rows_are_used_up
     assert entry.confidence == blessing_of(artifacts)["confidence"] == pytest.approx(1 - 0.05 / 3)
     details = json.loads(artifacts.report("details").read_text())
     assert details["confidence"] == entry.confidence
+    longer = comparisons_of(artifacts)["bits_per_byte"]
+    assert (longer["low"] < shorter["low"], longer["high"] > shorter["high"]) == (True, True)
     (reason,) = blessing_of(artifacts)["reasons"]
     assert "(98.33% interval" in reason
     log = artifacts.receipt_log.read_bytes()
