@@ -83,14 +83,12 @@ def row_use(gate: Gate, hashes: RowHashes, entries: Iterable[ReceiptLogEntry], c
     for entry in entries:
         if entry.event == "verdict" and entry.row_sketch and entry.confidence:
             error = (1 - entry.confidence) / (1 - gate.comparison_confidence)
-            earlier[_id_of(entry)] = error * hashes.share_in(entry.row_sketch)
+            uses = error * hashes.share_in(entry.row_sketch)
+            earlier[_id_of(entry)] = max(uses, earlier.get(_id_of(entry), 0.0))
     earlier.pop(comparison, None)
-    in_this_repository = [
-        uses
-        for one, uses in earlier.items()
-        if (one.repo_id, one.endpoint) == (comparison.repo_id, comparison.endpoint)
-    ]
-    return RowUse(uses=sum(in_this_repository), comparisons=gate.planned_comparisons)
+    here = (comparison.repo_id, comparison.endpoint)
+    total = sum(uses for one, uses in earlier.items() if (one.repo_id, one.endpoint) == here)
+    return RowUse(uses=total, comparisons=gate.planned_comparisons)
 
 
 def _id_of(entry: ReceiptLogEntry) -> ComparisonId:

@@ -123,10 +123,12 @@ def test_same_weights_count_with_another_champion_other_rows_or_another_metric(c
     assert uses(hashes, [verdict(hashes, "today", **changes)]) == 1
 
 
-def test_repeated_verdict_counts_once() -> None:
+def test_repeated_verdict_counts_once_with_its_largest_error() -> None:
     hashes = rows(0, 100)
-    repeated = [verdict(hashes, reasons=(reason,)) for reason in ("first", "again")]
-    assert uses(hashes, repeated) == 1
+    half = Gate(over="test_rows", comparisons=24).comparison_confidence
+    repeated = [verdict(hashes, reasons=("first",)), verdict(hashes, reasons=("again",), confidence=half)]
+    assert uses(hashes, repeated) == uses(hashes, repeated[::-1]) == 1
+    assert uses(hashes, repeated[1:]) == pytest.approx(0.5)
 
 
 def test_errors_add_up_although_the_plan_was_changed() -> None:
