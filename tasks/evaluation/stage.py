@@ -92,9 +92,8 @@ def evaluate(
             commit = published.champion.commit if published.champion else None
             comparison = ComparisonId(repo_id, where, weights, commit, data, scored.metric)
             use = row_use(settings, hashes, read_entries(artifacts), comparison)
-            sketch = (
-                () if use.is_up else hashes.sketch()
-            )  # without rows left the model could not pass: no error is spent
+            # When the rows are used up, the model cannot pass, so the comparison spends no error.
+            sketch = () if use.is_up else hashes.sketch()
         verdict = gate.judge(
             settings,
             scored,
