@@ -12,6 +12,7 @@ from params.artifacts import SPLITS, Artifacts
 from params.errors import ModelError
 from params.hashing import file_sha256
 from params.schema import Evaluation, Model, ObjectiveChoice
+from trainer.data import shards
 
 
 def model_digest(artifacts: Artifacts) -> str:
@@ -23,7 +24,7 @@ def data_digest(artifacts: Artifacts) -> str:
     """Return the digest of the validated rows of all splits."""
     digest = hashlib.sha256()
     for split in SPLITS:
-        digest.update(f"{split} {file_sha256(artifacts.rows / f'{split}.parquet')}\n".encode())
+        digest.update(f"{split} {shards.digest(artifacts.rows / split)}\n".encode())
     return digest.hexdigest()
 
 

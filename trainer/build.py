@@ -64,7 +64,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         metrics=metrics,
         keep_checkpoints=training.keep_checkpoints,
         save_minutes=training.save_minutes,
-        lengths=tokens.read_lengths(job.tokens, "train") if training.group_by_length else None,
+        lengths=rows.lengths() if training.group_by_length else None,
         identity=job.identity,
         heartbeat=heartbeat,
         stop_requested=stop_requested,

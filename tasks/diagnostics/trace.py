@@ -11,6 +11,7 @@ import pyarrow.dataset as ds
 
 from params import DataError, Recipe, load
 from params.artifacts import SPLITS, Artifacts
+from tasks.split_rows import SplitRows
 from tasks.tokenization.encoding import Encoder
 from trainer import objectives
 from trainer.data import tokens
@@ -92,13 +93,13 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
 
 def _raw_row(artifacts: Artifacts, row_id: int) -> tuple[str, dict[str, Any]]:
     """Return the split and the columns of a row."""
-    paths = {split: artifacts.raw / f"{split}.parquet" for split in SPLITS}
-    for split, path in paths.items():
-        if not path.exists():
-            raise DataError(str(path), "there is no raw data", "run `evergreen ingest` for this recipe first")
-        if row := _find_row(path, row_id):
+    if not artifacts.raw.exists():
+        raise DataError(str(artifacts.raw), "there is no raw data", "run `evergreen ingest` for this recipe first")
+    splits = {split: SplitRows(artifacts.raw / split) for split in SPLITS}
+    for split, rows in splits.items():
+        if row := rows.row(row_id):
             return split, row
-    count = sum(ds.dataset(path).count_rows() for path in paths.values())
+    count = sum(len(rows) for rows in splits.values())
     raise DataError(str(artifacts.raw), f"there is no row {row_id}", f"use a row_id from 0 to {count - 1}")
 
 

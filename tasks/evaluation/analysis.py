@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from tasks.evaluation.report import Comparison, Details, Interval, Opponent, Sli
 from tasks.evaluation.scoring import ScoredModels, Scores
 from tasks.evaluation.slices import read_texts, slice_positions
 from tasks.evaluation.statistics import Gain, Resampler
+from tasks.split_rows import SplitRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +32,7 @@ class Analysis:
     objective: Objective[Any]
     state: ObjectiveState
     evaluation: Evaluation
-    rows: Path
+    rows: SplitRows
     resampler: Resampler
     scored: ScoredModels
 

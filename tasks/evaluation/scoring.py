@@ -21,10 +21,10 @@ from params.schema import Direction
 from tasks.progress import progress
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
+    from trainer.data.tokens import Sequences
     from trainer.loop.metrics import EvaluationMetrics
     from trainer.objectives.bases.objective import Objective
 
@@ -96,7 +96,7 @@ class ScoredModels:
 
 def score(
     model: PreTrainedModel,
-    sequences: Dataset,
+    sequences: Sequences,
     *,
     objective: Objective[Any],
     metrics: EvaluationMetrics,

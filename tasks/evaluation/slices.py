@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from params import DataError, RecipeError
 from params.importing import bind
 from params.schema import SliceBy
+from tasks.split_rows import SplitRows
+from trainer.data.shards import ROW_ID
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_BATCH_ROWS = 8192
 _MAX_SLICES = 1000
 """Most slices of one column or function. Columns with more mostly hold free text or numbers."""
 
 
 def slice_positions(
-    rows: Path, slices: Sequence[SliceBy], row_ids: NDArray[np.int64]
+    rows: SplitRows, slices: Sequence[SliceBy], row_ids: NDArray[np.int64]
 ) -> Iterator[tuple[str, dict[str, NDArray[np.int64]]]]:
     """Yield the name of each column or function to slice by, with the positions in `row_ids` of each slice's rows.
 
@@ -35,15 +34,13 @@ def slice_positions(
         where = f"evaluation.slices.{i}"
         name_slice = _slice_name_function(slice_by, where)
         positions: dict[str, list[int]] = {}
-        with pq.ParquetFile(rows) as file:
-            if slice_by.column is not None and slice_by.column not in file.schema_arrow.names:
-                what = f"the rows have no column `{slice_by.column}`"
-                raise RecipeError(where, what, f"use one of {', '.join(file.schema_arrow.names)}")
-            for batch in file.iter_batches(_BATCH_ROWS):
-                for row in batch.to_pylist():
-                    position = int(np.searchsorted(row_ids, row["row_id"]))
-                    if position < len(row_ids) and row_ids[position] == row["row_id"]:
-                        positions.setdefault(name_slice(row), []).append(position)
+        if slice_by.column is not None and slice_by.column not in rows.schema.names:
+            what = f"the rows have no column `{slice_by.column}`"
+            raise RecipeError(where, what, f"use one of {', '.join(rows.schema.names)}")
+        for row in rows.rows():
+            position = int(np.searchsorted(row_ids, row[ROW_ID]))
+            if position < len(row_ids) and row_ids[position] == row[ROW_ID]:
+                positions.setdefault(name_slice(row), []).append(position)
         if len(positions) > _MAX_SLICES:
             what = f"{slice_by.title} gives {len(positions)} slices, more than the limit of {_MAX_SLICES}"
             raise RecipeError(where, what, "slice by a function that returns fewer names")
@@ -67,18 +64,18 @@ def _slice_name_function(slice_by: SliceBy, where: str) -> Callable[[Mapping[str
     return name_slice
 
 
-def read_texts(rows: Path, row_ids: Sequence[int], text: Callable[[Mapping[str, Any]], str]) -> dict[int, str]:
+def read_texts(rows: SplitRows, row_ids: Sequence[int], text: Callable[[Mapping[str, Any]], str]) -> dict[int, str]:
     """Return the texts of some rows by row_id.
 
     Raises:
         DataError: a row is missing.
     """
     missing, found = set(row_ids), dict[int, str]()
-    with pq.ParquetFile(rows) as file:
-        for batch in file.iter_batches(_BATCH_ROWS):
-            if missing.isdisjoint(batch.column("row_id").to_pylist()):
-                continue
-            found |= {row["row_id"]: text(row) for row in batch.to_pylist() if row["row_id"] in missing}
+    for batch in rows.batches():
+        if not missing.isdisjoint(batch.column(ROW_ID).to_pylist()):
+            found |= {row[ROW_ID]: text(row) for row in batch.to_pylist() if row[ROW_ID] in missing}
     if missing := missing - found.keys():
-        raise DataError(str(rows), f"has no row with row_id {min(missing)}", "run the stages from validate on again")
+        raise DataError(
+            str(rows.folder), f"has no row with row_id {min(missing)}", "run the stages from validate on again"
+        )
     return found

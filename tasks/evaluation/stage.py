@@ -35,6 +35,7 @@ from tasks.evaluation.row_use import ComparisonId, RowHashes, row_use
 from tasks.evaluation.scoring import ScoredModel, ScoredModels, score
 from tasks.evaluation.statistics import Resampler
 from tasks.hub_client.connection import chosen_endpoint
+from tasks.split_rows import SplitRows
 from tasks.stages import save_report
 from tasks.tokenization.encoding import Encoder, encode_split
 from trainer import objectives
@@ -83,7 +84,7 @@ def evaluate(
     with whole_folder(artifacts.evaluation) as folder:
         scorer = _Scorer(artifacts, built, state, model, evaluation, seed, launch.eval_batch_size, resampler, folder)
         scored = scorer.score_all(published)
-        rows = artifacts.rows / f"{evaluation.split}.parquet"
+        rows = SplitRows(artifacts.rows / evaluation.split)
         details = Analysis(built, state, evaluation, rows, resampler, scored).details()
         use: RowUse | None = None
         sketch: tuple[str, ...] = ()
@@ -188,7 +189,7 @@ class _Scorer:
         folder.mkdir()
         encoder = Encoder(self.objective, tokenizer, length if length < _NO_LIMIT else default_length, self.state)
         split = self.evaluation.split
-        encoded, _ = encode_split(self.artifacts, split, folder / f"{split}.arrow", encoder)
+        encoded, _ = encode_split(SplitRows(self.artifacts.rows / split), split, folder / split, encoder)
         message = "evaluate: the champion's tokenizer gives %d sequences; %d rows are truncated and %d unused"
         logger.info(message, encoded.sequences, encoded.truncated_rows, encoded.unused_rows)
         return folder
@@ -214,7 +215,7 @@ class _Scorer:
             batch_size=self.batch_size,
             name=name,
         )
-        scores = replace(scores, groups=read_groups(self.artifacts.rows / f"{split}.parquet", scores.row_ids))
+        scores = replace(scores, groups=read_groups(SplitRows(self.artifacts.rows / split), scores.row_ids))
         del network
         gc.collect()
         scores.write(self.folder / "scores" / f"{name}.parquet")

@@ -33,6 +33,20 @@ class Batch:
     rows: pa.RecordBatch
     address: Callable[[int], str]
     """Return where the i-th of these rows is, for example `data/train.jsonl:17`."""
+    is_inferred: bool = False
+    """Whether the types of the columns are those of these rows' values, and not declared by the source."""
+
+    def divide(self, rows: int) -> tuple[Batch, Batch | None]:
+        """Return the first `rows` rows, and the others; None if there are no others."""
+        if len(self.rows) <= rows:
+            return self, None
+        return self._slice(0, rows), self._slice(rows, len(self.rows) - rows)
+
+    def _slice(self, start: int, count: int) -> Batch:
+        rows = self.rows.slice(start, count)
+        if self.is_inferred:  # a slice without values has no type, for example
+            rows = pa.RecordBatch.from_arrays([pa.array(c.to_pylist()) for c in rows.columns], names=rows.schema.names)
+        return Batch(rows, lambda i: self.address(start + i), self.is_inferred)
 
 
 AddressedRows = Generator[tuple[str, Mapping[str, Any]], None, None]
@@ -56,7 +70,8 @@ def to_batches(rows: AddressedRows) -> Batches:
             columns = [_column(name, [row.get(name) for _, row in chunk], addresses) for name in names]
             if not columns:
                 raise DataError(addresses[0], "the row has no columns", "give every row at least one column")
-            yield Batch(pa.RecordBatch.from_arrays(columns, names=list(names)), addresses.__getitem__)
+            rows_of_chunk = pa.RecordBatch.from_arrays(columns, names=list(names))
+            yield Batch(rows_of_chunk, addresses.__getitem__, is_inferred=True)
 
 
 def _each(rows: AddressedRows) -> AddressedRows:

@@ -1,14 +1,17 @@
-"""Parquet files with one schema, written in memory that does not grow with the number of rows.
+"""Raw rows as Parquet shards, written in memory that does not grow with the number of rows.
 
-The schema is that of the rows so far. When it widens (a null column gets its first value, integers become doubles, a
-column is new), the file so far is copied with the wider schema. That happens at most a few times per column.
+A part of the source gives one shard for each split that has some of its rows. The columns of a shard are those of its own rows,
+so rows of other parts never change it. While it is written, its columns can still widen (a null column gets its first value,
+integers become doubles, a column is new): then the file so far is copied.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,83 +19,183 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from params import DataError
 from params.artifacts import GROUP_BY
-from tasks.ingestion.batches import Batch, common_type, type_error
+from params.hashing import file_sha256
+from tasks.ingestion.batches import Batch, Batches, common_type, type_error
+from tasks.split_rows import SCHEMA, conform
+from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 
 GROUP_ROWS = 8192
 """Rows of a Parquet row group. It does not depend on the batches, so the same rows give the same bytes."""
 GROUP_BYTES = 64 << 20
 """The most bytes of a row group, for very long rows."""
+PART_ROWS = 65_536
+"""The most rows of a part of the source."""
+_PART_BYTES = 64 << 20
+_MEASURED_ROWS = 512
 
 
-class ParquetFolder:
-    """Files `<name>.parquet` in one folder, all with the same columns.
+@dataclass(frozen=True)
+class Column:
+    """A column of some rows."""
 
-    Each file says in its metadata by which columns its rows belong together, see tasks.evaluation.groups.
+    type: pa.DataType
+    where: str
+    """Address of the first row that has a value, for errors."""
+
+
+def cut(batches: Batches) -> Iterator[Iterator[Batch]]:
+    """Divide the rows of a split into parts; read each of them to its end before the next.
+
+    A part has `PART_ROWS` rows, or fewer, a power of two, if the first rows of the split are long. So the rows of a part depend
+    neither on how the source divides its rows into files and batches nor on the rows that come after it.
     """
+    first, count = list[Batch](), 0
+    while count < _MEASURED_ROWS and (batch := next(batches, None)):
+        first.append(batch)
+        count += len(batch.rows)
+    size = _part_rows(first)
+    rest: Batch | None = None
+    remaining = chain(first, batches)
 
-    def __init__(self, folder: Path, names: Sequence[str], *, group_by: Sequence[str] = ()) -> None:
-        self.schema = pa.schema([])
-        self.rows = dict.fromkeys(names, 0)
-        metadata = {GROUP_BY: json.dumps(list(group_by))} if group_by else {}
-        self._files = {name: _File(folder / f"{name}.parquet", metadata) for name in names}
+    def part() -> Iterator[Batch]:
+        nonlocal rest
+        missing = size
+        while rest and missing:
+            batch, rest = rest.divide(missing)
+            missing -= len(batch.rows)
+            yield batch
+            rest = rest or next(remaining, None)
 
-    def path(self, name: str) -> Path:
-        """Path of the file `name`."""
-        return self._files[name].path
+    rest = next(remaining, None)
+    while rest:
+        yield part()
 
-    def write(self, batch: Batch, names: Sequence[str]) -> None:
-        """Append each row of `batch` to the file that `names` holds for it.
+
+def _part_rows(first: Sequence[Batch]) -> int:
+    if not first:
+        return PART_ROWS
+    measured = pa.concat_tables([pa.Table.from_batches([b.rows]) for b in first], promote_options="permissive")
+    measured = measured.slice(0, _MEASURED_ROWS)
+    rows = _PART_BYTES * len(measured) // max(1, int(measured.nbytes))
+    return min(PART_ROWS, 1 << max(0, rows.bit_length() - 1))
+
+
+class PartWriter:
+    """Writes the rows of one part of the source: `<split>/<number>.parquet` for each split that has some of them."""
+
+    def __init__(self, folder: Path, number: int, *, first_row_id: int) -> None:
+        self.columns: dict[str, Column] = {}
+        """The columns of the part's rows."""
+        self.shards: dict[str, Shard] = {}
+        """The shard of each split, when all is written."""
+        self.rows = 0
+        self._first_row_id = first_row_id
+        self._folder = folder
+        self._name = f"{number:05}.parquet"
+        self._files: dict[str, _File] = {}
+
+    def write(self, batch: Batch, splits: Sequence[str]) -> None:
+        """Append each row of `batch` to the split that `splits` holds for it.
 
         Raises:
             DataError: a column has a type that does not fit the earlier rows.
         """
-        self._widen(batch)
-        table = _conform(pa.Table.from_batches([batch.rows]), self.schema, batch.address(0))
-        for name in dict.fromkeys(names):
-            chosen = [row for row, file in enumerate(names) if file == name]
-            self.rows[name] += len(chosen)
-            self._files[name].write(table if len(chosen) == len(table) else table.take(chosen), self.schema)
+        widen(self.columns, _columns(batch, self.columns))
+        places = pa.array(range(self.rows, self.rows + len(batch.rows)), pa.int32())
+        self.rows += len(batch.rows)
+        table = pa.Table.from_batches([batch.rows]).append_column(ROW, places)
+        table = conform(table, self._schema, batch.address(0))
+        for split in dict.fromkeys(splits):
+            if split not in self._files:
+                (self._folder / split).mkdir(exist_ok=True)
+                self._files[split] = _File(self._folder / split / self._name)
+            chosen = [row for row, of in enumerate(splits) if of == split]
+            self._files[split].write(table if len(chosen) == len(table) else table.take(chosen), self._schema)
 
-    def _widen(self, batch: Batch) -> None:
-        types = {field.name: field.type for field in self.schema}
-        for field in batch.rows.schema:
-            if field.name not in types:
-                types[field.name] = field.type
-                continue
-            before = types[field.name]
-            shared = common_type(before, field.type)
-            if shared is None:
-                values = batch.rows.column(field.name)
-                row = values.is_valid().index(pa.scalar(value=True)).as_py()
-                raise type_error(batch.address(max(row, 0)), field.name, field.type, before)
-            types[field.name] = shared
-        self.schema = pa.schema(types)
+    @property
+    def _schema(self) -> pa.Schema:
+        return pa.schema([(ROW, pa.int32()), *((name, column.type) for name, column in self.columns.items())])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            if kind is None:
-                for file in self._files.values():
-                    file.finish(self.schema)
+            for split, file in self._files.items() if kind is None else ():
+                file.finish(self._schema)
+                sha256 = file_sha256(file.path)
+                self.shards[split] = Shard(
+                    name=self._name, rows=file.rows, first_row_id=self._first_row_id, sha256=sha256
+                )
         finally:
             for file in self._files.values():
                 file.close()
 
 
+def widen(columns: dict[str, Column], found: Mapping[str, Column]) -> None:
+    """Add the columns of later rows to those of earlier rows.
+
+    Raises:
+        DataError: a column has a type that does not fit the earlier rows.
+    """
+    for name, column in found.items():
+        before = columns.get(name)
+        if before is None or pa.types.is_null(before.type):
+            columns[name] = column
+            continue
+        shared = common_type(before.type, column.type)
+        if shared is None:
+            raise type_error(column.where, name, column.type, before.type)
+        columns[name] = Column(shared, before.where)
+
+
+def _columns(batch: Batch, known: Mapping[str, Column]) -> dict[str, Column]:
+    """The columns of a batch that are new, or that have another type than the known ones."""
+    found = {}
+    for field, values in zip(batch.rows.schema, batch.rows.columns, strict=True):
+        before = known.get(field.name)
+        if before is None or not before.type.equals(field.type):
+            row = values.is_valid().index(pa.scalar(value=True)).as_py()
+            found[field.name] = Column(field.type, batch.address(max(row, 0)))
+    return found
+
+
+def write_schema(folder: Path, columns: Mapping[str, Column], group_by: Iterable[str]) -> None:
+    """Write the columns of a split, and by which of them its rows belong together."""
+    schema = pa.schema([(ROW_ID, pa.int64()), *((name, column.type) for name, column in columns.items())])
+    names = list(group_by)
+    pq.write_metadata(schema.with_metadata({GROUP_BY: json.dumps(names)} if names else None), folder / SCHEMA)
+
+
+def check_types(manifest: Manifest, columns: Mapping[str, Column]) -> None:
+    """Check that the split's columns can hold the values of shards whose columns have other types, such as integers.
+
+    Raises:
+        DataError: one cannot.
+    """
+    for shard in manifest.shards:
+        path = manifest.path(shard)
+        with pq.ParquetFile(path) as file:
+            types = {field.name: field.type for field in file.schema_arrow if field.name != ROW}
+            wider = pa.schema(
+                [(name, columns[name].type) for name in types if not types[name].equals(columns[name].type)]
+            )
+            for batch in file.iter_batches(GROUP_ROWS, columns=wider.names) if wider.names else ():
+                conform(pa.Table.from_batches([batch]), wider, f"{path.parent.name}/{shard.name}")
+
+
 class _File:
-    def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._metadata = dict(metadata)
+        self.rows = 0
         self._writer: pq.ParquetWriter | None = None
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
         self._pending_bytes = 0
 
     def write(self, table: pa.Table, schema: pa.Schema) -> None:
+        self.rows += len(table)
         self._pending.append(table)
         self._pending_rows += len(table)
         self._pending_bytes += table.nbytes
@@ -100,12 +203,10 @@ class _File:
             self._write_group(schema)
 
     def finish(self, schema: pa.Schema) -> None:
-        """Write the pending rows and close the file; without rows it still gets the columns."""
+        """Write the pending rows and close the file."""
         while self._pending_rows:
             self._write_group(schema)
-        self._open(schema)
-        assert self._writer is not None
-        self._writer.close()
+        self._open(schema).close()
         self._writer = None
 
     def close(self) -> None:
@@ -116,42 +217,25 @@ class _File:
             self._writer = None
 
     def _write_group(self, schema: pa.Schema) -> None:
-        pending = pa.concat_tables([_conform(table, schema, self.path.stem) for table in self._pending])
-        self._open(schema)
-        assert self._writer is not None
-        self._writer.write_table(pending.slice(0, GROUP_ROWS).combine_chunks(), row_group_size=GROUP_ROWS)
+        pending = pa.concat_tables([conform(table, schema, self.path.stem) for table in self._pending])
+        self._open(schema).write_table(pending.slice(0, GROUP_ROWS).combine_chunks(), row_group_size=GROUP_ROWS)
         rest = pending.slice(GROUP_ROWS)
         self._pending = [rest] if len(rest) else []
         self._pending_rows, self._pending_bytes = len(rest), rest.nbytes
 
-    def _open(self, schema: pa.Schema) -> None:
+    def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
         if self._writer is not None and self._writer.schema.equals(schema):
-            return
+            return self._writer
         narrow = self.path.with_suffix(".narrow")
         if self._writer is not None:
             self._writer.close()
             self.path.rename(narrow)
-        self._writer = pq.ParquetWriter(self.path, schema.with_metadata(self._metadata or None), compression="zstd")
+        self._writer = pq.ParquetWriter(self.path, schema, compression="zstd")
         if narrow.exists():
             with pq.ParquetFile(narrow) as written:
                 for group in range(written.num_row_groups):
                     self._writer.write_table(
-                        _conform(written.read_row_group(group), schema, self.path.stem), row_group_size=GROUP_ROWS
+                        conform(written.read_row_group(group), schema, self.path.stem), row_group_size=GROUP_ROWS
                     )
             narrow.unlink()
-
-
-def _conform(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
-    """Return `table` with the columns and types of `schema`; missing columns become null."""
-    columns = []
-    found = dict(zip(table.column_names, table.columns, strict=True))  # a look-up in the table takes linear time
-    for field in schema:
-        if field.name not in found:
-            columns.append(pa.nulls(len(table), field.type))
-            continue
-        try:
-            columns.append(found[field.name].cast(field.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            what = f"column `{field.name}` is {field.type} in other rows, which cannot hold all values here: {error}"
-            raise DataError(where, what, f"store `{field.name}` with one type in every row") from error
-    return pa.Table.from_arrays(columns, schema=schema)
+        return self._writer

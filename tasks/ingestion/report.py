@@ -20,4 +20,4 @@ class IngestReport(Report):
     columns: dict[str, str]
     """Arrow type of each column."""
     data_sha256: dict[str, str]
-    """SHA-256 of each split's file."""
+    """Hash of each split's files, see trainer.data.shards.digest."""

@@ -1,11 +1,12 @@
 """ingest: a source's rows in, the three splits out; the rows are unchanged, but for a `row_id`.
 
-    runs/<recipe>/raw/{train,validation,test}.parquet
-    runs/<recipe>/raw/source.json                       the report: the source's revision, the columns, the number of rows
+    runs/<recipe>/raw/{train,validation,test}/      Parquet shards, see tasks.split_rows
+    runs/<recipe>/raw/source.json                   the report: the source's revision, the columns, the number of rows
 
 `row_id` is a row's position in the source, counted over all of its splits. If the source lacks a split, some of its
 training rows go there. A hash of a row's content decides, or of the columns in `group_by`, so a row keeps its split when other
-rows are added, removed or moved.
+rows are added, removed or moved. Each part of the source, 65,536 rows of it, gives one shard of a split: rows that are appended
+leave the shards of earlier parts as they are.
 """
 
 from __future__ import annotations
@@ -14,24 +15,22 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from params import DataError, RecipeError
 from params.artifacts import SPLITS, Artifacts, whole_folder
-from params.hashing import file_sha256
 from params.loading import suggestion
 from params.schema import Data, Split
-from tasks.ingestion.batches import Batch, readable
-from tasks.ingestion.parquet import ParquetFolder
+from tasks.ingestion.batches import readable
+from tasks.ingestion.parquet import Column, PartWriter, check_types, cut, widen, write_schema
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import Source, open_source
 from tasks.progress import progress
+from tasks.split_rows import SplitRows
 from tasks.stages import save_report
-
-ROW_ID = "row_id"
+from trainer.data.shards import ROW, ROW_ID, Manifest, Shard, digest
 
 
 def ingest(artifacts: Artifacts, *, data: Data, seed: int) -> IngestReport:
@@ -47,16 +46,22 @@ def ingest(artifacts: Artifacts, *, data: Data, seed: int) -> IngestReport:
     source = open_source(data.source, artifacts.root)
     shares = _shares(source.splits, data.split)
     with whole_folder(artifacts.raw) as folder:
-        rows = _rows(source, data.group_by, shares, seed)
-        with ParquetFolder(folder, SPLITS, group_by=data.group_by) as tables, contextlib.closing(rows):
-            for batch, splits in progress(rows, what="batches of rows"):
-                tables.write(batch, splits)
+        columns, shards = dict[str, Column](), {split: list[Shard]() for split in SPLITS}
+        for part in progress(_parts(source, folder, data.group_by, shares, seed), what="parts of the source"):
+            widen(columns, part.columns)
+            for split, shard in part.shards.items():
+                shards[split].append(shard)
+        for split in SPLITS:
+            (folder / split).mkdir(exist_ok=True)
+            write_schema(folder / split, columns, data.group_by)
+            check_types(Manifest.write(folder / split, shards[split]), columns)
+        rows = {split: SplitRows(folder / split) for split in SPLITS}
         report = IngestReport(
             source=data.source.kind,
             revision=source.revision,
-            rows=tables.rows,
-            columns={field.name: str(field.type) for field in tables.schema},
-            data_sha256={split: file_sha256(tables.path(split)) for split in SPLITS},
+            rows={split: len(rows[split]) for split in SPLITS},
+            columns={field.name: str(field.type) for field in rows["train"].schema},
+            data_sha256={split: digest(folder / split) for split in SPLITS},
         )
         _refuse_empty_splits(report.rows, source.splits, data.split)
         save_report(report, folder / artifacts.report("ingest").name)
@@ -111,33 +116,34 @@ def _shares(source_splits: Sequence[str], split: Split) -> dict[str, float]:
     return shares
 
 
-def _rows(
-    source: Source, group_by: Sequence[str], shares: Mapping[str, float], seed: int
-) -> Generator[tuple[Batch, Sequence[str]], None, None]:
-    """Yield the batches with their `row_id`, and the split of each row."""
+def _parts(
+    source: Source, folder: Path, group_by: Sequence[str], shares: Mapping[str, float], seed: int
+) -> Iterator[PartWriter]:
+    """Write the parts of the source one after another, and yield each when it is written."""
     row_id = 0
     for source_split in source.splits:
-        divided = source_split == "train" and bool(shares)
         with contextlib.closing(source.batches(source_split)) as batches:
-            for source_batch in batches:
-                batch, rows = readable(source_batch)
-                names = batch.rows.schema.names
-                _check_columns(names, group_by, batch.address(0))
-                if divided:
-                    deciding = group_by or names
-                    splits = [split_of({name: row[name] for name in deciding}, shares, seed) for row in rows]
-                else:
-                    splits = [source_split] * len(batch.rows)
-                ids = pa.array(range(row_id, row_id + len(batch.rows)), type=pa.int64())
-                row_id += len(batch.rows)
-                numbered = pa.RecordBatch.from_arrays([ids, *batch.rows.columns], names=[ROW_ID, *names])
-                yield Batch(numbered, batch.address), splits
+            for number, part in enumerate(cut(batches)):
+                with PartWriter(folder, number, first_row_id=row_id) as writer:
+                    for source_batch in part:
+                        batch, rows = readable(source_batch)
+                        names = batch.rows.schema.names
+                        _check_columns(names, group_by, batch.address(0))
+                        if source_split == "train" and shares:
+                            deciding = group_by or names
+                            splits = [split_of({name: row[name] for name in deciding}, shares, seed) for row in rows]
+                        else:
+                            splits = [source_split] * len(rows)
+                        writer.write(batch, splits)
+                row_id += writer.rows
+                yield writer
 
 
 def _check_columns(names: Sequence[str], group_by: Sequence[str], where: str) -> None:
-    if ROW_ID in names:
-        what = f"there is a column `{ROW_ID}`, a name that the pipeline uses itself"
-        raise DataError(where, what, "rename the column in the source, for example to `source_row_id`")
+    for name in (ROW_ID, ROW):
+        if name in names:
+            what = f"there is a column `{name}`, a name that the pipeline uses itself"
+            raise DataError(where, what, f"rename the column in the source, for example to `source_{name.strip('_')}`")
     for name in group_by:
         if name not in names:
             fix = suggestion(name, names, "columns")

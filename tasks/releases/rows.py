@@ -17,8 +17,8 @@ from ruamel.yaml import YAML
 
 from params import DataError, TransientError
 from params.artifacts import SPLITS, Artifacts
-from params.hashing import file_sha256
 from tasks.releases.clone import Clone, RecordedRecipe, ReproducibleRelease
+from trainer.data import shards
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ def _changed_splits(made: Artifacts, release: ReproducibleRelease) -> dict[str, 
     """Return the splits whose rows are not those of the release, with the SHA-256 of then and of now."""
     then, found = release.record.data.sha256, {}
     for split in SPLITS:
-        path = made.raw / f"{split}.parquet"
-        now = file_sha256(path) if path.is_file() else "missing"
+        folder = made.raw / split
+        now = shards.digest(folder) if folder.is_dir() else "missing"
         if now != then.get(split):
             found[split] = (then.get(split, "missing"), now)
     return found

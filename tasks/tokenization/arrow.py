@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from trainer.data.shards import ROW, ROW_ID
+from trainer.data.tokens import BATCH_SEQUENCES
 from trainer.objectives.bases.objective import Example
 from trainer.objectives.bases.padding import IGNORE_INDEX
 
-BATCH_SEQUENCES = 1000
-"""Sequences of one Arrow record batch."""
 
-
-def write_sequences(examples: Iterable[Example], target: Path) -> tuple[list[int], int]:
-    """Write sequences to an Arrow stream file.
+def write_sequences(examples: Iterable[Example], target: Path, *, first_row_id: int) -> tuple[list[int], int]:
+    """Write sequences to an Arrow stream file, a shard of a split (trainer.data.shards); without sequences, there is none.
 
     Return the length of each sequence, and the number of labels that the loss is computed on.
     """
@@ -31,7 +30,8 @@ def write_sequences(examples: Iterable[Example], target: Path) -> tuple[list[int
             if writer is None:
                 schema = _schema(batch[0])
                 writer = stack.enter_context(pa.ipc.new_stream(str(target), schema))
-            columns = {f.name: [e.get(f.name) for e in batch] for f in schema}
+            columns = {f.name: [e.get(f.name) for e in batch] for f in schema if f.name != ROW}
+            columns[ROW] = [example[ROW_ID] - first_row_id for example in batch]
             arrays = {
                 name: pa.array(column, schema.field(name).type) for name, column in columns.items() if name != "labels"
             }
@@ -69,7 +69,8 @@ def sort_longest_first(target: Path, lengths: list[int]) -> None:
 
 def _schema(example: Example) -> pa.Schema:
     kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), list: pa.list_(pa.int32())}
-    return pa.schema(sorted((name, kinds[type(value)]) for name, value in example.items()))
+    fields = [(name, kinds[type(value)]) for name, value in example.items() if name != ROW_ID]
+    return pa.schema(sorted([(ROW, pa.int32()), *fields]))
 
 
 def _count_learned(batch: pa.RecordBatch) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
@@ -9,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
-
 from params import DataError
-from params.artifacts import Artifacts
+from params.hashing import file_sha256
 from tasks.progress import progress
+from tasks.split_rows import SplitRows
 from tasks.tokenization.arrow import sort_longest_first, write_sequences
 from tasks.tokenization.report import SplitStatistics
+from trainer.data.shards import Manifest, Shard
 from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState, Row
 
 if TYPE_CHECKING:
@@ -53,64 +54,91 @@ class Encoder:
             raise DataError(f"row_id {rows[0]['row_id']}", what, fix) from error
 
 
-def read_batches(artifacts: Artifacts, split: str) -> Iterator[list[Row]]:
-    """Yield the validated rows of a split in batches; only one of them is in memory at a time."""
-    with pq.ParquetFile(artifacts.rows / f"{split}.parquet") as file:
-        for batch in file.iter_batches(_BATCH_ROWS):
-            size = max(1, batch.num_rows * _BATCH_BYTES // max(batch.nbytes, _BATCH_BYTES))
-            for start in range(0, batch.num_rows, size):
-                yield batch.slice(start, size).to_pylist()
+def read_batches(rows: SplitRows, shard: Shard | None = None) -> Iterator[list[Row]]:
+    """Yield the rows of a split, or of one shard, in batches; only one of them is in memory at a time."""
+    for batch in rows.batches(batch_rows=_BATCH_ROWS, shard=shard):
+        size = max(1, batch.num_rows * _BATCH_BYTES // max(batch.nbytes, _BATCH_BYTES))
+        for start in range(0, batch.num_rows, size):
+            yield batch.slice(start, size).to_pylist()
 
 
-def read_rows(artifacts: Artifacts, split: str) -> Iterator[Row]:
-    """Yield the validated rows of a split; only a batch of them is in memory at a time."""
-    return itertools.chain.from_iterable(read_batches(artifacts, split))
+def read_rows(rows: SplitRows) -> Iterator[Row]:
+    """Yield the rows of a split; only a batch of them is in memory at a time."""
+    return itertools.chain.from_iterable(read_batches(rows))
 
 
-def encode_split(artifacts: Artifacts, split: str, target: Path, encoder: Encoder) -> tuple[SplitStatistics, int]:
-    """Encode the validated rows of a split into the Arrow file `target`.
+def encode_split(rows: SplitRows, split: str, target: Path, encoder: Encoder) -> tuple[SplitStatistics, int]:
+    """Encode the rows of a split into Arrow shards in the folder `target`, one for each shard of the rows.
 
-    The train split is packed as its objective does it; the other splits are sorted longest first. Return the counts of
-    the split, and the number of characters of its rows' text.
+    The train split is packed as its objective does it; the other splits are sorted longest first. Both happen within a shard.
+    Return the counts of the split, and the number of characters of its rows' text.
 
     Raises:
         DataError: a row cannot be encoded, or the rows give no sequence.
     """
-    source = artifacts.rows / f"{split}.parquet"
-    total = pq.read_metadata(source).num_rows
+    target.mkdir()
+    shards, counts = [], _Counts()
+    for shard in progress(rows.manifest.shards, what=f"tokenize: shards of {split}", total=len(rows.manifest.shards)):
+        path = target / Path(shard.name).with_suffix(".arrow")
+        encoded = _encode_shard(rows, shard, split, path, encoder)
+        if encoded.sequences:
+            shards.append(
+                Shard(name=path.name, rows=encoded.sequences, first_row_id=shard.first_row_id, sha256=file_sha256(path))
+            )
+        counts += encoded
+    Manifest.write(target, shards)
+    if not counts.sequences:
+        what = f"its {len(rows)} rows give no sequence of {encoder.max_length} tokens"
+        raise DataError(str(rows.folder), what, "add rows, or lower tokenization.max_length")
+    if counts.unused:
+        message = "tokenize: %d of %d %s rows are not used: their first %d tokens hold nothing to learn"
+        logger.warning(message, counts.unused, len(rows), split, encoder.max_length)
+    statistics = SplitStatistics(
+        rows=len(rows),
+        sequences=counts.sequences,
+        tokens=counts.tokens,
+        longest=counts.longest,
+        mean_length=round(counts.tokens / counts.sequences, 2),
+        learned_tokens=counts.learned,
+        truncated_rows=counts.truncated,
+        unused_rows=counts.unused,
+    )
+    return statistics, counts.characters
+
+
+@dataclass(frozen=True)
+class _Counts:
+    sequences: int = 0
+    tokens: int = 0
+    longest: int = 0
+    learned: int = 0
+    truncated: int = 0
+    unused: int = 0
+    characters: int = 0
+
+    def __add__(self, other: _Counts) -> _Counts:
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)}
+        return _Counts(**sums | {"longest": max(self.longest, other.longest)})
+
+
+def _encode_shard(rows: SplitRows, shard: Shard, split: str, target: Path, encoder: Encoder) -> _Counts:
+    """Encode one shard into the Arrow file `target`; there is none if it gives no sequence."""
     truncated = unused = characters = 0
 
     def encoded_rows() -> Iterator[tuple[Row, EncodedRow]]:
-        for rows in read_batches(artifacts, split):
-            yield from zip(rows, encoder.encode(rows, split=split), strict=True)
+        for batch in read_batches(rows, shard):
+            yield from zip(batch, encoder.encode(batch, split=split), strict=True)
 
     def examples() -> Iterator[Example]:
         nonlocal truncated, unused, characters
-        for row, encoded in progress(encoded_rows(), what=f"tokenize: {split} rows", total=total):
+        for row, encoded in progress(encoded_rows(), what=f"tokenize: {split} rows of {shard.name}", total=shard.rows):
             truncated += encoded.is_truncated
             unused += not encoded.examples
             characters += len(encoder.objective.text(row))
             yield from encoded.examples
 
-    if split == "train":
-        lengths, learned = write_sequences(encoder.objective.pack(examples(), encoder.max_length), target)
-    else:
-        lengths, learned = write_sequences(examples(), target)
+    packed = encoder.objective.pack(examples(), encoder.max_length) if split == "train" else examples()
+    lengths, learned = write_sequences(packed, target, first_row_id=shard.first_row_id)
+    if split != "train":
         sort_longest_first(target, lengths)
-    if not lengths:
-        what = f"its {total} rows give no sequence of {encoder.max_length} tokens"
-        raise DataError(str(source), what, "add rows, or lower tokenization.max_length")
-    if unused:
-        message = "tokenize: %d of %d %s rows are not used: their first %d tokens hold nothing to learn"
-        logger.warning(message, unused, total, split, encoder.max_length)
-    statistics = SplitStatistics(
-        rows=total,
-        sequences=len(lengths),
-        tokens=sum(lengths),
-        longest=max(lengths),
-        mean_length=round(sum(lengths) / len(lengths), 2),
-        learned_tokens=learned,
-        truncated_rows=truncated,
-        unused_rows=unused,
-    )
-    return statistics, characters
+    return _Counts(len(lengths), sum(lengths), max(lengths, default=0), learned, truncated, unused, characters)

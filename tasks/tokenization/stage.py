@@ -1,12 +1,13 @@
 """tokenize: validated rows in, sequences of tokens out.
 
-    validated/rows/<split>.parquet -> tokens/<split>.arrow   input_ids, labels, row_id; the train split packed if the
-                                                             objective packs, the other splits sorted longest first
-                                      tokens/tokenizer/      trained on the train split, or the pretrained one
-                                      tokens/objective.json  what the objective learned from the train split
-                                      tokens/statistics.json the report
+    validated/rows/<split>/ -> tokens/<split>/         Arrow shards with input_ids and labels, one for each shard of rows;
+                                                       the train split packed if the objective packs, the other splits sorted
+                                                       longest first, each shard for itself
+                               tokens/tokenizer/       trained on the train split, or the pretrained one
+                               tokens/objective.json   what the objective learned from the train split
+                               tokens/statistics.json  the report
 
-Rows stream through in batches, so memory does not grow with their number; only the lengths of the sequences are kept,
+Rows stream through in batches, so memory does not grow with their number; only the lengths of a shard's sequences are kept,
 to sort them. The train rows are read once to train a tokenizer, once to fit an objective, and once to encode them;
 what a recipe does not need is not read.
 """
@@ -18,6 +19,7 @@ import logging
 
 from params.artifacts import SPLITS, Artifacts, whole_folder
 from params.schema import ObjectiveChoice, Tokenization, TrainTokenizer
+from tasks.split_rows import SplitRows
 from tasks.stages import save_report
 from tasks.tokenization.encoding import Encoder, encode_split, read_rows
 from tasks.tokenization.report import TokenizationReport
@@ -41,14 +43,15 @@ def tokenize(artifacts: Artifacts, *, tokenization: Tokenization, objective: Obj
     if isinstance(tokenization.tokenizer, TrainTokenizer):
         logger.info("tokenize: training a tokenizer with %d tokens", tokenization.tokenizer.vocab_size)
     with whole_folder(artifacts.tokens) as folder:
-        tokenizer = build_tokenizer(tokenization, (method.text(row) for row in read_rows(artifacts, "train")))
+        rows = {split: SplitRows(artifacts.rows / split) for split in SPLITS}
+        tokenizer = build_tokenizer(tokenization, (method.text(row) for row in read_rows(rows["train"])))
         method.prepare_tokenizer(tokenizer)
         tokenizer.save_pretrained(folder / "tokenizer")
-        state = method.collect_state(read_rows(artifacts, "train"))
+        state = method.collect_state(read_rows(rows["train"]))
         (folder / STATE).write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
 
         encoder = Encoder(method, tokenizer, tokenization.max_length, state)
-        encoded = {split: encode_split(artifacts, split, folder / f"{split}.arrow", encoder) for split in SPLITS}
+        encoded = {split: encode_split(rows[split], split, folder / split, encoder) for split in SPLITS}
         train, characters = encoded["train"]
         target_tokens = train.learned_tokens if method.has_target_text else 0
         report = TokenizationReport(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from params import DataError
 from params.artifacts import SPLITS
 from params.loading import suggestion
+from tasks.split_rows import SplitRows
 from trainer.objectives.bases.objective import ColumnKind
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 ORDER = ("test", "validation", "train")
 """Held-out splits first: of equal rows the first one stays, and a training row must not repeat a held-out row."""
@@ -24,8 +26,8 @@ ORDER = ("test", "validation", "train")
 class RawRows:
     """All rows of a run. A row's position is its index in the splits, put together in `ORDER`."""
 
-    splits: Mapping[str, Any]
-    """Arrow table of each split, in source order."""
+    splits: Mapping[str, SplitRows]
+    """Each split, in source order."""
     table: Any
     """The splits in `ORDER`, one after another, as one Arrow table."""
 
@@ -43,7 +45,7 @@ class RawRows:
     @cached_property
     def split_names(self) -> list[str]:
         """The split of each position."""
-        return [split for split in ORDER for _ in range(self.splits[split].num_rows)]
+        return [split for split in ORDER for _ in range(len(self.splits[split]))]
 
     @cached_property
     def ids(self) -> list[int]:
@@ -53,8 +55,8 @@ class RawRows:
 
     def span(self, split: str) -> range:
         """Return the positions of a split."""
-        start = sum(self.splits[s].num_rows for s in ORDER[: ORDER.index(split)])
-        return range(start, start + self.splits[split].num_rows)
+        start = sum(len(self.splits[s]) for s in ORDER[: ORDER.index(split)])
+        return range(start, start + len(self.splits[split]))
 
     def address(self, position: int) -> str:
         """Return a row's id and split, for messages."""
@@ -74,7 +76,7 @@ class RawRows:
 
 
 def read_raw_rows(raw: Path, kinds: Mapping[str, ColumnKind], needed: Mapping[str, str]) -> RawRows:
-    """Read `<split>.parquet` of every split in `raw`.
+    """Read the rows of every split in `raw`.
 
     `kinds` says what the objective's columns hold, `needed` what needs each column. An error names all wrong columns.
 
@@ -83,49 +85,25 @@ def read_raw_rows(raw: Path, kinds: Mapping[str, ColumnKind], needed: Mapping[st
     """
     import pyarrow as pa
 
-    splits = {split: _read(raw / f"{split}.parquet") for split in SPLITS}
-    _require_columns(raw, splits, {"row_id": "every stage", **needed})
-    _require_types(raw, splits, kinds)
-    try:
-        table = pa.concat_tables([splits[s] for s in ORDER], promote_options="permissive")
-    except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        differing = [
-            f"`{c}` is " + ", ".join(f"{t.schema.field(c).type} in {s}" for s, t in splits.items())
-            for c in splits["train"].column_names
-            if all(c in t.column_names for t in splits.values())
-            and len({t.schema.field(c).type for t in splits.values()}) > 1
-        ]
-        what = "the splits have different column types: " + ("; ".join(differing) or str(error))
-        raise DataError(str(raw), what, "store each column with one type in every split") from None
-    return RawRows(splits, table)
+    splits = {split: SplitRows(raw / split) for split in SPLITS}
+    schema = splits["train"].schema  # that of all splits
+    _require_columns(raw, schema.names, needed)
+    _require_types(raw, schema, kinds)
+    return RawRows(splits, pa.concat_tables([splits[s].table() for s in ORDER]))
 
 
-def _read(path: Path) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_table(path)
-    except FileNotFoundError:
-        raise DataError(str(path), "does not exist", "run the ingest stage first") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(str(path), f"cannot be read as Parquet: {error}", "run the ingest stage again") from None
-
-
-def _require_columns(raw: Path, splits: Mapping[str, Any], needed: Mapping[str, str]) -> None:
-    what, fixes = [], []
-    for column, user in needed.items():
-        without = [s for s, table in splits.items() if column not in table.column_names]
-        if not without:
-            continue
-        columns = list(splits[without[0]].column_names)
-        what.append(f"{', '.join(without)}: no column `{column}`, which {user} needs; columns: {', '.join(columns)}")
-        fixes.append(suggestion(column, columns, "columns"))
+def _require_columns(raw: Path, columns: Sequence[str], needed: Mapping[str, str]) -> None:
+    missing = {column: user for column, user in needed.items() if column not in columns}
+    listing = ", ".join(columns)
+    what = [
+        f"there is no column `{column}`, which {user} needs; columns: {listing}" for column, user in missing.items()
+    ]
+    fixes = [suggestion(column, list(columns), "columns") for column in missing]
     if what:
         raise DataError(str(raw), "\n".join(what), "; ".join(dict.fromkeys(fixes)))
 
 
-def _require_types(raw: Path, splits: Mapping[str, Any], kinds: Mapping[str, ColumnKind]) -> None:
+def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> None:
     from pyarrow import types
 
     def is_text(kind: Any) -> bool:
@@ -134,15 +112,14 @@ def _require_types(raw: Path, splits: Mapping[str, Any], kinds: Mapping[str, Col
 
     wrong = []
     for column, required in kinds.items():
-        for split, table in splits.items():
-            kind = table.schema.field(column).type
-            fits = is_text(kind) or types.is_null(kind)
-            if required == "label":
-                fits = fits or types.is_integer(kind) or types.is_boolean(kind)
-            elif required == "list":
-                fits = types.is_list(kind) or types.is_large_list(kind) or types.is_null(kind)
-            if not fits:
-                words = {"string": "text", "label": "text or integers", "list": "lists"}[required]
-                wrong.append(f"column `{column}` of {split} must hold {words}, but holds {kind}")
+        kind = schema.field(column).type
+        fits = is_text(kind) or types.is_null(kind)
+        if required == "label":
+            fits = fits or types.is_integer(kind) or types.is_boolean(kind)
+        elif required == "list":
+            fits = types.is_list(kind) or types.is_large_list(kind) or types.is_null(kind)
+        if not fits:
+            words = {"string": "text", "label": "text or integers", "list": "lists"}[required]
+            wrong.append(f"column `{column}` must hold {words}, but holds {kind}")
     if wrong:
         raise DataError(str(raw), "\n".join(wrong), "choose another column in the recipe's objective, or fix the data")

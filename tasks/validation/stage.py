@@ -1,7 +1,7 @@
 """validate: raw rows in, good rows out, and a page about the rows that were set aside.
 
-    runs/<recipe>/raw/<split>.parquet -> runs/<recipe>/validated/
-        rows/<split>.parquet    the good rows, in source order
+    runs/<recipe>/raw/<split>/ -> runs/<recipe>/validated/
+        rows/<split>/           the good rows, in source order and in the shards of the raw rows
         quarantine.parquet      the rows that were set aside, each with the reasons
         validation.json         the report
         report.html             the report as a page that needs no network
@@ -168,13 +168,8 @@ def _failures(rows: RawRows, results: Sequence[CheckResult], report: ValidationR
 
 
 def _write_rows(folder: Path, rows: RawRows, quarantined: set[int]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder.mkdir()
     for split in SPLITS:
-        keep = pa.array([position not in quarantined for position in rows.span(split)], pa.bool_())
-        pq.write_table(rows.splits[split].filter(keep), folder / f"{split}.parquet")
+        rows.splits[split].write_some(folder / split, [position not in quarantined for position in rows.span(split)])
 
 
 def _write_failing_rows(

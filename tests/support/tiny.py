@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from ruamel.yaml import YAML
 
 from params import Recipe, load
 from params.artifacts import Artifacts
+from tasks.ingestion.batches import Batch
+from tasks.ingestion.parquet import PART_ROWS, Column, PartWriter, widen, write_schema
 from tasks.tokenization.stage import tokenize
 from trainer.checkpoints.position import Position
+from trainer.data.shards import Manifest
 
 RECIPE: dict[str, Any] = {
     "seed": 3,
@@ -114,14 +117,23 @@ def write_rows(artifacts: Artifacts, **splits: dict[str, list[Any]]) -> None:
 
 
 def write_splits(folder: Path, splits: dict[str, dict[str, Any]]) -> None:
-    """A Parquet file for each split, given by columns; the row_id counts through the splits."""
+    """The splits as ingest writes them, given by columns; the row_id counts through the splits."""
+    tables = {split: pa.table(columns) for split, columns in splits.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    start = 0
-    for split, columns in splits.items():
-        count = len(next(iter(columns.values())))
-        table = pa.table({"row_id": pa.array(range(start, start + count), pa.int64()), **columns})
-        pq.write_table(table, folder / f"{split}.parquet")
-        start += count
+    columns, start = dict[str, Column](), 0
+    for split, table in tables.items():
+        shutil.rmtree(folder / split, ignore_errors=True)
+        (folder / split).mkdir()
+        shards = []
+        for number, rows in enumerate(table.combine_chunks().to_batches(max_chunksize=PART_ROWS)):
+            with PartWriter(folder, number, first_row_id=start) as part:
+                part.write(Batch(rows, "row {}".format), [split] * len(rows))
+            widen(columns, part.columns)
+            shards.append(part.shards[split])
+            start += len(rows)
+        Manifest.write(folder / split, shards)
+    for split in tables:
+        write_schema(folder / split, columns, [])
 
 
 def write_sentences(artifacts: Artifacts, sizes: dict[str, int] = SIZES) -> None:

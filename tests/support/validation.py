@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from params.artifacts import SPLITS, Artifacts
 from params.schema import Expectation, ObjectiveChoice, Validation
+from tasks.split_rows import SplitRows
 from tasks.validation.report import ValidationReport
 from tasks.validation.stage import validate
 from tests.support import tiny
@@ -38,7 +39,7 @@ def run_validation(
 
 def good_rows(artifacts: Artifacts, split: str = "train", column: str = "row_id") -> list[Any]:
     """A column of the rows that passed."""
-    return pq.read_table(artifacts.rows / f"{split}.parquet")[column].to_pylist()
+    return SplitRows(artifacts.rows / split).table()[column].to_pylist()
 
 
 def quarantine_reasons(artifacts: Artifacts) -> dict[tuple[str, int], list[str]]:

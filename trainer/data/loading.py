@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from params import RecipeError
 from trainer.data.datasets import MicroBatch, SeededCollator, SeededDataset
-from trainer.data.order import BatchShard, EpochOrder, MicroBatchSampler, SampleKey, SamplerOrder
+from trainer.data.order import BatchShard, EpochOrder, Lengths, MicroBatchSampler, SampleKey, SamplerOrder
 from trainer.data.streaming import SeededStream
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class TrainingData:
     """
 
     def __init__(
-        self, source: DataLoader[Any], shard: BatchShard, *, seed: int, lengths: Sequence[int] | None = None
+        self, source: DataLoader[Any], shard: BatchShard, *, seed: int, lengths: Lengths | None = None
     ) -> None:
         self._sampler = MicroBatchSampler(_order(source, shard.global_batch_size, seed, lengths), shard)
         self._stream = SeededStream(source.dataset, seed) if isinstance(source.dataset, IterableDataset) else None
@@ -116,7 +116,7 @@ class TrainingData:
 
 
 def _order(
-    source: DataLoader[Any], global_batch_size: int, seed: int, lengths: Sequence[int] | None
+    source: DataLoader[Any], global_batch_size: int, seed: int, lengths: Lengths | None
 ) -> EpochOrder | SamplerOrder | None:
     if isinstance(source.dataset, IterableDataset):
         return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch.utils.data import Sampler
@@ -20,9 +21,15 @@ from torch.utils.data import Sampler
 from params import CheckpointError
 from trainer.data.randomness import seeded
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 _POOL = 50
 """Global batches whose sequences are sorted by length together: enough to save padding, and still random."""
 
+Lengths: TypeAlias = "Sequence[int] | NDArray[np.int64]"
+"""Tokens of each row, (N,)."""
 SampleKey = tuple[int, int]
 """An epoch and a row number; in a stream, 0 and the number of sequences before this one."""
 
@@ -35,13 +42,13 @@ class EpochOrder:
     length, and the batches come in random order.
     """
 
-    def __init__(self, rows: int, *, seed: int, global_batch_size: int, lengths: Sequence[int] | None = None) -> None:
+    def __init__(self, rows: int, *, seed: int, global_batch_size: int, lengths: Lengths | None = None) -> None:
         self.batches = rows // global_batch_size
         """Global batches of an epoch."""
         self._rows = rows
         self._seed = seed
         self._size = global_batch_size
-        self._lengths = lengths
+        self._lengths = None if lengths is None else torch.as_tensor(lengths)
 
     def rows(self, epoch: int) -> torch.Tensor:
         """Return the rows of an epoch, (batches * global batch size,) int64."""
@@ -49,10 +56,14 @@ class EpochOrder:
         order = torch.randperm(self._rows, generator=generator)[: self.batches * self._size]
         if self._lengths is None:
             return order
-        pool, lengths = self._size * _POOL, self._lengths
-        pools = (order[at : at + pool].tolist() for at in range(0, len(order), pool))
-        grouped = torch.tensor([i for rows in pools for i in sorted(rows, key=lambda i: -lengths[i])])
-        return grouped.view(self.batches, self._size)[torch.randperm(self.batches, generator=generator)].flatten()
+        pool = self._size * _POOL
+        pools = (order[at : at + pool] for at in range(0, len(order), pool))
+        longest_first = [rows[torch.argsort(self._lengths[rows], descending=True, stable=True)] for rows in pools]
+        return (
+            torch.cat(longest_first)
+            .view(self.batches, self._size)[torch.randperm(self.batches, generator=generator)]
+            .flatten()
+        )
 
 
 class SamplerOrder:

@@ -15,9 +15,9 @@ from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:
     import torch
-    from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from trainer.data.tokens import Sequences
     from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 
 Measurement = tuple["torch.Tensor", ...]
@@ -74,7 +74,7 @@ class EvaluationMetrics:
         return (scores, predictions, batch["labels"], batch["input_ids"])
 
     def batches(
-        self, model: PreTrainedModel, sequences: Dataset, *, batch_size: int
+        self, model: PreTrainedModel, sequences: Sequences, *, batch_size: int
     ) -> Iterator[tuple[list[Example], Measurement]]:
         """Yield the examples of a split batch by batch, with their measurement on the CPU."""
         import torch

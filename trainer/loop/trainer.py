@@ -13,7 +13,7 @@ A test fails when one of the private names of Trainer in `PRIVATE_HOOKS` and `PR
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from trainer.checkpoints.position import Position
 from trainer.checkpoints.saver import Saver
 from trainer.checkpoints.sealed import STAGING, identity_text
 from trainer.data.loading import TrainingData, source_loader
-from trainer.data.order import BatchShard
+from trainer.data.order import BatchShard, Lengths
 from trainer.data.randomness import seeded
 from trainer.loop import optimizers, sharding
 from trainer.loop.best import BestWeights
@@ -77,7 +77,7 @@ class EvergreenTrainer(Trainer):
         loss: Callable[..., Any] | None = None,
         keep_checkpoints: int,
         save_minutes: float | None = None,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths | None = None,
         identity: Mapping[str, str],
         heartbeat: Heartbeat,
         stop_requested: Callable[[], bool],

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from params.artifacts import Artifacts
 from params.schema import Data
 from tasks.evaluation.groups import read_groups
 from tasks.ingestion.stage import ingest
+from tasks.split_rows import SplitRows
 
 
-def written(tmp_path: Path, values: list[Any], *, group_by: list[str]) -> Path:
+def written(tmp_path: Path, values: list[Any], *, group_by: list[str]) -> SplitRows:
     """Test rows with these values in the column `customer`, as ingest writes them."""
     for name, rows in {"train": values[:1], "validation": values[:1], "test": values}.items():
         lines = (json.dumps({"text": f"text {i}", "customer": value}) for i, value in enumerate(rows))
@@ -25,20 +25,20 @@ def written(tmp_path: Path, values: list[Any], *, group_by: list[str]) -> Path:
     data = Data.model_validate({"source": source, "group_by": group_by})
     artifacts = Artifacts("r", tmp_path)
     ingest(artifacts, data=data, seed=1)
-    return artifacts.raw / "test.parquet"
+    return SplitRows(artifacts.raw / "test")
 
 
 def test_rows_of_equal_values_are_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.evaluation.groups._BATCH_ROWS", 2)
-    path = written(tmp_path, [{"id": 7}, None, {"id": 8}, {"id": 7}, None], group_by=["customer"])
-    ids = np.array(pq.read_table(path)["row_id"])
-    found = read_groups(path, ids)
+    monkeypatch.setattr("tasks.ingestion.parquet.PART_ROWS", 2)
+    rows = written(tmp_path, [{"id": 7}, None, {"id": 8}, {"id": 7}, None], group_by=["customer"])
+    ids = np.array(rows.table()["row_id"])
+    found = read_groups(rows, ids)
     assert found is not None
     assert found.tolist() == [0, 1, 2, 0, 1]
-    some = read_groups(path, ids[[0, 3, 4]])
+    some = read_groups(rows, ids[[0, 3, 4]])
     assert some is not None
     assert some.tolist() == [0, 0, 1]
-    others = read_groups(path, ids[[2, 4]])  # models with other tokenizers have scores of other rows
+    others = read_groups(rows, ids[[2, 4]])  # models with other tokenizers have scores of other rows
     assert others is not None
     assert others.tolist() == [2, 1], "a group has one number, whichever rows are asked for"
 
@@ -47,5 +47,5 @@ def test_rows_of_equal_values_are_a_group(tmp_path: Path, monkeypatch: pytest.Mo
     ("values", "group_by"), [(["a", "a"], []), (["a", "b"], ["customer"])], ids=["no columns", "each on its own"]
 )
 def test_rows_without_groups_are_independent(tmp_path: Path, values: list[str], group_by: list[str]) -> None:
-    path = written(tmp_path, values, group_by=group_by)
-    assert read_groups(path, np.array(pq.read_table(path)["row_id"])) is None
+    rows = written(tmp_path, values, group_by=group_by)
+    assert read_groups(rows, np.array(rows.table()["row_id"])) is None

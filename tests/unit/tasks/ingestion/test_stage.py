@@ -17,6 +17,7 @@ from params import DataError, RecipeError
 from params.artifacts import SPLITS, Artifacts
 from params.schema import Data
 from tasks.ingestion.stage import canonical_json, ingest, split_of
+from tasks.split_rows import SplitRows
 
 
 def run(
@@ -33,11 +34,12 @@ def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read(root: Path, split: str) -> list[dict[str, Any]]:
-    return pq.read_table(root / "runs/r/raw" / f"{split}.parquet").to_pylist()
+    return SplitRows(root / "runs/r/raw" / split).table().to_pylist()
 
 
 def folder_bytes(root: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (root / "runs/r/raw").iterdir()}
+    raw = root / "runs/r/raw"
+    return {str(path.relative_to(raw)): path.read_bytes() for path in raw.rglob("*") if path.is_file()}
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
@@ -109,7 +111,8 @@ def test_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     before = folder_bytes(tmp_path)
     assert run(tmp_path) == first
     assert folder_bytes(tmp_path) == before
-    assert set(before) == {"train.parquet", "validation.parquet", "test.parquet", "source.json"}
+    names = ("00000.parquet", "_common_metadata", "_manifest.json")
+    assert set(before) == {"source.json", *(f"{split}/{name}" for split in SPLITS for name in names)}
 
 
 def test_bytes_do_not_depend_on_the_division_into_files(tmp_path: Path) -> None:
@@ -134,9 +137,9 @@ def test_columns_widen_after_row_groups_are_written(tmp_path: Path) -> None:
     assert len(found) == 30_002
     assert [row["m"] for row in found[:30_000]] == list(range(30_000))
     assert found[-2] == {"row_id": 30_000, "text": "y", "n": 1, "m": 0.5, "extra": {"a": 1, "b": None}}
-    schemas = {pq.read_schema(tmp_path / "runs/r/raw" / f"{split}.parquet") for split in SPLITS}
+    schemas = {SplitRows(tmp_path / "runs/r/raw" / split).schema for split in SPLITS}
     assert len(schemas) == 1
-    assert not list((tmp_path / "runs/r/raw").glob("*.narrow"))
+    assert not list((tmp_path / "runs/r/raw").rglob("*.narrow"))
 
 
 def test_time_is_linear_in_the_number_of_columns(tmp_path: Path) -> None:
@@ -152,7 +155,7 @@ def test_time_is_linear_in_the_number_of_columns(tmp_path: Path) -> None:
 def test_memory_holds_one_row_group_per_split(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", rows_of(20_000))
     run(tmp_path)
-    file = pq.ParquetFile(tmp_path / "runs/r/raw/train.parquet")
+    file = pq.ParquetFile(tmp_path / "runs/r/raw/train/00000.parquet")
     assert [file.metadata.row_group(i).num_rows for i in range(2)] == [8192, file.metadata.num_rows - 8192]
     file.close()
 
@@ -178,10 +181,78 @@ def test_integer_too_large_for_a_double_is_refused(tmp_path: Path) -> None:
         run(tmp_path)
 
 
-def test_source_column_row_id_is_refused(tmp_path: Path) -> None:
-    write_json_lines(tmp_path / "train.jsonl", [{"row_id": 1, "text": "a"}])
-    with pytest.raises(DataError, match=r"train.jsonl:1: there is a column `row_id`(?s:.*)fix: rename"):
+@pytest.mark.parametrize("name", ["row_id", "_row"])
+def test_column_with_a_name_of_the_pipeline_is_refused(tmp_path: Path, name: str) -> None:
+    write_json_lines(tmp_path / "train.jsonl", [{name: 1, "text": "a"}])
+    with pytest.raises(DataError, match=rf"train.jsonl:1: there is a column `{name}`(?s:.*)fix: rename"):
         run(tmp_path)
+
+
+class TestParts:
+    """Each part of the source has a shard in every split that has rows of it."""
+
+    @pytest.fixture(autouse=True)
+    def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tasks.ingestion.parquet.PART_ROWS", 1000)
+
+    def test_appended_rows_leave_the_shards_of_other_parts_as_they_are(self, tmp_path: Path) -> None:
+        write_json_lines(tmp_path / "train.jsonl", rows_of(2500))
+        write_json_lines(tmp_path / "test.jsonl", rows_of(1500))
+        run(tmp_path, test="test.jsonl")
+        before = {name: data for name, data in folder_bytes(tmp_path).items() if name.endswith(".parquet")}
+        # the new rows also add a column, and make another one double
+        write_json_lines(tmp_path / "train.jsonl", [*rows_of(2500), *({"label": 0.5, "new": i} for i in range(700))])
+        run(tmp_path, test="test.jsonl")
+        after = folder_bytes(tmp_path)
+        changed = {name for name, data in before.items() if after[name] != data}
+        assert changed == {"train/00002.parquet", "validation/00002.parquet"}
+        assert {"test/00000.parquet", "test/00001.parquet", "train/00003.parquet"} < set(after)
+        assert [row["row_id"] for row in read(tmp_path, "test")] == list(range(3200, 4700))
+        train = read(tmp_path, "train")
+        first, last = train[0]["row_id"], train[-1]["row_id"]
+        assert train[0] == {"row_id": first, "text": f"text {first}", "label": float(first % 3), "new": None}
+        assert train[-1] == {"row_id": last, "text": None, "label": 0.5, "new": last - 2500}
+
+    def test_ids_go_on_from_part_to_part(self, tmp_path: Path) -> None:
+        write_json_lines(tmp_path / "train.jsonl", rows_of(3300))
+        run(tmp_path)
+        rows = {split: read(tmp_path, split) for split in SPLITS}
+        assert sorted(row["row_id"] for of in rows.values() for row in of) == list(range(3300))
+        assert all(row["text"] == f"text {row['row_id']}" for of in rows.values() for row in of)
+        stored = SplitRows(tmp_path / "runs/r/raw/test")
+        assert [stored.row(row["row_id"]) for row in rows["test"]] == rows["test"]
+        assert stored.row(rows["train"][0]["row_id"]) is None
+        assert stored.row(-1) is stored.row(3300) is None
+
+    def test_parts_do_not_depend_on_the_division_into_files(self, tmp_path: Path) -> None:
+        rows = rows_of(5300)
+        write_json_lines(tmp_path / "train.jsonl", rows)
+        whole = run(tmp_path).data_sha256
+        for start in range(0, 5300, 777):
+            write_json_lines(tmp_path / f"part-{start:05}.jsonl", rows[start : start + 777])
+        assert run(tmp_path, train="part-*.jsonl").data_sha256 == whole
+
+    def test_long_rows_make_small_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tasks.ingestion.parquet._PART_BYTES", 100_000)
+        write_json_lines(tmp_path / "train.jsonl", [{"text": "x" * 1000, "label": i} for i in range(200)])
+        run(tmp_path)
+        shards = SplitRows(tmp_path / "runs/r/raw/train").manifest.shards
+        assert [shard.first_row_id for shard in shards] == [0, 64, 128, 192]
+
+    def test_type_change_between_parts_names_row_column_and_types(self, tmp_path: Path) -> None:
+        without = [{"text": "none"} for _ in range(1000)]
+        write_json_lines(tmp_path / "train.jsonl", [*rows_of(1000), *without, {"text": "bad", "label": "three"}])
+        with pytest.raises(DataError, match="column `label` is string here, and int64 in the rows before") as caught:
+            run(tmp_path)
+        assert caught.value.where == "train.jsonl:2001"
+
+    def test_integer_of_an_earlier_part_too_large_for_a_double_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tasks.ingestion.parquet.PART_ROWS", 1024)
+        write_json_lines(tmp_path / "train.jsonl", [{"n": 2**60 + 1}] * 2048 + [{"n": 0.5}] * 1000)
+        with pytest.raises(DataError, match=r"column `n` is double in other rows, which cannot hold all values here"):
+            run(tmp_path)
 
 
 def test_grouping_by_an_unknown_column_suggests_one(tmp_path: Path) -> None:
@@ -230,6 +301,7 @@ from pathlib import Path
 from params import StorageError
 from params.artifacts import Artifacts
 from params.schema import Data
+from tasks.split_rows import SplitRows
 from tasks.ingestion.stage import ingest
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))

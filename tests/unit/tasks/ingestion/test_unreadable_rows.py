@@ -14,6 +14,7 @@ from params.artifacts import SPLITS, Artifacts
 from params.schema import Data
 from tasks.ingestion.batches import MAX_NESTING
 from tasks.ingestion.stage import ingest
+from tasks.split_rows import SplitRows
 
 
 def run(root: Path, source: dict[str, Any]) -> None:
@@ -79,7 +80,7 @@ def test_deep_nesting_is_refused(tmp_path: Path, kind: str, depth: int) -> None:
 def test_deepest_allowed_nesting_can_be_read_again(tmp_path: Path, kind: str) -> None:
     value = nested(kind, MAX_NESTING)
     run(tmp_path, write_lines(tmp_path, json.dumps({"text": "a", "k": value})))
-    tables = [pq.read_table(tmp_path / "runs/divided/raw" / f"{split}.parquet") for split in SPLITS]
+    tables = [SplitRows(tmp_path / "runs/divided/raw" / split).table() for split in SPLITS]
     assert value in [found for table in tables for found in table["k"].to_pylist()]
 
 
@@ -137,7 +138,7 @@ def test_parquet_type_that_later_stages_lack_is_converted(
 ) -> None:
     run(tmp_path, write_column(tmp_path, column))
     for recipe in ("divided", "whole"):
-        tables = [pq.read_table(tmp_path / f"runs/{recipe}/raw/{split}.parquet") for split in SPLITS]
+        tables = [SplitRows(tmp_path / f"runs/{recipe}/raw" / split).table() for split in SPLITS]
         assert {table.schema.field("x").type for table in tables} == {stored}
         assert all(table["x"].to_pylist() == column[: len(table)].to_pylist() for table in tables)
 

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from params import DataError, ModelError
 from params.artifacts import SPLITS, Artifacts
 from params.schema import ObjectiveChoice, Tokenization
+from tasks.split_rows import SplitRows
 from tasks.tokenization.encoding import read_batches
 from tasks.tokenization.stage import tokenize
 from tests.support import tiny
@@ -58,7 +59,8 @@ def test_same_rows_give_the_same_bytes(artifacts, objective):
     before = digests(artifacts.tokens)
     assert run(artifacts, objective) == first
     assert digests(artifacts.tokens) == before
-    assert {"train.arrow", "validation.arrow", "test.arrow", "objective.json", "statistics.json"} < set(before)
+    names = (f"{split}/{name}" for split in SPLITS for name in ("00000.arrow", "_manifest.json"))
+    assert {*names, "objective.json", "statistics.json"} < set(before)
 
 
 def test_another_process_gives_the_same_bytes(artifacts):
@@ -89,7 +91,8 @@ def test_train_split_is_packed_and_others_are_sorted_by_length(artifacts):
 
 def test_sorting_keeps_sequences_whole(artifacts, monkeypatch):
     """Also across the batches in which they are written."""
-    monkeypatch.setattr("tasks.tokenization.arrow.BATCH_SEQUENCES", 7)
+    for module in ("tasks.tokenization.arrow", "trainer.data.tokens"):
+        monkeypatch.setattr(f"{module}.BATCH_SEQUENCES", 7)
     run(artifacts)
     tokenizer = tokens.read_tokenizer(artifacts.tokens)
     texts = dict(enumerate(tiny.sentences(20, 2), 80))
@@ -154,16 +157,16 @@ def test_train_rows_are_read_no_more_often_than_needed(artifacts, tmp_path, monk
     class CountedFile(pq.ParquetFile):
         def __init__(self, source):
             super().__init__(source)
-            self.name = Path(source).name
+            self.split = Path(source).parent.name
 
-        def iter_batches(self, *arguments):
-            opened.append(self.name)
-            return super().iter_batches(*arguments)
+        def iter_batches(self, *arguments, **options):
+            opened.append(self.split)
+            return super().iter_batches(*arguments, **options)
 
     monkeypatch.setattr(pq, "ParquetFile", CountedFile)
     run(artifacts, objective, tokenizer)
-    assert opened.count("train.parquet") == reads
-    assert opened.count("test.parquet") == opened.count("validation.parquet") == 1
+    assert opened.count("train") == reads
+    assert opened.count("test") == opened.count("validation") == 1
 
 
 def test_missing_tokenizer_is_an_error(artifacts, tmp_path):
@@ -196,7 +199,7 @@ def test_split_without_sequences_is_an_error_and_keeps_earlier_tokens(artifacts)
     tiny.write_rows(artifacts, train={"text": ["short"]}, validation={"text": ["a text"]}, test={"text": ["a text"]})
     with pytest.raises(DataError, match="1 rows give no sequence of 64 tokens") as caught:
         run(artifacts, max_length=64)
-    assert caught.value.where == str(artifacts.rows / "train.parquet")
+    assert caught.value.where == str(artifacts.rows / "train")
     assert digests(artifacts.tokens) == before
     assert not list(artifacts.run.glob(".*")), "no temporary files are left"
 
@@ -211,7 +214,7 @@ def test_split_without_rows_is_an_error(artifacts, split):
     tiny.write_rows(artifacts, **splits)
     with pytest.raises(DataError) as caught:
         run(artifacts, max_length=4)
-    assert caught.value.where == str(artifacts.rows / f"{split}.parquet")
+    assert caught.value.where == str(artifacts.rows / split)
     assert not artifacts.tokens.exists()
 
 
@@ -231,7 +234,7 @@ def test_long_rows_come_in_small_batches(artifacts):
     tiny.write_rows(
         artifacts, train={"text": ["a" * 2**19] * 5}, validation={"text": ["b"] * 1500}, test={"text": ["c"]}
     )
-    sizes = {split: [len(batch) for batch in read_batches(artifacts, split)] for split in SPLITS}
+    sizes = {split: [len(batch) for batch in read_batches(SplitRows(artifacts.rows / split))] for split in SPLITS}
     assert sizes == {"train": [1] * 5, "validation": [1000, 500], "test": [1]}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ import pytest
 from params import DataError
 from params.artifacts import GROUP_BY, SPLITS
 from params.schema import Expectation, ObjectiveChoice
+from tasks.split_rows import SplitRows
 from tests.support.validation import LANGUAGE, LONG, UNIQUE, good_rows, quarantine_reasons, run_validation, write_raw
 
 CLASSES = ObjectiveChoice(name="sequence_classification")
@@ -25,12 +27,13 @@ def test_good_rows_pass_unchanged(tmp_path):
     }
     artifacts = write_raw(tmp_path, train=columns, validation={k: v[:1] for k, v in columns.items()}, test=columns)
     for split in SPLITS:
-        path = artifacts.raw / f"{split}.parquet"
-        pq.write_table(pq.read_table(path).replace_schema_metadata({GROUP_BY: '["n"]'}), path)
+        path = artifacts.raw / split / "_common_metadata"
+        pq.write_metadata(pq.read_schema(path).with_metadata({GROUP_BY: '["n"]'}), path)
     report = run_validation(artifacts)
     for split in SPLITS:
-        source = pq.read_table(artifacts.raw / f"{split}.parquet")
-        assert pq.read_table(artifacts.rows / f"{split}.parquet").equals(source, check_metadata=True)
+        rows = SplitRows(artifacts.rows / split)
+        assert rows.table().equals(SplitRows(artifacts.raw / split).table(), check_metadata=True)
+        assert rows.group_by == ["n"]
     assert quarantine_reasons(artifacts) == {}
     assert (report.rows_in, report.quarantined, report.share) == ({"train": 2, "validation": 1, "test": 2}, 0, 0)
 
@@ -122,13 +125,20 @@ def test_failing_rows_beyond_the_limits_of_gx_are_found(tmp_path):
     assert good_rows(artifacts) == list(range(0, 3000, 2))
 
 
-def test_row_ids_need_not_be_unique_across_splits(tmp_path):
-    artifacts = write_raw(tmp_path, train={"text": ["good", "no"]}, test={"text": ["no", "good"]})
-    table = pa.table({"row_id": pa.array([0, 1], pa.int64()), "text": ["good", "also good"]})
-    pq.write_table(table, artifacts.raw / "validation.parquet")
+def test_rows_stay_in_their_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.support.tiny.PART_ROWS", 3)
+    texts = ["good", "no", "also good", "fine", "well", "done", "no", "no", "no", "last"]
+    artifacts = write_raw(tmp_path, train={"text": texts}, test={"text": ["held out"] * 4})
     run_validation(artifacts, LONG)
-    assert good_rows(artifacts, "validation") == [0, 1]
-    assert good_rows(artifacts) == [0]
+    rows, raw = SplitRows(artifacts.rows / "train"), SplitRows(artifacts.raw / "train")
+    assert [(s.name, s.rows, s.first_row_id) for s in rows.manifest.shards] == [
+        ("00000.parquet", 2, 0),
+        ("00001.parquet", 3, 3),
+        ("00003.parquet", 1, 9),
+    ]
+    assert rows.table().to_pylist() == [row for row in raw.table().to_pylist() if row["text"] != "no"]
+    assert rows.manifest.shards[1] == raw.manifest.shards[1], "all of its rows are good"
+    assert good_rows(artifacts, "test") == [11, 12, 13, 14]
 
 
 def test_check_can_be_limited_to_one_split(tmp_path):
@@ -237,11 +247,11 @@ def test_held_out_split_may_be_empty(tmp_path):
 
 
 def test_missing_columns_are_named_together(tmp_path):
-    artifacts = write_raw(tmp_path, train={"txt": ["good"], "kind": ["x"]})
+    artifacts = write_raw(tmp_path, **{split: {"txt": ["good"], "kind": ["x"]} for split in SPLITS})
     with pytest.raises(DataError) as caught:
         run_validation(artifacts, Expectation(type="expect_column_values_to_not_be_null", column="knid"))
-    assert "train: no column `text`, which the objective causal_lm needs" in caught.value.what
-    assert "train, validation, test: no column `knid`, which a check in validation.expectations" in caught.value.what
+    assert "there is no column `text`, which the objective causal_lm needs" in caught.value.what
+    assert "there is no column `knid`, which a check in validation.expectations" in caught.value.what
     assert "columns: row_id, txt, kind" in caught.value.what
     assert "did you mean `txt`?" in caught.value.fix
     assert "did you mean `kind`?" in caught.value.fix
@@ -250,8 +260,8 @@ def test_missing_columns_are_named_together(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "objective", "message"),
     [
-        ({"text": [1, 2]}, LANGUAGE, "column `text` of train must hold text, but holds int64"),
-        ({"text": ["a"], "label": [[1]]}, CLASSES, "column `label` of train must hold text or integers"),
+        ({"text": [1, 2]}, LANGUAGE, "column `text` must hold text, but holds int64"),
+        ({"text": ["a"], "label": [[1]]}, CLASSES, "column `label` must hold text or integers"),
     ],
 )
 def test_column_of_the_wrong_type_is_an_error(tmp_path, columns, objective, message):
@@ -259,22 +269,20 @@ def test_column_of_the_wrong_type_is_an_error(tmp_path, columns, objective, mess
         run_validation(write_raw(tmp_path, **dict.fromkeys(SPLITS, columns)), objective=objective)
 
 
-def test_different_column_types_between_splits_are_an_error(tmp_path):
-    text = {"text": ["a"]}
-    artifacts = write_raw(
-        tmp_path, train=text | {"label": ["x"]}, validation=text | {"label": [1]}, test=text | {"label": ["x"]}
-    )
-    with pytest.raises(DataError, match="`label` is string in train, int64 in validation, string in test"):
-        run_validation(artifacts, objective=CLASSES)
-
-
 def test_missing_and_damaged_files_are_errors(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["good"]})
-    (artifacts.raw / "test.parquet").write_bytes(b"PAR1 torn")
-    with pytest.raises(DataError, match=r"test\.parquet: cannot be read as Parquet"):
+    shard = artifacts.raw / "test/00000.parquet"
+    shard.write_bytes(b"PAR1 torn")
+    with pytest.raises(DataError, match=r"test/00000\.parquet: cannot be read as Parquet"):
         run_validation(artifacts)
-    (artifacts.raw / "test.parquet").unlink()
-    with pytest.raises(DataError, match=r"test\.parquet: does not exist\n  fix: run the ingest stage first"):
+    shard.unlink()
+    with pytest.raises(DataError, match=r"test/00000\.parquet: does not exist"):
+        run_validation(artifacts)
+    (artifacts.raw / "test/_manifest.json").write_text("torn")
+    with pytest.raises(DataError, match=r"test/_manifest\.json: cannot be read"):
+        run_validation(artifacts)
+    shutil.rmtree(artifacts.raw)
+    with pytest.raises(DataError, match=r"raw/train: does not exist\n  fix: run the stage that writes it first"):
         run_validation(artifacts)
 
 
@@ -290,8 +298,11 @@ def test_same_rows_give_the_same_files(tmp_path):
         return {str(p.relative_to(artifacts.validated)): p.read_bytes() for p in files}
 
     first = written()
-    names = ["quarantine.parquet", "report.html", *(f"rows/{s}.parquet" for s in sorted(SPLITS)), "validation.json"]
-    assert sorted(first) == names
+    names = ["quarantine.parquet", "report.html", "validation.json"]
+    names += [
+        f"rows/{split}/{name}" for split in SPLITS for name in ("00000.parquet", "_common_metadata", "_manifest.json")
+    ]
+    assert sorted(first) == sorted(names)
     assert written() == first
 
 

@@ -1,0 +1,141 @@
+"""The rows of a split, as ingest and validate write them: Parquet shards (trainer.data.shards).
+
+A shard has the columns and types of its own rows. The split has those of all: a column that a shard lacks is null there,
+and integers are doubles if another shard has doubles. `_common_metadata` holds that schema.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from params import DataError
+from params.artifacts import GROUP_BY
+from params.hashing import file_sha256
+from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
+
+SCHEMA: Final = "_common_metadata"
+"""Parquet's usual name for a file without rows that has the columns of a folder's files."""
+_BATCH_ROWS: Final = 8192
+
+
+class SplitRows:
+    """The rows of one split; they stay on disk until they are read.
+
+    Raises:
+        DataError: a file is missing or damaged; so does every method that reads rows.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = Manifest.read(folder)
+        self.schema: pa.Schema = _read(folder / SCHEMA, pq.read_schema)
+        """The columns of the rows, `row_id` first."""
+
+    @property
+    def group_by(self) -> list[str]:
+        """The columns by which rows belong together; empty if each row is on its own."""
+        text = (self.schema.metadata or {}).get(GROUP_BY.encode())
+        return list(json.loads(text)) if text else []
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    def batches(
+        self, columns: Sequence[str] | None = None, batch_rows: int = _BATCH_ROWS, *, shard: Shard | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in order, with the split's columns or some of them; only a batch is in memory.
+
+        With `shard`, the rows of that shard only.
+        """
+        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        for one in self.manifest.shards if shard is None else [shard]:
+            with _read(self.manifest.path(one), pq.ParquetFile) as file:
+                stored = [ROW, *(name for name in schema.names if name in file.schema_arrow.names)]
+                for batch in file.iter_batches(batch_rows, columns=stored):
+                    yield from self._of_split(pa.Table.from_batches([batch]), one, schema).to_batches()
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows one by one as mappings."""
+        for batch in self.batches(columns, 1000):
+            yield from batch.to_pylist()
+
+    def shards(self) -> Iterator[tuple[Shard, pa.Table]]:
+        """Yield each shard with its rows."""
+        for shard in self.manifest.shards:
+            yield shard, self._of_split(_read(self.manifest.path(shard), pq.read_table), shard, self.schema)
+
+    def table(self) -> pa.Table:
+        """Return all rows."""
+        return pa.concat_tables([self.schema.empty_table(), *(table for _, table in self.shards())])
+
+    def row(self, row_id: int) -> dict[str, Any] | None:
+        """Return one row; None if the split does not have it."""
+        number = bisect_right([shard.first_row_id for shard in self.manifest.shards], row_id) - 1
+        if number < 0:
+            return None
+        shard = self.manifest.shards[number]
+        found = pq.read_table(self.manifest.path(shard), filters=[(ROW, "==", row_id - shard.first_row_id)])
+        rows: list[dict[str, Any]] = self._of_split(found, shard, self.schema).to_pylist()
+        return rows[0] if rows else None
+
+    def write_some(self, folder: Path, keep: Sequence[bool]) -> None:
+        """Write the rows that `keep`, (N,), is true for to another folder, in the same shards as here."""
+        folder.mkdir(parents=True)
+        kept, start = [], 0
+        for shard in self.manifest.shards:
+            chosen, path = keep[start : start + shard.rows], folder / shard.name
+            start += shard.rows
+            if all(chosen):
+                shutil.copyfile(self.manifest.path(shard), path)
+                kept.append(shard)
+            elif any(chosen):
+                table = _read(self.manifest.path(shard), pq.read_table).filter(pa.array(chosen))
+                pq.write_table(table, path, compression="zstd", row_group_size=_BATCH_ROWS)
+                kept.append(shard.model_copy(update={"rows": len(table), "sha256": file_sha256(path)}))
+        shutil.copyfile(self.folder / SCHEMA, folder / SCHEMA)
+        Manifest.write(folder, kept)
+
+    def _of_split(self, table: pa.Table, shard: Shard, schema: pa.Schema) -> pa.Table:
+        if ROW_ID in schema.names:
+            ids = pc.add(table[ROW].cast(pa.int64()), shard.first_row_id)
+            table = table.append_column(ROW_ID, ids)
+        return conform(table, schema, str(self.manifest.path(shard)))
+
+
+def conform(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
+    """Return `table` with the columns and types of `schema`; missing columns become null.
+
+    Raises:
+        DataError: a type cannot hold a value.
+    """
+    columns = []
+    found = dict(zip(table.column_names, table.columns, strict=True))  # a look-up in the table takes linear time
+    for field in schema:
+        if field.name not in found:
+            columns.append(pa.nulls(len(table), field.type))
+            continue
+        try:
+            columns.append(found[field.name].cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            what = f"column `{field.name}` is {field.type} in other rows, which cannot hold all values here: {error}"
+            raise DataError(where, what, f"store `{field.name}` with one type in every row") from error
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _read(path: Path, read: Any) -> Any:
+    try:
+        return read(path)
+    except FileNotFoundError:
+        raise DataError(str(path), "does not exist", "run the stage that writes it again") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        what = f"cannot be read as Parquet: {error}"
+        raise DataError(str(path), what, "run the stage that writes it again") from None

@@ -1,0 +1,88 @@
+"""A split in shards: a folder of files, and a manifest that lists them.
+
+    <split>/_manifest.json      each shard's name, number of rows, hash, and the `row_id` at which its part of the source begins
+    <split>/00000.parquet       rows, or as .arrow, sequences of tokens
+
+A shard does not hold the `row_id` of its rows but `_row`, their place in the shard's part of the source: `row_id` is
+`first_row_id + _row`. So a shard stays as it is when rows come to, or go from, other parts of the source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import pydantic
+
+from params import DataError
+from params.hashing import file_sha256
+
+ROW_ID: Final = "row_id"
+MANIFEST: Final = "_manifest.json"
+ROW: Final = "_row"
+"""Column of a shard: the place of a row in the part of the source that the shard is of."""
+
+
+class Shard(pydantic.BaseModel):
+    """A file with some rows of a split."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+    name: str
+    """Name of the file."""
+    rows: int
+    """Number of rows, or of sequences."""
+    first_row_id: int
+    """The `row_id` of the first row of the shard's part of the source, whichever split that row is in."""
+    sha256: str
+    """Hash of the file."""
+
+
+class _Content(pydantic.BaseModel):
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The shards of a split, in order."""
+
+    folder: Path
+    shards: tuple[Shard, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return the manifest in a folder.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        path = folder / MANIFEST
+        try:
+            return cls(folder, _Content.model_validate_json(path.read_bytes()).shards)
+        except FileNotFoundError:
+            raise DataError(str(folder), "does not exist", "run the stage that writes it first") from None
+        except (OSError, ValueError) as error:
+            raise DataError(str(path), f"cannot be read: {error}", "run the stage that writes it again") from None
+
+    @classmethod
+    def write(cls, folder: Path, shards: list[Shard]) -> Self:
+        """Write the manifest of a folder, and return it."""
+        text = _Content(shards=tuple(shards)).model_dump_json(indent=1)
+        (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        return cls(folder, tuple(shards))
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, or of sequences."""
+        return sum(shard.rows for shard in self.shards)
+
+    def path(self, shard: Shard) -> Path:
+        """Return the path of a shard's file."""
+        return self.folder / shard.name
+
+
+def digest(folder: Path) -> str:
+    """Return SHA-256 over the files of a split: the lines `<name> <sha256>` of all of them, the manifest too, in order of name."""
+    lines = (f"{path.name} {file_sha256(path)}\n" for path in sorted(folder.iterdir()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
