@@ -8,18 +8,18 @@ kept them would need 15 GiB for a thousand rows. Each evaluation runs in its own
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from params import load
-from params.artifacts import Artifacts
+from params.artifacts import SPLITS, Artifacts
+from params.schema import Data
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """\
@@ -40,6 +40,7 @@ publish: {repo_id: benchmarks/memory}
 
 def prepare(root: Path, rows: int) -> None:
     """Make what a run leaves up to its training, with `rows` test rows of about 128 tokens."""
+    from tasks.ingestion.stage import ingest
     from tasks.tokenization.stage import tokenize
     from trainer import objectives
     from trainer.data import tokens
@@ -49,10 +50,12 @@ def prepare(root: Path, rows: int) -> None:
     path = root / "params" / "memory.yaml"
     path.write_text(RECIPE, encoding="utf-8")
     recipe, artifacts = load(path), Artifacts("memory", root)
-    artifacts.rows.mkdir(parents=True)
     for split, count in {"train": 100, "validation": 10, "test": rows}.items():
         texts = [" ".join(f"{(i * 31 + k * 7) % 97:02d}" for k in range(43)) for i in range(count)]
-        pq.write_table(pa.table({"row_id": range(count), "text": texts}), artifacts.rows / f"{split}.parquet")
+        (root / f"{split}.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
+    source = {"kind": "files", **{split: f"{split}.jsonl" for split in SPLITS}}
+    ingest(artifacts, data=Data.model_validate({"source": source}), seed=0)
+    shutil.copytree(artifacts.raw, artifacts.rows)
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
     network = initial_model(
         recipe.model,

@@ -11,6 +11,7 @@ reads and writes Arrow, and learns all tokens of a conversation. The tokenizer's
 from __future__ import annotations
 
 import gc
+import json
 import statistics
 import sys
 import tempfile
@@ -21,14 +22,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from datasets import Dataset, disable_progress_bars
 
 from benchmarks.workload import environment
 from params.artifacts import Artifacts
 from params.python_documentation import documentation
-from params.schema import ObjectiveChoice, TrainTokenizer
+from params.schema import Data, ObjectiveChoice, TrainTokenizer
+from tasks.ingestion.stage import ingest
+from tasks.split_rows import SplitRows
 from tasks.tokenization.encoding import Encoder, encode_split
 from tasks.tokenization.tokenizers import load_tokenizer, train_tokenizer
 from trainer import objectives
@@ -123,16 +124,17 @@ def conversations(texts: list[str]) -> list[list[dict[str, str]]]:
 
 def times(work: Work, folder: Path, turn: int) -> dict[str, tuple[float, float]]:
     """Return the seconds and the CPU seconds that each way takes; the one that begins changes with `turn`."""
-    artifacts = Artifacts("benchmark", folder)
-    artifacts.rows.mkdir(parents=True)
-    rows = [{"row_id": i, **row} for i, row in enumerate(work.rows)]
-    pq.write_table(pa.Table.from_pylist(rows), artifacts.rows / "train.parquet")
-    dataset = Dataset.from_parquet(str(artifacts.rows / "train.parquet"), cache_dir=str(folder))
+    artifacts, file = Artifacts("benchmark", folder), folder / "rows.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in work.rows), encoding="utf-8")
+    source = {"kind": "files", "train": str(file), "validation": str(file), "test": str(file)}
+    ingest(artifacts, data=Data.model_validate({"source": source}), seed=0)
+    rows = SplitRows(artifacts.raw / "train")
+    dataset = Dataset.from_list([*rows.rows()])
     column = [row.get("text") or row["messages"] for row in work.rows]
     method = objectives.build(work.objective)
-    encoder = Encoder(method, work.tokenizer, work.max_length, method.collect_state(rows))
+    encoder = Encoder(method, work.tokenizer, work.max_length, method.collect_state(rows.rows()))
     ways: dict[str, Callable[[], object]] = {
-        "here": lambda: encode_split(artifacts, "train", folder / "train.arrow", encoder),
+        "here": lambda: encode_split(rows, "train", folder / "train", encoder),
         "datasets.map": lambda: work.map(dataset),
         "the tokenizer's call": lambda: [work.call(column[i : i + 1000]) for i in range(0, len(column), 1000)],
     }

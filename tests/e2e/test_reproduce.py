@@ -134,13 +134,13 @@ def rows_from(project):
     with cloned(project.root, release.record.git_commit, release, keep=False) as clone:
         write_recipe(clone, clone.project / "params" / "tiny.yaml", release)
         made = Artifacts("tiny", clone.project)
-        return bring_rows(clone, made, release, None), (made.raw / "train.parquet").read_bytes()
+        return bring_rows(clone, made, release, None), (made.raw / "train/00000.parquet").read_bytes()
 
 
 @pytest.mark.slow
 def test_rows_come_from_the_cache_else_from_the_remote_else_from_the_same_source(here):
     rows, cache, remote = here.root / OUTSIDE, here.root / ".dvc" / "cache", here.root / ".." / ".." / "remote"
-    kept, expected = rows.read_bytes(), (here.root / "runs/tiny/raw/train.parquet").read_bytes()
+    kept, expected = rows.read_bytes(), (here.root / "runs/tiny/raw/train/00000.parquet").read_bytes()
     write_sentences(rows, seed=9)
     try:
         assert rows_from(here) == ("cache", expected)

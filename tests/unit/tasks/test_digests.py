@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from params.artifacts import Artifacts
+from params.artifacts import SPLITS, Artifacts
 from params.schema import Evaluation, Gate, Model, ObjectiveChoice
 from tasks import digests
 
@@ -24,11 +24,11 @@ def test_recipe_digest_depends_on_each_setting() -> None:
 
 def test_data_digest_depends_on_every_split(tmp_path: Any) -> None:
     artifacts = Artifacts("tiny", tmp_path)
-    artifacts.rows.mkdir(parents=True)
-    for split in ("train", "validation", "test"):
-        (artifacts.rows / f"{split}.parquet").write_bytes(split.encode())
+    for split in SPLITS:
+        (artifacts.rows / split).mkdir(parents=True)
+        (artifacts.rows / split / "00000.parquet").write_bytes(split.encode())
     seen = {digests.data_digest(artifacts)}
-    for split in ("train", "validation", "test"):
-        (artifacts.rows / f"{split}.parquet").write_bytes(b"other")
+    for split in SPLITS:
+        (artifacts.rows / split / "00000.parquet").write_bytes(b"other")
         seen.add(digests.data_digest(artifacts))
     assert len(seen) == 4

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from params import DataError, RecipeError
 from params.schema import SliceBy
 from tasks.evaluation.slices import read_texts, slice_positions
+from tasks.split_rows import SplitRows
+from tests.support import tiny
 
 OWN_CODE = """
 def length(row):
@@ -26,32 +27,33 @@ def fails(row):
 
 
 @pytest.fixture
-def rows(tmp_path: Path, monkeypatch: Any) -> Iterator[Path]:
-    table = pa.table(
-        {
-            "row_id": pa.array([2, 3, 5, 7, 11], pa.int64()),
-            "text": ["a", "a long text", "b", "another one", "c"],
-            "language": ["en", "de", "en", None, "en"],
-            "stars": [5, 1, 1, 5, 3],
-        }
-    )
-    pq.write_table(table, tmp_path / "test.parquet")
+def rows(tmp_path: Path, monkeypatch: Any) -> Iterator[SplitRows]:
+    values = {
+        2: {"text": "a", "language": "en", "stars": 5},
+        3: {"text": "a long text", "language": "de", "stars": 1},
+        5: {"text": "b", "language": "en", "stars": 1},
+        7: {"text": "another one", "language": None, "stars": 5},
+        11: {"text": "c", "language": "en", "stars": 3},
+    }
+    monkeypatch.setattr("tests.support.tiny.PART_ROWS", 4)  # several shards
+    table = pa.Table.from_pylist([values.get(i, values[2]) for i in range(12)])
+    tiny.write_splits(tmp_path / "raw", {"test": dict(zip(table.column_names, table.columns, strict=True))})
+    SplitRows(tmp_path / "raw/test").write_some(tmp_path / "test", [i in values for i in range(12)])
     (tmp_path / "own_slices.py").write_text(OWN_CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("tasks.evaluation.slices._BATCH_ROWS", 2)  # several batches
-    yield tmp_path / "test.parquet"
+    yield SplitRows(tmp_path / "test")
     sys.modules.pop("own_slices", None)
 
 
 def sliced(
-    rows: Path, *slices: SliceBy, row_ids: tuple[int, ...] = (2, 3, 5, 7, 11)
+    rows: SplitRows, *slices: SliceBy, row_ids: tuple[int, ...] = (2, 3, 5, 7, 11)
 ) -> dict[str, dict[str, list[int]]]:
     found = slice_positions(rows, slices, np.array(row_ids))
     return {name: {one: positions.tolist() for one, positions in slices.items()} for name, slices in found}
 
 
-def test_column_values_are_slices_largest_first(rows: Path) -> None:
+def test_column_values_are_slices_largest_first(rows: SplitRows) -> None:
     found = sliced(rows, SliceBy(column="language"), SliceBy(column="stars", name="rating"))
     assert found == {
         "language": {"en": [0, 2, 4], "None": [3], "de": [1]},
@@ -61,17 +63,17 @@ def test_column_values_are_slices_largest_first(rows: Path) -> None:
     assert list(found["rating"]) == ["1", "5", "3"]
 
 
-def test_function_names_the_slice_of_a_row(rows: Path) -> None:
+def test_function_names_the_slice_of_a_row(rows: SplitRows) -> None:
     by_length = SliceBy(name="length", function="own_slices:length")
     assert sliced(rows, by_length) == {"length": {"short": [0, 2, 4], "long": [1, 3]}}
 
 
-def test_unscored_rows_are_in_no_slice(rows: Path) -> None:
+def test_unscored_rows_are_in_no_slice(rows: SplitRows) -> None:
     assert sliced(rows, SliceBy(column="language"), row_ids=(3, 5, 11)) == {"language": {"en": [1, 2], "de": [0]}}
     assert sliced(rows, SliceBy(column="language"), row_ids=(3, 12)) == {"language": {"de": [0]}}
 
 
-def test_missing_column_error_lists_the_columns(rows: Path) -> None:
+def test_missing_column_error_lists_the_columns(rows: SplitRows) -> None:
     with pytest.raises(RecipeError) as caught:
         sliced(rows, SliceBy(column="stars"), SliceBy(column="country"))
     assert caught.value.where == "evaluation.slices.1"
@@ -79,21 +81,21 @@ def test_missing_column_error_lists_the_columns(rows: Path) -> None:
     assert caught.value.fix == "use one of row_id, text, language, stars"
 
 
-def test_column_with_too_many_values_is_refused(rows: Path, monkeypatch: Any) -> None:
+def test_column_with_too_many_values_is_refused(rows: SplitRows, monkeypatch: Any) -> None:
     monkeypatch.setattr("tasks.evaluation.slices._MAX_SLICES", 4)
     assert len(sliced(rows, SliceBy(column="language"))["language"]) == 3
     with pytest.raises(RecipeError, match="text gives 5 slices, more than the limit of 4"):
         sliced(rows, SliceBy(column="text"))
 
 
-def test_failing_slice_function_is_an_error_with_the_row(rows: Path) -> None:
+def test_failing_slice_function_is_an_error_with_the_row(rows: SplitRows) -> None:
     with pytest.raises(RecipeError) as caught:
         sliced(rows, SliceBy(name="failing", function="own_slices:fails"))
     assert caught.value.where == "evaluation.slices.0.function"
     assert "raised ZeroDivisionError for row_id 7" in caught.value.what
 
 
-def test_read_texts_of_chosen_rows(rows: Path) -> None:
+def test_read_texts_of_chosen_rows(rows: SplitRows) -> None:
     assert read_texts(rows, [11, 3], lambda row: row["text"].upper()) == {3: "A LONG TEXT", 11: "C"}
     with pytest.raises(DataError, match="has no row with row_id 4"):
         read_texts(rows, [3, 4, 6], lambda row: row["text"])
