@@ -189,7 +189,7 @@ def _total_steps(recipe: Recipe, artifacts: Artifacts) -> int:
     if recipe.launch.num_machines > 1:
         fix = "set launch.num_machines to 1 in a copy of the recipe"
         raise RecipeError("launch.num_machines", "verify-resume kills processes of this machine only", fix)
-    if not (artifacts.tokens / "train.arrow").exists():
+    if not (artifacts.tokens / "train").exists():
         fix = f"run `dvc repro tokenize@{artifacts.recipe}`"
         raise DataError(str(artifacts.tokens), "there are no tokens to train on yet", fix)
     return total_steps(recipe.training, len(tokens.read_split(artifacts.tokens, "train")))

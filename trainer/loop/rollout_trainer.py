@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from params import CheckpointError, ModelError
 from trainer.data.randomness import seeded
+from trainer.data.tokens import Sequences
 from trainer.loop.reference import ReferenceTrainer
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.rollout import Rollout, TrainingSample, token_logprobs, training_batch
@@ -170,7 +171,7 @@ class RolloutTrainer(ReferenceTrainer):
 
     def _check_length(self) -> None:
         positions = getattr(self.model.config, "max_position_embeddings", None)
-        longest = max(len(ids) for ids in cast("Any", self.train_dataset)["input_ids"])
+        longest = int(cast("Sequences", self.train_dataset).lengths().max())
         needed = longest + self._task.options.max_new_tokens
         if isinstance(positions, int) and needed > positions:
             what = f"the longest prompt and objective.max_new_tokens are {needed} tokens, the model has {positions} positions"

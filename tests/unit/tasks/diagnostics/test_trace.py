@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import os
 import re
+import shutil
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from params import DataError, load
-from params.artifacts import STAGES, Artifacts
+from params.artifacts import SPLITS, STAGES, Artifacts
 from tasks.commands import main
 from tasks.diagnostics.trace import trace_sections
+from tasks.split_rows import SplitRows
 from tasks.stages import run
 from tests.support import tiny
 from tests.support.project import ROOT
@@ -62,10 +65,8 @@ def finished(project, inside):
 
 def row_of(number):
     """Return the row_id and the split of the row with this `number`."""
-    import pyarrow.parquet as pq
-
-    for split in ("train", "validation", "test"):
-        for row in pq.read_table(Artifacts("tiny").raw / f"{split}.parquet").to_pylist():
+    for split in SPLITS:
+        for row in SplitRows(Artifacts("tiny").raw / split).rows():
             if str(row["number"]) == str(number):
                 return row["row_id"], split
     raise AssertionError(number)
@@ -155,12 +156,9 @@ def test_command_prints_the_sections(finished, capsys):
 def test_label_is_shown_with_its_sequence(tmp_path, monkeypatch):
     content = tiny.recipe(**tiny.CLASSES)
     artifacts, recipe = tiny.tokenized(tmp_path, content, {"train": 20, "validation": 5, "test": 5})
-    artifacts.rows.parent.joinpath("quarantine.parquet").write_bytes(
-        (artifacts.rows / "test.parquet").read_bytes()
-    )  # without the traced row
-    artifacts.raw.mkdir()
-    for split in ("train", "validation", "test"):
-        (artifacts.raw / f"{split}.parquet").write_bytes((artifacts.rows / f"{split}.parquet").read_bytes())
+    test_rows = SplitRows(artifacts.rows / "test").table()
+    pq.write_table(test_rows, artifacts.validated / "quarantine.parquet")  # without the traced row
+    shutil.copytree(artifacts.rows, artifacts.raw)
     found = dict(trace_sections(artifacts, recipe, 3))
     (tokens_title,) = [title for title in found if title.startswith("tokens")]
     assert re.fullmatch(r"label of the sequence: \d \(\w+\)", found[tokens_title][-1])

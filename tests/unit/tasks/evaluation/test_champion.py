@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import HfApi, ModelCard
 
 from params import ModelError, load
-from params.artifacts import Artifacts
+from params.artifacts import SPLITS, Artifacts
 from params.errors import StaleBlessingError
 from tasks.commands import main
 from tasks.evaluation.receipt_log import read_entries
@@ -25,6 +25,7 @@ from tasks.hub_server.server import LocalHub
 from tasks.publishing.stage import is_current, is_there
 from tasks.releases import rollback
 from tasks.report.page import write_report
+from tasks.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.tokenization.stage import tokenize
 from tests.support import releases, tiny
@@ -361,17 +362,18 @@ def test_champion_for_another_task_is_an_error(released, tmp_path):
 
 def test_champion_that_lacks_a_label_scores_a_blind_guess_for_it(tmp_path):
     artifacts, recipe = releases.tokenized(tmp_path / "few", tiny.recipe(**tiny.CLASSES))
-    every = {path.name: pq.read_table(path) for path in artifacts.rows.iterdir()}
-    for name, table in every.items():
-        pq.write_table(table.filter(pc.not_equal(table["label"], "friend")), artifacts.rows / name)
+    every = artifacts.rows.rename(artifacts.validated / "every")
+    for split in SPLITS:
+        rows = SplitRows(every / split)
+        rows.write_some(artifacts.rows / split, [row["label"] != "friend" for row in rows.rows()])
     shutil.rmtree(artifacts.tokens)
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
     releases.learn(artifacts, recipe, STEPS)
     before = releases.evaluate(artifacts, recipe)
     releases.publish(artifacts, recipe)
 
-    for name, table in every.items():
-        pq.write_table(table, artifacts.rows / name)
+    shutil.rmtree(artifacts.rows)
+    every.rename(artifacts.rows)
     tokenizer = artifacts.root / "tokenizer"
     shutil.copytree(artifacts.tokenizer, tokenizer)
     shutil.rmtree(artifacts.tokens)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from params import ModelError, RecipeError
 from params.artifacts import GROUP_BY
+from tasks.split_rows import SplitRows
 from tests.support import releases, tiny
 from tests.support.memory import peak_anonymous_mib
 from trainer import objectives
@@ -56,11 +57,10 @@ def details_of(artifacts):
 
 def test_rows_that_belong_together_are_one_observation(tmp_path):
     artifacts, recipe = with_model(tmp_path, tiny.recipe(**tiny.CLASSES))
-    path = artifacts.rows / "test.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.replace_schema_metadata({GROUP_BY: '["label"]'}), path)
+    path = artifacts.rows / "test/_common_metadata"
+    pq.write_metadata(pq.read_schema(path).with_metadata({GROUP_BY: '["label"]'}), path)
     run(artifacts, recipe, untrained=True)
-    labels = len(set(table["label"].to_pylist()))
+    labels = len({row["label"] for row in SplitRows(artifacts.rows / "test").rows()})
     for one in details_of(artifacts)["comparisons"]:
         assert (one["rows"], one["groups"], one["p_value"]) == (30, labels, None)
 
@@ -152,7 +152,7 @@ def test_details_hold_intervals_gains_and_the_worst_rows(prepared):
     row_error = {row_id: row["nll"] / row.get("tokens", 1) for row_id, row in table.items()}
     worst = sorted(row_error, key=row_error.get, reverse=True)[:5]
     assert [row["row_id"] for row in details["worst"]] == worst
-    texts = {row["row_id"]: row["text"] for row in pq.read_table(artifacts.rows / "test.parquet").to_pylist()}
+    texts = {row["row_id"]: row["text"] for row in SplitRows(artifacts.rows / "test").rows()}
     for row in details["worst"]:
         assert row["row_error"] == pytest.approx(row_error[row["row_id"]])
         assert row["text"] == texts[row["row_id"]]
@@ -171,7 +171,7 @@ def test_slices_by_column_and_by_function(tmp_path):
     content = tiny.recipe({"evaluation.slices": slices, "evaluation.gate.min_slice_rows": 12}, **tiny.CLASSES)
     artifacts, recipe = with_model(tmp_path, content)
     run(artifacts, recipe)
-    rows = {row["row_id"]: row for row in pq.read_table(artifacts.rows / "test.parquet").to_pylist()}
+    rows = {row["row_id"]: row for row in SplitRows(artifacts.rows / "test").rows()}
     right = {row["row_id"]: row["label"] == row["prediction"] for row in scores_of(artifacts).to_pylist()}
     expected = {}
     for row_id, row in rows.items():
