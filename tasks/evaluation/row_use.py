@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from params.schema import Gate
 from tasks.evaluation.receipt_log import ReceiptLogEntry
 from tasks.evaluation.report import RowUse
+from tasks.split_rows import SplitRows
+from trainer.data.shards import ROW_ID
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_BATCH_ROWS = 8192
 _SKETCH_SIZE = 64
 
 
@@ -41,12 +40,10 @@ class RowHashes:
         return cls(np.unique(np.frombuffer(digests, np.uint64)))
 
     @classmethod
-    def read(cls, rows: Path, row_ids: NDArray[np.int64], text: Callable[[Mapping[str, Any]], str]) -> RowHashes:
+    def read(cls, rows: SplitRows, row_ids: NDArray[np.int64], text: Callable[[Mapping[str, Any]], str]) -> RowHashes:
         """Hash the rows of a split that are in `row_ids`."""
         scored = set(row_ids.tolist())
-        with pq.ParquetFile(rows) as file:
-            batches = (batch.to_pylist() for batch in file.iter_batches(_BATCH_ROWS))
-            return cls.of(text(row) for batch in batches for row in batch if row["row_id"] in scored)
+        return cls.of(text(row) for row in rows.rows() if row[ROW_ID] in scored)
 
     def sketch(self) -> tuple[str, ...]:
         """Return the smallest hashes, in hexadecimal."""

@@ -8,8 +8,6 @@ import os
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import HfApi, ModelCard
@@ -223,9 +221,8 @@ def test_comparisons_on_the_same_rows_share_the_error_until_the_rows_are_used_up
     assert releases.publish(artifacts, recipe).status == "kept"
 
     texts = tiny.sentences(releases.SIZES["test"], seed=77)
-    path = artifacts.rows / "test.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.set_column(table.column_names.index("text"), "text", pa.array(texts)), path)
+    table = SplitRows(artifacts.rows / "test").table()
+    tiny.write_rows(artifacts, test={"text": texts, "label": table["label"]})
     shutil.rmtree(artifacts.tokens)
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
     verdict, uses = evaluated(artifacts, recipe, BETTER)

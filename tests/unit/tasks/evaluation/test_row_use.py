@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from params.schema import Gate
 from tasks.evaluation.receipt_log import ReceiptLogEntry
 from tasks.evaluation.row_use import ComparisonId, RowHashes, row_use
+from tasks.split_rows import SplitRows
+from tests.support import tiny
 
 GATE = Gate(over="test_rows", comparisons=12)
 TODAY = ComparisonId("tests/tiny", "local", "today", "c0", "d0", "accuracy")
@@ -47,9 +47,8 @@ def test_sketch_is_small_and_of_the_content_only(tmp_path) -> None:
     assert len(hashes.sketch()) == 64
     assert hashes.sketch() == tuple(sorted(hashes.sketch())) == rows(0, 1000).sketch()
     assert RowHashes.of(["b", "a", "a"]).sketch() == RowHashes.of(["a", "b"]).sketch()
-    path = tmp_path / "test.parquet"
-    pq.write_table(pa.table({"row_id": [5, 6, 7], "text": ["a", "b", "c"], "seen": [1, 2, 3]}), path)
-    found = RowHashes.read(path, np.array([5, 6]), lambda row: row["text"])
+    tiny.write_splits(tmp_path, {"train": {"text": ["x"]}, "test": {"text": ["a", "b", "c"], "seen": [1, 2, 3]}})
+    found = RowHashes.read(SplitRows(tmp_path / "test"), np.array([1, 2]), lambda row: row["text"])
     assert found.sketch() == RowHashes.of(["a", "b"]).sketch(), "neither row_id, nor other columns, nor other rows"
 
 
