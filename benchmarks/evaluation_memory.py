@@ -56,7 +56,7 @@ def prepare(root: Path, rows: int) -> None:
     source = {"kind": "files", **{split: f"{split}.jsonl" for split in SPLITS}}
     ingest(artifacts, data=Data.model_validate({"source": source}), seed=0)
     shutil.copytree(artifacts.raw, artifacts.rows)
-    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     network = initial_model(
         recipe.model,
         objective=objectives.build(recipe.objective),

@@ -387,6 +387,8 @@ class Launch(Section):
     """Free port on that machine."""
     out_of_memory_retries: NonNegativeInt = 1
     """How many times to halve the micro-batch when memory runs out. The global batch stays the same."""
+    data_workers: Annotated[int, Field(gt=0, le=256)] | None = None
+    """Processes that work on shards of the rows at once. Default: one for each CPU. Each needs memory for one shard."""
     stage_timeout_s: Seconds = 3600.0
     """End a stage that makes no progress for this many seconds: no row is read, no batch is scored. A training has
     `stall_timeout_s` as well, an upload `publish.timeout_s`."""

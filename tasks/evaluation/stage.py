@@ -82,7 +82,7 @@ def evaluate(
     published = champion.fetch(artifacts, repo_id=repo_id, endpoint=endpoint, weights=weights)
     is_champion = published.champion is not None and published.champion.weights == weights
     with whole_folder(artifacts.evaluation) as folder:
-        scorer = _Scorer(artifacts, built, state, model, evaluation, seed, launch.eval_batch_size, resampler, folder)
+        scorer = _Scorer(artifacts, built, state, model, evaluation, seed, launch, resampler, folder)
         scored = scorer.score_all(published)
         rows = SplitRows(artifacts.rows / evaluation.split)
         details = Analysis(built, state, evaluation, rows, resampler, scored).details()
@@ -142,7 +142,7 @@ class _Scorer:
     model: Model
     evaluation: Evaluation
     seed: int
-    batch_size: int
+    launch: Launch
     resampler: Resampler
     folder: Path
 
@@ -189,7 +189,7 @@ class _Scorer:
         folder.mkdir()
         encoder = Encoder(self.objective, tokenizer, length if length < _NO_LIMIT else default_length, self.state)
         split = self.evaluation.split
-        encoded, _ = encode_split(SplitRows(self.artifacts.rows / split), split, folder / split, encoder)
+        encoded, _ = encode_split(SplitRows(self.artifacts.rows / split), split, folder / split, encoder, self.launch)
         message = "evaluate: the champion's tokenizer gives %d sequences; %d rows are truncated and %d unused"
         logger.info(message, encoded.sequences, encoded.truncated_rows, encoded.unused_rows)
         return folder
@@ -212,7 +212,7 @@ class _Scorer:
             tokens.read_split(folder or self.artifacts.tokens, split),
             objective=self.objective,
             metrics=accumulator,
-            batch_size=self.batch_size,
+            batch_size=self.launch.eval_batch_size,
             name=name,
         )
         scores = replace(scores, groups=read_groups(SplitRows(self.artifacts.rows / split), scores.row_ids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from params import DataError
 from params.hashing import file_sha256
+from params.schema import Launch
+from tasks.executor import run_all
 from tasks.progress import progress
 from tasks.split_rows import SplitRows
 from tasks.tokenization.arrow import sort_longest_first, write_sequences
@@ -67,7 +70,9 @@ def read_rows(rows: SplitRows) -> Iterator[Row]:
     return itertools.chain.from_iterable(read_batches(rows))
 
 
-def encode_split(rows: SplitRows, split: str, target: Path, encoder: Encoder) -> tuple[SplitStatistics, int]:
+def encode_split(
+    rows: SplitRows, split: str, target: Path, encoder: Encoder, launch: Launch
+) -> tuple[SplitStatistics, int]:
     """Encode the rows of a split into Arrow shards in the folder `target`, one for each shard of the rows.
 
     The train split is packed as its objective does it; the other splits are sorted longest first. Both happen within a shard.
@@ -77,14 +82,10 @@ def encode_split(rows: SplitRows, split: str, target: Path, encoder: Encoder) ->
         DataError: a row cannot be encoded, or the rows give no sequence.
     """
     target.mkdir()
-    shards, counts = [], _Counts()
-    for shard in progress(rows.manifest.shards, what=f"tokenize: shards of {split}", total=len(rows.manifest.shards)):
-        path = target / Path(shard.name).with_suffix(".arrow")
-        encoded = _encode_shard(rows, shard, split, path, encoder)
-        if encoded.sequences:
-            shards.append(
-                Shard(name=path.name, rows=encoded.sequences, first_row_id=shard.first_row_id, sha256=file_sha256(path))
-            )
+    encode = functools.partial(_encode_shard, rows=rows, split=split, target=target, encoder=encoder)
+    shards, counts = list[Shard](), _Counts()
+    for written, encoded in run_all(encode, rows.manifest.shards, launch, what=f"tokenize: shards of {split}"):
+        shards += [written] if written else []
         counts += encoded
     Manifest.write(target, shards)
     if not counts.sequences:
@@ -121,8 +122,11 @@ class _Counts:
         return _Counts(**sums | {"longest": max(self.longest, other.longest)})
 
 
-def _encode_shard(rows: SplitRows, shard: Shard, split: str, target: Path, encoder: Encoder) -> _Counts:
-    """Encode one shard into the Arrow file `target`; there is none if it gives no sequence."""
+def _encode_shard(
+    shard: Shard, *, rows: SplitRows, split: str, target: Path, encoder: Encoder
+) -> tuple[Shard | None, _Counts]:
+    """Encode one shard of the rows into a shard in the folder `target`; None if it gives no sequence."""
+    path = target / Path(shard.name).with_suffix(".arrow")
     truncated = unused = characters = 0
 
     def encoded_rows() -> Iterator[tuple[Row, EncodedRow]]:
@@ -138,7 +142,11 @@ def _encode_shard(rows: SplitRows, shard: Shard, split: str, target: Path, encod
             yield from encoded.examples
 
     packed = encoder.objective.pack(examples(), encoder.max_length) if split == "train" else examples()
-    lengths, learned = write_sequences(packed, target, first_row_id=shard.first_row_id)
+    lengths, learned = write_sequences(packed, path, first_row_id=shard.first_row_id)
+    counts = _Counts(len(lengths), sum(lengths), max(lengths, default=0), learned, truncated, unused, characters)
+    if not lengths:
+        return None, counts
     if split != "train":
-        sort_longest_first(target, lengths)
-    return _Counts(len(lengths), sum(lengths), max(lengths, default=0), learned, truncated, unused, characters)
+        sort_longest_first(path, lengths)
+    written = Shard(name=path.name, rows=len(lengths), first_row_id=shard.first_row_id, sha256=file_sha256(path))
+    return written, counts

@@ -18,7 +18,7 @@ import json
 import logging
 
 from params.artifacts import SPLITS, Artifacts, whole_folder
-from params.schema import ObjectiveChoice, Tokenization, TrainTokenizer
+from params.schema import Launch, ObjectiveChoice, Tokenization, TrainTokenizer
 from tasks.split_rows import SplitRows
 from tasks.stages import save_report
 from tasks.tokenization.encoding import Encoder, encode_split, read_rows
@@ -30,7 +30,9 @@ from trainer.data.tokens import STATE
 logger = logging.getLogger(__name__)
 
 
-def tokenize(artifacts: Artifacts, *, tokenization: Tokenization, objective: ObjectiveChoice) -> TokenizationReport:
+def tokenize(
+    artifacts: Artifacts, *, tokenization: Tokenization, objective: ObjectiveChoice, launch: Launch
+) -> TokenizationReport:
     """Turn the validated rows into sequences of tokens.
 
     Raises:
@@ -51,7 +53,7 @@ def tokenize(artifacts: Artifacts, *, tokenization: Tokenization, objective: Obj
         (folder / STATE).write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
 
         encoder = Encoder(method, tokenizer, tokenization.max_length, state)
-        encoded = {split: encode_split(rows[split], split, folder / split, encoder) for split in SPLITS}
+        encoded = {split: encode_split(rows[split], split, folder / split, encoder, launch) for split in SPLITS}
         train, characters = encoded["train"]
         target_tokens = train.learned_tokens if method.has_target_text else 0
         report = TokenizationReport(

@@ -34,7 +34,7 @@ def tokenized(root: Path, changes: dict[str, Any] | None = None) -> tuple[Artifa
     recipe = load(tiny.write(root / "params" / "tiny.yaml", content))
     artifacts = Artifacts("tiny", root)
     tiny.write_rows(artifacts, **{split: pairs(count, i) for i, (split, count) in enumerate(SIZES.items())})
-    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     return artifacts, recipe
 
 

@@ -49,7 +49,7 @@ def tokenized(root: Path, content: dict[str, Any]) -> tuple[Artifacts, Recipe]:
     made = load(tiny.write(root / "params" / "tiny.yaml", content))
     artifacts = Artifacts("tiny", root)
     tiny.write_rows(artifacts, train=rows(80, 0), validation=rows(8, 1), test=rows(8, 2))
-    tokenize(artifacts, tokenization=made.tokenization, objective=made.objective)
+    tokenize(artifacts, tokenization=made.tokenization, objective=made.objective, launch=made.launch)
     return artifacts, made
 
 

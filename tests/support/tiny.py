@@ -156,7 +156,7 @@ def tokenized(root: Path, content: dict[str, Any], sizes: dict[str, int] = SIZES
     made = load(write(root / "params" / "tiny.yaml", content))
     artifacts = Artifacts("tiny", root)
     write_sentences(artifacts, sizes)
-    tokenize(artifacts, tokenization=made.tokenization, objective=made.objective)
+    tokenize(artifacts, tokenization=made.tokenization, objective=made.objective, launch=made.launch)
     return artifacts, made
 
 

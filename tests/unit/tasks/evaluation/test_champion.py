@@ -224,7 +224,7 @@ def test_comparisons_on_the_same_rows_share_the_error_until_the_rows_are_used_up
     table = SplitRows(artifacts.rows / "test").table()
     tiny.write_rows(artifacts, test={"text": texts, "label": table["label"]})
     shutil.rmtree(artifacts.tokens)
-    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     verdict, uses = evaluated(artifacts, recipe, BETTER)
     assert (verdict, uses < 0.5) == ("publish", True)
     receipt = releases.publish(artifacts, recipe)
@@ -333,7 +333,7 @@ def test_champion_with_another_tokenizer_is_compared_in_bits_per_byte_only(relea
     content = tiny.recipe({"tokenization.tokenizer.vocab_size": 300, "evaluation.gate.metric": "loss"})
     recipe = load(tiny.write(artifacts.root / "params" / "tiny.yaml", content))
     shutil.rmtree(artifacts.tokens)
-    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     releases.learn(artifacts, recipe, STEPS)
     with pytest.raises(ModelError, match="another tokenizer, and loss cannot be compared between tokenizers"):
         releases.evaluate(artifacts, recipe)
@@ -364,7 +364,7 @@ def test_champion_that_lacks_a_label_scores_a_blind_guess_for_it(tmp_path):
         rows = SplitRows(every / split)
         rows.write_some(artifacts.rows / split, [row["label"] != "friend" for row in rows.rows()])
     shutil.rmtree(artifacts.tokens)
-    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     releases.learn(artifacts, recipe, STEPS)
     before = releases.evaluate(artifacts, recipe)
     releases.publish(artifacts, recipe)
@@ -374,7 +374,7 @@ def test_champion_that_lacks_a_label_scores_a_blind_guess_for_it(tmp_path):
     tokenizer = artifacts.root / "tokenizer"
     shutil.copytree(artifacts.tokenizer, tokenizer)
     shutil.rmtree(artifacts.tokens)
-    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     releases.learn(artifacts, recipe, BETTER)
     report = releases.evaluate(artifacts, recipe)
     assert report.rows > before.rows

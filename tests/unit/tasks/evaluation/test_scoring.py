@@ -82,7 +82,7 @@ def bench(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     pairs = {split: preferences.pairs(count, i) for i, (split, count) in enumerate(SIZES.items())}
     rows = {split: {"prompt": both["prompt"], "completion": both["chosen"]} for split, both in pairs.items()}
     tiny.write_rows(artifacts, **rows)
-    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     return Bench(artifacts, recipe)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer
 
 from params import DataError, ModelError
 from params.artifacts import SPLITS, Artifacts
-from params.schema import ObjectiveChoice, Tokenization
+from params.schema import Launch, ObjectiveChoice, Tokenization
 from tasks.split_rows import SplitRows
 from tasks.tokenization.encoding import read_batches
 from tasks.tokenization.stage import tokenize
@@ -28,9 +29,12 @@ CLASSES = ObjectiveChoice(name="sequence_classification")
 TRAINED = {"kind": "train", "vocab_size": 300}
 
 
-def run(artifacts, objective=LANGUAGE, tokenizer=TRAINED, max_length=16):
+def run(artifacts, objective=LANGUAGE, tokenizer=TRAINED, max_length=16, workers=1):
     return tokenize(
-        artifacts, tokenization=Tokenization(tokenizer=tokenizer, max_length=max_length), objective=objective
+        artifacts,
+        tokenization=Tokenization(tokenizer=tokenizer, max_length=max_length),
+        objective=objective,
+        launch=Launch(micro_batch_size=1, data_workers=workers),
     )
 
 
@@ -69,11 +73,48 @@ def test_another_process_gives_the_same_bytes(artifacts):
     code = (
         "import sys; from pathlib import Path; from params.artifacts import Artifacts; from params.schema import *; "
         "from tasks.tokenization.stage import tokenize; tokenize(Artifacts('trial', Path(sys.argv[1])), objective="
-        "ObjectiveChoice(name='causal_lm'), tokenization=Tokenization(max_length=16, "
+        "ObjectiveChoice(name='causal_lm'), launch=Launch(micro_batch_size=1), tokenization=Tokenization(max_length=16, "
         "tokenizer={'kind': 'train', 'vocab_size': 300}))"
     )
     subprocess.run([sys.executable, "-c", code, str(artifacts.root)], cwd=ROOT, check=True, capture_output=True)
     assert digests(artifacts.tokens) == before
+
+
+@pytest.mark.parametrize("objective", [LANGUAGE, CLASSES], ids=lambda o: o.name)
+def test_processes_give_the_same_bytes_as_one(artifacts, monkeypatch, objective):
+    monkeypatch.setattr("tests.support.tiny.PART_ROWS", 25)
+    tiny.write_sentences(artifacts, {"train": 60, "validation": 20, "test": 30})
+    one = run(artifacts, objective)
+    before = digests(artifacts.tokens)
+    assert run(artifacts, objective, workers=2) == one
+    assert digests(artifacts.tokens) == before
+    assert {name for name in before if "0000" in name} == {
+        *(f"train/0000{number}.arrow" for number in range(3)),
+        "validation/00000.arrow",
+        *(f"test/0000{number}.arrow" for number in range(2)),
+    }
+
+
+def test_shards_hold_the_sequences_of_one(artifacts, monkeypatch):
+    """Read together, with the ids of their rows; only the order differs, which is within a shard."""
+    run(artifacts, CLASSES)
+    whole = {split: sequences(artifacts, split) for split in SPLITS}
+    lengths = {split: tokens.read_split(artifacts.tokens, split).lengths().tolist() for split in SPLITS}
+    assert all(lengths[split] == [len(s["input_ids"]) for s in whole[split]] for split in SPLITS)
+    monkeypatch.setattr("tests.support.tiny.PART_ROWS", 7)
+    tiny.write_sentences(artifacts, {"train": 60, "validation": 20, "test": 20})
+    run(artifacts, CLASSES)
+    for split in SPLITS:
+        found = tokens.read_split(artifacts.tokens, split)
+        assert sorted(found, key=lambda s: s["row_id"]) == sorted(whole[split], key=lambda s: s["row_id"])
+        assert (found[-1], found[len(found) - 1]) == (found[-1], list(found)[-1])
+        assert sorted(found.lengths().tolist()) == sorted(lengths[split])
+        with pytest.raises(IndexError):
+            found[len(found)]
+        assert pickle.loads(pickle.dumps(found))[3] == found[3]
+    (artifacts.tokens / "test/00001.arrow").write_bytes(b"torn")
+    with pytest.raises(DataError, match=r"test/00001\.arrow: cannot be read(?s:.*)fix: run the tokenize stage again"):
+        list(tokens.read_split(artifacts.tokens, "test"))
 
 
 def test_train_split_is_packed_and_others_are_sorted_by_length(artifacts):
@@ -242,10 +283,13 @@ MEASURE = """
 import sys
 from pathlib import Path
 from params.artifacts import Artifacts
-from params.schema import ObjectiveChoice, Tokenization
+from params.schema import Launch, ObjectiveChoice, Tokenization
 from tasks.tokenization.stage import tokenize
-tokenize(Artifacts("trial", Path(sys.argv[1])), objective=ObjectiveChoice(name="causal_lm"), tokenization=Tokenization(
-    max_length=256, tokenizer={"kind": "pretrained", "path": sys.argv[2]}))
+tokenization = Tokenization(max_length=256, tokenizer={"kind": "pretrained", "path": sys.argv[2]})
+launch = Launch(micro_batch_size=1)
+tokenize(
+    Artifacts("trial", Path(sys.argv[1])), objective=ObjectiveChoice(name="causal_lm"), tokenization=tokenization, launch=launch
+)
 """
 
 

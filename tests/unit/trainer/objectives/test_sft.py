@@ -196,6 +196,7 @@ def test_long_completion_is_truncated_and_unusable_rows_are_counted(tmp_path, le
             tokenizer=TrainTokenizer(kind="train", vocab_size=260, min_frequency=9), max_length=8
         ),
         objective=ObjectiveChoice(name="sft"),
+        launch=Launch(micro_batch_size=1),
     )
     assert report.splits["train"].sequences == 2
     assert report.splits["train"].unused_rows == 1

@@ -1,0 +1,97 @@
+"""Work on shards in processes: the results in order, errors, and processes that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from params import DataError, KilledError
+from params.schema import Launch
+from tasks.executor import run_all
+from tests.support.project import ROOT
+
+TWO = Launch(micro_batch_size=1, data_workers=2)
+
+
+def square(number: int) -> tuple[int, int]:
+    time.sleep(0.3 if number == 0 else 0)
+    return number * number, os.getpid()
+
+
+def refuse(number: int) -> int:
+    if number >= 3:
+        raise DataError(f"row {number}", "is wrong", "fix it")
+    return number
+
+
+def killed(number: int, *, folder: Path, times: int) -> int:
+    """Die like a process that is out of memory, the first `times` times at 2; note each call."""
+    with (folder / str(number)).open("a") as file:
+        file.write("x")
+    if number == 2 and (folder / "2").stat().st_size <= times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_results_come_in_order_from_other_processes() -> None:
+    found = list(run_all(square, range(20), TWO, what="numbers"))
+    assert [result for result, _ in found] == [number * number for number in range(20)]
+    assert len({process for _, process in found} - {os.getpid()}) == 2
+    assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+
+
+@pytest.mark.parametrize(("items", "workers"), [([4], 2), ([1, 2, 3], 1), ([], 2)])
+def test_little_work_needs_no_other_process(items: list[int], workers: int) -> None:
+    launch = Launch(micro_batch_size=1, data_workers=workers)
+    assert list(run_all(square, items, launch, what="numbers")) == [(i * i, os.getpid()) for i in items]
+
+
+def test_the_first_error_is_raised_as_it_is() -> None:
+    results = run_all(refuse, range(8), TWO, what="numbers")
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(DataError) as caught:
+        next(results)
+    assert (caught.value.where, caught.value.fix) == ("row 3", "fix it")
+
+
+def test_a_killed_process_costs_what_it_was_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    work = partial(killed, folder=tmp_path, times=1)
+    assert list(run_all(work, range(12), TWO, what="numbers")) == list(range(12))
+    assert (tmp_path / "2").read_text() == "xx"
+    assert (tmp_path / "0").read_text() == (tmp_path / "11").read_text() == "x"
+    assert "a process of the stage was killed; starting again from item " in caplog.text
+
+
+def test_a_process_that_is_always_killed_ends_the_work(tmp_path: Path) -> None:
+    with pytest.raises(KilledError, match="a process was killed 3 times at item 3 of 4") as caught:
+        list(run_all(partial(killed, folder=tmp_path, times=99), range(4), TWO, what="numbers"))
+    assert caught.value.where == "launch.data_workers"
+
+
+def test_processes_end_with_the_stage() -> None:
+    code = (
+        "import time; from params.schema import Launch; from tasks.executor import run_all\n"
+        "if __name__ == '__main__':\n"
+        "    list(run_all(time.sleep, [60.0] * 4, Launch(micro_batch_size=1, data_workers=2), what='naps'))"
+    )
+    stage = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    try:
+        process, workers, until = psutil.Process(stage.pid), list[psutil.Process](), time.monotonic() + 60
+        while len(workers) < 2 and time.monotonic() < until:
+            workers = [child for child in process.children() if "spawn_main" in " ".join(child.cmdline())]
+            time.sleep(0.1)
+        assert len(workers) == 2
+        time.sleep(2)  # until they have asked the kernel to end with the stage
+    finally:
+        stage.kill()
+        stage.wait()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
