@@ -135,7 +135,7 @@ def _json_rows(path: Path, name: str) -> AddressedRows:
                 continue
             where = f"{name}:{number}"
             try:
-                row = json.loads(line, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+                row = _DECODER.decode(line)
             except (ValueError, RecursionError) as error:
                 raise DataError(where, f"malformed JSON: {error}", "write one JSON object per line") from error
             if not isinstance(row, dict):
@@ -154,6 +154,9 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"JSON has no {name}; write null or a number")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 
 
 def _parquet_batches(path: Path, name: str) -> Batches:

@@ -88,11 +88,16 @@ def canonical_json(value: object) -> str:
 
     So older rows keep their split when a column is added, or when it becomes double.
     """
-    return json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"), default=str)
+    return _ENCODER.encode(_canonical(value))
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
 
 
 def _canonical(value: object) -> object:
-    if isinstance(value, Mapping):
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
         return {str(key): _canonical(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
         return [_canonical(item) for item in value]
