@@ -27,7 +27,7 @@ from datasets import Dataset, disable_progress_bars
 from benchmarks.workload import environment
 from params.artifacts import Artifacts
 from params.python_documentation import documentation
-from params.schema import Data, ObjectiveChoice, TrainTokenizer
+from params.schema import Data, Launch, ObjectiveChoice, TrainTokenizer
 from tasks.ingestion.stage import ingest
 from tasks.split_rows import SplitRows
 from tasks.tokenization.encoding import Encoder, encode_split
@@ -134,7 +134,7 @@ def times(work: Work, folder: Path, turn: int) -> dict[str, tuple[float, float]]
     method = objectives.build(work.objective)
     encoder = Encoder(method, work.tokenizer, work.max_length, method.collect_state(rows.rows()))
     ways: dict[str, Callable[[], object]] = {
-        "here": lambda: encode_split(rows, "train", folder / "train", encoder),
+        "here": lambda: encode_split(rows, "train", folder / "train", encoder, launch=Launch(micro_batch_size=1)),
         "datasets.map": lambda: work.map(dataset),
         "the tokenizer's call": lambda: [work.call(column[i : i + 1000]) for i in range(0, len(column), 1000)],
     }

@@ -82,6 +82,8 @@ class Artifacts:
     """Held by the process that writes to the log of receipts."""
     run_log_lock = _Below("scratch", "run-log.lock")
     """Held by the process that writes to the log of runs."""
+    shards = _Below("scratch", "shards")
+    """What was made of each shard, for the next run; a folder for each stage."""
     server_log = _Below("scratch", "prefect-server.log")
     """Output of the Prefect server that a flow starts for itself."""
     staged_release = _Below("scratch", "release")

@@ -58,6 +58,14 @@ class Inputs:
         """The stage's name in DVC, for example `train@default`."""
         return f"{self.stage}@{self.artifacts.recipe}"
 
+    @property
+    def code(self) -> dict[str, str]:
+        """The state of each Python file that the stage depends on; empty if dvc.yaml does not list the stage."""
+        found = {
+            (Path(path) / name).as_posix(): state for path, files in self.files.items() for name, state in files.items()
+        }
+        return {path: state for path, state in found.items() if path.endswith(".py")}
+
     def check(self) -> None:
         """Fail if an input is not what it was.
 

@@ -189,7 +189,9 @@ class _Scorer:
         folder.mkdir()
         encoder = Encoder(self.objective, tokenizer, length if length < _NO_LIMIT else default_length, self.state)
         split = self.evaluation.split
-        encoded, _ = encode_split(SplitRows(self.artifacts.rows / split), split, folder / split, encoder, self.launch)
+        encoded, _ = encode_split(
+            SplitRows(self.artifacts.rows / split), split, folder / split, encoder, launch=self.launch
+        )
         message = "evaluate: the champion's tokenizer gives %d sequences; %d rows are truncated and %d unused"
         logger.info(message, encoded.sequences, encoded.truncated_rows, encoded.unused_rows)
         return folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from params.hashing import file_sha256
 from params.schema import Launch
 from tasks.executor import run_all
 from tasks.progress import progress
+from tasks.shard_cache import ShardCache
 from tasks.split_rows import SplitRows
 from tasks.tokenization.arrow import sort_longest_first, write_sequences
 from tasks.tokenization.report import SplitStatistics
@@ -71,7 +71,7 @@ def read_rows(rows: SplitRows) -> Iterator[Row]:
 
 
 def encode_split(
-    rows: SplitRows, split: str, target: Path, encoder: Encoder, launch: Launch
+    rows: SplitRows, split: str, target: Path, encoder: Encoder, *, launch: Launch, cache: ShardCache | None = None
 ) -> tuple[SplitStatistics, int]:
     """Encode the rows of a split into Arrow shards in the folder `target`, one for each shard of the rows.
 
@@ -82,12 +82,17 @@ def encode_split(
         DataError: a row cannot be encoded, or the rows give no sequence.
     """
     target.mkdir()
-    encode = functools.partial(_encode_shard, rows=rows, split=split, target=target, encoder=encoder)
-    shards, counts = list[Shard](), _Counts()
-    for written, encoded in run_all(encode, rows.manifest.shards, launch, what=f"tokenize: shards of {split}"):
-        shards += [written] if written else []
-        counts += encoded
-    Manifest.write(target, shards)
+    work = [_Work(rows, shard, split, target, encoder, cache) for shard in rows.manifest.shards]
+    found = {one.shard.name: counts for one in work if (counts := one.find())}
+    missing = [one for one in work if one.shard.name not in found]
+    if found:
+        logger.info("tokenize: %d of %d shards of %s are those of an earlier run", len(found), len(work), split)
+    for one, counts in zip(
+        missing, run_all(_Work.do, missing, launch, what=f"tokenize: shards of {split}"), strict=True
+    ):
+        found[one.shard.name] = counts
+    Manifest.write(target, [one.written(found[one.shard.name]) for one in work if found[one.shard.name].sequences])
+    counts = sum(found.values(), _Counts())
     if not counts.sequences:
         what = f"its {len(rows)} rows give no sequence of {encoder.max_length} tokens"
         raise DataError(str(rows.folder), what, "add rows, or lower tokenization.max_length")
@@ -122,11 +127,49 @@ class _Counts:
         return _Counts(**sums | {"longest": max(self.longest, other.longest)})
 
 
-def _encode_shard(
-    shard: Shard, *, rows: SplitRows, split: str, target: Path, encoder: Encoder
-) -> tuple[Shard | None, _Counts]:
-    """Encode one shard of the rows into a shard in the folder `target`; None if it gives no sequence."""
-    path = target / Path(shard.name).with_suffix(".arrow")
+@dataclass(frozen=True)
+class _Work:
+    """One shard of rows to encode."""
+
+    rows: SplitRows
+    shard: Shard
+    split: str
+    folder: Path
+    encoder: Encoder
+    cache: ShardCache | None
+
+    @property
+    def target(self) -> Path:
+        return self.folder / Path(self.shard.name).with_suffix(".arrow")
+
+    @property
+    def _key(self) -> str:
+        return key_of(self.rows, self.shard, self.split)
+
+    def find(self) -> _Counts | None:
+        """Return the counts of a shard that was encoded before, and put its sequences into the folder."""
+        kept = self.cache.find(self._key, self.target) if self.cache else None
+        return None if kept is None else _Counts(**kept)
+
+    def do(self) -> _Counts:
+        """Encode the shard; there is no file if it gives no sequence."""
+        counts = _encode_shard(self.rows, self.shard, self.split, self.target, self.encoder)
+        if self.cache:
+            self.cache.keep(self._key, dataclasses.asdict(counts), self.target)
+        return counts
+
+    def written(self, counts: _Counts) -> Shard:
+        """Return the shard of sequences."""
+        changes = {"name": self.target.name, "rows": counts.sequences, "sha256": file_sha256(self.target)}
+        return self.shard.model_copy(update=changes)
+
+
+def key_of(rows: SplitRows, shard: Shard, split: str) -> str:
+    """Return what the sequences of a shard depend on, besides settings and code."""
+    return f"{shard.sha256} {split == 'train'} {rows.schema}"
+
+
+def _encode_shard(rows: SplitRows, shard: Shard, split: str, path: Path, encoder: Encoder) -> _Counts:
     truncated = unused = characters = 0
 
     def encoded_rows() -> Iterator[tuple[Row, EncodedRow]]:
@@ -143,10 +186,6 @@ def _encode_shard(
 
     packed = encoder.objective.pack(examples(), encoder.max_length) if split == "train" else examples()
     lengths, learned = write_sequences(packed, path, first_row_id=shard.first_row_id)
-    counts = _Counts(len(lengths), sum(lengths), max(lengths, default=0), learned, truncated, unused, characters)
-    if not lengths:
-        return None, counts
     if split != "train":
         sort_longest_first(path, lengths)
-    written = Shard(name=path.name, rows=len(lengths), first_row_id=shard.first_row_id, sha256=file_sha256(path))
-    return written, counts
+    return _Counts(len(lengths), sum(lengths), max(lengths, default=0), learned, truncated, unused, characters)

@@ -16,22 +16,32 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 from params.artifacts import SPLITS, Artifacts, whole_folder
+from params.dvc_files import Inputs
+from params.hashing import file_sha256
 from params.schema import Launch, ObjectiveChoice, Tokenization, TrainTokenizer
+from tasks.shard_cache import ShardCache
 from tasks.split_rows import SplitRows
 from tasks.stages import save_report
-from tasks.tokenization.encoding import Encoder, encode_split, read_rows
+from tasks.tokenization.encoding import Encoder, encode_split, key_of, read_rows
 from tasks.tokenization.report import TokenizationReport
 from tasks.tokenization.tokenizers import build_tokenizer
 from trainer import objectives
+from trainer.data.shards import digest
 from trainer.data.tokens import STATE
 
 logger = logging.getLogger(__name__)
 
 
 def tokenize(
-    artifacts: Artifacts, *, tokenization: Tokenization, objective: ObjectiveChoice, launch: Launch
+    artifacts: Artifacts,
+    *,
+    tokenization: Tokenization,
+    objective: ObjectiveChoice,
+    launch: Launch,
+    inputs: Inputs | None = None,
 ) -> TokenizationReport:
     """Turn the validated rows into sequences of tokens.
 
@@ -53,7 +63,11 @@ def tokenize(
         (folder / STATE).write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
 
         encoder = Encoder(method, tokenizer, tokenization.max_length, state)
-        encoded = {split: encode_split(rows[split], split, folder / split, encoder, launch) for split in SPLITS}
+        cache = _cache(artifacts, folder, tokenization, objective, inputs)
+        encoded = {
+            split: encode_split(rows[split], split, folder / split, encoder, launch=launch, cache=cache)
+            for split in SPLITS
+        }
         train, characters = encoded["train"]
         target_tokens = train.learned_tokens if method.has_target_text else 0
         report = TokenizationReport(
@@ -63,4 +77,24 @@ def tokenize(
             splits={split: statistics for split, (statistics, _) in encoded.items()},
         )
         save_report(report, folder / artifacts.report("tokenize").name)
+    if cache:
+        cache.drop_others(
+            key_of(rows[split], shard, split) for split in SPLITS for shard in rows[split].manifest.shards
+        )
     return report
+
+
+def _cache(
+    artifacts: Artifacts, folder: Path, tokenization: Tokenization, objective: ObjectiveChoice, inputs: Inputs | None
+) -> ShardCache | None:
+    """The sequences of earlier runs; None if it is not known which code makes them, which dvc.yaml says."""
+    if not inputs or not inputs.code:
+        return None
+    return ShardCache.of(
+        artifacts.shards / "tokenize",
+        tokenizer=digest(folder / "tokenizer"),
+        state=file_sha256(folder / STATE),
+        objective=objective.model_dump(mode="json"),
+        max_length=tokenization.max_length,
+        code=inputs.code,
+    )

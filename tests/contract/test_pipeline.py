@@ -32,6 +32,7 @@ HARMLESS = {module_of(place): reason for place, reason in HARMLESS_CODE.items()}
     "tasks.hub_client.token": "finds a token",
     "tasks.mirror": "copies checkpoints to a Hub",
     "tasks.progress": "only logs",
+    "tasks.shard_cache": "gives what the same work made before",
     "tasks.stages": "calls a stage",
     "tasks.training.causes": "words the error of a training",
     "tasks.training.processes": "starts and ends the processes of a training",

@@ -15,26 +15,30 @@ from transformers import AutoTokenizer
 
 from params import DataError, ModelError
 from params.artifacts import SPLITS, Artifacts
+from params.dvc_files import Inputs
 from params.schema import Launch, ObjectiveChoice, Tokenization
 from tasks.split_rows import SplitRows
+from tasks.tokenization import encoding
 from tasks.tokenization.encoding import read_batches
 from tasks.tokenization.stage import tokenize
 from tests.support import tiny
 from tests.support.memory import peak_anonymous_mib
 from tests.support.project import ROOT
 from trainer.data import tokens
+from trainer.objectives.bases.objective import EncodedRow
 
 LANGUAGE = ObjectiveChoice(name="causal_lm")
 CLASSES = ObjectiveChoice(name="sequence_classification")
 TRAINED = {"kind": "train", "vocab_size": 300}
 
 
-def run(artifacts, objective=LANGUAGE, tokenizer=TRAINED, max_length=16, workers=1):
+def run(artifacts, objective=LANGUAGE, tokenizer=TRAINED, max_length=16, workers=1, inputs=None):
     return tokenize(
         artifacts,
         tokenization=Tokenization(tokenizer=tokenizer, max_length=max_length),
         objective=objective,
         launch=Launch(micro_batch_size=1, data_workers=workers),
+        inputs=inputs,
     )
 
 
@@ -115,6 +119,88 @@ def test_shards_hold_the_sequences_of_one(artifacts, monkeypatch):
     (artifacts.tokens / "test/00001.arrow").write_bytes(b"torn")
     with pytest.raises(DataError, match=r"test/00001\.arrow: cannot be read(?s:.*)fix: run the tokenize stage again"):
         list(tokens.read_split(artifacts.tokens, "test"))
+
+
+class TestEarlierRuns:
+    """A shard that was encoded before is not encoded again, if nothing has changed that its sequences depend on."""
+
+    @pytest.fixture(autouse=True)
+    def _rows(self, artifacts, tmp_path, monkeypatch):
+        self.choice = pretrained(artifacts, tmp_path / "pretrained")
+        self.artifacts, self.encoded = artifacts, []
+        encode = encoding._encode_shard
+
+        def noted(rows, shard, split, path, encoder):
+            self.encoded.append(f"{split}/{shard.name[:5]}")
+            return encode(rows, shard, split, path, encoder)
+
+        monkeypatch.setattr(encoding, "_encode_shard", noted)
+        monkeypatch.setattr("tests.support.tiny.PART_ROWS", 10)
+        self.write(30)
+
+    def write(self, count, texts=()):
+        held_out = [{"text": tiny.sentences(10, seed)} for seed in (7, 8)]
+        texts = [*tiny.sentences(30, 5), *tiny.sentences(200, 6)][:count] + list(texts)
+        tiny.write_rows(self.artifacts, train={"text": texts}, validation=held_out[0], test=held_out[1])
+
+    def run(self, code="1", **settings):
+        """Tokenize, and return the shards that were encoded."""
+        self.encoded.clear()
+        inputs = Inputs("tokenize", self.artifacts, {}, {"tasks/tokenization": {"stage.py": code}})
+        run(self.artifacts, tokenizer=self.choice, inputs=inputs, **settings)
+        return self.encoded
+
+    def test_only_new_shards_are_encoded(self):
+        assert len(self.run()) == 5
+        before = digests(self.artifacts.tokens)
+        assert self.run() == []
+        assert digests(self.artifacts.tokens) == before
+        self.write(34)
+        assert self.run() == ["train/00003"], "and the held-out rows, which have other ids now, are the same shards"
+        grown = digests(self.artifacts.tokens)
+        run(self.artifacts, tokenizer=self.choice)  # all of it
+        assert digests(self.artifacts.tokens) == grown
+        kept = list((self.artifacts.shards / "tokenize").iterdir())
+        self.write(10)
+        assert self.run() == []
+        assert len(list((self.artifacts.shards / "tokenize").iterdir())) == len(kept) - 3, "what was not used is gone"
+
+    def test_other_settings_or_code_encode_all(self):
+        self.run()
+        assert len(self.run(max_length=12)) == 5
+        self.run()
+        assert len(self.run(code="2")) == 5
+        tokenizer = Path(self.choice["path"]) / "tokenizer.json"
+        tokenizer.write_text(tokenizer.read_text().replace('"add_prefix_space": false', '"add_prefix_space": true'))
+        assert len(self.run(code="2")) == 5
+
+    def test_a_run_that_failed_keeps_what_it_had_done(self, monkeypatch):
+        def encode(rows, *arguments, **options):
+            raise ValueError("not this one")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                "tasks.tokenization.encoding.Encoder.encode",
+                lambda _, rows, split: encode(rows) if rows[0]["row_id"] == 20 else [EncodedRow([]) for _ in rows],
+            )
+            with pytest.raises(ValueError, match="not this one"):
+                self.run()
+        assert self.run() == ["train/00002", "validation/00000", "test/00000"]
+
+    def test_a_damaged_shard_is_encoded_again(self):
+        self.run()
+        expected = digests(self.artifacts.tokens)
+        for entry in (self.artifacts.shards / "tokenize").iterdir():
+            data = entry / "data"
+            changed = bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:]
+            data.unlink()
+            data.write_bytes(changed)
+        assert len(self.run()) == 5
+        assert digests(self.artifacts.tokens) == expected
+
+    def test_without_dvc_nothing_is_kept(self):
+        run(self.artifacts, tokenizer=self.choice)
+        assert not self.artifacts.shards.exists()
 
 
 def test_train_split_is_packed_and_others_are_sorted_by_length(artifacts):
