@@ -106,6 +106,8 @@ class Artifacts:
     """ingest: rows as the source gives them, `<split>.parquet` with a `row_id`."""
     validated = _Below("run", "validated")
     """validate: `rows/<split>.parquet`, quarantine.parquet and report.html."""
+    data_profile = _Below("validated", "evergreen-data-profile.dat")
+    """validate: what a later run needs to see whether its rows have drifted; a release carries it under the same name."""
     rows = _Below("validated", "rows")
     """validate: the rows that passed, `<split>.parquet`."""
     tokens = _Below("run", "tokens")

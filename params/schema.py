@@ -196,12 +196,38 @@ class Expectation(BaseModel):
         return dict(self.__pydantic_extra__ or {})
 
 
+class Drift(Section):
+    """Whether the new rows are like those that the published model learned from. docs/drift.md says how often it errs."""
+
+    on_drift: Literal["report", "fail", "off"] = "report"
+    """`report` shows what moved, `fail` also ends the stage, `off` neither compares nor publishes a profile of the rows."""
+    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    """Of a run whose new rows are like the others, that none of all comparisons calls them different (Holm 1979)."""
+    min_new_labels: Fraction = 0.005
+    """Smallest share of new rows with labels that the published model does not know that counts as drift."""
+    min_label_change: Fraction = 0.02
+    """Smallest total variation distance of the labels, above that of chance, that counts as drift: the share of rows with
+    another label."""
+    min_distance: NonNegativeFloat = 0.1
+    """Smallest Wasserstein distance of a number, or of the length of a text, in standard deviations, that counts as drift."""
+    min_auc: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.55
+    """Smallest area under the ROC curve of a classifier that tells new texts from known ones that counts as drift."""
+    ignore: list[str] = []
+    """Columns of numbers that are not compared, such as one that grows with time."""
+
+
+def _to_drift(value: Any) -> Any:
+    return {"on_drift": value} if isinstance(value, str) else value
+
+
 class Validation(Section):
     """Checks of the rows, besides those that the objective makes."""
 
     expectations: list[Expectation] = []
     max_quarantined: Fraction = 0.01
     """Largest share of rows that may be set aside. The stage fails above it."""
+    drift: Annotated[Drift, BeforeValidator(_to_drift)] = Drift()
+    """Comparison of new rows with those that the published model learned from: `report`, `fail`, `off`, or its keys."""
 
 
 class TrainTokenizer(Section):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from params.schema import Direction, Gate
 from tasks.evaluation.report import Comparison, RowUse, SliceResult, Verdict
-from tasks.evaluation.statistics import holm
+from tasks.multiple_tests import holm
 
 if TYPE_CHECKING:
     from tasks.evaluation.scoring import ScoredModels

@@ -311,14 +311,3 @@ def mcnemar(only_one: int, only_other: int) -> float:
     if only_one == only_other:  # without such rows there is nothing to test
         return 1.0
     return float(binomtest(only_one, only_one + only_other).pvalue)
-
-
-def holm(p_values: Sequence[float], level: float) -> list[bool]:
-    """Which of several tests reject by Holm's method (1979): all rejections are right with probability 1 - `level`."""
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    rejected = [False] * len(p_values)
-    for rank, i in enumerate(order):
-        if p_values[i] > level / (len(p_values) - rank):
-            break
-        rejected[i] = True
-    return rejected

@@ -25,7 +25,7 @@ TONES: Final[dict[Outcome, Tone]] = {
     "crashed": "bad",
 }
 _MAX_REASON = 300
-_HEADINGS = ("when (UTC)", "recipe", "outcome", "metric", "gain", "rows", "time", "cost", "why")
+_HEADINGS = ("when (UTC)", "recipe", "outcome", "metric", "gain", "rows", "drift", "time", "cost", "why")
 _MAX_TERMINAL = 100
 
 
@@ -60,6 +60,11 @@ def gain(run: RunEntry) -> tuple[str, str]:
 def rows(run: RunEntry) -> str:
     """Return the number of rows that passed validation."""
     return number(sum(count for split, count in run.rows.items() if split != "quarantined")) if run.rows else ""
+
+
+def drift(run: RunEntry) -> str:
+    """Return what moved in the new rows, `none` or `unknown`; empty if drift was not measured."""
+    return one_line(run.drift, 60) if run.drift else ""
 
 
 def time(run: RunEntry) -> str:
@@ -114,6 +119,7 @@ def _cells(run: RunEntry) -> tuple[str, ...]:
         metric(run),
         f"{difference} ({ends})" if ends else difference,
         rows(run),
+        drift(run),
         time(run),
         cost(run),
         one_line(reason(run), _MAX_TERMINAL),

@@ -190,6 +190,7 @@ def _row(run: RunEntry) -> dict[str, Any]:
         "against": "the untrained model" if found and found.against == "untrained" else "",
         "rows": cells.rows(run),
         "quarantined": f"{run.rows['quarantined']:,} set aside" if run.rows.get("quarantined") else "",
+        "drift": "" if run.drift in {None, "none", "unknown"} else f"drift: {cells.drift(run)}",
         "time": cells.time(run),
         "longest": cells.longest_stage(run),
         "cost": cells.cost(run),

@@ -118,6 +118,8 @@ class RunEntry(_Record):
     """The stages that the run reached, in order."""
     rows: dict[str, int] = pydantic.Field(default_factory=dict)
     """Rows of each split that passed validation, and `quarantined` ones."""
+    drift: str | None = None
+    """What moved in the new rows, `none`, or `unknown` if there was nothing to compare with; None if it was not measured."""
     evaluated: Evaluated | None = None
     cost: float | None = None
     """Hours from `started` to `ended`, times `launch.price_per_hour`; None if the recipe gives no price."""

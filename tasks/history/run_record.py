@@ -136,6 +136,7 @@ class RunRecord:
             error=_error(error) if error and outcome in {"failed", "budget spent"} else None,
             stages=self.stages,
             rows=_rows(artifacts) if self._is_done("validate") else {},
+            drift=_drift(artifacts) if self._is_done("validate") else None,
             evaluated=_evaluated(artifacts, blessing) if blessing else None,
             repo_id=release.repo_id if release else None,
             endpoint=release.endpoint if release else None,
@@ -196,6 +197,11 @@ def _error(error: BaseException) -> RunError:
 def _rows(artifacts: Artifacts) -> dict[str, int]:
     report = _left(artifacts, ValidationReport)
     return {**report.rows_out, "quarantined": report.quarantined} if report else {}
+
+
+def _drift(artifacts: Artifacts) -> str | None:
+    report = _left(artifacts, ValidationReport)
+    return report.drift.word if report and report.drift else None
 
 
 def _evaluated(artifacts: Artifacts, blessing: Blessing) -> Evaluated | None:

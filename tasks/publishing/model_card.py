@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 from params import Recipe, load
 from params.artifacts import Artifacts
 from params.schema import HubDataset, Publish
+from tasks.drift.report import DriftReport
 from tasks.evaluation.report import Blessing, Details, EvaluationReport, SliceResult, confidence_text
 from tasks.ingestion.report import IngestReport
 from tasks.publishing.provenance import FILE, provenance
 from tasks.stages import read_report
 from tasks.tokenization.report import TokenizationReport
 from tasks.training.report import TrainingReport
+from tasks.validation.report import ValidationReport
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
@@ -68,6 +70,7 @@ class _Run:
     evaluated: EvaluationReport
     details: Details
     blessing: Blessing
+    drift: DriftReport | None
 
     @classmethod
     def read(cls, artifacts: Artifacts, publish: Publish) -> _Run:
@@ -81,6 +84,7 @@ class _Run:
             read_report(artifacts, EvaluationReport),
             read_report(artifacts, Details),
             read_report(artifacts, Blessing),
+            read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None,
         )
 
     @property
@@ -149,6 +153,7 @@ def write_card(
         details=run.details,
         confidence=confidence_text(run.details.confidence),
         blessing=run.blessing,
+        drift=run.drift.sentence if run.drift else None,
         comparisons=[one for one in run.details.comparisons if one.metric == evaluated.metric],
         slices=_slices(run.details),
         picture={Path(path).name: f"![{PICTURES.get(Path(path).name, Path(path).stem)}]({path})" for path in pictures},

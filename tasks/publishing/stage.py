@@ -229,7 +229,7 @@ def is_current(artifacts: Artifacts, publish: Publish) -> bool:
 
 
 def _assemble(artifacts: Artifacts, publish: Publish, objective: Objective[Any], folder: Path) -> None:
-    """Collect the files of a release: the model, the record of how it was made, the card, its pictures, the report.
+    """Collect the files of a release: the model, the record of how it was made, its data's profile, the card, the report.
 
     Rows of the data are quoted only if the repository is private.
     """
@@ -241,6 +241,8 @@ def _assemble(artifacts: Artifacts, publish: Publish, objective: Objective[Any],
     shutil.copytree(artifacts.model, folder, dirs_exist_ok=True)
     record = provenance.provenance(artifacts)
     (folder / provenance.FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if artifacts.data_profile.exists():
+        shutil.copy(artifacts.data_profile, folder)
     pictures = card_pictures(artifacts)
     for name, picture in pictures.items():
         (folder / name).write_bytes(picture)

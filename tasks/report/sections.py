@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from params.artifacts import SPLITS
+from tasks.drift.report import DriftReport
 from tasks.evaluation.report import Comparison, Opponent
 from tasks.report import chart_data
 from tasks.report.calibration_plot import draw_calibration
@@ -232,6 +233,32 @@ def data_section(results: RunResults, *, quote_rows: bool) -> Section | None:
         if quarantine
         else [],
         "examples": [_quarantined_row(row) for row in quarantine.examples] if quarantine and quote_rows else [],
+        "drift": _drift(validated.drift, quote_rows=quote_rows) if validated.drift else None,
+    }
+
+
+def _drift(drift: DriftReport, *, quote_rows: bool) -> dict[str, Any]:
+    return {
+        "lead": one_line(drift.sentence, 600),
+        "changes": [
+            {
+                "result": "moved" if change.moved else "alike",
+                "moved": change.moved,
+                "what": one_line(change.what, 80),
+                "measure": change.measure,
+                "effect": number(change.effect),
+                "floor": number(change.floor),
+                "p_value": "< 0.001" if change.p_value < 0.001 else f"{change.p_value:.3f}",
+                "detail": one_line(change.detail, 300),
+            }
+            for change in drift.changes
+        ],
+        "examples": [
+            (one.row_id, [(one_line(name, 40), one_line(value, 240)) for name, value in one.values.items()])
+            for one in drift.examples
+        ]
+        if quote_rows
+        else [],
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from params.schema import Expectation
+from tasks.drift.report import DriftReport
 from tasks.stages import Report
 
 Origin = Literal["objective", "objective, on the remaining rows", "recipe"]
@@ -62,6 +63,8 @@ class ValidationReport(Report):
     max_quarantined: float
     """The recipe's limit for `share`."""
     checks: list[CheckReport]
+    drift: DriftReport | None = None
+    """How the new rows compare with those of the published model; None if the recipe turns that off."""
 
 
 @dataclass(frozen=True)

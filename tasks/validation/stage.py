@@ -5,6 +5,7 @@
         quarantine.parquet      the rows that were set aside, each with the reasons
         validation.json         the report
         report.html             the report as a page that needs no network
+        evergreen-data-profile.dat    what a later run compares its rows with
 
 The checks of the objective and of the recipe are expectations of Great Expectations. They run on all splits as one table
 with a column `split`. The objective may also check each row as a whole (`row_is_usable`, `row_is_known_to_training`).
@@ -26,11 +27,13 @@ import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from params import DataError
 from params.artifacts import SPLITS, Artifacts, whole_folder
 from params.schema import Expectation, ObjectiveChoice, Validation
+from tasks.drift.measure import measure
+from tasks.drift.report import DriftReport
 from tasks.stages import save_report
 from tasks.validation.check_results import (
     ROW_IS_KNOWN,
@@ -52,12 +55,16 @@ __all__ = ["ValidationReport", "validate"]
 MAX_ROWS_ON_PAGE = 50
 
 
-def validate(artifacts: Artifacts, *, validation: Validation, objective: ObjectiveChoice) -> ValidationReport:
-    """Check the rows that ingest wrote, and set the bad ones aside.
+def validate(
+    artifacts: Artifacts, *, seed: int, validation: Validation, objective: ObjectiveChoice, repo_id: str, endpoint: str
+) -> ValidationReport:
+    """Check the rows that ingest wrote, set the bad ones aside, and compare the new ones with those of the published model.
 
     Raises:
         RecipeError: an expectation does not exist or has wrong arguments.
-        DataError: columns are missing, a check with `on_failure: fail` failed, or too many rows would be set aside.
+        DataError: columns are missing, a check with `on_failure: fail` failed, too many rows would be set aside, or, with
+            `drift: fail`, the new rows have drifted.
+        HubRefusedError, TransientError: with `drift: fail`, if the Hub does not say which model is published.
         ValidationEngineError: a check could not be run.
     """
     method = objectives.build(objective)
@@ -88,6 +95,11 @@ def validate(artifacts: Artifacts, *, validation: Validation, objective: Objecti
 
     with whole_folder(artifacts.validated) as folder:
         _write_rows(folder / "rows", rows, quarantined)
+        drift = validation.drift
+        measured = measure(artifacts, folder, drift=drift, kinds=kinds, seed=seed, repo_id=repo_id, endpoint=endpoint)
+        report = report.model_copy(update={"drift": measured})
+        if measured and measured.moved and drift.on_drift == "fail":
+            _fail_for_drift(artifacts, rows, results, report, measured)
         _write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=[])
         save_report(report, folder / artifacts.report("validate").name)
     shutil.rmtree(artifacts.failed_validation, ignore_errors=True)
@@ -165,6 +177,17 @@ def _failures(rows: RawRows, results: Sequence[CheckResult], report: ValidationR
     elif emptied:
         failures.append(f"no rows remain in {' and '.join(emptied)}")
     return failures
+
+
+def _fail_for_drift(
+    artifacts: Artifacts, rows: RawRows, results: Sequence[CheckResult], report: ValidationReport, drift: DriftReport
+) -> NoReturn:
+    failed, what = artifacts.failed_validation, drift.sentence
+    with whole_folder(failed) as folder:
+        _write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=[what])
+    fix = "if these rows are as they should be, let one run learn from them with `validation.drift: report`: the next"
+    fix += f" release knows them; else remove them from the data. {failed}/report.html shows examples"
+    raise DataError(str(artifacts.raw), what, fix)
 
 
 def _write_rows(folder: Path, rows: RawRows, quarantined: set[int]) -> None:

@@ -246,8 +246,11 @@ def test_odd_rows_are_kept_set_aside_or_an_error(
         assert count in (None, sum(read.rows.values()))
         report = validate(
             artifacts,
+            seed=1,
             validation=Validation(expectations=[unique], max_quarantined=0.9),
             objective=ObjectiveChoice.model_validate({"name": objective, **columns}),
+            repo_id="tests/tiny",
+            endpoint="local",
         )
         assert report.rows_in == read.rows
         kept = {split: len(SplitRows(artifacts.rows / split)) for split in SPLITS}

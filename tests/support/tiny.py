@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def write_rows(artifacts: Artifacts, **splits: dict[str, list[Any]]) -> None:
     write_splits(artifacts.rows, splits)
 
 
-def write_splits(folder: Path, splits: dict[str, dict[str, Any]]) -> None:
+def write_splits(folder: Path, splits: dict[str, dict[str, Any]], *, group_by: Sequence[str] = ()) -> None:
     """The splits as ingest writes them, given by columns; the row_id counts through the splits."""
     tables = {split: pa.table(columns) for split, columns in splits.items()}
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +134,7 @@ def write_splits(folder: Path, splits: dict[str, dict[str, Any]]) -> None:
             start += len(rows)
         Manifest.write(folder / split, shards)
     for split in tables:
-        write_schema(folder / split, columns, [])
+        write_schema(folder / split, columns, group_by)
 
 
 def write_sentences(artifacts: Artifacts, sizes: dict[str, int] = SIZES) -> None:

@@ -227,6 +227,18 @@ def test_a_table_for_the_terminal_has_a_line_for_each_run():
     assert "cost" not in quiet[0]
 
 
+def test_drift_is_shown_where_something_moved():
+    drifted, quiet = entry(1, drift="labels (intent), words"), entry(2, drift="none")
+    assert words(page_of(history([drifted, quiet]))).count("drift: ") == 1
+    assert "drift: labels (intent), words" in words(page_of(history([drifted])))
+    lines = terminal_table([drifted, quiet])
+    assert [("labels (intent), words" in line, " none " in line) for line in lines[1:]] == [
+        (True, False),
+        (False, True),
+    ]
+    assert "drift" not in terminal_table([entry(1)])[0]
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [(0, "less than a minute"), (59, "less than a minute"), (60, "1 min"), (3599, "59 min"), (3600, "1 h"), (86_400, "24 h"),

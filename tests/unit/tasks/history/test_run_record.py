@@ -58,6 +58,7 @@ def test_a_published_run_has_the_numbers_of_the_gate(artifacts):
     assert entry.reasons == ("accuracy is 0.03 better",)
     assert entry.error is None
     assert entry.rows == {"train": 998, "validation": 100, "test": 402, "quarantined": 3}
+    assert entry.drift == "new labels (text)"
     found = entry.evaluated
     assert found is not None
     assert (found.metric, found.direction, found.value, found.low, found.high) == ("accuracy", "max", 0.9, 0.88, 0.92)

@@ -119,6 +119,7 @@ def files(*, slices: int, worst: int, text: str) -> dict[str, Any]:
                 check("expect_column_values_to_be_unique", success=False, count=2, text=text),
                 check("expect_table_row_count_to_be_between", success=True, count=None, text=text),
             ],
+            "drift": drift(text),
         },
         "tokens/statistics.json": {
             "vocab_size": 300,
@@ -181,6 +182,24 @@ def check(name: str, *, success: bool, count: int | None, text: str) -> dict[str
     examples = [{"row_id": 3, "split": "train", "value": text}] if not success else []
     body = {"on_failure": "quarantine", "origin": "recipe", "success": success, "unexpected_count": count}
     return {"type": name, "arguments": {"column": text}, **body, "observed": None, "examples": examples}
+
+
+def drift(text: str) -> dict[str, Any]:
+    change = {"measure": "share of new rows", "effect": 0.2, "floor": 0.005, "p_value": 0.0005, "detail": text}
+    return {
+        "status": "compared",
+        "repo_id": "tests/tiny",
+        "revision": "release-cafe",
+        "confidence": 0.95,
+        "known_rows": 900,
+        "new_rows": 98,
+        "looked_at": 998,
+        "changes": [
+            {"what": f"new labels ({text})", "moved": True, **change},
+            {"what": "words", "moved": False, **change},
+        ],
+        "examples": [{"row_id": 990, "values": {text: text}}],
+    }
 
 
 def tokens(rows: int) -> dict[str, float]:

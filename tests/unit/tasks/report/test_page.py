@@ -135,6 +135,9 @@ def test_page_without_quoted_rows(published):
     assert 'id="worst"' not in page
     assert "Examples of rows set aside" not in page
     assert "row_is_usable()" in page
+    assert "New rows of this kind" in render(published, timings=None)
+    assert "New rows of this kind" not in page
+    assert "The new rows drifted" in page
 
 
 @pytest.mark.parametrize("missing", ["dvc.lock", *example.files(slices=0, worst=0, text=""), "validated/quarantine.parquet",

@@ -8,9 +8,11 @@ import pytest
 
 from params import DataError
 from params.schema import Expectation
+from tasks.drift.report import DriftReport
 from tasks.validation.report import CheckReport, ShownRow, ValidationReport, render, shorten
 from tests.support.html import Outline
 from tests.support.validation import LONG, run_validation, write_raw
+from tests.unit.tasks.report import example
 
 EVIL = "<script src='https://evil.example/x.js'>alert(1)</script><img src=//evil.example/p onerror=alert(2)>\"'&amp;"
 
@@ -93,6 +95,26 @@ def test_page_without_rows():
 )
 def test_shorten(value, shown):
     assert shorten(value, 10) == shown
+
+
+def test_page_escapes_what_drifted():
+    for text in (EVIL, "a\u202eb"):
+        drift = DriftReport.model_validate(example.drift(text))
+        report = ValidationReport(
+            rows_in={"train": 1},
+            rows_out={"train": 1},
+            quarantined=0,
+            share=0.0,
+            max_quarantined=1.0,
+            checks=[],
+            drift=drift,
+        )
+        page = render(report, recipe="r", failures=[], rows=[], failing=0)
+        outline = assert_self_contained(page)
+        assert "\u202e" not in page
+        assert ("alert(1)" in outline.text) == (text == EVIL)
+        assert "The new rows drifted, comparing 98 new rows with 900 rows of release-cafe" in outline.text
+        assert "row" in outline.text
 
 
 def test_column_names_cannot_change_the_direction_of_writing():

@@ -1,0 +1,173 @@
+"""Compare new rows with a profile: what moved, by how much, and which rows show it best."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from params.schema import Drift
+from tasks.drift import two_sample
+from tasks.drift.profile import Profile, Sample, samples
+from tasks.drift.report import Change
+from tasks.drift.rows import SampledRows, label_hash
+from tasks.drift.two_sample import Sides
+from tasks.multiple_tests import holm
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_PERMUTATIONS = 1999
+_NAMED_LABELS = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A change, and how well each new row shows it."""
+
+    change: Change
+    examples: NDArray[np.float64]
+    """(N,), the rows that show it best have the largest values."""
+
+
+def compare(profile: Profile, new: SampledRows, drift: Drift, seed: int) -> list[Finding]:
+    """Return all that was compared, the most important first."""
+    tests = _Tests(profile, new, drift, np.random.default_rng(seed))
+    found = list(tests.all())
+    holds = holm([one.change.p_value for one in found], 1 - drift.confidence)
+    return [
+        replace(one, change=one.change.model_copy(update={"moved": rejected and one.change.effect >= one.change.floor}))
+        for one, rejected in zip(found, holds, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Tests:
+    profile: Profile
+    new: SampledRows
+    drift: Drift
+    random: np.random.Generator
+
+    def all(self) -> Iterator[Finding]:
+        found = {(one.kind, one.column): one for one in samples(self.new)}
+        pairs = [(one, found[key]) for one in self.profile.samples if (key := (one.kind, one.column)) in found]
+        for known, new in pairs:
+            if known.kind == "label":
+                yield from self._labels(known, new)
+        for known, new in pairs:
+            if known.kind == "text":
+                yield from self._texts(known, new)
+        for known, new in pairs:
+            if known.kind in {"length", "number"}:
+                yield self._numbers(known, new)
+
+    def _labels(self, known: Sample, new: Sample) -> Iterator[Finding]:
+        sides = Sides.of(len(known.values), len(new.values), (known.groups, new.groups))
+        labels, numbers = np.unique(np.concatenate([known.values, new.values]), return_inverse=True)
+        shares = sides.shares(numbers, len(labels))
+        real, p_values, by_chance = self._permute(shares, sides, two_sample.label_statistics)
+        before = np.asarray(shares[:, : sides.known].sum(axis=1)).ravel() / sides.known  # (V,)
+        now = np.asarray(shares[:, sides.known :].sum(axis=1)).ravel() / sides.new
+        names = {label_hash(name): name for name in self.new.labels[known.column]}
+        codes = [int(label) for label in labels]
+
+        is_unknown = np.array([code not in self.profile.labels[known.column] for code in codes])
+        unknown = float(now[is_unknown].sum())
+        of_row = numbers[len(known.values) :]
+        counts = Counter(self.new.labels[known.column])
+        unseen = [name for name, _ in counts.most_common() if label_hash(name) not in self.profile.labels[known.column]]
+        yield Finding(
+            Change(
+                what=f"new labels ({known.column})",
+                measure="share of new rows",
+                effect=round(unknown, 4),
+                floor=self.drift.min_new_labels,
+                p_value=float(p_values[1]),
+                moved=False,
+                detail=f"{_listed(unseen)}, {unknown:.1%} of the new rows" if unseen else "none",
+            ),
+            is_unknown[of_row].astype(float),
+        )
+        grown = np.argsort(now - before)[::-1]
+        moved = [f"{names[codes[i]]} from {before[i]:.1%} to {now[i]:.1%}" for i in grown if codes[i] in names]
+        distance = max(0.0, float(real[2] - by_chance[2]))  # with many labels, few rows always differ
+        yield Finding(
+            Change(
+                what=f"labels ({known.column})",
+                measure="total variation distance above chance",
+                effect=round(distance, 4),
+                floor=self.drift.min_label_change,
+                p_value=float(p_values[0]),
+                moved=False,
+                detail=f"{distance:.1%} differ, beyond chance; most of all {_listed(moved)}",
+            ),
+            (now - before)[of_row],
+        )
+
+    def _texts(self, known: Sample, new: Sample) -> Iterator[Finding]:
+        sides = Sides.of(len(known.values), len(new.values), (known.groups, new.groups))
+        features = [*known.values, *new.values]
+        told = two_sample.tell_apart(features, sides, permutations=self._permutations, random=self.random)
+        if told is None:
+            return
+        area, p_value, scores = told
+        yield Finding(
+            Change(
+                what="words",
+                measure="area under the ROC curve",
+                effect=round(area, 4),
+                floor=self.drift.min_auc,
+                p_value=p_value,
+                moved=False,
+                detail=f"by its words, a new row is told from a known one in {area:.1%} of pairs (50% by chance)",
+            ),
+            scores[len(known.values) :],
+        )
+
+    def _numbers(self, known: Sample, new: Sample) -> Finding:
+        from scipy.stats import wasserstein_distance
+
+        sides = Sides.of(len(known.values), len(new.values), (known.groups, new.groups))
+        values = np.concatenate([known.values, new.values])
+        bins = two_sample.binned(values)
+        _, p_values, _ = self._permute(sides.shares(bins, int(bins.max()) + 1), sides, two_sample.kolmogorov_smirnov)
+        spread = float(known.values.std()) or float(values.std()) or 1.0
+        weights = np.split(sides.weights, [len(known.values)])
+        distance = float(wasserstein_distance(known.values, new.values, *weights)) / spread
+        before, now = float(np.median(known.values)), float(np.median(new.values))
+        examples = np.full(len(self.new.row_ids), -np.inf)
+        is_there = np.isfinite(self.new.numbers[new.column]) if known.kind == "number" else slice(None)
+        examples[is_there] = (new.values - before) * math.copysign(1.0, float(new.values.mean() - known.values.mean()))
+        return Finding(
+            Change(
+                what=f"length of {known.column}" if known.kind == "length" else known.column,
+                measure="Wasserstein distance in standard deviations",
+                effect=round(distance, 4),
+                floor=self.drift.min_distance,
+                p_value=float(p_values[0]),
+                moved=False,
+                detail=f"the median went from {before:,.4g} to {now:,.4g}; {distance:.2f} standard deviations",
+            ),
+            examples,
+        )
+
+    def _permute(
+        self, shares: two_sample.Shares, sides: Sides, statistic: two_sample.Statistic
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        return two_sample.permute(shares, sides.new, statistic, permutations=self._permutations, random=self.random)
+
+    @property
+    def _permutations(self) -> int:
+        """Enough that one test can reject at the level that Holm's method asks of the first."""
+        tests = len(self.profile.samples) + len(self.profile.labels)
+        return max(_PERMUTATIONS, math.ceil(2 * tests / (1 - self.drift.confidence)) - 1)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, shortened."""
+    shown = [name if len(name) <= 80 else f"{name[:79]}…" for name in names[:_NAMED_LABELS]]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

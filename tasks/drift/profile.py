@@ -1,0 +1,167 @@
+"""The profile of the rows that a model learned from: what a later run needs to see whether its new rows are like them.
+
+It is one Parquet file, which a release carries under a name of its own, because the Hub's client takes .parquet for data sets. It holds no text: labels, words and whole rows are hashes. What was measured on the
+same row stands apart: each column of the data is sorted by itself, so that no row can be put together again.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+import numpy as np
+
+from tasks.drift.rows import MAX_SAMPLED, Columns, SampledRows, Scan, are_ids, label_hash
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SCHEMA: Final = 1
+_KEY: Final = b"evergreen.profile"
+Kind = Literal["label", "length", "number", "text"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measure of N sampled rows."""
+
+    kind: Kind
+    column: str
+    """Empty for `text`, which is all columns together."""
+    values: Any
+    """(N,) hashes of labels, or numbers; of `text`, the list of the features of each row."""
+    groups: NDArray[np.uint64] | None
+    """(N,) numbers or hashes of the rows' groups; None if each row is on its own."""
+
+    def sorted(self) -> Self:
+        """Return the same values in ascending order, with groups numbered anew: nothing links them to another measure."""
+        if self.kind == "text":
+            order: Any = sorted(range(len(self.values)), key=lambda i: self.values[i])
+            values: Any = [self.values[i] for i in order]
+        else:
+            order = np.argsort(self.values, kind="stable")
+            values = self.values[order]
+        groups = None
+        if self.groups is not None:
+            _, first, numbers = np.unique(self.groups[order], return_index=True, return_inverse=True)
+            groups = np.argsort(np.argsort(first)).astype(np.uint64)[numbers]
+        return type(self)(self.kind, self.column, values, groups)
+
+
+def samples(rows: SampledRows) -> Iterator[Sample]:
+    """Yield what is compared of some rows."""
+    for column, labels in rows.labels.items():
+        yield Sample("label", column, np.array([label_hash(label) for label in labels], np.uint64), rows.groups)
+    for column, lengths in rows.lengths.items():
+        yield Sample("length", column, lengths, rows.groups)
+    for column, numbers in rows.numbers.items():
+        present = np.isfinite(numbers)
+        if present.any():
+            groups = None if rows.groups is None else rows.groups[present]
+            yield Sample("number", column, numbers[present], groups)
+    yield Sample("text", "", rows.features, rows.groups)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is known of the rows that a model learned from."""
+
+    rows: int
+    """Number of rows of the train split."""
+    content: list[str]
+    """The columns whose values tell two rows apart."""
+    is_whole: bool
+    """Whether `known` has all rows."""
+    known: NDArray[np.uint64]
+    """The smallest content hashes, ascending."""
+    labels: Mapping[str, Mapping[int, int]]
+    """Number of rows by hash of the label, for each label column."""
+    samples: tuple[Sample, ...]
+
+    @classmethod
+    def of(cls, scanned: Scan, columns: Columns, sampled: SampledRows) -> Self:
+        """Make the profile of rows; `sampled` are those with the smallest hashes."""
+        assert len(sampled.row_ids) == min(len(scanned.smallest.hashes), MAX_SAMPLED)
+        found = tuple(one.sorted() for one in samples(sampled) if not _says_nothing(one, scanned))
+        smallest = scanned.smallest
+        return cls(scanned.rows, columns.content, smallest.is_whole, smallest.hashes, scanned.labels, found)
+
+    def is_new(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], int]:
+        """Return which rows are certainly not among those of the profile, and of how many rows that is known."""
+        decidable = np.ones(len(hashes), bool) if self.is_whole else hashes <= self.known[-1]
+        return decidable & ~np.isin(hashes, self.known), int(decidable.sum())
+
+    def save(self, path: Path) -> None:
+        """Write the profile; equal profiles give equal bytes."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        records: list[dict[str, Any]] = [{"kind": "known", "hashes": self.known}]
+        for column, counts in self.labels.items():
+            codes = sorted(counts)
+            numbers = np.array([counts[code] for code in codes], float)
+            hashes = np.array(codes, np.uint64)
+            records.append({"kind": "label counts", "column": column, "hashes": hashes, "values": numbers})
+        for one in self.samples:
+            place = {"label": "hashes", "text": "features"}.get(one.kind, "values")
+            records.append({"kind": one.kind, "column": one.column, place: one.values, "groups": one.groups})
+        header = {"schema": SCHEMA, "rows": self.rows, "content": self.content, "is_whole": self.is_whole}
+        schema = pa.schema(
+            [
+                ("kind", pa.string()),
+                ("column", pa.string()),
+                ("hashes", pa.list_(pa.uint64())),
+                ("values", pa.list_(pa.float64())),
+                ("features", pa.list_(pa.list_(pa.uint32()))),
+                ("groups", pa.list_(pa.uint64())),
+            ],
+            metadata={_KEY: json.dumps(header).encode()},
+        )
+        pq.write_table(pa.Table.from_pylist(records, schema=schema), path, compression="zstd")
+
+    @classmethod
+    def load(cls, content: bytes) -> Self:
+        """Read a profile.
+
+        Raises:
+            ValueError: it is damaged, or another version of Evergreen wrote it.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            table = pq.read_table(io.BytesIO(content))
+            header = json.loads(table.schema.metadata[_KEY])
+            if header["schema"] != SCHEMA:
+                raise ValueError(f"it has schema {header['schema']}, not {SCHEMA}")
+            records = table.to_pylist()
+            known = np.array(next(one["hashes"] for one in records if one["kind"] == "known"), np.uint64)
+            labels = {
+                one["column"]: dict(zip(one["hashes"], map(int, one["values"]), strict=True))
+                for one in records
+                if one["kind"] == "label counts"
+            }
+            found = tuple(_sample(one) for one in records if one["kind"] not in {"known", "label counts"})
+            return cls(header["rows"], header["content"], header["is_whole"], known, labels, found)
+        except (pa.ArrowException, KeyError, TypeError, StopIteration) as error:
+            raise ValueError(f"it is damaged: {type(error).__name__}") from error
+
+
+def _says_nothing(one: Sample, scanned: Scan) -> bool:
+    """Whether a column has very many labels, or holds ids."""
+    return (one.kind == "label" and one.column not in scanned.labels) or (one.kind == "number" and are_ids(one.values))
+
+
+def _sample(record: Mapping[str, Any]) -> Sample:
+    kind: Kind = record["kind"]
+    values: Any = record["features"]
+    if kind == "label":
+        values = np.array(record["hashes"], np.uint64)
+    elif kind != "text":
+        values = np.array(record["values"], float)
+    groups = None if record["groups"] is None else np.array(record["groups"], np.uint64)
+    return Sample(kind, record["column"], values, groups)

@@ -1,0 +1,59 @@
+"""The profile in the published revision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from params import HubRefusedError, TransientError
+from params.artifacts import Artifacts
+from tasks.drift.profile import Profile
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the Hub has to compare with."""
+
+    revision: str | None
+    """Tag or commit of the published model; None if there is none, or the Hub did not say."""
+    profile: Profile | None
+    reason: str = ""
+    """Why there is no profile."""
+
+
+def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, must_answer: bool) -> Published:
+    """Return the profile of the rows that the published model learned from.
+
+    Raises:
+        HubRefusedError, TransientError: the Hub refuses or gives no clear answer, and it `must_answer`.
+    """
+    try:
+        return _fetch(artifacts, repo_id, endpoint)
+    except (HubRefusedError, TransientError) as error:
+        if must_answer:
+            raise
+        return Published(None, None, f"the Hub did not say which model is published ({error.where}: {error.what})")
+
+
+def _fetch(artifacts: Artifacts, repo_id: str, endpoint: str) -> Published:
+    from tasks.hub_client.connection import LOCAL, LOCAL_FOLDER, chosen_endpoint, open_repository
+
+    nothing = Published(None, None, f"no model is published yet as {repo_id}")
+    if chosen_endpoint(endpoint) == LOCAL and not (artifacts.root / LOCAL_FOLDER).exists():
+        return nothing
+    with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
+        head = repository.head()
+        if head is None:
+            return nothing
+        path = artifacts.data_profile.name
+
+        def look() -> bytes | None:
+            return repository.read(head.commit, path) if path in repository.tree(head.commit) else None
+
+        content = repository.retry_until_clear(look)
+    revision = head.tag or head.commit
+    if content is None:
+        return Published(revision, None, f"{revision} of {repo_id} has no profile of its rows ({path})")
+    try:
+        return Published(revision, Profile.load(content))
+    except ValueError as error:
+        return Published(revision, None, f"{path} of {revision} cannot be read: {error}")

@@ -1,0 +1,234 @@
+"""The rows of the train split that drift looks at, chosen by a hash of their content.
+
+The rows with the smallest hashes are a random sample that does not depend on order, and a row that is in the sample of one run is in
+that of a later run with more rows unless smaller hashes push it out (bottom-k sketches: Cohen and Kaplan 2007,
+https://doi.org/10.1145/1281100.1281133). So two runs can tell their old and new rows apart without each other's rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tasks.progress import made_progress
+from tasks.split_rows import SplitRows
+from trainer.data.shards import ROW_ID
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trainer.objectives.bases.objective import ColumnKind
+
+MAX_KNOWN: Final = 100_000
+"""Most rows whose hashes are kept, to tell new rows from known ones."""
+MAX_SAMPLED: Final = 10_000
+"""Most rows that are compared, on each side."""
+MAX_LABELS: Final = 10_000
+"""Most labels of a column; with more, its values are no labels, but answers."""
+BUCKETS: Final = 2**17
+"""Number of hashed features."""
+MAX_FEATURES: Final = 256
+"""Most features of a row. Of longer texts the smallest ones are kept, which are the same in all texts that have them."""
+_MAX_CHARACTERS = 20_000
+_FEWEST_IDS = 20
+_NO_SPACES = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_to_json = json.JSONEncoder(default=str, sort_keys=True).encode
+_WORD = re.compile(rf"[{_NO_SPACES}]|[^\W{_NO_SPACES}]+")
+"""A word; in scripts without spaces, a character."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that are compared. The content of a row is that of `labels` and `texts`."""
+
+    labels: tuple[str, ...]
+    texts: tuple[str, ...]
+    numbers: tuple[str, ...]
+    group_by: tuple[str, ...]
+
+    @classmethod
+    def of(cls, rows: SplitRows, kinds: Mapping[str, ColumnKind], ignore: Sequence[str]) -> Columns:
+        """Choose from the columns of the rows; `kinds` are those of the objective."""
+        from pyarrow import types
+
+        others = {ROW_ID, *kinds, *rows.group_by, *ignore}
+        return cls(
+            tuple(column for column, kind in kinds.items() if kind == "label"),
+            tuple(column for column, kind in kinds.items() if kind != "label"),
+            tuple(
+                f.name
+                for f in rows.schema
+                if f.name not in others and (types.is_integer(f.type) or types.is_floating(f.type))
+            ),
+            tuple(rows.group_by),
+        )
+
+    @property
+    def content(self) -> list[str]:
+        """The columns that tell two rows apart."""
+        return [*self.labels, *self.texts]
+
+
+@dataclass
+class SmallestHashes:
+    """The different rows with the smallest content hashes."""
+
+    hashes: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    """(K,), ascending."""
+    row_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """(K,), of the first row with each hash."""
+    is_whole: bool = True
+    """Whether no row was left out."""
+
+    def add(self, hashes: NDArray[np.uint64], row_ids: NDArray[np.int64]) -> None:
+        """Add a batch of rows."""
+        if len(self.hashes) == MAX_KNOWN:
+            small = hashes < self.hashes[-1]
+            self.is_whole &= bool(np.isin(hashes[~small], self.hashes[-1:]).all())
+            hashes, row_ids = hashes[small], row_ids[small]
+        if len(hashes):
+            found, first = np.unique(np.concatenate([self.hashes, hashes]), return_index=True)
+            self.is_whole &= len(found) <= MAX_KNOWN
+            self.hashes = found[:MAX_KNOWN]
+            self.row_ids = np.concatenate([self.row_ids, row_ids])[first[:MAX_KNOWN]]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one look at all rows gives."""
+
+    rows: int
+    smallest: SmallestHashes
+    labels: Mapping[str, Mapping[int, int]]
+    """Number of rows by hash of the label, for each label column with at most `MAX_LABELS`."""
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """N rows as they are compared, in ascending order of their content hashes."""
+
+    row_ids: NDArray[np.int64]
+    groups: NDArray[np.uint64] | None
+    """(N,) hash of what says that rows belong together; None if each row is on its own."""
+    labels: Mapping[str, Sequence[str]]
+    lengths: Mapping[str, NDArray[np.float64]]
+    """Length of each text in characters, (N,)."""
+    numbers: Mapping[str, NDArray[np.float64]]
+    """(N,); NaN where there is none."""
+    features: Sequence[Sequence[int]]
+    """The features of each row, ascending."""
+
+
+def scan(rows: SplitRows, columns: Columns) -> Scan:
+    """Look at all rows once, in memory that does not grow with them."""
+    smallest, count = SmallestHashes(), 0
+    labels: dict[str, dict[int, int]] = {column: {} for column in columns.labels}
+    for batch in _batches(rows, [ROW_ID, *columns.content]):
+        values = [batch[column].to_pylist() for column in columns.content]
+        hashes = np.fromiter((hash_of(row) for row in zip(*values, strict=True)), np.uint64, batch.num_rows)
+        smallest.add(hashes, batch[ROW_ID].to_numpy())
+        for column, found in zip(columns.labels, values, strict=False):  # the labels come first
+            if (counts := labels.get(column)) is None:
+                continue
+            for label, number in Counter(map(str, found)).items():
+                code = label_hash(label)
+                counts[code] = counts.get(code, 0) + number
+            if len(counts) > MAX_LABELS:
+                del labels[column]
+        count += batch.num_rows
+    return Scan(count, smallest, labels)
+
+
+def sample(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64]) -> SampledRows:
+    """Read the rows with these ids, and keep what is compared of them; the result has the order of `row_ids`."""
+    found: dict[int, dict[str, Any]] = {}
+    wanted = np.sort(row_ids)
+    needed = dict.fromkeys([ROW_ID, *columns.content, *columns.numbers, *columns.group_by])
+    for row in _rows(rows, list(needed), wanted):
+        texts = {column: text_of(row[column]) for column in columns.texts}
+        found[row[ROW_ID]] = {
+            "group": hash_of([row[column] for column in columns.group_by]),
+            "labels": [str(row[column]) for column in columns.labels],
+            "lengths": [float(len(text)) for text in texts.values()],
+            "numbers": [np.nan if row[column] is None else float(row[column]) for column in columns.numbers],
+            "features": features_of(texts.values()),
+        }
+    ordered = [found[row_id] for row_id in row_ids.tolist()]
+
+    def columns_of(kind: str, names: Sequence[str]) -> dict[str, list[Any]]:
+        return {name: [row[kind][i] for row in ordered] for i, name in enumerate(names)}
+
+    return SampledRows(
+        row_ids,
+        np.array([row["group"] for row in ordered], np.uint64) if columns.group_by else None,
+        columns_of("labels", columns.labels),
+        {name: np.array(values, float) for name, values in columns_of("lengths", columns.texts).items()},
+        {name: np.array(values, float) for name, values in columns_of("numbers", columns.numbers).items()},
+        [row["features"] for row in ordered],
+    )
+
+
+def read_values(rows: SplitRows, columns: Columns, row_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Return the content of a few rows by row_id."""
+    wanted = np.sort(np.array(row_ids, np.int64))
+    return {row.pop(ROW_ID): row for row in _rows(rows, [ROW_ID, *columns.content], wanted)}
+
+
+def are_ids(values: NDArray[np.float64]) -> bool:
+    """Whether whole numbers look like ids, which say nothing about a row: no two are equal."""
+    present = values[np.isfinite(values)]
+    return bool(len(present) >= _FEWEST_IDS and (present % 1 == 0).all() and len(np.unique(present)) == len(present))
+
+
+def hash_of(values: Iterable[Any]) -> int:
+    """Return a hash of 64 bits of a row's values. It stays the same over versions of all libraries."""
+    return int.from_bytes(hashlib.blake2b(_to_json(list(values)).encode(), digest_size=8).digest(), "big")
+
+
+@lru_cache(maxsize=10_000)
+def label_hash(label: str) -> int:
+    """Return the hash by which a profile knows a label."""
+    return hash_of([label])
+
+
+def text_of(value: Any) -> str:
+    """Return the text in a column; of a list of records, all texts in it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return " ".join(filter(None, map(text_of, value.values())))
+    return " ".join(filter(None, map(text_of, value))) if isinstance(value, list) else ""
+
+
+def features_of(texts: Iterable[str]) -> list[int]:
+    """Return the hashed words and pairs of neighbouring words of a row, as numbers below `BUCKETS`, ascending."""
+    found: set[int] = set()
+    for column, text in enumerate(texts):
+        words = _WORD.findall(text[:_MAX_CHARACTERS].lower())
+        for gram in (*words, *map(" ".join, itertools.pairwise(words))):
+            found.add(zlib.crc32(f"{column} {gram}".encode()) % BUCKETS)
+    return sorted(found)[:MAX_FEATURES]
+
+
+def _rows(rows: SplitRows, columns: list[str], wanted: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
+    """Yield the rows with these ids, which are ascending."""
+    for batch in _batches(rows, columns):
+        chosen = np.flatnonzero(np.isin(batch[ROW_ID].to_numpy(), wanted))
+        if len(chosen):
+            yield from batch.take(chosen).to_pylist()
+
+
+def _batches(rows: SplitRows, columns: list[str]) -> Iterator[Any]:
+    for batch in rows.batches(columns):
+        made_progress()
+        yield batch

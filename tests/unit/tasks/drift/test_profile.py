@@ -1,0 +1,126 @@
+"""The profile of rows: the same for the same rows, without text, and enough to tell new rows from known ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.drift import rows as module
+from tasks.drift.profile import Profile
+from tasks.drift.rows import MAX_SAMPLED, Columns, label_hash, sample, scan
+from tasks.split_rows import SplitRows
+from tests.support import tiny
+
+COLUMNS = Columns(("label",), ("text",), ("price", "number"), ("customer",))
+
+
+def write(path, numbers):
+    columns = {
+        "text": [f"confidential question {n} about cards" for n in numbers],
+        "label": [f"intent-{n % 7}" for n in numbers],
+        "price": [float(n % 50) for n in numbers],
+        "number": list(numbers),
+        "customer": [f"customer-{n % 31}" for n in numbers],
+    }
+    tiny.write_splits(path, {"train": columns})
+    return SplitRows(path / "train")
+
+
+def profile_of(rows):
+    scanned = scan(rows, COLUMNS)
+    return Profile.of(scanned, COLUMNS, sample(rows, COLUMNS, scanned.smallest.row_ids[:MAX_SAMPLED]))
+
+
+@pytest.fixture
+def profile(tmp_path):
+    return profile_of(write(tmp_path / "train", range(300)))
+
+
+def saved(profile, tmp_path):
+    profile.save(tmp_path / "profile.parquet")
+    return (tmp_path / "profile.parquet").read_bytes()
+
+
+def test_same_rows_give_the_same_bytes_in_any_order(profile, tmp_path):
+    shuffled = np.random.default_rng(0).permutation(300).tolist()
+    again = profile_of(write(tmp_path / "shuffled", shuffled))
+    assert saved(again, tmp_path) == saved(profile, tmp_path)
+
+
+def test_profile_is_what_was_saved(profile, tmp_path):
+    loaded = Profile.load(saved(profile, tmp_path))
+    assert (loaded.rows, loaded.content, loaded.is_whole) == (300, ["label", "text"], True)
+    np.testing.assert_array_equal(loaded.known, profile.known)
+    assert loaded.labels == profile.labels
+    assert loaded.labels["label"][label_hash("intent-0")] == 43
+    for one, other in zip(loaded.samples, profile.samples, strict=True):
+        assert (one.kind, one.column) == (other.kind, other.column)
+        np.testing.assert_array_equal(np.array(one.values, object), np.array(other.values, object))
+        np.testing.assert_array_equal(one.groups, other.groups)
+    assert [(one.kind, one.column) for one in loaded.samples] == [
+        ("label", "label"),
+        ("length", "text"),
+        ("number", "price"),
+        ("text", ""),
+    ]
+
+
+def test_profile_holds_no_text_and_no_row(profile, tmp_path):
+    path = tmp_path / "plain.parquet"
+    saved(profile, tmp_path)
+    pq.write_table(pq.read_table(tmp_path / "profile.parquet"), path, compression="none")
+    content = path.read_bytes()
+    for word in (b"confidential", b"question", b"cards", b"intent", b"customer"):
+        assert word not in content
+    for one in profile.samples:  # each sorted by itself, so that nothing says which values are of one row
+        values = list(one.values)
+        assert values == sorted(values)
+        assert one.groups is not None
+        firsts = np.unique(one.groups, return_index=True)[1]
+        assert (np.diff(firsts) > 0).all()  # numbered anew in this order
+
+
+def test_new_rows_are_told_from_known_ones(profile, tmp_path):
+    more = scan(write(tmp_path / "more", [*range(0, 600, 2)]), COLUMNS).smallest
+    is_new, looked_at = profile.is_new(more.hashes)
+    assert looked_at == 300
+    assert sorted(more.row_ids[is_new].tolist()) == [*range(150, 300)]
+
+
+def test_of_many_rows_those_with_small_hashes_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_KNOWN", 100)
+    profile = profile_of(write(tmp_path / "train", range(1000)))
+    assert not profile.is_whole
+    more = scan(write(tmp_path / "more", range(1100)), COLUMNS).smallest
+    is_new, looked_at = profile.is_new(more.hashes)
+    assert looked_at == 100
+    assert 2 <= is_new.sum() <= 20
+    assert (more.row_ids[is_new] >= 1000).all()
+    assert (more.row_ids[~is_new] < 1000).all()
+    fewer = scan(write(tmp_path / "fewer", range(500)), COLUMNS).smallest
+    is_new, looked_at = profile.is_new(fewer.hashes)  # of half of the rows, half of the smallest are too large to know
+    assert not is_new.any()
+    assert 30 <= looked_at <= 70
+
+
+def test_column_of_very_many_labels_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_LABELS", 6)
+    profile = profile_of(write(tmp_path / "train", range(300)))  # 7 labels
+    assert profile.labels == {}
+    assert [one.kind for one in profile.samples] == ["length", "number", "text"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no parquet", None])
+def test_damaged_profile_is_an_error(profile, tmp_path, content):
+    content = saved(profile, tmp_path)[:-40] if content is None else content
+    with pytest.raises(ValueError, match="it is damaged"):
+        Profile.load(content)
+
+
+def test_profile_of_another_version_is_an_error(profile, tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.drift.profile.SCHEMA", 2)
+    content = saved(profile, tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="it has schema 2, not 1"):
+        Profile.load(content)

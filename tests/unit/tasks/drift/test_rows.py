@@ -1,0 +1,141 @@
+"""Which rows are looked at, and what is kept of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tasks.drift import rows as module
+from tasks.drift.rows import (
+    BUCKETS,
+    MAX_FEATURES,
+    Columns,
+    SmallestHashes,
+    are_ids,
+    features_of,
+    hash_of,
+    sample,
+    scan,
+    text_of,
+)
+from tasks.split_rows import SplitRows
+from tests.support import tiny
+
+KINDS = {"text": "string", "label": "label"}
+
+
+def write(folder, columns, group_by):
+    tiny.write_splits(folder, {"train": columns}, group_by=[group_by])
+    return SplitRows(folder / "train")
+
+
+def test_hash_of_a_row_never_changes():
+    """A profile that was published years ago must still tell old rows from new ones."""
+    assert hash_of(["a", 1, None]) == 0x10C084DBBA9E8B5E
+
+
+def test_columns_are_those_of_the_objective_and_numbers(tmp_path):
+    types = {
+        "text": pa.string(),
+        "label": pa.string(),
+        "price": pa.float64(),
+        "count": pa.int32(),
+        "when": pa.timestamp("s"),
+        "customer": pa.int64(),
+        "version": pa.int64(),
+        "note": pa.string(),
+    }
+    rows = write(tmp_path, {name: pa.nulls(1, kind) for name, kind in types.items()}, "customer")
+    columns = Columns.of(rows, KINDS, ["version"])
+    assert columns == Columns(("label",), ("text",), ("price", "count"), ("customer",))
+    assert columns.content == ["label", "text"]
+
+
+def test_smallest_hashes_do_not_depend_on_order_or_batches(monkeypatch):
+    monkeypatch.setattr(module, "MAX_KNOWN", 50)
+    random = np.random.default_rng(0)
+    hashes = random.integers(0, 2**63, 1000).astype(np.uint64)
+    hashes[900:] = hashes[:100]  # repeated rows count once
+    ids = np.arange(1000)
+    expected = np.unique(hashes)[:50]
+    for order, size in ((np.arange(1000), 1000), (random.permutation(1000), 7)):
+        smallest = SmallestHashes()
+        for start in range(0, 1000, size):
+            chosen = order[start : start + size]
+            smallest.add(hashes[chosen], ids[chosen])
+        np.testing.assert_array_equal(smallest.hashes, expected)
+        np.testing.assert_array_equal(hashes[smallest.row_ids], expected)
+        assert not smallest.is_whole
+
+
+def test_all_hashes_are_known_of_few_rows(monkeypatch):
+    monkeypatch.setattr(module, "MAX_KNOWN", 3)
+    smallest = SmallestHashes()
+    smallest.add(np.array([5, 9], np.uint64), np.array([0, 1]))
+    smallest.add(np.array([5, 7, 7], np.uint64), np.array([2, 3, 4]))
+    assert smallest.is_whole
+    assert smallest.row_ids.tolist() == [0, 3, 1]
+    smallest.add(np.array([9], np.uint64), np.array([5]))
+    assert smallest.is_whole
+    smallest.add(np.array([10], np.uint64), np.array([6]))
+    assert not smallest.is_whole
+
+
+def test_scan_and_sample(tmp_path):
+    rows = write(
+        tmp_path,
+        {
+            "text": ["Where is my card?", "Where is my card?", "Lost card"],
+            "label": ["arrival", "arrival", "lost"],
+            "who": ["a", "b", "a"],
+            "price": [1.5, None, 2.5],
+        },
+        "who",
+    )
+    columns = Columns.of(rows, KINDS, [])
+    found = scan(rows, columns)
+    assert found.rows == 3
+    assert found.labels == {"label": {hash_of(["arrival"]): 2, hash_of(["lost"]): 1}}
+    assert sorted(found.smallest.row_ids.tolist()) == [0, 2]
+    one = sample(rows, columns, np.array([2, 0]))
+    assert one.labels == {"label": ["lost", "arrival"]}
+    assert one.lengths["text"].tolist() == [9.0, 17.0]
+    assert one.numbers["price"].tolist() == [2.5, 1.5]
+    assert one.features == [features_of(["Lost card"]), features_of(["Where is my card?"])]
+    assert one.groups[0] == one.groups[1]
+    assert np.isnan(sample(rows, columns, np.array([1])).numbers["price"]).all()
+
+
+def test_features_are_words_and_pairs_of_words():
+    assert len(features_of(["Where is my card?"])) == 7
+    assert features_of(["where IS my card"]) == features_of(["Where is my card?"])
+    assert features_of(["card", "lost"]) != features_of(["lost", "card"])  # other columns
+    assert len(features_of(["我的卡在哪里"])) == 11  # by character, where words have no spaces between them
+    long = features_of([" ".join(map(str, range(5000)))])
+    assert len(long) == MAX_FEATURES
+    assert long == sorted(set(long))
+    assert max(long) < BUCKETS
+    assert set(long) >= set(features_of([" ".join(map(str, range(4000)))])) & set(range(long[-1]))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a b", "a b"),
+        ([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}], "user hello assistant hi"),
+        ([{"label": "time", "start": 3, "end": 5}], "time"),
+        (None, ""),
+        ([], ""),
+    ],
+)
+def test_text_of_a_value(value, text):
+    assert text_of(value) == text
+
+
+def test_ids_are_whole_numbers_of_which_no_two_are_equal():
+    assert are_ids(np.arange(100.0))
+    assert not are_ids(np.array([*range(100), 5], float))
+    assert not are_ids(np.arange(100) + 0.5)
+    assert not are_ids(np.arange(5.0))
+    assert are_ids(np.array([np.nan, *range(100)]))

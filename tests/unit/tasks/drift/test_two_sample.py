@@ -1,0 +1,137 @@
+"""The tests by permutation agree with scipy and scikit-learn, find planted differences, and find nothing where there is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from tasks.drift.rows import features_of
+from tasks.drift.two_sample import (
+    MAX_BINS,
+    Sides,
+    area_under_curve,
+    binned,
+    kolmogorov_smirnov,
+    label_statistics,
+    permute,
+    tell_apart,
+)
+
+WORDS = ["card", "money", "transfer", "lost", "arrive", "when", "my", "the", "is", "bank", "fee", "exchange"]
+
+
+def generator(seed=0):
+    return np.random.default_rng(seed)
+
+
+def test_labels_as_scipy_tests_them():
+    known, new = [40, 30, 20, 10], [10, 18, 12, 10]
+    values = np.concatenate([np.repeat(range(4), known), np.repeat(range(4), new)])
+    sides = Sides.of(100, 50)
+    (chi_square, only_new, distance), (p_value, p_only_new, _), _ = permute(
+        sides.shares(values, 4), 50, label_statistics, permutations=9999, random=generator()
+    )
+    expected = stats.chi2_contingency([known, new])
+    assert chi_square / (1 / 3 * 2 / 3) == pytest.approx(expected.statistic)
+    assert p_value == pytest.approx(expected.pvalue, abs=0.02)
+    assert (only_new, p_only_new) == (0.0, 1.0)
+    assert distance == pytest.approx(0.5 * (0.2 + 0.06 + 0.04 + 0.1))
+
+
+def test_label_that_only_new_rows_have_is_no_chance():
+    values = np.array([0] * 500 + [0] * 47 + [1] * 3)
+    sides = Sides.of(500, 50)
+    real, p_values, by_chance = permute(
+        sides.shares(values, 2), 50, label_statistics, permutations=1999, random=generator()
+    )
+    assert real[1] == pytest.approx(3 / 50)
+    assert p_values[1] < 0.005
+    assert by_chance[1] < 0.001
+
+
+def test_numbers_as_scipy_tests_them():
+    random = generator(1)
+    known, new = random.normal(size=200), random.normal(0.25, 1, size=80)
+    bins = binned(np.concatenate([known, new]))
+    sides = Sides.of(200, 80)
+    real, p_values, _ = permute(
+        sides.shares(bins, bins.max() + 1), 80, kolmogorov_smirnov, permutations=4999, random=generator()
+    )
+    expected = stats.ks_2samp(known, new)
+    assert real[0] == pytest.approx(expected.statistic)
+    assert p_values[0] == pytest.approx(expected.pvalue, abs=0.03)
+
+
+def test_many_different_numbers_are_binned_in_order():
+    values = generator().normal(size=5000)
+    bins = binned(values)
+    assert len(np.unique(bins)) == MAX_BINS
+    assert np.bincount(bins).max() <= 12
+    order = np.argsort(values)
+    assert (np.diff(bins[order]) >= 0).all()
+
+
+def test_area_under_the_curve_is_that_of_scikit_learn():
+    random = generator(2)
+    scores = np.round(np.concatenate([random.normal(size=150), random.normal(0.3, 1, size=60)]), 1)  # with ties
+    area, p_value = area_under_curve(scores, Sides.of(150, 60), permutations=4999, random=generator())
+    assert area == pytest.approx(roc_auc_score([0] * 150 + [1] * 60, scores))
+    expected = stats.mannwhitneyu(scores[150:], scores[:150], alternative="greater").pvalue
+    assert p_value == pytest.approx(expected, abs=0.01)
+
+
+def test_rows_that_belong_together_count_as_one():
+    """Ten equal rows of each of 20 customers say as much as one row of each."""
+    random = generator(3)
+    customers = random.normal(size=20)
+    values = np.concatenate([customers[:12], customers[12:]])
+    bins = binned(values)
+    one = permute(
+        Sides.of(12, 8).shares(bins, bins.max() + 1), 8, kolmogorov_smirnov, permutations=1999, random=generator()
+    )
+    groups = (np.repeat(np.arange(12), 10).astype(np.uint64), np.repeat(np.arange(8), 10).astype(np.uint64))
+    sides = Sides.of(120, 80, groups)
+    assert (sides.known, sides.new) == (12, 8)
+    repeated = np.repeat(bins, 10)
+    ten = permute(sides.shares(repeated, bins.max() + 1), 8, kolmogorov_smirnov, permutations=1999, random=generator())
+    np.testing.assert_allclose(ten[0], one[0])
+    np.testing.assert_allclose(ten[1], one[1])
+    naive = Sides.of(120, 80)
+    alone = permute(
+        naive.shares(repeated, bins.max() + 1), 80, kolmogorov_smirnov, permutations=1999, random=generator()
+    )
+    assert alone[1][0] < one[1][0] / 3
+
+
+def sentences(count, words, seed):
+    random = generator(seed)
+    return [features_of([" ".join(random.choice(words, 8))]) for _ in range(count)]
+
+
+def test_texts_with_other_words_are_told_apart():
+    known, new = sentences(300, WORDS, 0), sentences(60, WORDS, 1)
+    other = sentences(60, ["carte", "argent", "virement", "perdue", *WORDS[:4]], 2)
+    sides = Sides.of(300, 60)
+    area, p_value, scores = tell_apart([*known, *other], sides, permutations=1999, random=generator())
+    assert area > 0.95
+    assert p_value == 1 / 2000
+    assert scores[300:].mean() > scores[:300].mean() + 1
+    area, p_value, _ = tell_apart([*known, *new], sides, permutations=1999, random=generator())
+    assert 0.35 < area < 0.65
+    assert p_value > 0.05
+
+
+def test_too_few_texts_are_not_tested():
+    assert tell_apart(sentences(40, WORDS, 0), Sides.of(30, 10), permutations=99, random=generator()) is None
+
+
+def test_p_values_of_texts_are_right_where_there_is_no_difference():
+    """As many are below each level as should be: the classifier is tested on rows that it has not seen."""
+    p_values = []
+    for seed in range(200):
+        told = tell_apart(sentences(120, WORDS, seed), Sides.of(80, 40), permutations=199, random=generator(seed))
+        p_values.append(told[1])
+    assert stats.kstest(p_values, "uniform").pvalue > 0.01
+    assert np.mean(np.array(p_values) <= 0.05) < 0.1
