@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from params.artifacts import storage_errors
 from params.schema import Expectation
-from tasks.validation.expectations import ExpectationResult, columns_of, run_expectations
-from tasks.validation.raw_rows import RawRows
+from tasks.validation.by_column import check_columns
+from tasks.validation.by_key import find_duplicates, hash_keys
+from tasks.validation.by_row import RowCheck, check_each_row, check_rows
+from tasks.validation.expectations import columns_of, passes
+from tasks.validation.kinds import BY_KEY, kind_of
+from tasks.validation.raw_rows import NOTHING, Positions, RawRows, union
 from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
 from trainer.objectives.bases.objective import Objective, Row
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-_UNIQUENESS = ("expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique")
-"""Expectations that flag every row of a group of equal rows, although one of them may stay."""
 Check = tuple[Origin, Expectation]
 """An expectation and where it comes from."""
 ROW_IS_USABLE = Expectation(type="row_is_usable")
@@ -33,22 +38,28 @@ class CheckResult:
 
     expectation: Expectation
     origin: Origin
-    result: ExpectationResult
-    failing: Mapping[int, int | None] | None
-    """Positions of the failing rows. The value is the position of the earlier row that a duplicate repeats, else None.
-    The whole mapping is None for a check of the table as a whole."""
-    reasons: Mapping[int, str] = field(default_factory=dict)
-    """The objective's reasons by position, if it checked the rows itself."""
+    success: bool
+    """Whether the data pass; with `mostly`, they pass although some rows fail."""
+    failing: Positions | None
+    """Positions of the failing rows; None for a check of the table as a whole."""
+    observed: Any = None
+    """The observed value of a check of the table as a whole, as JSON."""
+    repeats: NDArray[np.int64] | None = None
+    """For each failing row the position of the earlier row that it repeats, if the check is for duplicates."""
+    repeated_ids: NDArray[np.int64] | None = None
+    """The row_id of each of those rows."""
+    explain: Callable[[Row], str | None] | None = None
+    """Returns the objective's reason for a failing row, if it checked the rows itself."""
 
     @property
     def quarantines(self) -> bool:
         """Whether the failing rows go to quarantine."""
-        return not self.result.success and self.expectation.on_failure == "quarantine" and self.failing is not None
+        return not self.success and self.expectation.on_failure == "quarantine" and self.failing is not None
 
     @property
     def rejects(self) -> bool:
         """Whether the failing rows go to quarantine or end the stage."""
-        return not self.result.success and self.expectation.on_failure != "report"
+        return not self.success and self.expectation.on_failure != "report"
 
     def report(self, rows: RawRows) -> CheckReport:
         """Return the check's entry in the report."""
@@ -57,94 +68,136 @@ class CheckResult:
             arguments=self.expectation.arguments,
             on_failure=self.expectation.on_failure,
             origin=self.origin,
-            success=self.result.success,
+            success=self.success,
             unexpected_count=None if self.failing is None else len(self.failing),
-            observed=self.result.observed,
-            examples=[
-                FailingRow(row_id=rows.ids[p], split=rows.split_names[p], value=self._value(rows, p))
-                for p in list(self.failing or ())[:MAX_EXAMPLES_IN_REPORT]
-            ],
+            observed=self.observed,
+            examples=self._first(rows, MAX_EXAMPLES_IN_REPORT),
         )
 
     def examples(self, rows: RawRows, limit: int = MAX_EXAMPLES_IN_ERROR) -> str:
         """Return the first failing rows with their values, for an error message."""
         if self.failing is None:
-            return f"observed {shorten(self.result.observed, 200)}"
-        first = [f"{rows.address(p)}: {self._value(rows, p)}" for p in list(self.failing)[:limit]]
+            return f"observed {shorten(self.observed, 200)}"
+        first = [f"row {row.row_id} of {row.split}: {row.value}" for row in self._first(rows, limit)]
         return "; ".join(first) + ("; …" if len(self.failing) > limit else "")
 
-    def reason(self, rows: RawRows, position: int) -> str:
-        """Return why the row at `position` fails."""
-        if position in self.reasons:
-            return f"{describe(self.expectation)}: {self.reasons[position]}"
-        repeated = (self.failing or {})[position]
-        duplicate = "" if repeated is None else f", repeats {rows.address(repeated)}"
-        return describe(self.expectation) + duplicate
+    def _first(self, rows: RawRows, limit: int) -> list[FailingRow]:
+        positions = (NOTHING if self.failing is None else self.failing)[:limit].tolist()
+        columns = None if self.explain else columns_of([self.expectation])
+        return [
+            FailingRow(row_id=row["row_id"], split=rows.split_of(position), value=self._value(row, columns or ()))
+            for position, row in rows.pick(positions, columns).items()
+        ]
 
-    def _value(self, rows: RawRows, position: int) -> str:
-        if position in self.reasons:
-            return self.reasons[position]
-        values = rows.values(position, columns_of([self.expectation]))
+    def _value(self, row: Row, columns: Sequence[str]) -> str:
+        if self.explain:
+            return self.explain(row) or ""
+        values = {column: row[column] for column in columns if column in row}
         if len(values) == 1:
             return shorten(next(iter(values.values())), 80)
         return ", ".join(f"{column}={shorten(value, 40)}" for column, value in values.items())
 
 
 def run_checks(
-    checks: Sequence[Check], rows: RawRows, frame: pd.DataFrame, objective: Objective[Any] | None = None
+    checks: Sequence[Check], rows: RawRows, skip: Positions = NOTHING, objective: Objective[Any] | None = None
 ) -> list[CheckResult]:
-    """Run checks on all rows or on some of them.
+    """Run checks on all rows but those at the positions in `skip`.
 
     Of a group of equal rows, the first one stays. A row that another check sets aside does not count as the first, so
-    that a good row is not set aside as the duplicate of a bad one. `frame` holds the rows to check. The objective, if
-    there is one, checks every row that passes its own expectations.
+    that a good row is not set aside as the duplicate of a bad one. The objective, if there is one, checks every row
+    that passes its own expectations.
     """
-    found = run_expectations([expectation for _, expectation in checks], frame)
-    results = []
-    for (origin, expectation), result in zip(checks, found, strict=True):
-        failing = None if result.rows is None else dict.fromkeys(result.rows)
-        results.append(CheckResult(expectation, origin, result, failing))
+    results = _without_duplicates(checks, rows, skip)
     if objective is not None and type(objective).reject_reason is not Objective.reject_reason:
-        failed = {position for r in results if r.origin == "objective" for position in r.failing or ()}
-        results.append(check_each_row(ROW_IS_USABLE, rows, objective.reject_reason, skip=failed))
-    quarantined = quarantined_rows([r for r in results if r.expectation.type not in _UNIQUENESS])
-    for i, check_result in enumerate(results):
-        if check_result.expectation.type in _UNIQUENESS:
-            results[i] = replace(check_result, failing=_duplicates(check_result, rows, quarantined))
-            quarantined |= quarantined_rows([results[i]])
+        failed = union([r.failing for r in results if r.origin == "objective" and r.failing is not None])
+        found = check_each_row(objective.reject_reason, rows, failed)
+        results.append(_result(("objective", ROW_IS_USABLE), found, explain=objective.reject_reason))
+    quarantined = quarantined_rows(results)
+    for i, result in enumerate(results):
+        if result.expectation.type in BY_KEY:
+            results[i] = _duplicates(result, rows, skip, quarantined)
+            quarantined = union([quarantined, quarantined_rows([results[i]])])
     return results
 
 
-def check_each_row(
-    expectation: Expectation, rows: RawRows, reject_reason: Callable[[Row], str | None], *, skip: Container[int]
-) -> CheckResult:
-    """Check the rows one by one with a function of the objective.
+def _without_duplicates(checks: Sequence[Check], rows: RawRows, skip: Positions) -> list[CheckResult]:
+    """Run the checks of rows and of columns; those by key have no failing rows yet."""
+    kinds = [kind_of(expectation, rows.schema) for _, expectation in checks]
+    if not rows.parts:  # Great Expectations says what it makes of no rows
+        kinds = ["column by column" if kind == "row by row" else kind for kind in kinds]
 
-    `reject_reason` returns what is wrong with a row, or None. Rows at the positions in `skip` are not checked.
-    """
-    reasons = {}
-    for position, row in rows.each():
-        if position not in skip and (reason := reject_reason(row)) is not None:
-            reasons[position] = reason
-    result = ExpectationResult(not reasons, list(reasons), None)
-    return CheckResult(expectation, "objective", result, dict.fromkeys(reasons), reasons)
+    def of(kind: str) -> list[Expectation]:
+        return [expectation for (_, expectation), own in zip(checks, kinds, strict=True) if own == kind]
+
+    by_row = iter(check_rows(of("row by row"), rows, skip))
+    by_column = iter(check_columns(of("column by column"), rows, skip))
+    results = []
+    for check, kind in zip(checks, kinds, strict=True):
+        if kind == "by key":
+            results.append(CheckResult(check[1], check[0], success=True, failing=NOTHING))
+        elif kind == "row by row":
+            results.append(_result(check, next(by_row)))
+        else:
+            found = next(by_column)
+            failing = None if found.rows is None else np.array(found.rows, np.int64)
+            results.append(_result(check, RowCheck(found.success, failing, found.observed)))
+    return results
 
 
-def quarantined_rows(results: Sequence[CheckResult]) -> set[int]:
+def _result(check: Check, found: RowCheck, explain: Callable[[Row], str | None] | None = None) -> CheckResult:
+    origin, expectation = check
+    return CheckResult(expectation, origin, found.success, found.failing, found.observed, explain=explain)
+
+
+def _duplicates(result: CheckResult, rows: RawRows, skip: Positions, set_aside: Positions) -> CheckResult:
+    """Return the result of a check by key: success as Great Expectations has it, for which all equal rows fail."""
+    shutil.rmtree(rows.scratch, ignore_errors=True)  # a killed stage leaves it
+    with storage_errors(rows.scratch):
+        rows.scratch.mkdir(parents=True)
+        try:
+            keys = hash_keys(result.expectation, rows, rows.scratch, skip)
+            found = find_duplicates(keys, set_aside)
+        finally:
+            shutil.rmtree(rows.scratch)
+    success = passes(result.expectation, found.members, keys.rows)
+    known, places = np.unique(found.repeats, return_inverse=True)
+    ids = rows.row_ids(known)[places]
+    return replace(result, success=success, failing=found.failing, repeats=found.repeats, repeated_ids=ids)
+
+
+def known_to_training(method: Objective[Any], rows: RawRows, set_aside: Positions) -> CheckResult:
+    """Compare the remaining rows with the remaining train split, as the objective does."""
+    train = (row for part in rows.parts_of("train") for _, row in part.each(set_aside))
+    unseen_label = partial(method.unseen_label, state=method.collect_state(train))
+    found = check_each_row(unseen_label, rows, set_aside)
+    return _result(("objective", ROW_IS_KNOWN), found, explain=unseen_label)
+
+
+def quarantined_rows(results: Sequence[CheckResult]) -> Positions:
     """Return the positions of the rows that go to quarantine."""
-    return {position for result in results if result.quarantines for position in result.failing or ()}
+    return union([result.failing for result in results if result.quarantines and result.failing is not None])
 
 
-def _duplicates(check: CheckResult, rows: RawRows, quarantined: set[int]) -> dict[int, int | None]:
-    """Return each row after the first of its group of equal rows, with the position of that first row."""
-    import pyarrow as pa
+def reasons(results: Sequence[CheckResult], rows: RawRows, positions: Positions) -> list[list[str]]:
+    """Return why each of the rows at `positions` is set aside or ends the stage; ascending.
 
-    order = sorted(check.result.rows or (), key=lambda position: (position in quarantined, position))
-    columns = rows.table.select(columns_of([check.expectation]))
-    first: dict[str, int] = {}
-    found: dict[int, int | None] = {}
-    for position, values in zip(order, columns.take(pa.array(order, pa.int64())).to_pylist(), strict=True):
-        kept = first.setdefault(repr(values), position)  # repr, since lists and dicts cannot be keys
-        if kept != position:
-            found[position] = kept
-    return dict(sorted(found.items()))
+    The checks are named in their order.
+    """
+    found: list[list[str]] = [[] for _ in positions]
+    if not found:
+        return found
+    for result in results:
+        if not result.rejects or result.failing is None:
+            continue
+        first, end = np.searchsorted(result.failing, [positions[0], positions[-1] + 1])
+        own, places, of = np.intersect1d(positions, result.failing[first:end], return_indices=True)
+        details = [""] * len(own)
+        if result.repeats is not None and result.repeated_ids is not None:
+            earlier, ids = result.repeats[first + of].tolist(), result.repeated_ids[first + of].tolist()
+            details = [f", repeats row {i} of {rows.split_of(p)}" for i, p in zip(ids, earlier, strict=True)]
+        elif result.explain:
+            picked = rows.pick(own.tolist())
+            details = [f": {result.explain(picked[position])}" for position in own.tolist()]
+        for place, detail in zip(places.tolist(), details, strict=True):
+            found[place].append(describe(result.expectation) + detail)
+    return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from params import Problem, RecipeError, ValidationEngineError
@@ -18,7 +19,9 @@ from params.schema import Expectation
 from trainer.runtime.imports import defer, left_out
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import NDArray
 
 _RESERVED = ("id", "meta", "result_format", "catch_exceptions", "rendered_content", "severity", "batch_id")
 """Arguments of GX that this stage sets itself, or that `on_failure` replaces."""
@@ -34,6 +37,14 @@ class ExpectationResult:
     """Index labels of all failing rows, ascending; None for an expectation of the table as a whole."""
     observed: Any
     """The observed value of an expectation of the table as a whole, as JSON."""
+    considered: int = 0
+    """Number of rows that can fail: not those that the expectation ignores, such as nulls. 0 if `rows` is None."""
+
+
+def passes(expectation: Expectation, failing: int, considered: int) -> bool:
+    """Return whether an expectation of rows is met, by GX's rule for `mostly`."""
+    share = (considered - failing) / considered if considered else 1.0
+    return bool(share >= expectation.arguments.get("mostly", 1))
 
 
 def columns_of(expectations: Iterable[Expectation]) -> list[str]:
@@ -78,6 +89,31 @@ def run_expectations(expectations: Sequence[Expectation], frame: pd.DataFrame) -
         what = f"Great Expectations ran only {len(by_position)} of {len(expectations)}; missing: {', '.join(missing)}"
         raise RecipeError.at("validation.expectations", what, "replace the missing expectations by others")
     return [_result(e, by_position[i]) for i, e in enumerate(expectations)]
+
+
+def compared_rows(expectation: Expectation, frame: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the index labels of the rows that an expectation does not ignore; for those of uniqueness.
+
+    Raises:
+        ValidationEngineError: the values cannot be compared, or the condition cannot be evaluated.
+    """
+    _import()
+    from great_expectations.execution_engine import PandasExecutionEngine
+
+    built = _build(expectation, 0, (expectation.type,))[0]
+    names = ("column", "column_list", "row_condition", "condition_parser", "ignore_row_if")
+    domain = {name: value for name in names if (value := getattr(built, name, None)) is not None}
+    engine = PandasExecutionEngine()
+    engine.load_batch_data("rows", frame)  # type: ignore[no-untyped-call, unused-ignore]
+    try:
+        rows = engine.get_domain_records(domain)
+        if "column" in domain:
+            rows = rows[rows[domain["column"]].notnull()]
+        rows[columns_of([expectation])].head(1).duplicated()  # fails for lists
+    except Exception as error:  # whatever pandas raises for a condition or for values
+        raise _engine_error(expectation, str(error)) from error
+    labels: NDArray[np.int64] = rows.index.to_numpy(dtype="int64")
+    return labels
 
 
 def recipe_error(problems: Sequence[Problem]) -> RecipeError:
@@ -139,12 +175,10 @@ def _import() -> None:
 def _run(expectations: list[Any], frame: pd.DataFrame) -> list[Any]:
     _import()
     import great_expectations as gx
+    import pandas as pd
     from great_expectations.exceptions import GreatExpectationsError
 
-    context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False}
-    asset = context.data_sources.add_pandas("rows").add_dataframe_asset("rows")
-    batch = asset.add_batch_definition_whole_dataframe("all").get_batch(batch_parameters={"dataframe": frame})
+    batch = _batch_definition().get_batch(batch_parameters={"dataframe": frame})
     # Only COMPLETE lists all failing rows. Without id columns, the list holds index labels instead of one dict per row.
     # The query is off because it would repeat all labels as text.
     result_format = {"result_format": "COMPLETE", "return_unexpected_index_query": False}
@@ -155,24 +189,44 @@ def _run(expectations: list[Any], frame: pd.DataFrame) -> list[Any]:
     except GreatExpectationsError as error:
         fix = "change validation.expectations so that they can be run"
         raise ValidationEngineError("validation", f"the checks could not be run: {error}", fix) from error
+    finally:
+        _batch_definition().get_batch(batch_parameters={"dataframe": pd.DataFrame()})  # GX would keep the rows
     return list(validated.results)
 
 
+@cache
+def _batch_definition() -> Any:
+    """GX's name for any frame; it keeps the last one."""
+    import great_expectations as gx
+
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}
+    asset = context.data_sources.add_pandas("rows").add_dataframe_asset("rows")
+    return asset.add_batch_definition_whole_dataframe("all")
+
+
 def _result(expectation: Expectation, gx_result: Any) -> ExpectationResult:
-    where = f"{expectation.type} ({', '.join(f'{k}={v}' for k, v in expectation.arguments.items())})"
     errors = _raised(gx_result.exception_info)
     if errors:
-        what = f"could not be run, so the rows are not checked: {errors[0]}"
-        raise ValidationEngineError(where, what, "fix its arguments, or use it on a column of another type")
-    rows = gx_result.result.get("unexpected_index_list")
+        raise _engine_error(expectation, errors[0])
+    found, considered = gx_result.result, 0
+    rows = found.get("unexpected_index_list")
     if rows is not None:
         rows = sorted(int(row) for row in rows)
-        if len(rows) != gx_result.result["unexpected_count"]:
-            what = (
-                f"Great Expectations counts {gx_result.result['unexpected_count']} failing rows, but lists {len(rows)}"
-            )
-            raise ValidationEngineError(where, what, "report this as a bug, with the recipe")
-    return ExpectationResult(bool(gx_result.success), rows, _plain(gx_result.result.get("observed_value")))
+        considered = found["element_count"] - found.get("missing_count", 0)
+        if len(rows) != found["unexpected_count"]:
+            what = f"Great Expectations counts {found['unexpected_count']} failing rows, but lists {len(rows)}"
+            raise ValidationEngineError(_call(expectation), what, "report this as a bug, with the recipe")
+    return ExpectationResult(bool(gx_result.success), rows, _plain(found.get("observed_value")), considered)
+
+
+def _engine_error(expectation: Expectation, message: str) -> ValidationEngineError:
+    what = f"could not be run, so the rows are not checked: {message}"
+    return ValidationEngineError(_call(expectation), what, "fix its arguments, or use it on a column of another type")
+
+
+def _call(expectation: Expectation) -> str:
+    return f"{expectation.type} ({', '.join(f'{k}={v}' for k, v in expectation.arguments.items())})"
 
 
 def _raised(info: Any) -> list[str]:

@@ -1,17 +1,21 @@
-"""The raw rows of a run: each split as a table, and all of them as one."""
+"""The raw rows of a run, read one shard at a time or one column at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from params import DataError
 from params.artifacts import SPLITS
 from params.loading import suggestion
 from tasks.split_rows import SplitRows
+from trainer.data.shards import ROW_ID, Shard
 from trainer.objectives.bases.objective import ColumnKind
 
 if TYPE_CHECKING:
@@ -20,6 +24,83 @@ if TYPE_CHECKING:
 
 ORDER = ("test", "validation", "train")
 """Held-out splits first: of equal rows the first one stays, and a training row must not repeat a held-out row."""
+SPLIT = "split"
+"""Column of the frames that holds the split of a row, unless the source has a column of that name."""
+Positions = NDArray[np.int64]
+"""Positions of rows, ascending."""
+NOTHING: Positions = np.array([], np.int64)
+
+
+def within(positions: Positions, start: int, stop: int) -> Positions:
+    """Return those of the positions that are at least `start` and less than `stop`."""
+    first, end = np.searchsorted(positions, [start, stop])
+    return positions[first:end]
+
+
+def union(several: Sequence[Positions]) -> Positions:
+    """Return all positions that are in one of several."""
+    return np.unique(np.concatenate([NOTHING, *several]))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A shard, and the positions of its rows."""
+
+    split: str
+    rows: SplitRows
+    shard: Shard
+    start: int
+    """Position of the first row."""
+
+    @property
+    def stop(self) -> int:
+        """Position after the last row."""
+        return self.start + self.shard.rows
+
+    def table(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the rows, with all columns or with `row_id` and some columns of the source."""
+        import pyarrow as pa
+
+        names = self.rows.schema.names if columns is None else list(dict.fromkeys([ROW_ID, *columns]))
+        schema = pa.schema([self.rows.schema.field(name) for name in names])
+        return pa.Table.from_batches(list(self.rows.batches(names, shard=self.shard)), schema)
+
+    def frame(self, columns: Sequence[str], as_objects: frozenset[str], skip: Positions = NOTHING) -> pd.DataFrame:
+        """Return some columns of the rows, without those at the positions in `skip`, as a frame indexed by position.
+
+        A column of integers or booleans holds Python objects if `as_objects` names it, so that the shards of a column agree.
+        """
+        stored = [name for name in columns if name in self.rows.schema.names]
+        frame = frame_of(self.table(stored), columns, self.split)
+        frame = frame.set_axis(range(self.start, self.stop))
+        frame = frame.astype(dict.fromkeys([name for name in columns if name in as_objects], object))
+        return without(frame, within(skip, self.start, self.stop))
+
+    def each(self, skip: Positions = NOTHING) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the rows with their positions, without those in `skip`; only a batch is in memory as Python objects."""
+        skipped = set(within(skip, self.start, self.stop).tolist())
+        position = self.start
+        for batch in self.rows.batches(None, 1000, shard=self.shard):
+            for row in batch.to_pylist():
+                if position not in skipped:
+                    yield position, row
+                position += 1
+
+
+def frame_of(table: pa.Table, columns: Sequence[str], split: Any) -> pd.DataFrame:
+    """Return some columns of a table as a frame; `split` is the column `split` if the table has none.
+
+    Integers beside nulls stay integers: as floats, different keys above 2**53 would become equal.
+    """
+    frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
+    if SPLIT in columns and SPLIT not in frame:
+        frame[SPLIT] = split
+    return frame[list(columns)]
+
+
+def without(frame: pd.DataFrame, positions: Positions) -> pd.DataFrame:
+    """Return a frame that is indexed by position without the rows at some positions."""
+    return frame.loc[~np.isin(frame.index.to_numpy(), positions)] if len(positions) else frame
 
 
 @dataclass(frozen=True)
@@ -28,68 +109,98 @@ class RawRows:
 
     splits: Mapping[str, SplitRows]
     """Each split, in source order."""
-    table: Any
-    """The splits in `ORDER`, one after another, as one Arrow table."""
+    parts: tuple[Part, ...]
+    """The shards of all splits in `ORDER`."""
+    scratch: Path
+    """Where the folder for what does not fit into memory may be."""
 
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """`table` as a pandas frame, indexed by position; it has a column `split`, the source's own if there is one.
+    def __len__(self) -> int:
+        return self.parts[-1].stop if self.parts else 0
 
-        Integers beside nulls stay integers: as floats, different keys above 2**53 would become equal.
-        """
-        frame: pd.DataFrame = self.table.to_pandas(integer_object_nulls=True)
-        if "split" not in frame:
-            frame["split"] = self.split_names
-        return frame
-
-    @cached_property
-    def split_names(self) -> list[str]:
-        """The split of each position."""
-        return [split for split in ORDER for _ in range(len(self.splits[split]))]
-
-    @cached_property
-    def ids(self) -> list[int]:
-        """The row_id of each position."""
-        found: list[int] = self.table["row_id"].to_pylist()
-        return found
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of all splits."""
+        return self.splits["train"].schema
 
     def span(self, split: str) -> range:
         """Return the positions of a split."""
         start = sum(len(self.splits[s]) for s in ORDER[: ORDER.index(split)])
         return range(start, start + len(self.splits[split]))
 
-    def address(self, position: int) -> str:
-        """Return a row's id and split, for messages."""
-        return f"row {self.ids[position]} of {self.split_names[position]}"
+    def parts_of(self, split: str) -> list[Part]:
+        """Return the shards of a split."""
+        return [part for part in self.parts if part.split == split]
 
-    def each(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield all rows with their positions; only a batch is in memory as Python objects."""
-        position = 0
-        for batch in self.table.to_batches(max_chunksize=1000):
-            for row in batch.to_pylist():
-                yield position, row
-                position += 1
+    def split_of(self, position: int) -> str:
+        """Return the split of a row."""
+        return self._part(position).split
 
-    def values(self, position: int, columns: Iterable[str]) -> dict[str, Any]:
-        """Return the values of one row in some columns."""
-        return {c: self.table[c][position].as_py() for c in columns if c in self.table.column_names}
+    def table(self, columns: Sequence[str]) -> pa.Table:
+        """Return some columns of all rows; they are then in memory."""
+        import pyarrow as pa
+
+        empty = pa.schema([self.schema.field(name) for name in dict.fromkeys([ROW_ID, *columns])]).empty_table()
+        return pa.concat_tables([empty, *(part.table(columns) for part in self.parts)])
+
+    def row_ids(self, positions: Positions) -> Positions:
+        """Return the row_id of each position."""
+        found = [NOTHING]
+        for part in self.parts:
+            chosen = within(positions, part.start, part.stop)
+            if len(chosen):
+                found.append(part.table([])[ROW_ID].to_numpy()[chosen - part.start])
+        return np.concatenate(found)
+
+    def pick(self, positions: Sequence[int], columns: Sequence[str] | None = None) -> dict[int, dict[str, Any]]:
+        """Return a few rows by position, with all columns or with `row_id` and those of `columns` that the rows have."""
+        wanted = None if columns is None else [name for name in columns if name in self.schema.names]
+        by_part: dict[int, list[int]] = {}
+        for position in sorted(positions):
+            by_part.setdefault(self._number(position), []).append(position)
+        found = dict[int, dict[str, Any]]()
+        for number, own in by_part.items():
+            part = self.parts[number]
+            rows = part.table(wanted).take([position - part.start for position in own]).to_pylist()
+            found.update(zip(own, rows, strict=True))
+        return found
+
+    def as_objects(self, columns: Sequence[str]) -> frozenset[str]:
+        """Return those of the columns that hold integers or booleans, and nulls beside them."""
+        from pyarrow import types
+
+        fields = [self.schema.field(name) for name in columns if name in self.schema.names]
+        whole_numbers = [f.name for f in fields if types.is_integer(f.type) or types.is_boolean(f.type)]
+        found = set()
+        for part in self.parts if whole_numbers else ():
+            table = part.table(whole_numbers)
+            found |= {name for name in whole_numbers if table[name].null_count}
+        return frozenset(found)
+
+    def _part(self, position: int) -> Part:
+        return self.parts[self._number(position)]
+
+    def _number(self, position: int) -> int:
+        return bisect_right(self.parts, position, key=lambda part: part.start) - 1
 
 
-def read_raw_rows(raw: Path, kinds: Mapping[str, ColumnKind], needed: Mapping[str, str]) -> RawRows:
-    """Read the rows of every split in `raw`.
+def read_raw_rows(raw: Path, kinds: Mapping[str, ColumnKind], needed: Mapping[str, str], scratch: Path) -> RawRows:
+    """Return the rows of every split in `raw`; they stay on disk.
 
     `kinds` says what the objective's columns hold, `needed` what needs each column. An error names all wrong columns.
 
     Raises:
         DataError: a file is missing or damaged, or columns are missing or have the wrong type; all such columns are named.
     """
-    import pyarrow as pa
-
     splits = {split: SplitRows(raw / split) for split in SPLITS}
     schema = splits["train"].schema  # that of all splits
     _require_columns(raw, schema.names, needed)
     _require_types(raw, schema, kinds)
-    return RawRows(splits, pa.concat_tables([splits[s].table() for s in ORDER]))
+    parts, start = list[Part](), 0
+    for split in ORDER:
+        for shard in splits[split].manifest.shards:
+            parts.append(Part(split, splits[split], shard, start))
+            start += shard.rows
+    return RawRows(splits, tuple(parts), scratch)
 
 
 def _require_columns(raw: Path, columns: Sequence[str], needed: Mapping[str, str]) -> None:

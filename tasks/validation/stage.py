@@ -27,7 +27,9 @@ import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import numpy as np
 
 from params import DataError
 from params.artifacts import SPLITS, Artifacts, whole_folder
@@ -35,24 +37,19 @@ from params.schema import Expectation, ObjectiveChoice, Validation
 from tasks.drift.measure import measure
 from tasks.drift.report import DriftReport
 from tasks.stages import save_report
-from tasks.validation.check_results import (
-    ROW_IS_KNOWN,
-    Check,
-    CheckResult,
-    check_each_row,
-    quarantined_rows,
-    run_checks,
-)
+from tasks.validation.check_results import Check, CheckResult, known_to_training, quarantined_rows, run_checks
 from tasks.validation.expectations import columns_of, expectation_problems, recipe_error
-from tasks.validation.raw_rows import RawRows, read_raw_rows
-from tasks.validation.report import ShownRow, ValidationReport, describe, render, shorten
+from tasks.validation.failing_rows import write_failing_rows
+from tasks.validation.raw_rows import NOTHING, Positions, RawRows, read_raw_rows, within
+from tasks.validation.report import ValidationReport, describe
 from trainer import objectives
 from trainer.objectives.bases.objective import Objective
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 logger = logging.getLogger(__name__)
 __all__ = ["ValidationReport", "validate"]
-
-MAX_ROWS_ON_PAGE = 50
 
 
 def validate(
@@ -74,8 +71,8 @@ def validate(
     kinds = method.columns()
     needed = dict.fromkeys(columns_of(validation.expectations), "a check in validation.expectations")
     needed |= dict.fromkeys(kinds, f"the objective {objective.name}")
-    rows = read_raw_rows(artifacts.raw, kinds, needed)
-    logger.info("validate: checking %d rows", rows.table.num_rows)
+    rows = read_raw_rows(artifacts.raw, kinds, needed, artifacts.validation_keys)
+    logger.info("validate: checking %d rows", len(rows))
 
     results = _run_all_checks(method, validation.expectations, rows)
     quarantined = quarantined_rows(results)
@@ -84,7 +81,7 @@ def validate(
     if failures:
         failed = artifacts.failed_validation
         with whole_folder(failed) as folder:
-            _write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=failures)
+            write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=failures)
         fix = "fix the data"
         if report.share > report.max_quarantined:
             fix += ", or raise validation.max_quarantined"
@@ -100,7 +97,7 @@ def validate(
         report = report.model_copy(update={"drift": measured})
         if measured and measured.moved and drift.on_drift == "fail":
             _fail_for_drift(artifacts, rows, results, report, measured)
-        _write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=[])
+        write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=[])
         save_report(report, folder / artifacts.report("validate").name)
     shutil.rmtree(artifacts.failed_validation, ignore_errors=True)
     return report
@@ -109,16 +106,10 @@ def validate(
 def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation], rows: RawRows) -> list[CheckResult]:
     """Run all checks; at the end, the objective compares the remaining rows with the remaining train split."""
     results = _run_expectations(method, expectations, rows)
-    if type(method).unseen_label is Objective.unseen_label:
-        return results
     quarantined = quarantined_rows(results)
-    train = rows.span("train")
-    if all(position in quarantined for position in train):
+    if type(method).unseen_label is Objective.unseen_label or not _remain(rows, quarantined)["train"]:
         return results
-    state = method.collect_state(
-        row for position, row in rows.each() if position in train and position not in quarantined
-    )
-    return [*results, check_each_row(ROW_IS_KNOWN, rows, lambda row: method.unseen_label(row, state), skip=quarantined)]
+    return [*results, known_to_training(method, rows, quarantined)]
 
 
 def _run_expectations(method: Objective[Any], expectations: Sequence[Expectation], rows: RawRows) -> list[CheckResult]:
@@ -126,26 +117,41 @@ def _run_expectations(method: Objective[Any], expectations: Sequence[Expectation
 
     A label is unknown to training also if all training rows that have it are set aside.
     """
-    train = rows.span("train")
-    of_objective = method.expectations(rows.frame.iloc[train.start : train.stop])
+    of_objective = method.expectations(_labels(method, rows, NOTHING))
     checks: list[Check] = [("objective", e) for e in of_objective]
-    results = run_checks([*checks, *(("recipe", e) for e in expectations)], rows, rows.frame, method)
+    results = run_checks([*checks, *(("recipe", e) for e in expectations)], rows, objective=method)
     quarantined = quarantined_rows(results)
-    remaining_train = [position for position in train if position not in quarantined]
-    if not quarantined or not remaining_train:
+    if not len(quarantined) or not _remain(rows, quarantined)["train"]:
         return results
-    changed = [e for e in method.expectations(rows.frame.iloc[remaining_train]) if e not in of_objective]
-    remaining = rows.frame.drop(index=sorted(quarantined))
-    return [*results, *run_checks([("objective, on the remaining rows", e) for e in changed], rows, remaining)]
+    changed = [e for e in method.expectations(_labels(method, rows, quarantined)) if e not in of_objective]
+    return [*results, *run_checks([("objective, on the remaining rows", e) for e in changed], rows, quarantined)]
+
+
+def _labels(method: Objective[Any], rows: RawRows, skip: Positions) -> pd.DataFrame:
+    """Return the labels of the train split, each once; rows at the positions in `skip` do not count."""
+    import pandas as pd
+
+    columns = [column for column, kind in method.columns().items() if kind == "label"]
+    as_objects = rows.as_objects(columns)
+    found: pd.DataFrame = rows.schema.empty_table().to_pandas()[columns].astype(dict.fromkeys(as_objects, object))
+    for part in rows.parts_of("train") if columns else ():
+        found = pd.concat([found, part.frame(columns, as_objects, skip).drop_duplicates()]).drop_duplicates()
+    return found
+
+
+def _remain(rows: RawRows, quarantined: Positions) -> dict[str, int]:
+    """Return the number of rows of each split that are not set aside."""
+    spans = {split: rows.span(split) for split in SPLITS}
+    return {split: len(span) - len(within(quarantined, span.start, span.stop)) for split, span in spans.items()}
 
 
 def _report(
-    rows: RawRows, results: Sequence[CheckResult], quarantined: set[int], validation: Validation
+    rows: RawRows, results: Sequence[CheckResult], quarantined: Positions, validation: Validation
 ) -> ValidationReport:
     rows_in = {split: len(rows.span(split)) for split in SPLITS}
     return ValidationReport(
         rows_in=rows_in,
-        rows_out={split: sum(p not in quarantined for p in rows.span(split)) for split in SPLITS},
+        rows_out=_remain(rows, quarantined),
         quarantined=len(quarantined),
         share=len(quarantined) / max(1, sum(rows_in.values())),
         max_quarantined=validation.max_quarantined,
@@ -157,8 +163,8 @@ def _failures(rows: RawRows, results: Sequence[CheckResult], report: ValidationR
     """Return why the stage must end, the most important reason first."""
     total = sum(report.rows_in.values())
     failures = []
-    for result in results:
-        if result.report(rows).stops:
+    for result, check in zip(results, report.checks, strict=True):
+        if check.stops:
             count = "the table fails" if result.failing is None else f"{len(result.failing)} of {total} rows fail"
             failures.append(f"{describe(result.expectation)}: {count}; {result.examples(rows)}")
     if report.share > report.max_quarantined:
@@ -166,10 +172,9 @@ def _failures(rows: RawRows, results: Sequence[CheckResult], report: ValidationR
             f"{report.quarantined} of {total} rows ({report.share:.1%}) would be set aside, more than"
             f" validation.max_quarantined = {report.max_quarantined:g} allows"
         )
-        most_rows_first = sorted((r for r in results if r.quarantines), key=lambda r: -len(r.failing or ()))
+        most_rows_first = sorted((r for r in results if r.quarantines), key=_count, reverse=True)
         failures += [
-            f"  {len(r.failing or ())} rows: {describe(r.expectation)}; {r.examples(rows, 3)}"
-            for r in most_rows_first[:5]
+            f"  {_count(r)} rows: {describe(r.expectation)}; {r.examples(rows, 3)}" for r in most_rows_first[:5]
         ]
     emptied = [s for s in SPLITS if not report.rows_out[s] and (report.rows_in[s] or s == "train")]
     if not sum(report.rows_out.values()):
@@ -184,54 +189,19 @@ def _fail_for_drift(
 ) -> NoReturn:
     failed, what = artifacts.failed_validation, drift.sentence
     with whole_folder(failed) as folder:
-        _write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=[what])
+        write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=[what])
     fix = "if these rows are as they should be, let one run learn from them with `validation.drift: report`: the next"
     fix += f" release knows them; else remove them from the data. {failed}/report.html shows examples"
     raise DataError(str(artifacts.raw), what, fix)
 
 
-def _write_rows(folder: Path, rows: RawRows, quarantined: set[int]) -> None:
+def _count(result: CheckResult) -> int:
+    return 0 if result.failing is None else len(result.failing)
+
+
+def _write_rows(folder: Path, rows: RawRows, quarantined: Positions) -> None:
     for split in SPLITS:
-        rows.splits[split].write_some(folder / split, [position not in quarantined for position in rows.span(split)])
-
-
-def _write_failing_rows(
-    folder: Path,
-    recipe: str,
-    rows: RawRows,
-    results: Sequence[CheckResult],
-    *,
-    report: ValidationReport,
-    failures: list[str],
-) -> None:
-    """Write quarantine.parquet and report.html; if the stage fails, they also hold the rows that made it fail."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    reasons: dict[int, list[str]] = {}
-    for result in results:
-        if result.rejects:
-            for position in result.failing or ():
-                reasons.setdefault(position, []).append(result.reason(rows, position))
-    positions = [p for split in SPLITS for p in rows.span(split) if p in reasons]
-    columns = [c for c in rows.table.column_names if c != "row_id"]
-    bad = rows.table.take(pa.array(positions, pa.int64()))
-    quarantine = {
-        "row_id": bad["row_id"],
-        "split": pa.array([rows.split_names[p] for p in positions], pa.string()),
-        "reasons": pa.array([reasons[p] for p in positions], pa.list_(pa.string())),
-    }
-    quarantine |= {(f"source_{c}" if c in quarantine else c): bad[c] for c in columns}
-    pq.write_table(pa.table(quarantine), folder / "quarantine.parquet")
-    stopping = {p for r in results if r.report(rows).stops for p in r.failing or ()}
-    shown = [
-        ShownRow(
-            row_id=rows.ids[p],
-            split=rows.split_names[p],
-            reasons=reasons[p],
-            values=[(name, shorten(value, 240)) for name, value in rows.values(p, columns[:12]).items()],
-        )
-        for p in sorted(positions, key=lambda p: p not in stopping)[:MAX_ROWS_ON_PAGE]
-    ]
-    page = render(report, recipe=recipe, failures=failures, rows=shown, failing=len(positions))
-    (folder / "report.html").write_text(page, encoding="utf-8")
+        span = rows.span(split)
+        keep = np.ones(len(span), np.bool_)  # a byte a row
+        keep[within(quarantined, span.start, span.stop) - span.start] = False
+        rows.splits[split].write_some(folder / split, cast("Sequence[bool]", keep))

@@ -1,0 +1,158 @@
+"""Find rows with equal keys, in memory that does not grow with the number of rows.
+
+Each shard gives a file with a hash of 128 bits for the key of each row, in order of the hash. The hashes are divided into
+buckets by their first bits; a bucket is read from all files, and has all rows of each key in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from params.schema import Expectation
+from tasks.validation.by_column import whole_frame
+from tasks.validation.expectations import columns_of, compared_rows
+from tasks.validation.kinds import columns_read, condition_columns, without_condition
+from tasks.validation.raw_rows import NOTHING, Part, Positions, RawRows, within, without
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BUCKET_ROWS: Final = 1 << 19
+"""Rows of a bucket, about; while it is read, one takes around 100 bytes."""
+_NULL: Final = b"\xfe"
+_SEPARATOR: Final = b"\xff"
+"""Bytes that UTF-8 never has."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The hashed keys of some rows, on disk."""
+
+    files: tuple[Path, ...]
+    """For each shard an array (3, N) of uint64: first and second half of the hash; position, its form in the upper 16 bits."""
+    rows: int
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """The rows that repeat an earlier row."""
+
+    members: int
+    """Number of all rows that have the key of another row; the first of them too."""
+    failing: Positions
+    """Positions of the rows that repeat an earlier one."""
+    repeats: NDArray[np.int64]
+    """For each of them the position of the row that stays."""
+
+
+def hash_keys(expectation: Expectation, rows: RawRows, folder: Path, skip: Positions) -> Keys:
+    """Hash the key of each row that the expectation does not ignore, but not of the rows at the positions in `skip`."""
+    if condition_columns(expectation) is None:
+        everything = whole_frame(rows, columns_read(expectation, rows.schema))
+        compared = compared_rows(expectation, without(everything, skip))
+        skip = np.setdiff1d(np.arange(len(rows)), compared)
+        expectation = without_condition(expectation)
+    files, count = [], 0
+    for number, part in enumerate(rows.parts):
+        path = folder / f"{number:05}.npy"
+        count += hash_part(part, expectation, within(skip, part.start, part.stop), path)
+        files.append(path)
+    return Keys(tuple(files), count)
+
+
+def hash_part(part: Part, expectation: Expectation, skip: Positions, path: Path) -> int:
+    """Write the hashed keys of one shard, and return how many there are."""
+    columns = columns_of([expectation])
+    frame = part.frame(columns_read(expectation, part.rows.schema), frozenset(), skip)
+    compared = compared_rows(expectation, frame)
+    table = part.table(columns).select(columns).take(compared - part.start)
+    digests = b"".join(blake2b(key, digest_size=16).digest() for key in encode_keys(table))
+    halves = np.frombuffer(digests, "<u8").reshape(-1, 2).T
+    places = compared.astype(np.uint64) | (key_forms(table) << np.uint64(48))
+    order = np.lexsort((halves[1], halves[0]))
+    np.save(path, np.concatenate([halves, places[None]])[:, order])
+    return len(compared)
+
+
+def encode_keys(table: pa.Table) -> list[bytes]:
+    """Return bytes for each row, which are equal if pandas' `duplicated` takes the rows as equal."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    columns = []
+    for column in table.columns:
+        kind = column.type
+        if types.is_floating(kind):
+            number = pc.add(column.cast(pa.float64()), 0.0)  # -0.0 becomes 0.0
+            text = pc.if_else(pc.is_nan(number), pa.scalar(None, pa.float64()), number).cast(pa.string())
+        elif types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind):
+            text = column.cast(pa.string())
+        elif types.is_string(kind) or types.is_large_string(kind):
+            text = column
+        else:
+            values = [None if value is None else repr(value) for value in column.to_pylist()]
+            text = pa.chunked_array([pa.array(values, pa.string())])
+        columns.append(pc.fill_null(text.cast(pa.large_binary()), pa.scalar(_NULL, pa.large_binary())))
+    joined = (
+        columns[0]
+        if len(columns) == 1
+        else pc.binary_join_element_wise(*columns, pa.scalar(_SEPARATOR, pa.large_binary()))
+    )
+    found: list[bytes] = joined.to_pylist()
+    return found
+
+
+def key_forms(table: pa.Table) -> NDArray[np.uint64]:
+    """Return a number for each row, below 2**16, that tells -0.0 from 0.0 and NaN from null in equal keys."""
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    forms = np.zeros(len(table), np.uint64)
+    for column in table.columns:
+        if types.is_floating(column.type):
+            numbers = pc.fill_null(column, 0.0).to_numpy().astype(np.float64)
+            own = np.isnan(numbers) * 2 + (np.signbit(numbers) & (numbers == 0))
+            forms = (forms * np.uint64(3) + own.astype(np.uint64)) % np.uint64(65521)
+    return forms
+
+
+def find_duplicates(keys: Keys, set_aside: Positions) -> Duplicates:
+    """Return the rows that repeat another; rows at the positions in `set_aside` come last among those with their key."""
+    buckets = 1 << max(0, (keys.rows // BUCKET_ROWS).bit_length())
+    width = (1 << 64) // buckets
+    found = [duplicates_in_bucket(keys.files, n * width, (n + 1) * width - 1, set_aside) for n in range(buckets)]
+    failing = np.concatenate([NOTHING, *(one.failing for one in found)])
+    order = np.argsort(failing)
+    repeats = np.concatenate([NOTHING, *(one.repeats for one in found)])
+    return Duplicates(sum(one.members for one in found), failing[order], repeats[order])
+
+
+def duplicates_in_bucket(files: Sequence[Path], first: int, last: int, set_aside: Positions) -> Duplicates:
+    """Return the rows that repeat another, of those whose hash begins with a number from `first` to `last`."""
+    read: list[Any] = [np.zeros((3, 0), np.uint64)]
+    for path in files:
+        stored = np.load(path, mmap_mode="r")
+        start = np.searchsorted(stored[0], np.uint64(first))
+        stop = np.searchsorted(stored[0], np.uint64(last), side="right")
+        read.append(np.array(stored[:, start:stop]))
+    one, two, places = np.concatenate(read, axis=1)
+    order = np.lexsort((two, one))
+    one, two, places = one[order], two[order], places[order]
+    same = (one[1:] == one[:-1]) & (two[1:] == two[:-1])  # as the row before
+    member = np.append(same, False) | np.insert(same, 0, False)
+    key = np.cumsum(np.insert(~same, 0, True))[: len(one)][member]
+    form = places[member] >> np.uint64(48)
+    position = (places[member] & np.uint64((1 << 48) - 1)).astype(np.int64)
+    order = np.lexsort((position, np.isin(position, set_aside), form, key))
+    key, form, position = key[order], form[order], position[order]
+    is_first = np.insert((key[1:] != key[:-1]) | (form[1:] != form[:-1]), 0, True)[: len(key)]
+    stays = position[is_first][np.cumsum(is_first) - 1]
+    return Duplicates(len(position), position[~is_first], stays[~is_first])

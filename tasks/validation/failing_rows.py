@@ -1,0 +1,101 @@
+"""Write the rows that fail: all of them to quarantine.parquet, the first ones on the page report.html."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from params.artifacts import SPLITS
+from tasks.validation.check_results import CheckResult, reasons
+from tasks.validation.raw_rows import NOTHING, Positions, RawRows, union, within
+from tasks.validation.report import ShownRow, ValidationReport, render, shorten
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_ROWS_ON_PAGE = 50
+_GROUP_ROWS = 65_536
+"""Rows of a Parquet row group; they are in memory."""
+
+
+def write_failing_rows(
+    folder: Path,
+    recipe: str,
+    rows: RawRows,
+    results: Sequence[CheckResult],
+    *,
+    report: ValidationReport,
+    failures: list[str],
+) -> None:
+    """Write quarantine.parquet and report.html; if the stage fails, they also hold the rows that made it fail."""
+    positions = union([r.failing for r in results if r.rejects and r.failing is not None])
+    _write_quarantine(folder / "quarantine.parquet", rows, results, positions)
+    stopping = union(
+        [r.failing for r, c in zip(results, report.checks, strict=True) if c.stops and r.failing is not None]
+    )
+    in_order = np.concatenate([NOTHING, *(_of_split(rows, positions, split) for split in SPLITS)])
+    is_first = np.isin(in_order, stopping)
+    shown = _shown(rows, results, np.concatenate([in_order[is_first], in_order[~is_first]])[:MAX_ROWS_ON_PAGE])
+    page = render(report, recipe=recipe, failures=failures, rows=shown, failing=len(positions))
+    (folder / "report.html").write_text(page, encoding="utf-8")
+
+
+def _of_split(rows: RawRows, positions: Positions, split: str) -> Positions:
+    span = rows.span(split)
+    return within(positions, span.start, span.stop)
+
+
+def _write_quarantine(path: Path, rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    empty = _table(rows.schema.empty_table(), "", [])
+    with pq.ParquetWriter(path, empty.schema) as writer:
+        pending = empty
+        for table in _tables(rows, results, positions):
+            pending = pa.concat_tables([pending, table])
+            while len(pending) >= _GROUP_ROWS:
+                writer.write_table(pending.slice(0, _GROUP_ROWS).combine_chunks())
+                pending = pending.slice(_GROUP_ROWS)
+        if len(pending) or len(positions) < _GROUP_ROWS:
+            writer.write_table(pending.combine_chunks())
+
+
+def _tables(rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> Iterator[pa.Table]:
+    """Yield the failing rows of each shard that has some, in the order of the splits."""
+    for split in SPLITS:
+        for part in rows.parts_of(split):
+            own = within(positions, part.start, part.stop)
+            if len(own):
+                yield _table(part.table().take(own - part.start), split, reasons(results, rows, own))
+
+
+def _table(bad: pa.Table, split: str, why: list[list[str]]) -> pa.Table:
+    import pyarrow as pa
+
+    columns = {
+        "row_id": bad["row_id"],
+        "split": pa.array([split] * len(bad), pa.string()),
+        "reasons": pa.array(why, pa.list_(pa.string())),
+    }
+    columns |= {(f"source_{c}" if c in columns else c): bad[c] for c in bad.column_names if c != "row_id"}
+    return pa.table(columns)
+
+
+def _shown(rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> list[ShownRow]:
+    columns = [c for c in rows.schema.names if c != "row_id"][:12]
+    ordered = np.sort(positions)
+    why = dict(zip(ordered.tolist(), reasons(results, rows, ordered), strict=True))
+    picked = rows.pick(positions.tolist(), columns)
+    return [
+        ShownRow(
+            row_id=picked[position]["row_id"],
+            split=rows.split_of(position),
+            reasons=why[position],
+            values=[(name, shorten(picked[position][name], 240)) for name in columns],
+        )
+        for position in positions.tolist()
+    ]
