@@ -1,7 +1,8 @@
 """The profile of the rows that a model learned from: what a later run needs to see whether its new rows are like them.
 
-It is one Parquet file, which a release carries under a name of its own, because the Hub's client takes .parquet for data sets. It holds no text: labels, words and whole rows are hashes. What was measured on the
-same row stands apart: each column of the data is sorted by itself, so that no row can be put together again.
+A release carries it as one Parquet file (not by that suffix: the Hub's client warns of data sets in a model's repository). It holds
+no text: labels, words and whole rows are hashes. What was measured on the same row stands apart: each column of the data is sorted
+by itself, so that no row can be put together again.
 """
 
 from __future__ import annotations
