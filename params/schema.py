@@ -227,7 +227,8 @@ class Validation(Section):
     max_quarantined: Fraction = 0.01
     """Largest share of rows that may be set aside. The stage fails above it."""
     drift: Annotated[Drift, BeforeValidator(_to_drift)] = Drift()
-    """Comparison of new rows with those that the published model learned from: `report`, `fail`, `off`, or its keys."""
+    """Comparison of new rows with those that the published model learned from: `report`, `fail`, `off`, or its keys. Without
+    it, `report`, and releases to public repositories carry no profile of the rows to compare with."""
 
 
 class TrainTokenizer(Section):

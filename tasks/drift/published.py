@@ -8,6 +8,8 @@ from params import HubRefusedError, TransientError
 from params.artifacts import Artifacts
 from tasks.drift.profile import Profile
 
+_PUBLIC = "a public release has one if the recipe sets validation.drift"
+
 
 @dataclass(frozen=True)
 class Published:
@@ -52,7 +54,7 @@ def _fetch(artifacts: Artifacts, repo_id: str, endpoint: str) -> Published:
         content = repository.retry_until_clear(look)
     revision = head.tag or head.commit
     if content is None:
-        return Published(revision, None, f"{revision} of {repo_id} has no profile of its rows ({path})")
+        return Published(revision, None, f"{revision} of {repo_id} has no profile of its rows ({path}); {_PUBLIC}")
     try:
         return Published(revision, Profile.load(content))
     except ValueError as error:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from params import GateRefusedError, ModelError
+from params import GateRefusedError, ModelError, load
 from params.artifacts import Artifacts, whole_folder
 from params.dvc_files import Inputs, check_earlier_stages
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
@@ -231,7 +231,8 @@ def is_current(artifacts: Artifacts, publish: Publish) -> bool:
 def _assemble(artifacts: Artifacts, publish: Publish, objective: Objective[Any], folder: Path) -> None:
     """Collect the files of a release: the model, the record of how it was made, its data's profile, the card, the report.
 
-    Rows of the data are quoted only if the repository is private.
+    Rows of the data are quoted only if the repository is private. A public release has the profile, from which numbers can be
+    read, only if the recipe sets `validation.drift`.
     """
     from tasks.publishing import provenance
     from tasks.publishing.model_card import PICTURES, write_card
@@ -241,7 +242,8 @@ def _assemble(artifacts: Artifacts, publish: Publish, objective: Objective[Any],
     shutil.copytree(artifacts.model, folder, dirs_exist_ok=True)
     record = provenance.provenance(artifacts)
     (folder / provenance.FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    if artifacts.data_profile.exists():
+    asks_for_drift = "drift" in load(artifacts.recipe_path).validation.model_fields_set
+    if artifacts.data_profile.exists() and (publish.private or asks_for_drift):
         shutil.copy(artifacts.data_profile, folder)
     pictures = card_pictures(artifacts)
     for name, picture in pictures.items():

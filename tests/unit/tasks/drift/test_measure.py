@@ -16,6 +16,7 @@ from params.schema import Drift, Validation
 from tasks.commands import main
 from tasks.hub_client.repository import Repository, RetryPolicy
 from tasks.hub_server.server import LocalHub
+from tasks.publishing import stage
 from tasks.publishing.model_card import write_card
 from tasks.report.page import render
 from tasks.split_rows import SplitRows
@@ -26,6 +27,7 @@ from tasks.validation.stage import validate
 from tests.support import releases, tiny
 from tests.support.html import Outline
 from tests.support.project import free_port
+from trainer import objectives
 
 pytestmark = pytest.mark.usefixtures("no_hub_settings")
 PROFILE = "evergreen-data-profile.dat"
@@ -116,6 +118,20 @@ def test_release_carries_the_profile(released):
         assert repository.read(tag, PROFILE) == (artifacts.validated / PROFILE).read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("private", "drift", "carried"), [(True, None, True), (False, None, False), (False, "report", True)]
+)
+def test_public_release_carries_the_profile_only_if_the_recipe_says_drift(project, tmp_path, private, drift, carried):
+    artifacts, _ = project
+    checks = {"expectations": []} | ({"drift": drift} if drift else {})
+    tiny.write(artifacts.recipe_path, {**RECIPE, "validation": checks})
+    recipe, folder = load(artifacts.recipe_path), tmp_path / "release"
+    folder.mkdir()
+    publish = recipe.publish.model_copy(update={"private": private})
+    stage._assemble(artifacts, publish, objectives.build(recipe.objective), folder)
+    assert (folder / PROFILE).exists() is carried
+
+
 def test_same_rows_are_nothing_new(project):
     artifacts, tag = project
     drift = run(artifacts)
@@ -201,7 +217,9 @@ def test_release_without_a_profile_is_said(project):
     drift = run(artifacts, on_drift="fail")
     assert (drift.status, drift.revision) == ("no_reference", receipt.tag)
     assert (
-        drift.sentence == f"Drift was not measured: {receipt.tag} of tests/tiny has no profile of its rows ({PROFILE})."
+        drift.sentence
+        == f"Drift was not measured: {receipt.tag} of tests/tiny has no profile of its rows ({PROFILE}); a public release has one "
+        "if the recipe sets validation.drift."
     )
 
 
