@@ -29,6 +29,8 @@ BUCKET_ROWS: Final = 1 << 19
 _NULL: Final = b"\xfe"
 _SEPARATOR: Final = b"\xff"
 """Bytes that UTF-8 never has."""
+_POSITION_BITS: Final = np.uint64(48)
+_POSITION: Final = np.uint64((1 << 48) - 1)
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def hash_part(part: Part, expectation: Expectation, skip: Positions, path: Path)
     table = part.table(columns).select(columns).take(compared - part.start)
     digests = b"".join(blake2b(key, digest_size=16).digest() for key in encode_keys(table))
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2).T
-    places = compared.astype(np.uint64) | (key_forms(table) << np.uint64(48))
+    places = compared.astype(np.uint64) | (key_forms(table) << _POSITION_BITS)
     order = np.lexsort((halves[1], halves[0]))
     np.save(path, np.concatenate([halves, places[None]])[:, order])
     return len(compared)
@@ -146,13 +148,15 @@ def duplicates_in_bucket(files: Sequence[Path], first: int, last: int, set_aside
     one, two, places = np.concatenate(read, axis=1)
     order = np.lexsort((two, one))
     one, two, places = one[order], two[order], places[order]
-    same = (one[1:] == one[:-1]) & (two[1:] == two[:-1])  # as the row before
-    member = np.append(same, False) | np.insert(same, 0, False)
-    key = np.cumsum(np.insert(~same, 0, True))[: len(one)][member]
-    form = places[member] >> np.uint64(48)
-    position = (places[member] & np.uint64((1 << 48) - 1)).astype(np.int64)
+    is_new = np.ones(len(one), np.bool_)  # another key than that of the row before
+    is_new[1:] = (one[1:] != one[:-1]) | (two[1:] != two[:-1])
+    key = np.cumsum(is_new)
+    repeated = np.bincount(key)[key] > 1
+    key, places = key[repeated], places[repeated]
+    form, position = places >> _POSITION_BITS, (places & _POSITION).astype(np.int64)
     order = np.lexsort((position, np.isin(position, set_aside), form, key))
     key, form, position = key[order], form[order], position[order]
-    is_first = np.insert((key[1:] != key[:-1]) | (form[1:] != form[:-1]), 0, True)[: len(key)]
+    is_first = np.ones(len(key), np.bool_)
+    is_first[1:] = (key[1:] != key[:-1]) | (form[1:] != form[:-1])
     stays = position[is_first][np.cumsum(is_first) - 1]
     return Duplicates(len(position), position[~is_first], stays[~is_first])

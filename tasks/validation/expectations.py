@@ -109,7 +109,8 @@ def compared_rows(expectation: Expectation, frame: pd.DataFrame) -> NDArray[np.i
         rows = engine.get_domain_records(domain)
         if "column" in domain:
             rows = rows[rows[domain["column"]].notnull()]
-        rows[columns_of([expectation])].head(1).duplicated()  # fails for lists
+        for column in columns_of([expectation]):
+            rows[column].dropna().head(1).map(hash)  # fails for lists, as GX does
     except Exception as error:  # whatever pandas raises for a condition or for values
         raise _engine_error(expectation, str(error)) from error
     labels: NDArray[np.int64] = rows.index.to_numpy(dtype="int64")

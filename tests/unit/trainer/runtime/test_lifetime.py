@@ -65,7 +65,7 @@ class TestExclusive:
                 pass
             owner.kill()
             owner.wait()
-            with exclusive(path, "a test"):
+            with exclusive(path, "a test", wait_s=10.0):  # on a busy machine the forked child may not have run yet
                 assert path.read_text() == str(os.getpid())
             assert all(map(is_alive, children))
         finally:
