@@ -239,6 +239,8 @@ class TrainTokenizer(Section):
     """Number of tokens, including the 256 bytes and the special tokens."""
     min_frequency: PositiveInt = 2
     """Smallest number of times that a pair of tokens must occur to be merged."""
+    sample_rows: PositiveInt | None = None
+    """Learn from about so many rows, chosen by a hash of their text. Default: from all."""
 
 
 class PretrainedTokenizer(Section):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from params import HubRefusedError, TransientError
 from params.artifacts import Artifacts
 from tasks.drift.profile import Profile
 
+_PATIENCE_S = 15.0
+"""How long to wait for each answer if the run can do without it."""
 _PUBLIC = "a public release has one if the recipe sets validation.drift"
 
 
@@ -29,20 +31,21 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, must_answer: boo
         HubRefusedError, TransientError: the Hub refuses or gives no clear answer, and it `must_answer`.
     """
     try:
-        return _fetch(artifacts, repo_id, endpoint)
+        return _fetch(artifacts, repo_id, endpoint, None if must_answer else _PATIENCE_S)
     except (HubRefusedError, TransientError) as error:
         if must_answer:
             raise
         return Published(None, None, f"the Hub did not say which model is published ({error.where}: {error.what})")
 
 
-def _fetch(artifacts: Artifacts, repo_id: str, endpoint: str) -> Published:
+def _fetch(artifacts: Artifacts, repo_id: str, endpoint: str, patience_s: float | None) -> Published:
     from tasks.hub_client.connection import LOCAL, LOCAL_FOLDER, chosen_endpoint, open_repository
 
     nothing = Published(None, None, f"no model is published yet as {repo_id}")
     if chosen_endpoint(endpoint) == LOCAL and not (artifacts.root / LOCAL_FOLDER).exists():
         return nothing
-    with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
+    with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as opened:
+        repository = opened if patience_s is None else replace(opened, timeout_s=patience_s)
         head = repository.head()
         if head is None:
             return nothing

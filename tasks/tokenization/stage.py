@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 from params.artifacts import SPLITS, Artifacts, whole_folder
@@ -27,7 +28,7 @@ from tasks.split_rows import SplitRows
 from tasks.stages import save_report
 from tasks.tokenization.encoding import Encoder, encode_split, key_of, read_rows
 from tasks.tokenization.report import TokenizationReport
-from tasks.tokenization.tokenizers import build_tokenizer
+from tasks.tokenization.tokenizers import build_tokenizer, sampled
 from trainer import objectives
 from trainer.data.shards import digest
 from trainer.data.tokens import STATE
@@ -52,11 +53,13 @@ def tokenize(
         StorageError: the disk is full; the earlier tokens are unchanged.
     """
     method = objectives.build(objective)
+    rows = {split: SplitRows(artifacts.rows / split) for split in SPLITS}
+    texts: Iterable[str] = (method.text(row) for row in read_rows(rows["train"]))
     if isinstance(tokenization.tokenizer, TrainTokenizer):
         logger.info("tokenize: training a tokenizer with %d tokens", tokenization.tokenizer.vocab_size)
+        texts = sampled(texts, len(rows["train"]), tokenization.tokenizer.sample_rows)
     with whole_folder(artifacts.tokens) as folder:
-        rows = {split: SplitRows(artifacts.rows / split) for split in SPLITS}
-        tokenizer = build_tokenizer(tokenization, (method.text(row) for row in read_rows(rows["train"])))
+        tokenizer = build_tokenizer(tokenization, texts)
         method.prepare_tokenizer(tokenizer)
         tokenizer.save_pretrained(folder / "tokenizer")
         state = method.collect_state(read_rows(rows["train"]))

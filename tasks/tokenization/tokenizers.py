@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from params import ModelError, TransientError
@@ -36,6 +37,14 @@ def build_tokenizer(tokenization: Tokenization, texts: Iterable[str]) -> PreTrai
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.model_max_length = tokenization.max_length
     return tokenizer
+
+
+def sampled(texts: Iterable[str], rows: int, sample_rows: int | None) -> Iterable[str]:
+    """Yield about `sample_rows` of the texts of `rows` rows, whatever their order: those with a small hash; by default, all."""
+    if sample_rows is None or rows <= sample_rows:
+        return texts
+    limit = (sample_rows << 64) // rows
+    return (text for text in texts if int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") < limit)
 
 
 def train_tokenizer(texts: Iterable[str], choice: TrainTokenizer) -> PreTrainedTokenizerBase:

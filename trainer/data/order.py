@@ -13,23 +13,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Final, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from params import CheckpointError
+from trainer.data.permutation import ComputedPermutation
 from trainer.data.randomness import seeded
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _POOL = 50
 """Global batches whose sequences are sorted by length together: enough to save padding, and still random."""
 
+_STORED: Final = 2**24
+"""Most rows whose permutation is drawn at once and kept, in 128 MiB."""
+
 Lengths: TypeAlias = "Sequence[int] | NDArray[np.int64]"
 """Tokens of each row, (N,)."""
+Rows: TypeAlias = "torch.Tensor | _ComputedRows"
+"""The rows of an epoch, which are read by slices."""
 SampleKey = tuple[int, int]
 """An epoch and a row number; in a stream, 0 and the number of sequences before this one."""
 
@@ -39,7 +43,7 @@ class EpochOrder:
 
     The rows that are left over differ from epoch to epoch. Dropping them gives every optimizer step the same number of
     sequences, on any number of processes. With `lengths`, the tokens of each row, a global batch holds sequences of similar
-    length, and the batches come in random order.
+    length, and the batches come in random order. The permutation of very many rows is computed batch by batch.
     """
 
     def __init__(self, rows: int, *, seed: int, global_batch_size: int, lengths: Lengths | None = None) -> None:
@@ -50,20 +54,55 @@ class EpochOrder:
         self._size = global_batch_size
         self._lengths = None if lengths is None else torch.as_tensor(lengths)
 
-    def rows(self, epoch: int) -> torch.Tensor:
+    def rows(self, epoch: int) -> Rows:
         """Return the rows of an epoch, (batches * global batch size,) int64."""
-        generator = torch.Generator().manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
+        seed = (self._seed * 1_000_003 + epoch) % 2**63
+        if self._rows > _STORED:
+            return _ComputedRows(self._rows, self._size, seed, self._lengths)
+        generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(self._rows, generator=generator)[: self.batches * self._size]
         if self._lengths is None:
             return order
         pool = self._size * _POOL
         pools = (order[at : at + pool] for at in range(0, len(order), pool))
-        longest_first = [rows[torch.argsort(self._lengths[rows], descending=True, stable=True)] for rows in pools]
+        longest_first = [_longest_first(rows, self._lengths) for rows in pools]
         return (
             torch.cat(longest_first)
             .view(self.batches, self._size)[torch.randperm(self.batches, generator=generator)]
             .flatten()
         )
+
+
+class _ComputedRows:
+    """The rows of an epoch, each global batch computed when it is read."""
+
+    def __init__(self, rows: int, size: int, seed: int, lengths: torch.Tensor | None) -> None:
+        self._order = ComputedPermutation(rows, seed)
+        self._batches = ComputedPermutation(rows // size, seed + 1)
+        self._size = size
+        self._lengths = lengths
+
+    def __getitem__(self, places: slice) -> torch.Tensor:
+        """Return the rows at some places that follow each other."""
+        start, stop, _ = places.indices(len(self._batches) * self._size)
+        first, end = start // self._size, -(-stop // self._size)
+        batches = torch.cat([torch.zeros(0, dtype=torch.int64), *map(self._batch, range(first, end))])
+        return batches[start - first * self._size : stop - first * self._size]
+
+    def _batch(self, number: int) -> torch.Tensor:
+        if self._lengths is None:
+            return self._at(number * self._size, (number + 1) * self._size)
+        number = int(self._batches.at(np.array([number]))[0])
+        pool = number // _POOL * _POOL
+        rows = self._at(pool * self._size, min(pool + _POOL, len(self._batches)) * self._size)
+        return _longest_first(rows, self._lengths)[(number - pool) * self._size :][: self._size]
+
+    def _at(self, start: int, stop: int) -> torch.Tensor:
+        return torch.from_numpy(self._order.at(np.arange(start, stop)))
+
+
+def _longest_first(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return rows[torch.argsort(lengths[rows], descending=True, stable=True)]
 
 
 class SamplerOrder:

@@ -18,7 +18,7 @@ from params.artifacts import SPLITS, Artifacts
 from params.dvc_files import Inputs
 from params.schema import Launch, ObjectiveChoice, Tokenization
 from tasks.split_rows import SplitRows
-from tasks.tokenization import encoding
+from tasks.tokenization import encoding, tokenizers
 from tasks.tokenization.encoding import read_batches
 from tasks.tokenization.stage import tokenize
 from tests.support import tiny
@@ -294,6 +294,20 @@ def test_train_rows_are_read_no_more_often_than_needed(artifacts, tmp_path, monk
     run(artifacts, objective, tokenizer)
     assert opened.count("train") == reads
     assert opened.count("test") == opened.count("validation") == 1
+
+
+def test_tokenizer_learns_from_a_sample_of_the_rows(artifacts):
+    texts = [f"text {i}" for i in range(5000)]
+    found = list(tokenizers.sampled(texts, 5000, 500))
+    assert 420 < len(found) < 580
+    assert sorted(tokenizers.sampled(reversed(texts), 5000, 500)) == sorted(found), "whatever their order"
+    assert list(tokenizers.sampled(texts, 5000, None)) == list(tokenizers.sampled(texts, 5000, 5000)) == texts
+
+    def learned(**choice):
+        run(artifacts, tokenizer=TRAINED | choice)
+        return (artifacts.tokenizer / "tokenizer.json").read_text()
+
+    assert learned() == learned(sample_rows=60) != learned(sample_rows=20) == learned(sample_rows=20)
 
 
 def test_missing_tokenizer_is_an_error(artifacts, tmp_path):
