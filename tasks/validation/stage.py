@@ -7,9 +7,10 @@
         report.html             the report as a page that needs no network
         evergreen-data-profile.dat    what a later run compares its rows with
 
-The checks of the objective and of the recipe are expectations of Great Expectations. They run on all splits as one table
-with a column `split`. The objective may also check each row as a whole (`row_is_usable`, `row_is_known_to_training`).
-An expectation's `on_failure` says what happens:
+The checks of the objective and of the recipe are expectations of Great Expectations, for the rows of all splits together; a
+condition can name a column `split`. Some are checked row by row, one shard at a time, some by key, and the others column by column
+(kinds.py). The objective may also check each row as a whole (`row_is_usable`, `row_is_known_to_training`). An expectation's
+`on_failure` says what happens:
 
 - `quarantine`: failing rows are set aside. Of equal rows the first stays: one from test, else validation, else train.
   A check of the table as a whole names no rows to set aside, so it ends the stage like `fail`.

@@ -86,7 +86,7 @@ class Objective(ABC, Generic[OptionsT]):
         """Return the columns that every row must have, and what each holds."""
 
     def expectations(self, train: pd.DataFrame) -> list[Expectation]:
-        """Return the checks that rows must pass; `train` is the raw train split."""
+        """Return the checks that rows must pass; `train` has the label columns of the raw train split, each row of them once."""
         checks = []
         for column, kind in self.columns().items():
             checks.append(Expectation(type="expect_column_values_to_not_be_null", column=column))
