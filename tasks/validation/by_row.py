@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from params.schema import Expectation
-from tasks.validation.expectations import ExpectationResult, passes, run_expectations
+from tasks.validation.expectations import passes, run_expectations
 from tasks.validation.kinds import columns_read
 from tasks.validation.raw_rows import NOTHING, Part, Positions, RawRows, within
 from trainer.objectives.bases.objective import Row
@@ -16,12 +16,14 @@ from trainer.objectives.bases.objective import Row
 
 @dataclass(frozen=True)
 class RowCheck:
-    """What the checks of rows found in all shards."""
+    """What a check of rows found in one shard or in all."""
 
     success: bool
     failing: Positions | None
     """Positions of the failing rows; None for a check of a column's type, which names no rows."""
     observed: object = None
+    considered: int = 0
+    """Number of rows that can fail."""
 
 
 def check_rows(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[RowCheck]:
@@ -30,22 +32,26 @@ def check_rows(expectations: Sequence[Expectation], rows: RawRows, skip: Positio
         return []
     columns = list(dict.fromkeys(name for e in expectations for name in columns_read(e, rows.schema)))
     as_objects = rows.as_objects(columns)
-    by_part = [check_part(part, expectations, columns, as_objects, skip) for part in rows.parts]
+    by_part = [
+        check_part(part, expectations, columns, as_objects, within(skip, part.start, part.stop)) for part in rows.parts
+    ]
     return [_sum(e, results) for e, results in zip(expectations, zip(*by_part, strict=True), strict=True)]
 
 
 def check_part(
     part: Part, expectations: Sequence[Expectation], columns: Sequence[str], as_objects: frozenset[str], skip: Positions
-) -> list[ExpectationResult]:
+) -> list[RowCheck]:
     """Check the rows of one shard."""
-    return run_expectations(expectations, part.frame(columns, as_objects, within(skip, part.start, part.stop)))
+    found = run_expectations(expectations, part.frame(columns, as_objects, skip))
+    return [RowCheck(one.success, one.positions, one.observed, one.considered) for one in found]
 
 
-def _sum(expectation: Expectation, results: Sequence[ExpectationResult]) -> RowCheck:
-    if any(result.rows is None for result in results):
-        return RowCheck(all(result.success for result in results), None, results[0].observed)
-    failing = np.concatenate([NOTHING, *(np.array(result.rows, np.int64) for result in results)])
-    return RowCheck(passes(expectation, len(failing), sum(result.considered for result in results)), failing)
+def _sum(expectation: Expectation, by_part: Sequence[RowCheck]) -> RowCheck:
+    if any(found.failing is None for found in by_part):
+        return RowCheck(all(found.success for found in by_part), None, by_part[0].observed)
+    failing = np.concatenate([NOTHING, *(found.failing for found in by_part if found.failing is not None)])
+    considered = sum(found.considered for found in by_part)
+    return RowCheck(passes(expectation, len(failing), considered), failing, considered=considered)
 
 
 def check_each_row(reject_reason: Callable[[Row], str | None], rows: RawRows, skip: Positions) -> RowCheck:

@@ -139,8 +139,7 @@ def _without_duplicates(checks: Sequence[Check], rows: RawRows, skip: Positions)
             results.append(_result(check, next(by_row)))
         else:
             found = next(by_column)
-            failing = None if found.rows is None else np.array(found.rows, np.int64)
-            results.append(_result(check, RowCheck(found.success, failing, found.observed)))
+            results.append(_result(check, RowCheck(found.success, found.positions, found.observed)))
     return results
 
 

@@ -40,6 +40,13 @@ class ExpectationResult:
     considered: int = 0
     """Number of rows that can fail: not those that the expectation ignores, such as nulls. 0 if `rows` is None."""
 
+    @property
+    def positions(self) -> NDArray[np.int64] | None:
+        """`rows` as an array, which takes less memory."""
+        import numpy as np
+
+        return None if self.rows is None else np.array(self.rows, np.int64)
+
 
 def passes(expectation: Expectation, failing: int, considered: int) -> bool:
     """Return whether an expectation of rows is met, by GX's rule for `mostly`."""

@@ -72,9 +72,8 @@ def kind_of(expectation: Expectation, schema: pa.Schema) -> Kind:
     if expectation.type not in ROW_BY_ROW or condition_columns(expectation) is None:
         return "column by column"
     # pandas writes times of day only if one of the values in the column has one
-    of_time = any(
-        types.is_temporal(schema.field(name).type) for name in columns_of([expectation]) if name in schema.names
-    )
+    kinds = [schema.field(name).type for name in columns_of([expectation]) if name in schema.names]
+    of_time = any(types.is_timestamp(kind) or types.is_duration(kind) for kind in kinds)
     return "column by column" if of_time else "row by row"
 
 

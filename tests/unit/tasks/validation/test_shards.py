@@ -183,3 +183,16 @@ def test_table_checks_read_no_values():
     assert columns_read(Expectation(type="expect_column_max_to_be_between", column="a"), schema) == ["a"]
     rows = Expectation(type="expect_table_row_count_to_equal", value=1, row_condition=WITH_KEY)
     assert columns_read(rows, schema) == ["key", "split"]
+
+
+@pytest.mark.parametrize(("mostly", "passes"), [(0.9, True), (0.92, False)])
+def test_mostly_is_a_share_of_the_values_of_all_shards(tmp_path, monkeypatch, mostly, passes):
+    """10 of 11 values are long enough: 0.909. With the nulls it would be 20 of 21, and a shard may have one short value only."""
+    monkeypatch.setattr("tests.support.tiny.PART_ROWS", 2)
+    notes = [None] * 10 + ["long"] * 8 + ["no"]
+    held_out = {"text": ["h"], "note": ["long"]}
+    train = {"text": [f"text {n}" for n in range(19)], "note": notes}
+    check = Expectation(type="expect_column_value_lengths_to_be_between", column="note", min_value=3, mostly=mostly)
+    report = run_validation(write_raw(tmp_path, train=train, validation=held_out, test=held_out), check)
+    assert (report.checks[-1].success, report.checks[-1].unexpected_count) == (passes, 1)
+    assert report.quarantined == (0 if passes else 1)
