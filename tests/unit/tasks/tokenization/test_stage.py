@@ -113,8 +113,12 @@ def test_shards_hold_the_sequences_of_one(artifacts, monkeypatch):
         assert sorted(found, key=lambda s: s["row_id"]) == sorted(whole[split], key=lambda s: s["row_id"])
         assert (found[-1], found[len(found) - 1]) == (found[-1], list(found)[-1])
         assert sorted(found.lengths().tolist()) == sorted(lengths[split])
-        with pytest.raises(IndexError):
-            found[len(found)]
+        several = list(range(len(found)))[::-3]
+        assert found.__getitems__(several) == [found[i] for i in several]
+        assert found.__getitems__([]) == []
+        for outside in (len(found), -len(found) - 1):
+            with pytest.raises(IndexError):
+                found[outside]
         assert pickle.loads(pickle.dumps(found))[3] == found[3]
     (artifacts.tokens / "test/00001.arrow").write_bytes(b"torn")
     with pytest.raises(DataError, match=r"test/00001\.arrow: cannot be read(?s:.*)fix: run the tokenize stage again"):
