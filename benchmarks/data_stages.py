@@ -64,7 +64,10 @@ def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
             Expectation(type="expect_column_values_to_be_unique", column="text"),
             Expectation(type="expect_column_value_lengths_to_be_between", column="text", min_value=5, max_value=500),
         ]
-        validate(artifacts, validation=Validation(expectations=expectations), objective=objective)
+        validation = Validation(expectations=expectations)
+        validate(
+            artifacts, seed=0, validation=validation, objective=objective, repo_id="benchmarks/rows", endpoint="local"
+        )
     else:
         from tasks.tokenization.stage import tokenize
 

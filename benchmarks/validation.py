@@ -143,7 +143,15 @@ def stage(name: str, folder: Path, count: int) -> None:
         ingest(artifacts, data=Data.model_validate({"source": source}), seed=1)
     else:
         validation = Validation(expectations=expectations(whole_columns=name == "validate"), max_quarantined=0.5)
-        validate(artifacts, validation=validation, objective=ObjectiveChoice(name="sequence_classification"))
+        objective = ObjectiveChoice(name="sequence_classification")
+        validate(
+            artifacts,
+            seed=1,
+            validation=validation,
+            objective=objective,
+            repo_id="benchmarks/rows",
+            endpoint="local",
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         json.dumps(
