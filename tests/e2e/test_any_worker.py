@@ -96,7 +96,8 @@ def test_only_the_champion_has_changed(shared: Shared, first: Project, tmp_path:
     assert judge.json("runs/tiny/evaluation/blessing.json")["verdict"] == "publish"
     raw = outputs(first, "raw")
     shared_with_raw = outputs(first, "validated", "tokens", "model")
-    assert len(raw & objects(judge)) == 1, "of the rows as they came only the report on their source is read"
+    only_raw = raw - outputs(first, "validated")  # a shard without bad rows is one object of both
+    assert len(only_raw & objects(judge)) == 1, "of the rows as they came only the report on their source is read"
     assert not (outputs(first, "checkpoint") - shared_with_raw) & objects(judge)
     assert shared.commits()[0].startswith("Record tiny: published release-")
     assert len(shared.commits()) == 3
