@@ -29,8 +29,9 @@ from params.artifacts import Artifacts
 from params.python_documentation import documentation
 from params.schema import Data, Launch, ObjectiveChoice, TrainTokenizer
 from tasks.ingestion.stage import ingest
+from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
-from tasks.tokenization.encoding import Encoder, encode_split
+from tasks.tokenization.encoding import Encoder, encode_splits
 from tasks.tokenization.tokenizers import load_tokenizer, train_tokenizer
 from trainer import objectives
 from trainer.runtime.memory import collect_rarely
@@ -133,8 +134,13 @@ def times(work: Work, folder: Path, turn: int) -> dict[str, tuple[float, float]]
     column = [row.get("text") or row["messages"] for row in work.rows]
     method = objectives.build(work.objective)
     encoder = Encoder(method, work.tokenizer, work.max_length, method.collect_state(rows.rows()))
+
+    def here() -> None:
+        with ShardWorkers(artifacts, "tokenize", Launch(micro_batch_size=1)) as workers:
+            encode_splits({"train": rows}, folder, encoder, workers)
+
     ways: dict[str, Callable[[], object]] = {
-        "here": lambda: encode_split(rows, "train", folder / "train", encoder, launch=Launch(micro_batch_size=1)),
+        "here": here,
         "datasets.map": lambda: work.map(dataset),
         "the tokenizer's call": lambda: [work.call(column[i : i + 1000]) for i in range(0, len(column), 1000)],
     }

@@ -418,6 +418,9 @@ class Launch(Section):
     """How many times to halve the micro-batch when memory runs out. The global batch stays the same."""
     data_workers: Annotated[int, Field(gt=0, le=256)] | None = None
     """Processes that work on shards of the rows at once. Default: one for each CPU. Each needs memory for one shard."""
+    data_cluster: Annotated[str, Field(pattern=r"^(tcp|tls|ws|wss)://.+:\d+$")] | None = None
+    """Address of the scheduler of a Dask cluster that works on shards instead, for example `tcp://scheduler:8786`. Its machines
+    have the same packages, and the project's folder at the same path. Needs the extra `cluster`."""
     stage_timeout_s: Seconds = 3600.0
     """End a stage that makes no progress for this many seconds: no row is read, no batch is scored. A training has
     `stall_timeout_s` as well, an upload `publish.timeout_s`."""

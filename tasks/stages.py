@@ -93,6 +93,8 @@ def run(stage: str, recipe_path: Path) -> Report:
     if "model" in _NEEDED.get(stage, {}):
         _check_model(artifacts, recipe)
     with time_limit(stage, idle_limit_s(stage, recipe)), storage_errors(artifacts.run):
+        if recipe.launch.data_cluster:  # its workers have other working directories
+            artifacts = Artifacts(artifacts.recipe, Path.cwd())
         report = function(stage)(artifacts, **arguments(stage, recipe), **_also(stage, inputs))
     inputs.check()
     return report

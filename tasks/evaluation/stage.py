@@ -35,9 +35,10 @@ from tasks.evaluation.row_use import ComparisonId, RowHashes, row_use
 from tasks.evaluation.scoring import ScoredModel, ScoredModels, score
 from tasks.evaluation.statistics import Resampler
 from tasks.hub_client.connection import chosen_endpoint
+from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
 from tasks.stages import save_report
-from tasks.tokenization.encoding import Encoder, encode_split
+from tasks.tokenization.encoding import Encoder, encode_splits
 from trainer import objectives
 from trainer.data import tokens
 from trainer.loop.metrics import EvaluationMetrics
@@ -189,9 +190,9 @@ class _Scorer:
         folder.mkdir()
         encoder = Encoder(self.objective, tokenizer, length if length < _NO_LIMIT else default_length, self.state)
         split = self.evaluation.split
-        encoded, _ = encode_split(
-            SplitRows(self.artifacts.rows / split), split, folder / split, encoder, launch=self.launch
-        )
+        with ShardWorkers(self.artifacts, "evaluate", self.launch) as workers:
+            done = encode_splits({split: SplitRows(self.artifacts.rows / split)}, folder, encoder, workers)
+        encoded = done[split].statistics
         message = "evaluate: the champion's tokenizer gives %d sequences; %d rows are truncated and %d unused"
         logger.info(message, encoded.sequences, encoded.truncated_rows, encoded.unused_rows)
         return folder

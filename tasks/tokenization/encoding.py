@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params import DataError
 from params.hashing import file_sha256
-from params.schema import Launch
-from tasks.executor import run_all
 from tasks.progress import progress
-from tasks.shard_cache import ShardCache
+from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
 from tasks.tokenization.arrow import sort_longest_first, write_sequences
 from tasks.tokenization.report import SplitStatistics
@@ -70,32 +68,53 @@ def read_rows(rows: SplitRows) -> Iterator[Row]:
     return itertools.chain.from_iterable(read_batches(rows))
 
 
-def encode_split(
-    rows: SplitRows, split: str, target: Path, encoder: Encoder, *, launch: Launch, cache: ShardCache | None = None
-) -> tuple[SplitStatistics, int]:
-    """Encode the rows of a split into Arrow shards in the folder `target`, one for each shard of the rows.
+@dataclass(frozen=True)
+class Encoded:
+    """What the rows of a split became."""
+
+    statistics: SplitStatistics
+    characters: int
+    """Characters of the rows' text."""
+
+
+def encode_splits(
+    splits: Mapping[str, SplitRows], folder: Path, encoder: Encoder, workers: ShardWorkers, *, settings: str = ""
+) -> dict[str, Encoded]:
+    """Encode the rows of each split into Arrow shards in `folder`/<split>, one for each shard of the rows.
 
     The train split is packed as its objective does it; the other splits are sorted longest first. Both happen within a shard.
-    Return the counts of the split, and the number of characters of its rows' text.
+
+    Args:
+        splits: the rows by name of the split.
+        folder: where the splits go.
+        encoder: encodes the rows.
+        workers: do the work.
+        settings: hash of what the encoder depends on, for shards that are kept.
 
     Raises:
-        DataError: a row cannot be encoded, or the rows give no sequence.
+        DataError: a row cannot be encoded, or the rows of a split give no sequence.
     """
-    target.mkdir()
-    work = [_Work(rows, shard, split, target, encoder, cache) for shard in rows.manifest.shards]
-    found = {one.shard.name: counts for one in work if (counts := one.find())}
-    missing = [one for one in work if one.shard.name not in found]
-    if found:
-        logger.info("tokenize: %d of %d shards of %s are those of an earlier run", len(found), len(work), split)
-    for one, counts in zip(
-        missing, run_all(_Work.do, missing, launch, what=f"tokenize: shards of {split}"), strict=True
-    ):
-        found[one.shard.name] = counts
-    Manifest.write(target, [one.written(found[one.shard.name]) for one in work if found[one.shard.name].sequences])
-    counts = sum(found.values(), _Counts())
+    for split in splits:
+        (folder / split).mkdir()
+    works = [
+        _Work(rows, shard, split, folder / split, settings)
+        for split, rows in splits.items()
+        for shard in rows.manifest.shards
+    ]
+    counts = workers.run(partial(_encode_shard, encoder), works, what="shards")
+    return {
+        split: _encoded(rows, split, encoder, [(w, c) for w, c in zip(works, counts, strict=True) if w.split == split])
+        for split, rows in splits.items()
+    }
+
+
+def _encoded(rows: SplitRows, split: str, encoder: Encoder, done: Sequence[tuple[_Work, _Counts]]) -> Encoded:
+    """Write the manifest of a split, and sum the counts of its shards."""
+    counts = sum((own for _, own in done), _Counts())
     if not counts.sequences:
         what = f"its {len(rows)} rows give no sequence of {encoder.max_length} tokens"
         raise DataError(str(rows.folder), what, "add rows, or lower tokenization.max_length")
+    Manifest.write(done[0][0].folder, [work.written(own) for work, own in done if own.sequences])
     if counts.unused:
         message = "tokenize: %d of %d %s rows are not used: their first %d tokens hold nothing to learn"
         logger.warning(message, counts.unused, len(rows), split, encoder.max_length)
@@ -109,7 +128,7 @@ def encode_split(
         truncated_rows=counts.truncated,
         unused_rows=counts.unused,
     )
-    return statistics, counts.characters
+    return Encoded(statistics, counts.characters)
 
 
 @dataclass(frozen=True)
@@ -121,10 +140,19 @@ class _Counts:
     truncated: int = 0
     unused: int = 0
     characters: int = 0
+    sha256: str = ""
+    """Hash of the file of one shard."""
 
     def __add__(self, other: _Counts) -> _Counts:
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)}
-        return _Counts(**sums | {"longest": max(self.longest, other.longest)})
+        return _Counts(
+            self.sequences + other.sequences,
+            self.tokens + other.tokens,
+            max(self.longest, other.longest),
+            self.learned + other.learned,
+            self.truncated + other.truncated,
+            self.unused + other.unused,
+            self.characters + other.characters,
+        )
 
 
 @dataclass(frozen=True)
@@ -135,57 +163,47 @@ class _Work:
     shard: Shard
     split: str
     folder: Path
-    encoder: Encoder
-    cache: ShardCache | None
+    settings: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.shard.sha256} {self.split == 'train'} {self.rows.schema} {self.settings}"
 
     @property
     def target(self) -> Path:
         return self.folder / Path(self.shard.name).with_suffix(".arrow")
 
     @property
-    def _key(self) -> str:
-        return key_of(self.rows, self.shard, self.split)
-
-    def find(self) -> _Counts | None:
-        """Return the counts of a shard that was encoded before, and put its sequences into the folder."""
-        kept = self.cache.find(self._key, self.target) if self.cache else None
-        return None if kept is None else _Counts(**kept)
-
-    def do(self) -> _Counts:
-        """Encode the shard; there is no file if it gives no sequence."""
-        counts = _encode_shard(self.rows, self.shard, self.split, self.target, self.encoder)
-        if self.cache:
-            self.cache.keep(self._key, dataclasses.asdict(counts), self.target)
-        return counts
+    def files(self) -> list[Path]:
+        return [self.target]
 
     def written(self, counts: _Counts) -> Shard:
         """Return the shard of sequences."""
-        changes = {"name": self.target.name, "rows": counts.sequences, "sha256": file_sha256(self.target)}
+        changes = {"name": self.target.name, "rows": counts.sequences, "sha256": counts.sha256}
         return self.shard.model_copy(update=changes)
 
 
-def key_of(rows: SplitRows, shard: Shard, split: str) -> str:
-    """Return what the sequences of a shard depend on, besides settings and code."""
-    return f"{shard.sha256} {split == 'train'} {rows.schema}"
-
-
-def _encode_shard(rows: SplitRows, shard: Shard, split: str, path: Path, encoder: Encoder) -> _Counts:
+def _encode_shard(encoder: Encoder, work: _Work) -> _Counts:
+    """Encode a shard; there is no file if it gives no sequence."""
     truncated = unused = characters = 0
+    shard, is_train = work.shard, work.split == "train"
 
     def encoded_rows() -> Iterator[tuple[Row, EncodedRow]]:
-        for batch in read_batches(rows, shard):
-            yield from zip(batch, encoder.encode(batch, split=split), strict=True)
+        for batch in read_batches(work.rows, shard):
+            yield from zip(batch, encoder.encode(batch, split=work.split), strict=True)
 
     def examples() -> Iterator[Example]:
         nonlocal truncated, unused, characters
-        for row, encoded in progress(encoded_rows(), what=f"tokenize: {split} rows of {shard.name}", total=shard.rows):
+        what = f"tokenize: {work.split} rows of {shard.name}"
+        for row, encoded in progress(encoded_rows(), what=what, total=shard.rows):
             truncated += encoded.is_truncated
             unused += not encoded.examples
             characters += len(encoder.objective.text(row))
             yield from encoded.examples
 
-    packed = encoder.objective.pack(examples(), encoder.max_length) if split == "train" else examples()
-    lengths, learned = write_sequences(packed, path, first_row_id=shard.first_row_id)
-    if split != "train":
-        sort_longest_first(path, lengths)
-    return _Counts(len(lengths), sum(lengths), max(lengths, default=0), learned, truncated, unused, characters)
+    packed = encoder.objective.pack(examples(), encoder.max_length) if is_train else examples()
+    lengths, learned = write_sequences(packed, work.target, first_row_id=shard.first_row_id)
+    if not is_train:
+        sort_longest_first(work.target, lengths)
+    sha256 = file_sha256(work.target) if lengths else ""
+    return _Counts(len(lengths), sum(lengths), max(lengths, default=0), learned, truncated, unused, characters, sha256)

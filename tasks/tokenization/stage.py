@@ -17,16 +17,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
-from pathlib import Path
 
 from params.artifacts import SPLITS, Artifacts, whole_folder
 from params.dvc_files import Inputs
 from params.hashing import file_sha256
 from params.schema import Launch, ObjectiveChoice, Tokenization, TrainTokenizer
-from tasks.shard_cache import ShardCache
+from tasks.shard_work import ShardWorkers, settings_key
 from tasks.split_rows import SplitRows
 from tasks.stages import save_report
-from tasks.tokenization.encoding import Encoder, encode_split, key_of, read_rows
+from tasks.tokenization.encoding import Encoder, encode_splits, read_rows
 from tasks.tokenization.report import TokenizationReport
 from tasks.tokenization.tokenizers import build_tokenizer, sampled
 from trainer import objectives
@@ -65,39 +64,22 @@ def tokenize(
         state = method.collect_state(read_rows(rows["train"]))
         (folder / STATE).write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
 
+        settings = settings_key(
+            tokenizer=digest(folder / "tokenizer"),
+            state=file_sha256(folder / STATE),
+            objective=objective.model_dump(mode="json"),
+            max_length=tokenization.max_length,
+        )
         encoder = Encoder(method, tokenizer, tokenization.max_length, state)
-        cache = _cache(artifacts, folder, tokenization, objective, inputs)
-        encoded = {
-            split: encode_split(rows[split], split, folder / split, encoder, launch=launch, cache=cache)
-            for split in SPLITS
-        }
-        train, characters = encoded["train"]
+        with ShardWorkers(artifacts, "tokenize", launch, inputs) as workers:
+            encoded = encode_splits(rows, folder, encoder, workers, settings=settings)
+        train, characters = encoded["train"].statistics, encoded["train"].characters
         target_tokens = train.learned_tokens if method.has_target_text else 0
         report = TokenizationReport(
             vocab_size=len(tokenizer),
             max_length=tokenization.max_length,
             characters_per_token=round(characters / (train.tokens + target_tokens), 3),
-            splits={split: statistics for split, (statistics, _) in encoded.items()},
+            splits={split: one.statistics for split, one in encoded.items()},
         )
         save_report(report, folder / artifacts.report("tokenize").name)
-    if cache:
-        cache.drop_others(
-            key_of(rows[split], shard, split) for split in SPLITS for shard in rows[split].manifest.shards
-        )
     return report
-
-
-def _cache(
-    artifacts: Artifacts, folder: Path, tokenization: Tokenization, objective: ObjectiveChoice, inputs: Inputs | None
-) -> ShardCache | None:
-    """The sequences of earlier runs; None if it is not known which code makes them, which dvc.yaml says."""
-    if not inputs or not inputs.code:
-        return None
-    return ShardCache.of(
-        artifacts.shards / "tokenize",
-        tokenizer=digest(folder / "tokenizer"),
-        state=file_sha256(folder / STATE),
-        objective=objective.model_dump(mode="json"),
-        max_length=tokenization.max_length,
-        code=inputs.code,
-    )

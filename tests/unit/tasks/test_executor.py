@@ -7,23 +7,36 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from params import DataError, KilledError
 from params.schema import Launch
-from tasks.executor import run_all
+from tasks.executor import Workers
 from tests.support.project import ROOT
 
 TWO = Launch(micro_batch_size=1, data_workers=2)
 
 
+def run_all(function: Callable[[Any], Any], items: Sequence[Any], folder: Path, launch: Launch = TWO) -> Iterator[Any]:
+    with Workers(launch, folder) as workers:
+        yield from workers.map(function, items, what="numbers")
+    assert not list(folder.glob(".*.function"))
+
+
 def square(number: int) -> tuple[int, int]:
     time.sleep(0.3 if number == 0 else 0)
     return number * number, os.getpid()
+
+
+def pid(_: int) -> int:
+    time.sleep(0.05)
+    return os.getpid()
 
 
 def refuse(number: int) -> int:
@@ -41,21 +54,27 @@ def killed(number: int, *, folder: Path, times: int) -> int:
     return number
 
 
-def test_results_come_in_order_from_other_processes() -> None:
-    found = list(run_all(square, range(20), TWO, what="numbers"))
+def test_results_come_in_order_from_other_processes(tmp_path: Path) -> None:
+    found = list(run_all(square, range(20), tmp_path))
     assert [result for result, _ in found] == [number * number for number in range(20)]
     assert len({process for _, process in found} - {os.getpid()}) == 2
     assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
 
 
-@pytest.mark.parametrize(("items", "workers"), [([4], 2), ([1, 2, 3], 1), ([], 2)])
-def test_little_work_needs_no_other_process(items: list[int], workers: int) -> None:
+@pytest.mark.parametrize(("items", "workers"), [([4, 5, 6], 2), ([1, 2, 3, 4], 1), ([], 2)])
+def test_little_work_needs_no_other_process(items: list[int], workers: int, tmp_path: Path) -> None:
     launch = Launch(micro_batch_size=1, data_workers=workers)
-    assert list(run_all(square, items, launch, what="numbers")) == [(i * i, os.getpid()) for i in items]
+    assert list(run_all(square, items, tmp_path, launch)) == [(i * i, os.getpid()) for i in items]
 
 
-def test_the_first_error_is_raised_as_it_is() -> None:
-    results = run_all(refuse, range(8), TWO, what="numbers")
+def test_processes_serve_several_calls(tmp_path: Path) -> None:
+    with Workers(TWO, tmp_path) as workers:
+        calls = [set(workers.map(pid, range(8), what="numbers")) for _ in range(2)]
+    assert calls[0] | calls[1] == calls[0], "no process is started for the second call"
+
+
+def test_the_first_error_is_raised_as_it_is(tmp_path: Path) -> None:
+    results = run_all(refuse, range(8), tmp_path)
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(DataError) as caught:
         next(results)
@@ -64,7 +83,7 @@ def test_the_first_error_is_raised_as_it_is() -> None:
 
 def test_a_killed_process_costs_what_it_was_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     work = partial(killed, folder=tmp_path, times=1)
-    assert list(run_all(work, range(12), TWO, what="numbers")) == list(range(12))
+    assert list(run_all(work, range(12), tmp_path)) == list(range(12))
     assert (tmp_path / "2").read_text() == "xx"
     assert (tmp_path / "0").read_text() == (tmp_path / "11").read_text() == "x"
     assert "a process of the stage was killed; starting again from item " in caplog.text
@@ -72,17 +91,18 @@ def test_a_killed_process_costs_what_it_was_at(tmp_path: Path, caplog: pytest.Lo
 
 def test_a_process_that_is_always_killed_ends_the_work(tmp_path: Path) -> None:
     with pytest.raises(KilledError, match="a process was killed 3 times at item 3 of 4") as caught:
-        list(run_all(partial(killed, folder=tmp_path, times=99), range(4), TWO, what="numbers"))
+        list(run_all(partial(killed, folder=tmp_path, times=99), range(4), tmp_path))
     assert caught.value.where == "launch.data_workers"
 
 
-def test_processes_end_with_the_stage() -> None:
+def test_processes_end_with_the_stage(tmp_path: Path) -> None:
     code = (
-        "import time; from params.schema import Launch; from tasks.executor import run_all\n"
+        "import sys, time; from pathlib import Path; from params.schema import Launch; from tasks.executor import Workers\n"
         "if __name__ == '__main__':\n"
-        "    list(run_all(time.sleep, [60.0] * 4, Launch(micro_batch_size=1, data_workers=2), what='naps'))"
+        "    workers = Workers(Launch(micro_batch_size=1, data_workers=2), Path(sys.argv[1]))\n"
+        "    list(workers.map(time.sleep, [60.0] * 4, what='naps'))"
     )
-    stage = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    stage = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT)
     try:
         process, workers, until = psutil.Process(stage.pid), list[psutil.Process](), time.monotonic() + 60
         while len(workers) < 2 and time.monotonic() < until:

@@ -134,9 +134,9 @@ class TestEarlierRuns:
         self.artifacts, self.encoded = artifacts, []
         encode = encoding._encode_shard
 
-        def noted(rows, shard, split, path, encoder):
-            self.encoded.append(f"{split}/{shard.name[:5]}")
-            return encode(rows, shard, split, path, encoder)
+        def noted(encoder, work):
+            self.encoded.append(f"{work.split}/{work.shard.name[:5]}")
+            return encode(encoder, work)
 
         monkeypatch.setattr(encoding, "_encode_shard", noted)
         monkeypatch.setattr("tests.support.tiny.PART_ROWS", 10)
@@ -195,7 +195,7 @@ class TestEarlierRuns:
         self.run()
         expected = digests(self.artifacts.tokens)
         for entry in (self.artifacts.shards / "tokenize").iterdir():
-            data = entry / "data"
+            data = entry / "0"
             changed = bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:]
             data.unlink()
             data.write_bytes(changed)

@@ -1,0 +1,186 @@
+"""The work of a stage on shards. It is kept for the next run: rows that were there before cost no work again.
+
+    .scratch/<recipe>/shards/<stage>/<key>/result     what the work returned
+                                           /<n>       the n-th file that it wrote
+
+The key is a hash of all that the work depends on: the shard and the settings, as the work says them, the stage's code, and the versions of
+libraries. An entry is there as soon as its shard is done, so a stage that was killed goes on with the others. What a run did not use is
+deleted at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, TypeVar
+
+from params.artifacts import Artifacts
+from params.dvc_files import Inputs
+from params.hashing import file_sha256
+from params.schema import Launch
+from tasks.executor import Workers, versions
+
+logger = logging.getLogger(__name__)
+_RESULT: Final = "result"
+
+
+class Work(Protocol):
+    """What is to be done on one shard; a process gets it as a pickle."""
+
+    @property
+    def key(self) -> str:
+        """All that the result depends on besides code: the hash of the shard, and settings."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files that the work may write."""
+
+
+WorkT = TypeVar("WorkT", bound=Work)
+ResultT = TypeVar("ResultT")
+
+
+class ShardWorkers:
+    """Does the work of one stage on shards; to be used as a context.
+
+    Args:
+        artifacts: of the run.
+        stage: its name.
+        launch: says where the work is done.
+        inputs: of the stage. Without them, or if they name no code, nothing is kept, because other code may give other results.
+    """
+
+    def __init__(self, artifacts: Artifacts, stage: str, launch: Launch, inputs: Inputs | None = None) -> None:
+        folder = artifacts.shards / stage
+        self._stage = stage
+        self._workers = Workers(launch, artifacts.scratch)
+        self._cache = _Cache(folder, _digest([inputs.code, versions()])) if inputs and inputs.code else None
+        self._used: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self._workers.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._workers.__exit__(kind, error, at)
+        if kind is None and self._cache:
+            self._cache.drop_all_but(self._used)
+
+    def run(self, function: Callable[[WorkT], ResultT], works: Sequence[WorkT], *, what: str) -> list[ResultT]:
+        """Return `function(work)` of each; that of earlier runs, with its files, where nothing has changed.
+
+        Args:
+            function: a function of a module, or a `functools.partial` of one; its result can be pickled.
+            works: the work on each shard.
+            what: a plural noun for the log, such as `shards`.
+
+        Raises:
+            KilledError: a process was killed while it worked on the same shard for the third time.
+            RecipeError, TransientError: the cluster cannot be used.
+            EvergreenError: the error of the first shard that has one.
+        """
+        if not self._cache:
+            return list(self._workers.map(function, works, what=f"{self._stage}: {what}"))
+        found: dict[int, ResultT] = {}
+        for number, work in enumerate(works):
+            self._used.add(self._cache.entry(work).name)
+            with contextlib.suppress(LookupError):
+                found[number] = self._cache.find(work)
+        if found:
+            logger.info("%s: %d of %d %s are those of an earlier run", self._stage, len(found), len(works), what)
+        new = [number for number in range(len(works)) if number not in found]
+        kept = partial(_do_and_keep, function, self._cache)
+        results = self._workers.map(kept, [works[number] for number in new], what=f"{self._stage}: {what}")
+        found.update(zip(new, results, strict=True))
+        return [found[number] for number in range(len(works))]
+
+
+def _do_and_keep(function: Callable[[WorkT], ResultT], cache: _Cache, work: WorkT) -> ResultT:
+    result = function(work)
+    cache.keep(work, result)
+    return result
+
+
+@dataclass(frozen=True)
+class _Cache:
+    folder: Path
+    code: str
+    """Hash of the code and the versions that the work depends on."""
+
+    def entry(self, work: Work) -> Path:
+        return self.folder / _digest([work.key, self.code])
+
+    def find(self, work: Work) -> Any:
+        """Return what the work gave, and put its files where they belong.
+
+        Raises:
+            LookupError: it is not there, or damaged.
+        """
+        entry = self.entry(work)
+        try:
+            digest, _, content = (entry / _RESULT).read_bytes().partition(b"\n")
+            if hashlib.sha256(content).hexdigest() != digest.decode():
+                raise LookupError(entry)
+            hashes: dict[int, str]
+            result, hashes = pickle.loads(content)  # noqa: S301 - this project wrote it
+            if any(file_sha256(entry / str(number)) != sha256 for number, sha256 in hashes.items()):
+                raise LookupError(entry)
+            for number in hashes:
+                work.files[number].parent.mkdir(parents=True, exist_ok=True)
+                _link(entry / str(number), work.files[number])
+        except (OSError, UnicodeDecodeError) as error:
+            raise LookupError(entry) from error
+        return result
+
+    def keep(self, work: Work, result: Any) -> None:
+        """Keep what the work gave. Without room on the disk nothing is kept; the work is done in any case."""
+        entry = self.entry(work)
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            partial_entry = Path(tempfile.mkdtemp(prefix=".", dir=self.folder))
+            try:
+                hashes = {}
+                for number, file in enumerate(work.files):
+                    if file.exists():
+                        _link(file, partial_entry / str(number))
+                        hashes[number] = file_sha256(file)
+                content = pickle.dumps((result, hashes))
+                digest = hashlib.sha256(content).hexdigest()
+                (partial_entry / _RESULT).write_bytes(digest.encode() + b"\n" + content)
+                shutil.rmtree(entry, ignore_errors=True)
+                partial_entry.rename(entry)
+            finally:
+                shutil.rmtree(partial_entry, ignore_errors=True)
+
+    def drop_all_but(self, names: set[str]) -> None:
+        for entry in self.folder.iterdir() if self.folder.exists() else ():
+            if entry.name not in names:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def settings_key(**settings: Any) -> str:
+    """Return a hash of settings that JSON can hold."""
+    return _digest(settings)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name, which takes no space; where that cannot be done, copy it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
