@@ -56,7 +56,12 @@ def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
 
         source = {"kind": "files", "train": "rows.jsonl"}
         shares = {"validation": 0.05, "test": 0.05}
-        ingest(artifacts, data=Data.model_validate({"source": source, "split": shares}), seed=0)
+        ingest(
+            artifacts,
+            data=Data.model_validate({"source": source, "split": shares}),
+            seed=0,
+            launch=Launch(micro_batch_size=1),
+        )
     elif stage == "validate":
         from tasks.validation.stage import validate
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from params import load
 from params.artifacts import SPLITS, Artifacts
-from params.schema import Data
+from params.schema import Data, Launch
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """\
@@ -54,7 +54,7 @@ def prepare(root: Path, rows: int) -> None:
         texts = [" ".join(f"{(i * 31 + k * 7) % 97:02d}" for k in range(43)) for i in range(count)]
         (root / f"{split}.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
     source = {"kind": "files", **{split: f"{split}.jsonl" for split in SPLITS}}
-    ingest(artifacts, data=Data.model_validate({"source": source}), seed=0)
+    ingest(artifacts, data=Data.model_validate({"source": source}), seed=0, launch=Launch(micro_batch_size=1))
     shutil.copytree(artifacts.raw, artifacts.rows)
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     network = initial_model(

@@ -128,7 +128,7 @@ def times(work: Work, folder: Path, turn: int) -> dict[str, tuple[float, float]]
     artifacts, file = Artifacts("benchmark", folder), folder / "rows.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in work.rows), encoding="utf-8")
     source = {"kind": "files", "train": str(file), "validation": str(file), "test": str(file)}
-    ingest(artifacts, data=Data.model_validate({"source": source}), seed=0)
+    ingest(artifacts, data=Data.model_validate({"source": source}), seed=0, launch=Launch(micro_batch_size=1))
     rows = SplitRows(artifacts.raw / "train")
     dataset = Dataset.from_list([*rows.rows()])
     column = [row.get("text") or row["messages"] for row in work.rows]

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params.artifacts import Artifacts
-from params.schema import Data, Expectation, ObjectiveChoice, Validation
+from params.schema import Data, Expectation, Launch, ObjectiveChoice, Validation
 from tasks.ingestion.stage import ingest
 from tasks.validation.stage import validate
 
@@ -140,7 +140,7 @@ def stage(name: str, folder: Path, count: int) -> None:
         source = {"kind": "files"} | {
             split: str(folder / f"{split}.parquet") for split in ("train", "validation", "test")
         }
-        ingest(artifacts, data=Data.model_validate({"source": source}), seed=1)
+        ingest(artifacts, data=Data.model_validate({"source": source}), seed=1, launch=Launch(micro_batch_size=1))
     else:
         validation = Validation(expectations=expectations(whole_columns=name == "validate"), max_quarantined=0.5)
         objective = ObjectiveChoice(name="sequence_classification")

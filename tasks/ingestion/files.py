@@ -12,7 +12,8 @@ from params import DataError
 from params.hashing import file_sha256
 from params.schema import Files
 from tasks.ingestion.batches import Batches, is_unicode
-from tasks.ingestion.formats import JSON_SUFFIXES, SUFFIXES, TextUnit, read_errors, read_file
+from tasks.ingestion.file_index import INDEXED, FileIndex, index_file
+from tasks.ingestion.formats import JSON_SUFFIXES, SUFFIXES, TextUnit, columns_of, read_errors, read_file
 
 
 class FileSource:
@@ -31,7 +32,7 @@ class FileSource:
         self._text_unit = text_unit
         self._place = place or str(folder.absolute())
         self._names = {split: self._match(split, pattern) for split, pattern in patterns.items()}
-        self._first_columns: tuple[str, frozenset[str]] | None = None
+        self._indexes: dict[str, FileIndex] = {}
 
     @classmethod
     def from_recipe(cls, source: Files, root: Path) -> FileSource:
@@ -50,31 +51,46 @@ class FileSource:
             path = self._folder / name
             with read_errors(path, name):
                 shown = path.name if Path(name).is_absolute() else name
-                listing.update(f"{shown}\0{file_sha256(path)}\n".encode())
+                sha256 = self._index(name).sha256 if name in self._indexes else file_sha256(path)
+                listing.update(f"{shown}\0{sha256}\n".encode())
         return f"sha256:{listing.hexdigest()}"
 
     def batches(self, split: str) -> Batches:
+        self._check_columns(split)
         for name in self._names[split]:
-            columns: set[str] = set()
-            for batch in read_file(self._folder / name, name, self._text_unit):
-                if not columns and self._first_columns:
-                    self._check_columns(name, frozenset(batch.rows.schema.names), *self._first_columns)
-                columns.update(batch.rows.schema.names)
-                yield batch
-            if columns and not self._first_columns:
-                self._first_columns = name, frozenset(columns)
+            yield from read_file(self._folder / name, name, self._text_unit)
 
-    def _check_columns(self, name: str, columns: frozenset[str], first: str, expected: frozenset[str]) -> None:
-        """Refuse files with other columns; files of JSON lines may differ, because a missing key is null."""
-        if columns == expected or {Path(name).suffix.lower(), Path(first).suffix.lower()} <= set(JSON_SUFFIXES):
-            return
-        differences = [
-            f"{verb} {', '.join(f'`{column}`' for column in sorted(found))}"
-            for verb, found in (("lacks", expected - columns), ("adds", columns - expected))
-            if found
-        ]
-        what = f"its columns differ from those of {first}: it {' and '.join(differences)}"
-        raise DataError(name, what, "give all files of data.source the same columns")
+    def indexes(self, split: str) -> list[FileIndex] | None:
+        self._check_columns(split)
+        if not all(Path(name).suffix.lower() in INDEXED for name in self._names[split]):
+            return None
+        return [self._index(name) for name in self._names[split]]
+
+    def _index(self, name: str) -> FileIndex:
+        if name not in self._indexes:
+            self._indexes[name] = index_file(self._folder / name, name)
+        return self._indexes[name]
+
+    def _check_columns(self, split: str) -> None:
+        """Refuse files whose columns are not those of the first file; in JSON lines, a missing key is null."""
+        first, expected = "", None
+        for name in (name for names in self._names.values() for name in names):
+            columns = self._columns(name)
+            first, expected = (name, columns) if expected is None else (first, expected)
+            if name not in self._names[split] or columns is None or expected is None or columns == expected:
+                continue
+            differences = [
+                f"{verb} {', '.join(f'`{column}`' for column in sorted(found))}"
+                for verb, found in (("lacks", expected - columns), ("adds", columns - expected))
+                if found
+            ]
+            what = f"its columns differ from those of {first}: it {' and '.join(differences)}"
+            raise DataError(name, what, "give all files of data.source the same columns")
+
+    def _columns(self, name: str) -> set[str] | None:
+        """Return the columns of a file; None if only its rows name them."""
+        suffix = Path(name).suffix.lower()
+        return None if suffix in JSON_SUFFIXES else columns_of(self._folder / name, name)
 
     def _match(self, split: str, pattern: str) -> list[str]:
         if (self._folder / pattern).is_file():

@@ -5,13 +5,18 @@ from __future__ import annotations
 import codecs
 import contextlib
 import csv
+import io
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -22,8 +27,25 @@ TextUnit = Literal["line", "paragraph", "file"]
 JSON_SUFFIXES = (".jsonl", ".json")
 SUFFIXES = (".csv", *JSON_SUFFIXES, ".parquet", ".txt")
 _MAX_CELL_BYTES = 64 << 20
+PLACE_ROWS = 512
+"""Rows from one place to the next, about."""
+_BLOCK_BYTES = 4 << 20
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # below 2**63; `007` is text, not a number
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?")  # integers up to 15 digits are exact
+CsvColumns = Mapping[str, Callable[[str], Any]]
+"""The columns of a CSV file, each with the type of its values: `int`, `float` or `str`."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where reading can begin in a file of text."""
+
+    row: int = 0
+    """Number of the row that begins there."""
+    offset: int = 0
+    """Bytes before it."""
+    line: int = 1
+    """Number of the line that begins there."""
 
 
 def read_file(path: Path, name: str, text_unit: TextUnit) -> Batches:
@@ -36,22 +58,35 @@ def read_file(path: Path, name: str, text_unit: TextUnit) -> Batches:
     """
     suffix = path.suffix.lower()
     with read_errors(path, name):
-        if path.stat().st_size == 0:
-            raise DataError(name, "the file is empty", "add rows, or exclude the file from the pattern")
         if suffix == ".csv":
-            yield from to_batches(_csv_rows(path, name))
+            columns, _, _ = scan_csv(path, name)
+            yield from to_batches(csv_rows(path, name, columns))
         elif suffix in JSON_SUFFIXES:
-            yield from to_batches(_json_rows(path, name))
+            yield from to_batches(json_rows(path, name))
         elif suffix == ".parquet":
-            yield from _parquet_batches(path, name)
+            yield from parquet_batches(path, name)
         else:
             yield from to_batches(_text_rows(path, name, text_unit))
 
 
+def columns_of(path: Path, name: str) -> set[str]:
+    """Return the columns of a CSV, Parquet or text file, of which only the beginning is read."""
+    with read_errors(path, name):
+        if path.suffix.lower() == ".parquet":
+            with open_parquet(path, name) as file:
+                return set(file.schema_arrow.names)
+        if path.suffix.lower() == ".csv":
+            with path.open("rb") as lines:
+                return set(_csv_header(_csv_cells(_Lines(lines, Place()), name), name))
+    return {"text"}
+
+
 @contextlib.contextmanager
 def read_errors(path: Path, name: str) -> Iterator[None]:
-    """Raise errors of reading `path` as a `DataError` that names the file."""
+    """Refuse an empty file, and raise errors of reading `path` as a `DataError` that names the file."""
     try:
+        if path.stat().st_size == 0:
+            raise DataError(name, "the file is empty", "add rows, or exclude the file from the pattern")
         yield
     except UnicodeDecodeError as error:
         raise _not_utf8(path, name) from error
@@ -81,56 +116,145 @@ def _not_utf8(path: Path, name: str) -> DataError:
     return DataError(f"{name}:{line}", what, "convert the file to UTF-8, for example with `iconv -f latin1 -t utf-8`")
 
 
-def _csv_rows(path: Path, name: str) -> AddressedRows:
-    """Read the file twice: CSV has no types, and a column is numeric only if all of its cells are numbers."""
-    header, records = _csv_records(path, name)
-    integers, numbers = set(range(len(header))), set(range(len(header)))
-    for _, cells in records:
-        integers -= {column for column in integers if cells[column] and not _INTEGER.fullmatch(cells[column])}
-        numbers -= {column for column in numbers if cells[column] and not _NUMBER.fullmatch(cells[column])}
-    kinds: list[Callable[[str], Any]] = [
-        int if column in integers else float if column in numbers else str for column in range(len(header))
-    ]
-    for where, cells in _csv_records(path, name)[1]:
-        # An empty cell is null in a numeric column, and empty text elsewhere.
-        values = (kind(cell) if cell or kind is str else None for kind, cell in zip(kinds, cells, strict=True))
-        yield where, dict(zip(header, values, strict=True))
+def scan_csv(path: Path, name: str) -> tuple[CsvColumns, list[Place], int]:
+    """Read a CSV file, and return its columns, the places of about every `PLACE_ROWS`th row from the first on, and the number of rows.
+
+    CSV has no types: a column is numeric only if all of its cells are numbers.
+    """
+    with path.open("rb") as file:
+        lines = _Lines(file, Place())
+        records = _csv_cells(lines, name)
+        where, header = next(records, (name, []))
+        for column, count in Counter(header).items():
+            if not column.strip() or count > 1:
+                what = (
+                    f"the header has column `{column}` twice"
+                    if column.strip()
+                    else "a column of the header has no name"
+                )
+                raise DataError(where, what, "give every column its own name")
+        integers, numbers = set(range(len(header))), set(range(len(header)))
+        places, rows = [Place()], 0
+        for _, cells in records:
+            integers -= {column for column in integers if cells[column] and not _INTEGER.fullmatch(cells[column])}
+            numbers -= {column for column in numbers if cells[column] and not _NUMBER.fullmatch(cells[column])}
+            rows += 1
+            if rows - places[-1].row >= PLACE_ROWS and lines.is_between:
+                places.append(lines.place(rows))
+    kinds = (int if column in integers else float if column in numbers else str for column in range(len(header)))
+    return dict(zip(header, kinds, strict=True)), places, rows
 
 
-def _csv_records(path: Path, name: str) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
-    """Return the header, and the records with their addresses."""
-    records = _csv_cells(path, name)
+def _csv_header(records: Iterator[tuple[str, list[str]]], name: str) -> list[str]:
     where, header = next(records, (name, []))
     for column, count in Counter(header).items():
         if not column.strip() or count > 1:
             what = f"the header has column `{column}` twice" if column.strip() else "a column of the header has no name"
             raise DataError(where, what, "give every column its own name")
-    return header, records
+    return header
 
 
-def _csv_cells(path: Path, name: str) -> Iterator[tuple[str, list[str]]]:
+def csv_rows(path: Path, name: str, columns: CsvColumns, begin: Place = Place()) -> AddressedRows:
+    """Read the rows of a CSV file from a place on."""
+    with path.open("rb") as file:
+        records = _csv_cells(_Lines(file, begin), name, len(columns))
+        for where, cells in islice(records, 0 if begin.offset else 1, None):  # the header is no row
+            # An empty cell is null in a numeric column, and empty text elsewhere.
+            values = (
+                kind(cell) if cell or kind is str else None for kind, cell in zip(columns.values(), cells, strict=True)
+            )
+            yield where, dict(zip(columns, values, strict=True))
+
+
+class _Lines:
+    """The lines of a file of text from a place on. They end as in a file opened with `newline=""`."""
+
+    def __init__(self, file: IO[bytes], begin: Place) -> None:
+        self._file = file
+        self._next = begin
+        self._rest: list[str] = []
+        file.seek(begin.offset)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if not self._rest:
+            raw = self._file.readline()
+            text = raw.decode("utf-8" if self._next.offset else "utf-8-sig")
+            self._next = Place(0, self._next.offset + len(raw), self._next.line)
+            self._rest = [*io.StringIO(text, newline="")][::-1] if "\r" in text else [text][: len(raw)]
+        if not self._rest:
+            raise StopIteration
+        self._next = replace(self._next, line=self._next.line + 1)
+        return self._rest.pop()
+
+    @property
+    def line(self) -> int:
+        """Number of the next line."""
+        return self._next.line
+
+    @property
+    def is_between(self) -> bool:
+        """Whether reading can begin at the next line: it begins after a line feed."""
+        return not self._rest
+
+    def place(self, row: int) -> Place:
+        """Return where the next line begins, which is that of a row or blank."""
+        return replace(self._next, row=row)
+
+
+def _csv_cells(lines: _Lines, name: str, width: int = 0) -> Iterator[tuple[str, list[str]]]:
+    """Yield the address and the cells of each record; each has as many as the first, or `width`."""
     csv.field_size_limit(_MAX_CELL_BYTES)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        line, width = 1, 0
-        try:
-            for cells in reader:
-                where, line = f"{name}:{line}", reader.line_num + 1
-                if not cells:
-                    continue  # a blank line
-                width = width or len(cells)
-                if len(cells) != width:
-                    what = f"has {len(cells)} cells, and the header has {width}"
-                    raise DataError(where, what, 'put cells with commas or line breaks in quotes: "a, b"')
-                yield where, cells
-        except csv.Error as error:
-            fix = 'close every quote, and write a quote inside a quoted cell twice: "say ""hi"""'
-            raise DataError(f"{name}:{line}", f"malformed CSV: {error}", fix) from error
+    reader = csv.reader(lines, strict=True)
+    line = lines.line
+    try:
+        for cells in reader:
+            where, line = f"{name}:{line}", lines.line
+            if not cells:
+                continue  # a blank line
+            width = width or len(cells)
+            if len(cells) != width:
+                what = f"has {len(cells)} cells, and the header has {width}"
+                raise DataError(where, what, 'put cells with commas or line breaks in quotes: "a, b"')
+            yield where, cells
+    except csv.Error as error:
+        fix = 'close every quote, and write a quote inside a quoted cell twice: "say ""hi"""'
+        raise DataError(f"{name}:{line}", f"malformed CSV: {error}", fix) from error
 
 
-def _json_rows(path: Path, name: str) -> AddressedRows:
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
-        for number, line in enumerate(file, start=1):
+def scan_json(path: Path) -> tuple[list[Place], int]:
+    """Return the places of every `PLACE_ROWS`th row of a file of JSON lines, from the first on, and the number of rows."""
+    places, rows, line, offset = list[Place](), 0, 1, 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES) + file.readline():
+            data = np.frombuffer(block, np.uint8)
+            ends = np.flatnonzero(data[:-1] == ord("\n")) + 1
+            starts = np.concatenate([[0], ends])
+            is_row = data[starts] == ord("{")
+            for i in np.flatnonzero(~is_row).tolist():  # a blank line, or one that begins with a space
+                stop = ends[i] if i < len(ends) else len(block)
+                is_row[i] = bool(_decoded(block[starts[i] : stop], line + i).strip())
+            number = rows + np.cumsum(is_row) - is_row
+            for i in np.flatnonzero(is_row & (number % PLACE_ROWS == 0)).tolist():
+                places.append(Place(int(number[i]), offset + int(starts[i]), line + i))
+            rows += int(is_row.sum())
+            line += len(starts)
+            offset += len(block)
+    return places, rows
+
+
+def _decoded(line: bytes, number: int) -> str:
+    return line.decode("utf-8" if number > 1 else "utf-8-sig", errors="replace")
+
+
+def json_rows(path: Path, name: str, begin: Place = Place()) -> AddressedRows:
+    """Read the rows of a file of JSON lines from a place on."""
+    with path.open("rb") as file:
+        file.seek(begin.offset)
+        for number, raw in enumerate(file, start=begin.line):
+            line = raw.decode("utf-8" if number > 1 else "utf-8-sig")
             if not line.strip():
                 continue
             where = f"{name}:{number}"
@@ -159,19 +283,41 @@ def _refuse_constant(name: str) -> None:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 
 
-def _parquet_batches(path: Path, name: str) -> Batches:
+def parquet_batches(path: Path, name: str, first: int = 0, rows: int | None = None) -> Batches:
+    """Read some consecutive rows of a Parquet file, by default all."""
+    with open_parquet(path, name) as file:
+        stop = file.metadata.num_rows if rows is None else first + rows
+        groups, number, begin = list[int](), 0, first
+        for group in range(file.num_row_groups):
+            end = number + file.metadata.row_group(group).num_rows
+            if number < stop and end > first:
+                begin = number if not groups else begin
+                groups.append(group)
+            number = end
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups) if groups else ():
+            skip = max(0, first - begin)
+            found = batch.slice(skip, max(0, min(stop - begin, len(batch)) - skip))
+            if len(found):
+                yield Batch(found, partial(_row_address, name, begin + skip))
+            begin += len(batch)
+
+
+@contextlib.contextmanager
+def open_parquet(path: Path, name: str) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file; what it raises while it is read becomes a `DataError`."""
     try:
         with pq.ParquetFile(path) as file:
             names: Sequence[str] = file.schema_arrow.names
             if len(set(names)) < len(names):
                 what = f"several columns have the same name: {sorted(names)}"
                 raise DataError(name, what, "give every column its own name")
-            first = 0
-            for rows in file.iter_batches(batch_size=BATCH_ROWS):
-                yield Batch(rows, lambda row, first=first: f"{name} row {first + row}")  # type: ignore[misc]
-                first += len(rows)
+            yield file
     except pa.ArrowException as error:
         raise DataError(name, f"cannot be read as Parquet: {error}", "write or download the file again") from error
+
+
+def _row_address(name: str, first: int, row: int) -> str:
+    return f"{name} row {first + row}"
 
 
 def _text_rows(path: Path, name: str, unit: TextUnit) -> AddressedRows:

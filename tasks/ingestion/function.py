@@ -49,6 +49,9 @@ class FunctionSource:
     def batches(self, split: str) -> Batches:
         return to_batches(self._rows())
 
+    def indexes(self, split: str) -> None:
+        return None
+
     def _rows(self) -> AddressedRows:
         for index, row in enumerate(self._call()):
             where = f"{self._name} row {index}"

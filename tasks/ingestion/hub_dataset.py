@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from params import DataError, EvergreenError, HubRefusedError, RecipeError, TransientError
 from params.schema import HubDataset
 from tasks.ingestion.batches import Batches
+from tasks.ingestion.file_index import FileIndex
 from tasks.ingestion.files import FileSource
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class HubSource:
 
     def batches(self, split: str) -> Batches:
         return self._files.batches(split)
+
+    def indexes(self, split: str) -> list[FileIndex] | None:
+        return self._files.indexes(split)
 
     @cached_property
     def _files(self) -> FileSource:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -21,7 +19,7 @@ import pyarrow.parquet as pq
 
 from params.artifacts import GROUP_BY
 from params.hashing import file_sha256
-from tasks.ingestion.batches import Batch, Batches, common_type, type_error
+from tasks.ingestion.batches import Batch, common_type, type_error
 from tasks.split_rows import SCHEMA, conform
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 
@@ -29,10 +27,6 @@ GROUP_ROWS = 8192
 """Rows of a Parquet row group. It does not depend on the batches, so the same rows give the same bytes."""
 GROUP_BYTES = 64 << 20
 """The most bytes of a row group, for very long rows."""
-PART_ROWS = 65_536
-"""The most rows of a part of the source."""
-_PART_BYTES = 64 << 20
-_MEASURED_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -44,55 +38,25 @@ class Column:
     """Address of the first row that has a value, for errors."""
 
 
-def cut(batches: Batches) -> Iterator[Iterator[Batch]]:
-    """Divide the rows of a split into parts; read each of them to its end before the next.
+@dataclass(frozen=True)
+class WrittenPart:
+    """A part of the source that is written."""
 
-    A part has `PART_ROWS` rows, or fewer, a power of two, if the first rows of the split are long. So the rows of a part depend
-    neither on how the source divides its rows into files and batches nor on the rows that come after it.
-    """
-    first, count = list[Batch](), 0
-    while count < _MEASURED_ROWS and (batch := next(batches, None)):
-        first.append(batch)
-        count += len(batch.rows)
-    size = _part_rows(first)
-    rest: Batch | None = None
-    remaining = chain(first, batches)
-
-    def part() -> Iterator[Batch]:
-        nonlocal rest
-        missing = size
-        while rest and missing:
-            batch, rest = rest.divide(missing)
-            missing -= len(batch.rows)
-            yield batch
-            rest = rest or next(remaining, None)
-
-    rest = next(remaining, None)
-    while rest:
-        yield part()
-
-
-def _part_rows(first: Sequence[Batch]) -> int:
-    if not first:
-        return PART_ROWS
-    measured = pa.concat_tables([pa.Table.from_batches([b.rows]) for b in first], promote_options="permissive")
-    measured = measured.slice(0, _MEASURED_ROWS)
-    rows = _PART_BYTES * len(measured) // max(1, int(measured.nbytes))
-    return min(PART_ROWS, 1 << max(0, rows.bit_length() - 1))
+    rows: int
+    columns: Mapping[str, Column]
+    """The columns of its rows."""
+    shards: Mapping[str, Shard]
+    """The shard of each split; their `first_row_id` is 0."""
 
 
 class PartWriter:
-    """Writes the rows of one part of the source: `<split>/<number>.parquet` for each split that has some of them."""
+    """Writes the rows of a part of the source: `<split>/<number>.parquet` for each split that has some of them."""
 
-    def __init__(self, folder: Path, number: int, *, first_row_id: int) -> None:
-        self.columns: dict[str, Column] = {}
-        """The columns of the part's rows."""
-        self.shards: dict[str, Shard] = {}
-        """The shard of each split, when all is written."""
-        self.rows = 0
-        self._first_row_id = first_row_id
+    def __init__(self, folder: Path, number: int) -> None:
+        self._columns: dict[str, Column] = {}
+        self._rows = 0
         self._folder = folder
-        self._name = f"{number:05}.parquet"
+        self._name = part_name(number)
         self._files: dict[str, _File] = {}
 
     def write(self, batch: Batch, splits: Sequence[str]) -> None:
@@ -101,9 +65,9 @@ class PartWriter:
         Raises:
             DataError: a column has a type that does not fit the earlier rows.
         """
-        widen(self.columns, _columns(batch, self.columns))
-        places = pa.array(range(self.rows, self.rows + len(batch.rows)), pa.int32())
-        self.rows += len(batch.rows)
+        widen(self._columns, _columns(batch, self._columns))
+        places = pa.array(range(self._rows, self._rows + len(batch.rows)), pa.int32())
+        self._rows += len(batch.rows)
         table = pa.Table.from_batches([batch.rows]).append_column(ROW, places)
         table = conform(table, self._schema, batch.address(0))
         for split in dict.fromkeys(splits):
@@ -115,22 +79,27 @@ class PartWriter:
 
     @property
     def _schema(self) -> pa.Schema:
-        return pa.schema([(ROW, pa.int32()), *((name, column.type) for name, column in self.columns.items())])
+        return pa.schema([(ROW, pa.int32()), *((name, column.type) for name, column in self._columns.items())])
+
+    def finish(self) -> WrittenPart:
+        """Write what is left, and return the part."""
+        shards = {}
+        for split, file in self._files.items():
+            file.finish(self._schema)
+            shards[split] = Shard(name=self._name, rows=file.rows, first_row_id=0, sha256=file_sha256(file.path))
+        return WrittenPart(self._rows, self._columns, shards)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        try:
-            for split, file in self._files.items() if kind is None else ():
-                file.finish(self._schema)
-                sha256 = file_sha256(file.path)
-                self.shards[split] = Shard(
-                    name=self._name, rows=file.rows, first_row_id=self._first_row_id, sha256=sha256
-                )
-        finally:
-            for file in self._files.values():
-                file.close()
+    def __exit__(self, *error: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def part_name(number: int) -> str:
+    """Return the name of the files of a part."""
+    return f"{number:05}.parquet"
 
 
 def widen(columns: dict[str, Column], found: Mapping[str, Column]) -> None:

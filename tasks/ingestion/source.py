@@ -11,6 +11,7 @@ from typing import Protocol
 
 from params.schema import Files, Function, HubDataset, Sql
 from tasks.ingestion.batches import Batches
+from tasks.ingestion.file_index import FileIndex
 
 
 class Source(Protocol):
@@ -29,6 +30,14 @@ class Source(Protocol):
 
         Raises:
             DataError: a row cannot be read; the error gives its address.
+            TransientError: a server cannot be reached.
+        """
+
+    def indexes(self, split: str) -> Sequence[FileIndex] | None:
+        """Return the files of a split, if they can be read from any row on; else None.
+
+        Raises:
+            DataError: a file is empty or unreadable.
             TransientError: a server cannot be reached.
         """
 

@@ -90,6 +90,9 @@ class SqlSource:
     def batches(self, split: str) -> Batches:
         return to_batches(self._rows())
 
+    def indexes(self, split: str) -> None:
+        return None
+
     def _rows(self) -> AddressedRows:
         if self._file is not None and not self._file.is_file():  # SQLite would create an empty one
             raise DataError(str(self._file), "there is no such database file", "check the path in data.source.url")

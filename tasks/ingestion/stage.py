@@ -12,28 +12,32 @@ leave the shards of earlier parts as they are.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from params import DataError, RecipeError
 from params.artifacts import SPLITS, Artifacts, whole_folder
+from params.dvc_files import Inputs
 from params.loading import suggestion
-from params.schema import Data, Split
-from tasks.ingestion.batches import readable
-from tasks.ingestion.parquet import Column, PartWriter, check_types, cut, widen, write_schema
+from params.schema import Data, Launch, Split
+from tasks.ingestion.batches import Batch, Batches, readable
+from tasks.ingestion.file_index import Piece
+from tasks.ingestion.parquet import Column, PartWriter, WrittenPart, check_types, part_name, widen, write_schema
+from tasks.ingestion.parts import cut, cut_files, read_pieces
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import Source, open_source
+from tasks.ingestion.splitting import Splitting
 from tasks.progress import progress
+from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
 from tasks.stages import save_report
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard, digest
 
 
-def ingest(artifacts: Artifacts, *, data: Data, seed: int) -> IngestReport:
+def ingest(
+    artifacts: Artifacts, *, data: Data, seed: int, launch: Launch, inputs: Inputs | None = None
+) -> IngestReport:
     """Read the rows of a recipe's source and write them by split.
 
     Raises:
@@ -45,12 +49,15 @@ def ingest(artifacts: Artifacts, *, data: Data, seed: int) -> IngestReport:
     """
     source = open_source(data.source, artifacts.root)
     shares = _shares(source.splits, data.split)
-    with whole_folder(artifacts.raw) as folder:
-        columns, shards = dict[str, Column](), {split: list[Shard]() for split in SPLITS}
-        for part in progress(_parts(source, folder, data.group_by, shares, seed), what="parts of the source"):
-            widen(columns, part.columns)
-            for split, shard in part.shards.items():
-                shards[split].append(shard)
+    with whole_folder(artifacts.raw) as folder, ShardWorkers(artifacts, "ingest", launch, inputs) as workers:
+        columns, shards, row_id = dict[str, Column](), {split: list[Shard]() for split in SPLITS}, 0
+        for source_split in source.splits:
+            splitting = Splitting(source_split, shares if source_split == "train" else {}, data.group_by, seed)
+            for part in _write_parts(source, source_split, splitting, folder, workers):
+                widen(columns, part.columns)
+                for split, shard in part.shards.items():
+                    shards[split].append(shard.model_copy(update={"first_row_id": row_id}))
+                row_id += part.rows
         for split in SPLITS:
             (folder / split).mkdir(exist_ok=True)
             write_schema(folder / split, columns, data.group_by)
@@ -68,44 +75,6 @@ def ingest(artifacts: Artifacts, *, data: Data, seed: int) -> IngestReport:
     return report
 
 
-def split_of(row: Mapping[str, Any], shares: Mapping[str, float], seed: int) -> str:
-    """Return the split of a training row, which depends on its values, the shares and the seed only.
-
-    SHA-256 of the seed and the row's canonical JSON is a number in [0, 1). The shares divide that interval, starting
-    at 0; the rest of it is `train`.
-    """
-    digest = hashlib.sha256(f"{seed}\n{canonical_json(row)}".encode()).digest()
-    position = (int.from_bytes(digest[:8], "big") >> 11) / 2**53
-    for split, share in shares.items():
-        if position < share:
-            return split
-        position -= share
-    return "train"
-
-
-def canonical_json(value: object) -> str:
-    """Return JSON that is equal for equal values: keys are sorted, nulls in objects left out, and 1.0 is written as 1.
-
-    So older rows keep their split when a column is added, or when it becomes double.
-    """
-    return _ENCODER.encode(_canonical(value))
-
-
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
-
-
-def _canonical(value: object) -> object:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict):
-        return {str(key): _canonical(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_canonical(item) for item in value]
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
-        return int(value)
-    return value
-
-
 def _shares(source_splits: Sequence[str], split: Split) -> dict[str, float]:
     """Return the share of the training rows for each split that the source lacks."""
     shares = {"test": split.test, "validation": split.validation}
@@ -121,27 +90,52 @@ def _shares(source_splits: Sequence[str], split: Split) -> dict[str, float]:
     return shares
 
 
-def _parts(
-    source: Source, folder: Path, group_by: Sequence[str], shares: Mapping[str, float], seed: int
-) -> Iterator[PartWriter]:
-    """Write the parts of the source one after another, and yield each when it is written."""
-    row_id = 0
-    for source_split in source.splits:
-        with contextlib.closing(source.batches(source_split)) as batches:
-            for number, part in enumerate(cut(batches)):
-                with PartWriter(folder, number, first_row_id=row_id) as writer:
-                    for source_batch in part:
-                        batch, rows = readable(source_batch)
-                        names = batch.rows.schema.names
-                        _check_columns(names, group_by, batch.address(0))
-                        if source_split == "train" and shares:
-                            deciding = group_by or names
-                            splits = [split_of({name: row[name] for name in deciding}, shares, seed) for row in rows]
-                        else:
-                            splits = [source_split] * len(rows)
-                        writer.write(batch, splits)
-                row_id += writer.rows
-                yield writer
+@dataclass(frozen=True)
+class _Part:
+    """A part of a split of the source, in files."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+    folder: Path
+    splitting: Splitting
+
+    @property
+    def key(self) -> str:
+        return f"{self.number} {[piece.key for piece in self.pieces]} {self.splitting}"
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.folder / split / part_name(self.number) for split in SPLITS]
+
+
+def _write_parts(
+    source: Source, split: str, splitting: Splitting, folder: Path, workers: ShardWorkers
+) -> Iterable[WrittenPart]:
+    """Write the parts of a split of the source."""
+    files = source.indexes(split)
+    if files is not None:
+        works = [_Part(number, pieces, folder, splitting) for number, pieces in enumerate(cut_files(files))]
+        return workers.run(_write_files, works, what=f"parts of {split}")
+    return progress(_write_batches(source.batches(split), splitting, folder), what=f"ingest: parts of {split}")
+
+
+def _write_files(part: _Part) -> WrittenPart:
+    return _write(read_pieces(part.pieces), part.number, part.splitting, part.folder)
+
+
+def _write_batches(source: Batches, splitting: Splitting, folder: Path) -> Iterator[WrittenPart]:
+    with contextlib.closing(source) as batches:
+        for number, part in enumerate(cut(batches)):
+            yield _write(part, number, splitting, folder)
+
+
+def _write(source: Iterator[Batch], number: int, splitting: Splitting, folder: Path) -> WrittenPart:
+    with PartWriter(folder, number) as writer:
+        for source_batch in source:
+            batch, rows = readable(source_batch)
+            _check_columns(batch.rows.schema.names, splitting.group_by, batch.address(0))
+            writer.write(batch, splitting.of(rows))
+        return writer.finish()
 
 
 def _check_columns(names: Sequence[str], group_by: Sequence[str], where: str) -> None:

@@ -26,7 +26,7 @@ from ruamel.yaml import YAML
 
 from params import EvergreenError
 from params.artifacts import SPLITS, Artifacts
-from params.schema import Data, Expectation, ObjectiveChoice, Validation
+from params.schema import Data, Expectation, Launch, ObjectiveChoice, Validation
 from tasks.diagnostics.check import check
 from tasks.ingestion.stage import ingest
 from tasks.split_rows import SplitRows
@@ -241,7 +241,10 @@ def test_odd_rows_are_kept_set_aside_or_an_error(
     unique = Expectation(type="expect_column_values_to_be_unique", column="text")
     with only_errors_for_users():
         read = ingest(
-            artifacts, data=Data.model_validate({"source": source, "split": {"validation": 0.3, "test": 0.3}}), seed=1
+            artifacts,
+            data=Data.model_validate({"source": source, "split": {"validation": 0.3, "test": 0.3}}),
+            seed=1,
+            launch=Launch(micro_batch_size=1),
         )
         assert count in (None, sum(read.rows.values()))
         report = validate(

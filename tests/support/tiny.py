@@ -15,7 +15,8 @@ from ruamel.yaml import YAML
 from params import Recipe, load
 from params.artifacts import Artifacts
 from tasks.ingestion.batches import Batch
-from tasks.ingestion.parquet import PART_ROWS, Column, PartWriter, widen, write_schema
+from tasks.ingestion.parquet import Column, PartWriter, widen, write_schema
+from tasks.ingestion.parts import PART_ROWS
 from tasks.tokenization.stage import tokenize
 from trainer.checkpoints.position import Position
 from trainer.data.shards import Manifest
@@ -127,10 +128,11 @@ def write_splits(folder: Path, splits: dict[str, dict[str, Any]], *, group_by: S
         (folder / split).mkdir()
         shards = []
         for number, rows in enumerate(table.combine_chunks().to_batches(max_chunksize=PART_ROWS)):
-            with PartWriter(folder, number, first_row_id=start) as part:
-                part.write(Batch(rows, "row {}".format), [split] * len(rows))
+            with PartWriter(folder, number) as writer:
+                writer.write(Batch(rows, "row {}".format), [split] * len(rows))
+                part = writer.finish()
             widen(columns, part.columns)
-            shards.append(part.shards[split])
+            shards.append(part.shards[split].model_copy(update={"first_row_id": start}))
             start += len(rows)
         Manifest.write(folder / split, shards)
     for split in tables:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from params.artifacts import Artifacts
-from params.schema import Data
+from params.schema import Data, Launch
 from tasks.evaluation.groups import read_groups
 from tasks.ingestion.stage import ingest
 from tasks.split_rows import SplitRows
@@ -24,12 +24,12 @@ def written(tmp_path: Path, values: list[Any], *, group_by: list[str]) -> SplitR
     source = {"kind": "files", **{name: f"{name}.jsonl" for name in ("train", "validation", "test")}}
     data = Data.model_validate({"source": source, "group_by": group_by})
     artifacts = Artifacts("r", tmp_path)
-    ingest(artifacts, data=data, seed=1)
+    ingest(artifacts, data=data, seed=1, launch=Launch(micro_batch_size=1))
     return SplitRows(artifacts.raw / "test")
 
 
 def test_rows_of_equal_values_are_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.ingestion.parquet.PART_ROWS", 2)
+    monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 2)
     rows = written(tmp_path, [{"id": 7}, None, {"id": 8}, {"id": 7}, None], group_by=["customer"])
     ids = np.array(rows.table()["row_id"])
     found = read_groups(rows, ids)

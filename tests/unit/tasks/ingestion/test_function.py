@@ -12,7 +12,7 @@ import pytest
 from params import DataError, RecipeError, TransientError
 from params.artifacts import Artifacts
 from params.python_documentation import documentation
-from params.schema import Data, Function
+from params.schema import Data, Function, Launch
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest
 from tests.support.project import ROOT
@@ -112,7 +112,7 @@ def test_unusable_rows_are_refused(name: str, arguments: dict[str, Any], message
 def test_column_may_not_change_from_text_to_bytes(tmp_path: Path, at: int) -> None:
     source = Function(kind="function", function=f"{__name__}:text_and_bytes", arguments={"at": at})
     with pytest.raises(DataError, match=rf"row {at}: column `a` is binary here, and string in the rows before"):
-        ingest(Artifacts("r", tmp_path), data=Data(source=source), seed=1)
+        ingest(Artifacts("r", tmp_path), data=Data(source=source), seed=1, launch=Launch(micro_batch_size=1))
 
 
 def test_evergreen_error_of_a_function_passes_through() -> None:

@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
 from params import DataError, HubRefusedError, RecipeError, TransientError
 from params.artifacts import Artifacts
-from params.schema import Data, HubDataset
+from params.schema import Data, HubDataset, Launch
 from tasks.hub_server.server import LocalHub
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest
@@ -80,7 +80,7 @@ def test_ingest_reads_a_hub_dataset(hub: LocalHub, commit: str, tmp_path: Path) 
     data = Data(
         source=section(hub, commit, test="test.csv", validation="data/train-1.jsonl", train="data/train-0.jsonl")
     )
-    report = ingest(Artifacts("r", tmp_path), data=data, seed=1)
+    report = ingest(Artifacts("r", tmp_path), data=data, seed=1, launch=Launch(micro_batch_size=1))
     assert (report.source, report.revision) == ("hub", commit)
     assert report.rows == {"train": 2, "validation": 1, "test": 1}
 

@@ -15,8 +15,9 @@ import pytest
 
 from params import DataError, RecipeError
 from params.artifacts import SPLITS, Artifacts
-from params.schema import Data
-from tasks.ingestion.stage import canonical_json, ingest, split_of
+from params.schema import Data, Launch
+from tasks.ingestion.splitting import canonical_json, split_of
+from tasks.ingestion.stage import ingest
 from tasks.split_rows import SplitRows
 
 
@@ -26,7 +27,7 @@ def run(
     source = {"kind": "files", "train": "train.jsonl", **source}
     shares = {"validation": 0.1, "test": 0.1}
     data = {"source": source, "split": shares | (split or {}), "group_by": list(group_by)}
-    return ingest(Artifacts("r", root), data=Data.model_validate(data), seed=seed)
+    return ingest(Artifacts("r", root), data=Data.model_validate(data), seed=seed, launch=Launch(micro_batch_size=1))
 
 
 def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -193,7 +194,7 @@ class TestParts:
 
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tasks.ingestion.parquet.PART_ROWS", 1000)
+        monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 1000)
 
     def test_appended_rows_leave_the_shards_of_other_parts_as_they_are(self, tmp_path: Path) -> None:
         write_json_lines(tmp_path / "train.jsonl", rows_of(2500))
@@ -233,7 +234,7 @@ class TestParts:
         assert run(tmp_path, train="part-*.jsonl").data_sha256 == whole
 
     def test_long_rows_make_small_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tasks.ingestion.parquet._PART_BYTES", 100_000)
+        monkeypatch.setattr("tasks.ingestion.parts._PART_BYTES", 100_000)
         write_json_lines(tmp_path / "train.jsonl", [{"text": "x" * 1000, "label": i} for i in range(200)])
         run(tmp_path)
         shards = SplitRows(tmp_path / "runs/r/raw/train").manifest.shards
@@ -249,7 +250,7 @@ class TestParts:
     def test_integer_of_an_earlier_part_too_large_for_a_double_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tasks.ingestion.parquet.PART_ROWS", 1024)
+        monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 1024)
         write_json_lines(tmp_path / "train.jsonl", [{"n": 2**60 + 1}] * 2048 + [{"n": 0.5}] * 1000)
         with pytest.raises(DataError, match=r"column `n` is double in other rows, which cannot hold all values here"):
             run(tmp_path)
@@ -300,14 +301,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from params import StorageError
 from params.artifacts import Artifacts
-from params.schema import Data
+from params.schema import Data, Launch
 from tasks.split_rows import SplitRows
 from tasks.ingestion.stage import ingest
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 source = {"kind": "files", "train": "train.jsonl"}
 try:
-    ingest(Artifacts("r", Path(sys.argv[1])), data=Data.model_validate({"source": source}), seed=1)
+    ingest(Artifacts("r", Path(sys.argv[1])), data=Data.model_validate({"source": source}), seed=1, launch=Launch(micro_batch_size=1))
 except StorageError as error:
     print(error)
     sys.exit(error.exit_code)

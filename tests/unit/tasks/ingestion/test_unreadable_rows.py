@@ -11,7 +11,7 @@ import pytest
 
 from params import DataError, RecipeError
 from params.artifacts import SPLITS, Artifacts
-from params.schema import Data
+from params.schema import Data, Launch
 from tasks.ingestion.batches import MAX_NESTING
 from tasks.ingestion.stage import ingest
 from tasks.split_rows import SplitRows
@@ -20,10 +20,20 @@ from tasks.split_rows import SplitRows
 def run(root: Path, source: dict[str, Any]) -> None:
     """Ingest rows that are divided into splits, and, from files, rows that are not."""
     split = {"validation": 0.3, "test": 0.3}
-    ingest(Artifacts("divided", root), data=Data.model_validate({"source": source, "split": split}), seed=1)
+    ingest(
+        Artifacts("divided", root),
+        data=Data.model_validate({"source": source, "split": split}),
+        seed=1,
+        launch=Launch(micro_batch_size=1),
+    )
     if source["kind"] == "files":
         source |= dict.fromkeys(("validation", "test"), source["train"])
-        ingest(Artifacts("whole", root), data=Data.model_validate({"source": source, "split": split}), seed=1)
+        ingest(
+            Artifacts("whole", root),
+            data=Data.model_validate({"source": source, "split": split}),
+            seed=1,
+            launch=Launch(micro_batch_size=1),
+        )
 
 
 def refused(root: Path, source: dict[str, Any]) -> DataError:

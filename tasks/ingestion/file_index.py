@@ -1,0 +1,137 @@
+"""Where the rows of a file are, so that several processes can read parts of it, and unchanged parts are known by their hash."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+from params.hashing import file_sha256
+from tasks.ingestion.batches import AddressedRows, Batches, to_batches
+from tasks.ingestion.formats import (
+    JSON_SUFFIXES,
+    CsvColumns,
+    Place,
+    csv_rows,
+    json_rows,
+    open_parquet,
+    parquet_batches,
+    read_errors,
+    scan_csv,
+    scan_json,
+)
+from tasks.progress import made_progress
+
+INDEXED = (".csv", *JSON_SUFFIXES, ".parquet")
+"""Suffixes of the formats that can be read from any row on."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of a file."""
+
+    path: Path
+    name: str
+    first: int
+    """Number of the first row in the file."""
+    rows: int
+    begin: Place
+    """Where to begin to read, at that row or before it."""
+    csv_columns: CsvColumns | None
+    key: str
+    """Hash of all that the rows and their addresses depend on."""
+
+    def batches(self) -> Batches:
+        """Yield the rows.
+
+        Raises:
+            DataError: a row is malformed, or the file has changed.
+        """
+        with read_errors(self.path, self.name):
+            if self.path.suffix.lower() == ".parquet":
+                yield from parquet_batches(self.path, self.name, self.first, self.rows)
+            elif self.csv_columns is not None:
+                yield from to_batches(self._own(csv_rows(self.path, self.name, self.csv_columns, self.begin)))
+            else:
+                yield from to_batches(self._own(json_rows(self.path, self.name, self.begin)))
+
+    def _own(self, rows: AddressedRows) -> AddressedRows:
+        skip = self.first - self.begin.row
+        with closing(rows):
+            yield from islice(rows, skip, skip + self.rows)
+
+
+@dataclass(frozen=True)
+class FileIndex:
+    """The rows of a file."""
+
+    path: Path
+    name: str
+    rows: int
+    sha256: str
+    """Hash of the file."""
+    places: Sequence[Place]
+    """Places of rows, from the first on; empty for Parquet, which has its own."""
+    hashes: Sequence[str]
+    """Hash of the bytes from each place to the next one."""
+    csv_columns: CsvColumns | None = None
+
+    def piece(self, first: int, rows: int) -> Piece:
+        """Return the rows from number `first` on, at most `rows`."""
+        rows = min(rows, self.rows - first)
+        begin, content = Place(), [self.sha256]
+        if self.places:
+            start = bisect_right(self.places, first, key=lambda place: place.row) - 1
+            stop = bisect_left(self.places, first + rows, key=lambda place: place.row)
+            begin, content = self.places[start], [*self.hashes[start:stop]]
+        columns = (
+            None if self.csv_columns is None else [(name, kind.__name__) for name, kind in self.csv_columns.items()]
+        )
+        key = hashlib.sha256(repr([content, first - begin.row, rows, self.name, begin.line, columns]).encode())
+        return Piece(self.path, self.name, first, rows, begin, self.csv_columns, key.hexdigest())
+
+
+def index_file(path: Path, name: str) -> FileIndex:
+    """Find the rows of a file of one of the formats in `INDEXED`; the work of a fast look at all of it.
+
+    Raises:
+        DataError: the file is empty or unreadable. Rows are checked only as far as that finds them.
+    """
+    suffix, columns = path.suffix.lower(), None
+    with read_errors(path, name):
+        if suffix == ".parquet":
+            with open_parquet(path, name) as file:
+                return FileIndex(path, name, file.metadata.num_rows, file_sha256(path), (), ())
+        if suffix == ".csv":
+            columns, places, rows = scan_csv(path, name)
+        else:
+            places, rows = scan_json(path)
+        sha256, hashes = _hash(path, [place.offset for place in places])
+        return FileIndex(path, name, rows, sha256, places, hashes, columns)
+
+
+def _hash(path: Path, offsets: Sequence[int]) -> tuple[str, list[str]]:
+    """Return the hash of a file, and of its bytes from each of the offsets to the next one."""
+    whole, hashes = hashlib.sha256(), []
+    with path.open("rb") as file:
+        whole.update(file.read(offsets[0] if offsets else -1))
+        for start, stop in zip(offsets, [*offsets[1:], -1], strict=False):
+            own = hashlib.sha256()
+            for block in _blocks(file, stop - start if stop > 0 else -1):
+                own.update(block)
+                whole.update(block)
+            hashes.append(own.hexdigest())
+            made_progress()
+    return whole.hexdigest(), hashes
+
+
+def _blocks(file: IO[bytes], count: int) -> Iterator[bytes]:
+    """Yield the next `count` bytes, or all if `count` is negative."""
+    while block := file.read(1 << 20 if count < 0 else min(count, 1 << 20)):
+        count -= len(block) if count > 0 else 0
+        yield block
