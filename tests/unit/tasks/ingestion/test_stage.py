@@ -10,24 +10,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from params import DataError, RecipeError
 from params.artifacts import SPLITS, Artifacts
+from params.dvc_files import Inputs
 from params.schema import Data, Launch
+from tasks.ingestion import stage
 from tasks.ingestion.splitting import canonical_json, split_of
 from tasks.ingestion.stage import ingest
 from tasks.split_rows import SplitRows
 
 
 def run(
-    root: Path, *, seed: int = 17, split: dict[str, Any] | None = None, group_by: Sequence[str] = (), **source: Any
+    root: Path,
+    *,
+    seed: int = 17,
+    split: dict[str, Any] | None = None,
+    group_by: Sequence[str] = (),
+    workers: int = 1,
+    code: str = "",
+    **source: Any,
 ) -> Any:
+    """Ingest; with `code`, parts are kept for the next run."""
     source = {"kind": "files", "train": "train.jsonl", **source}
     shares = {"validation": 0.1, "test": 0.1}
     data = {"source": source, "split": shares | (split or {}), "group_by": list(group_by)}
-    return ingest(Artifacts("r", root), data=Data.model_validate(data), seed=seed, launch=Launch(micro_batch_size=1))
+    artifacts = Artifacts("r", root)
+    inputs = Inputs("ingest", artifacts, {}, {"tasks/ingestion": {"stage.py": code}}) if code else None
+    launch = Launch(micro_batch_size=1, data_workers=workers)
+    return ingest(artifacts, data=Data.model_validate(data), seed=seed, launch=launch, inputs=inputs)
 
 
 def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -256,6 +270,99 @@ class TestParts:
             run(tmp_path)
 
 
+class TestWorkInProportion:
+    """Parts are written by several processes, and those that an earlier run wrote are not written again."""
+
+    @pytest.fixture(autouse=True)
+    def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 100)
+        monkeypatch.setattr("tasks.ingestion.formats.PLACE_ROWS", 50)
+        self.written: list[int] = []
+        write = stage._write_files
+
+        def noted(part: stage._Part) -> Any:
+            self.written.append(part.number)
+            return write(part)
+
+        monkeypatch.setattr(stage, "_write_files", noted)
+
+    def run(self, root: Path, code: str = "1", **options: Any) -> list[int]:
+        """Ingest, and return the parts that were written."""
+        self.written.clear()
+        run(root, code=code, **options)
+        return list(self.written)
+
+    @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+    def test_processes_give_the_bytes_of_one(
+        self, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 100)
+        for part in range(3):
+            rows, path = rows_of(1000)[part * 300 : part * 300 + 300], tmp_path / f"{part}.{suffix}"
+            if suffix == "jsonl":
+                write_json_lines(path, rows)
+            elif suffix == "csv":
+                path.write_text("text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows))
+            else:
+                pq.write_table(pa.Table.from_pylist(rows), path)
+        (tmp_path / "test.jsonl").write_text((json.dumps(rows_of(1)[0]) + "\n") * 50)
+        one = run(tmp_path, train=f"[0-9].{suffix}", test="test.jsonl")
+        before = folder_bytes(tmp_path)
+        assert len([name for name in before if name.startswith("train/0")]) == 9
+        assert run(tmp_path, train=f"[0-9].{suffix}", test="test.jsonl", workers=2) == one
+        assert folder_bytes(tmp_path) == before
+
+    def test_a_source_that_is_read_in_one_go_has_the_same_parts(self, tmp_path: Path) -> None:
+        texts = [f"text {i}" for i in range(450)]
+        write_json_lines(tmp_path / "train.jsonl", [{"text": text} for text in texts])
+        run(tmp_path)
+        before = folder_bytes(tmp_path)
+        (tmp_path / "train.txt").write_text("\n".join(texts))
+        run(tmp_path, train="train.txt", text_unit="line")
+        assert {**folder_bytes(tmp_path), "source.json": b""} == {**before, "source.json": b""}
+
+    def test_only_new_parts_are_written(self, tmp_path: Path) -> None:
+        write_json_lines(tmp_path / "train.jsonl", rows_of(550))
+        assert self.run(tmp_path) == [0, 1, 2, 3, 4, 5]
+        before = folder_bytes(tmp_path)
+        assert self.run(tmp_path) == []
+        assert folder_bytes(tmp_path) == before
+        write_json_lines(tmp_path / "train.jsonl", rows_of(650))
+        assert self.run(tmp_path) == [5, 6]
+        grown = folder_bytes(tmp_path)
+        run(tmp_path)  # all of it
+        assert folder_bytes(tmp_path) == grown
+        rows = rows_of(650)
+        rows[150]["text"] = "another text"
+        write_json_lines(tmp_path / "train.jsonl", rows)
+        assert self.run(tmp_path) == [1]
+        write_json_lines(tmp_path / "train.jsonl", rows[:300])
+        assert self.run(tmp_path) == []
+        assert len(list((tmp_path / ".scratch/r/shards/ingest").iterdir())) == 3, "what was not used is gone"
+
+    def test_other_settings_or_code_write_all(self, tmp_path: Path) -> None:
+        write_json_lines(tmp_path / "train.jsonl", rows_of(250))
+        self.run(tmp_path)
+        for options in ({"seed": 2}, {"split": {"test": 0.2}}, {"group_by": ["text"]}, {"code": "2"}):
+            assert self.run(tmp_path, **options) == [0, 1, 2]
+
+    def test_a_run_that_failed_keeps_what_it_had_done(self, tmp_path: Path) -> None:
+        write_json_lines(tmp_path / "train.jsonl", [*rows_of(650), {"text": 1}])
+        with pytest.raises(DataError, match=r"train.jsonl:651: column `text` is int64 here"):
+            self.run(tmp_path)
+        write_json_lines(tmp_path / "train.jsonl", rows_of(650))
+        assert self.run(tmp_path) == [6]
+
+    def test_a_wider_type_in_a_new_part_is_refused_with_its_row(self, tmp_path: Path) -> None:
+        """The types of the kept parts still count, and where they come from."""
+        write_json_lines(tmp_path / "train.jsonl", rows_of(200))
+        self.run(tmp_path)
+        write_json_lines(tmp_path / "train.jsonl", [*rows_of(200), {"text": "a", "label": "b"}])
+        with pytest.raises(DataError, match="column `label` is string here, and int64 in the rows before"):
+            self.run(tmp_path)
+
+
 def test_grouping_by_an_unknown_column_suggests_one(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", rows_of(5))
     with pytest.raises(RecipeError, match=r"data.group_by: the rows have no column `txt`(?s:.*)did you mean `text`"):
@@ -301,6 +408,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from params import StorageError
 from params.artifacts import Artifacts
+from params.dvc_files import Inputs
 from params.schema import Data, Launch
 from tasks.split_rows import SplitRows
 from tasks.ingestion.stage import ingest
