@@ -152,9 +152,8 @@ def scan(rows: SplitRows, columns: Columns) -> Scan:
 def sample(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64]) -> SampledRows:
     """Read the rows with these ids, and keep what is compared of them; the result has the order of `row_ids`."""
     found: dict[int, dict[str, Any]] = {}
-    wanted = np.sort(row_ids)
-    needed = dict.fromkeys([ROW_ID, *columns.content, *columns.numbers, *columns.group_by])
-    for row in _rows(rows, list(needed), wanted):
+    for row in rows.pick(row_ids, [*columns.content, *columns.numbers, *columns.group_by]):
+        made_progress()
         texts = {column: text_of(row[column]) for column in columns.texts}
         found[row[ROW_ID]] = {
             "group": hash_of([row[column] for column in columns.group_by]),
@@ -176,12 +175,6 @@ def sample(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64]) -> Sam
         {name: np.array(values, float) for name, values in columns_of("numbers", columns.numbers).items()},
         [row["features"] for row in ordered],
     )
-
-
-def read_values(rows: SplitRows, columns: Columns, row_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return the content of a few rows by row_id."""
-    wanted = np.sort(np.array(row_ids, np.int64))
-    return {row.pop(ROW_ID): row for row in _rows(rows, [ROW_ID, *columns.content], wanted)}
 
 
 def are_ids(values: NDArray[np.float64]) -> bool:
@@ -218,14 +211,6 @@ def features_of(texts: Iterable[str]) -> list[int]:
         for gram in (*words, *map(" ".join, itertools.pairwise(words))):
             found.add(zlib.crc32(f"{column} {gram}".encode()) % BUCKETS)
     return sorted(found)[:MAX_FEATURES]
-
-
-def _rows(rows: SplitRows, columns: list[str], wanted: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-    """Yield the rows with these ids, which are ascending."""
-    for batch in _batches(rows, columns):
-        chosen = np.flatnonzero(np.isin(batch[ROW_ID].to_numpy(), wanted))
-        if len(chosen):
-            yield from batch.take(chosen).to_pylist()
 
 
 def _batches(rows: SplitRows, columns: list[str]) -> Iterator[Any]:
