@@ -105,15 +105,15 @@ class Artifacts:
     verify_resume_lock = _Below("scratch", "verify-resume.lock")
     """Held by `verify-resume`."""
     raw = _Below("run", "raw")
-    """ingest: rows as the source gives them, `<split>.parquet` with a `row_id`."""
+    """ingest: rows as the source gives them, a folder of Parquet shards for each split, and source.json."""
     validated = _Below("run", "validated")
-    """validate: `rows/<split>.parquet`, quarantine.parquet and report.html."""
+    """validate: rows/, the profile, validation.json, quarantine.parquet and report.html."""
     data_profile = _Below("validated", "evergreen-data-profile.dat")
-    """validate: what a later run needs to see whether its rows have drifted; a release carries it under the same name."""
+    """validate: what a later run needs to see whether its rows drifted; a release carries it under the same name."""
     rows = _Below("validated", "rows")
-    """validate: the rows that passed, `<split>.parquet`."""
+    """validate: the rows that passed, a folder of Parquet shards for each split."""
     tokens = _Below("run", "tokens")
-    """tokenize: `<split>.arrow`, tokenizer/ and objective.json."""
+    """tokenize: a folder of Arrow shards for each split, tokenizer/, objective.json and statistics.json."""
     tokenizer = _Below("tokens", "tokenizer")
     """tokenize: the tokenizer, as transformers saves it."""
     model = _Below("run", "model")

@@ -1,7 +1,7 @@
 """The rows of a split, as ingest and validate write them: Parquet shards (trainer.data.shards).
 
-A shard has the columns and types of its own rows. The split has those of all: a column that a shard lacks is null there,
-and integers are doubles if another shard has doubles. `_common_metadata` holds that schema.
+A shard has the columns and types of its own rows. The split has those of all: a column that a shard lacks is null
+there, and integers are doubles if another shard has doubles. `_common_metadata` holds that schema.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class SplitRows:
         return pa.concat_tables([self.schema.empty_table(), *(table for _, table in self.shards())])
 
     def pick(self, row_ids: Collection[int], columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield those of the rows with these ids that the split has, in its order, with all columns or `row_id` and some.
+        """Yield the rows with these ids in the split's order, with all columns or `row_id` and some; skip unknown ids.
 
-        Only the shards that can hold one of them are read.
+        Only the shards that can hold one of the rows are read.
         """
         wanted = np.unique(np.fromiter(row_ids, np.int64))
         names = None if columns is None else list(dict.fromkeys([ROW_ID, *columns]))

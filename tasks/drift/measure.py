@@ -3,7 +3,8 @@
     validated/rows/train/ -> validated/evergreen-data-profile.dat, which the release carries
                           -> a `DriftReport`, which the report of the validate stage holds
 
-Only the train split counts: it is what a model learns from. Held-out rows may come from elsewhere, and the gate looks at them.
+Only the train split counts: it is what a model learns from. Held-out rows may come from elsewhere, and the gate looks
+at them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The rows of the train split that drift looks at, chosen by a hash of their content.
 
-The rows with the smallest hashes are a random sample that does not depend on order, and a row that is in the sample of one run is in
-that of a later run with more rows unless smaller hashes push it out (bottom-k sketches: Cohen and Kaplan 2007,
-https://doi.org/10.1145/1281100.1281133). So two runs can tell their old and new rows apart without each other's rows.
+The rows with the smallest hashes are a random sample that does not depend on order, and a row that is in the sample of
+one run is in that of a later run with more rows unless smaller hashes push it out (bottom-k sketches: Cohen and Kaplan
+2007, https://doi.org/10.1145/1281100.1281133). So two runs can tell their old and new rows apart without each other's
+rows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MAX_LABELS: Final = 10_000
 BUCKETS: Final = 2**17
 """Number of hashed features."""
 MAX_FEATURES: Final = 256
-"""Most features of a row. Of longer texts the smallest ones are kept, which are the same in all texts that have them."""
+"""Most features of a row; of longer texts the smallest ones, which are the same in all texts that have them."""
 _MAX_CHARACTERS = 20_000
 _FEWEST_IDS = 20
 _NO_SPACES = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
