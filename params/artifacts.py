@@ -1,4 +1,4 @@
-"""Every path of a run in one place, and two ways to write an artifact completely or not at all."""
+"""Every path of a run in one place, and how files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -177,6 +177,14 @@ def whole_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Give a file a second name, which takes no space; where the file system cannot do that, copy it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def flush(folder: Path) -> None:
