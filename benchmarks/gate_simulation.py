@@ -190,7 +190,7 @@ def main() -> None:
     for cell in slices:
         print(f"| {cell.gate} | {cell.truth} | {cell.slices} | {cell.rows} | {100 * cell.alarm:.1f} |")
     if arguments.json:
-        every = [asdict(cell) for cell in [*(cell for some in found for cell in some), *slices]]
+        every = [asdict(cell) for some in found for cell in some] + [asdict(cell) for cell in slices]
         arguments.json.write_text(json.dumps(every, indent=1), encoding="utf-8")
 
 

@@ -63,7 +63,7 @@ def model(shape: str) -> PreTrainedModel:
 def texts(length: int, vocabulary: int, *, packed: bool) -> tuple[Dataset, float]:
     """Return sequences for all steps, and the mean number of tokens in a step."""
     chance = random.Random(0)
-    examples = []
+    examples: list[dict[str, Any]] = []
     for i in range(4 * STEPS * BATCH):
         ids = [chance.randrange(10, vocabulary) for _ in range(chance.randrange(length // 20, length))]
         examples.append({"row_id": i, "input_ids": ids, "labels": ids})

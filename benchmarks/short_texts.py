@@ -75,7 +75,9 @@ def accuracy(model: Any, test: Dataset) -> float:
     """Share of the rows whose label has the largest logit, one row at a time."""
     model.eval()
     with torch.inference_mode():
-        found = [model(torch.tensor([row["input_ids"]])).logits.argmax().item() == row["labels"] for row in test]
+        found: list[bool] = [
+            model(torch.tensor([row["input_ids"]])).logits.argmax().item() == row["labels"] for row in test
+        ]
     return sum(found) / len(found)
 
 

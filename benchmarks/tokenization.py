@@ -115,7 +115,7 @@ def works(tokenizer: Any, of_classifier: Any, texts: list[str]) -> list[Work]:
 
 def conversations(texts: list[str]) -> list[list[dict[str, str]]]:
     """Return conversations of two, four and six turns, each of at most 400 characters."""
-    found, start = [], 0
+    found, start = list[list[dict[str, str]]](), 0
     while start + 6 < len(texts):
         turns = texts[start : start + 2 + 2 * (len(found) % 3)]
         start += len(turns)

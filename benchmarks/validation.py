@@ -87,7 +87,7 @@ def rows(count: int, seed: int, known: list[str]) -> Iterator[dict[str, Any]]:
     for n in range(count):
         words = " ".join(f"w{chance.randrange(5000)}" for _ in range(20))
         first = chance.random()
-        row = {
+        row: dict[str, Any] = {
             "text": f"{seed}-{n} {words}",
             "label": f"label {chance.randrange(20)}",
             "key": 2**60 + n * 4 + seed,
@@ -99,7 +99,7 @@ def rows(count: int, seed: int, known: list[str]) -> Iterator[dict[str, Any]]:
         }
         while chance.random() < 0.02:
             known.append(row["text"])
-            faults = {
+            faults: dict[str, list[Any]] = {
                 "text": [None, "", " \n", "short", "x" * 500, chance.choice(known), chance.choice(known)],
                 "label": [None],
                 "key": [None, 2**60 + seed],

@@ -1,4 +1,4 @@
-"""Every path of a run in one place, and two ways to write an artifact completely or not at all."""
+"""Every path of a run in one place, and how files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -105,15 +105,15 @@ class Artifacts:
     verify_resume_lock = _Below("scratch", "verify-resume.lock")
     """Held by `verify-resume`."""
     raw = _Below("run", "raw")
-    """ingest: rows as the source gives them, `<split>.parquet` with a `row_id`."""
+    """ingest: rows as the source gives them, a folder of Parquet shards for each split, and source.json."""
     validated = _Below("run", "validated")
-    """validate: `rows/<split>.parquet`, quarantine.parquet and report.html."""
+    """validate: rows/, the profile, validation.json, quarantine.parquet and report.html."""
     data_profile = _Below("validated", "evergreen-data-profile.dat")
-    """validate: what a later run needs to see whether its rows have drifted; a release carries it under the same name."""
+    """validate: what a later run needs to see whether its rows drifted; a release carries it under the same name."""
     rows = _Below("validated", "rows")
-    """validate: the rows that passed, `<split>.parquet`."""
+    """validate: the rows that passed, a folder of Parquet shards for each split."""
     tokens = _Below("run", "tokens")
-    """tokenize: `<split>.arrow`, tokenizer/ and objective.json."""
+    """tokenize: a folder of Arrow shards for each split, tokenizer/, objective.json and statistics.json."""
     tokenizer = _Below("tokens", "tokenizer")
     """tokenize: the tokenizer, as transformers saves it."""
     model = _Below("run", "model")
@@ -177,6 +177,14 @@ def whole_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Give a file a second name, which takes no space; where the file system cannot do that, copy it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def flush(folder: Path) -> None:

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import pickle
 import shutil
 import tempfile
@@ -25,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from params.artifacts import Artifacts
+from params.artifacts import Artifacts, link_or_copy
 from params.dvc_files import Inputs
 from params.hashing import file_sha256
 from params.schema import Launch
@@ -138,7 +137,7 @@ class _Cache:
                 raise LookupError(entry)
             for number in hashes:
                 work.files[number].parent.mkdir(parents=True, exist_ok=True)
-                _link(entry / str(number), work.files[number])
+                link_or_copy(entry / str(number), work.files[number])
         except (OSError, UnicodeDecodeError) as error:
             raise LookupError(entry) from error
         return result
@@ -153,7 +152,7 @@ class _Cache:
                 hashes = {}
                 for number, file in enumerate(work.files):
                     if file.exists():
-                        _link(file, partial_entry / str(number))
+                        link_or_copy(file, partial_entry / str(number))
                         hashes[number] = file_sha256(file)
                 content = pickle.dumps((result, hashes))
                 digest = hashlib.sha256(content).hexdigest()
@@ -172,14 +171,6 @@ class _Cache:
 def settings_key(**settings: Any) -> str:
     """Return a hash of settings that JSON can hold."""
     return _digest(settings)
-
-
-def _link(source: Path, target: Path) -> None:
-    """Give a file a second name, which takes no space; where that cannot be done, copy it."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _digest(value: Any) -> str:

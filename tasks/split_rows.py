@@ -1,18 +1,18 @@
 """The rows of a split, as ingest and validate write them: Parquet shards (trainer.data.shards).
 
-A shard has the columns and types of its own rows. The split has those of all: a column that a shard lacks is null there,
-and integers are doubles if another shard has doubles. `_common_metadata` holds that schema.
+A shard has the columns and types of its own rows. The split has those of all: a column that a shard lacks is null
+there, and integers are doubles if another shard has doubles. `_common_metadata` holds that schema.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -77,15 +77,17 @@ class SplitRows:
         """Return all rows."""
         return pa.concat_tables([self.schema.empty_table(), *(table for _, table in self.shards())])
 
-    def row(self, row_id: int) -> dict[str, Any] | None:
-        """Return one row; None if the split does not have it."""
-        number = bisect_right([shard.first_row_id for shard in self.manifest.shards], row_id) - 1
-        if number < 0:
-            return None
-        shard = self.manifest.shards[number]
-        found = pq.read_table(self.manifest.path(shard), filters=[(ROW, "==", row_id - shard.first_row_id)])
-        rows: list[dict[str, Any]] = self._of_split(found, shard, self.schema).to_pylist()
-        return rows[0] if rows else None
+    def pick(self, row_ids: Collection[int], columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows with these ids in the split's order, with all columns or `row_id` and some; skip unknown ids.
+
+        Only the shards that can hold one of the rows are read.
+        """
+        wanted = np.unique(np.fromiter(row_ids, np.int64))
+        names = None if columns is None else list(dict.fromkeys([ROW_ID, *columns]))
+        starts = np.searchsorted(wanted, [shard.first_row_id for shard in self.manifest.shards])
+        for shard, own in zip(self.manifest.shards, np.split(wanted, starts)[1:], strict=True):
+            for batch in self.batches(names, shard=shard) if len(own) else ():
+                yield from batch.filter(pa.array(np.isin(batch[ROW_ID].to_numpy(), own))).to_pylist()
 
     def write_some(self, folder: Path, keep: Sequence[bool]) -> None:
         """Write the rows that `keep`, (N,), is true for to another folder, in the same shards as here."""

@@ -23,7 +23,7 @@ class Job(Section):
     launch: Launch
     metrics: Metrics | None = None
     tokens: Path
-    """Folder with `<split>.arrow`, tokenizer/ and objective.json."""
+    """Folder with a folder of shards for each split, tokenizer/ and objective.json."""
     folder: Path
     """Folder of this run's checkpoints and best weights."""
     identity: dict[str, str]

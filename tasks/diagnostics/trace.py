@@ -97,7 +97,7 @@ def _raw_row(artifacts: Artifacts, row_id: int) -> tuple[str, dict[str, Any]]:
         raise DataError(str(artifacts.raw), "there is no raw data", "run `evergreen ingest` for this recipe first")
     splits = {split: SplitRows(artifacts.raw / split) for split in SPLITS}
     for split, rows in splits.items():
-        if row := rows.row(row_id):
+        for row in rows.pick([row_id]):
             return split, row
     count = sum(len(rows) for rows in splits.values())
     raise DataError(str(artifacts.raw), f"there is no row {row_id}", f"use a row_id from 0 to {count - 1}")

@@ -80,32 +80,26 @@ class _Tests:
         of_row = numbers[len(known.values) :]
         counts = Counter(self.new.labels[known.column])
         unseen = [name for name, _ in counts.most_common() if label_hash(name) not in self.profile.labels[known.column]]
-        yield Finding(
-            Change(
-                what=f"new labels ({known.column})",
-                measure="share of new rows",
-                effect=round(unknown, 4),
-                floor=self.drift.min_new_labels,
-                p_value=float(p_values[1]),
-                moved=False,
-                detail=f"{_listed(unseen)}, {unknown:.1%} of the new rows" if unseen else "none",
-            ),
-            is_unknown[of_row].astype(float),
+        yield _finding(
+            what=f"new labels ({known.column})",
+            measure="share of new rows",
+            effect=unknown,
+            floor=self.drift.min_new_labels,
+            p_value=p_values[1],
+            detail=f"{_listed(unseen)}, {unknown:.1%} of the new rows" if unseen else "none",
+            examples=is_unknown[of_row].astype(float),
         )
         grown = np.argsort(now - before)[::-1]
         moved = [f"{names[codes[i]]} from {before[i]:.1%} to {now[i]:.1%}" for i in grown if codes[i] in names]
         distance = max(0.0, float(real[2] - by_chance[2]))  # with many labels, few rows always differ
-        yield Finding(
-            Change(
-                what=f"labels ({known.column})",
-                measure="total variation distance above chance",
-                effect=round(distance, 4),
-                floor=self.drift.min_label_change,
-                p_value=float(p_values[0]),
-                moved=False,
-                detail=f"{distance:.1%} differ, beyond chance; most of all {_listed(moved)}",
-            ),
-            (now - before)[of_row],
+        yield _finding(
+            what=f"labels ({known.column})",
+            measure="total variation distance above chance",
+            effect=distance,
+            floor=self.drift.min_label_change,
+            p_value=p_values[0],
+            detail=f"{distance:.1%} differ, beyond chance; most of all {_listed(moved)}",
+            examples=(now - before)[of_row],
         )
 
     def _texts(self, known: Sample, new: Sample) -> Iterator[Finding]:
@@ -115,17 +109,14 @@ class _Tests:
         if told is None:
             return
         area, p_value, scores = told
-        yield Finding(
-            Change(
-                what="words",
-                measure="area under the ROC curve",
-                effect=round(area, 4),
-                floor=self.drift.min_auc,
-                p_value=p_value,
-                moved=False,
-                detail=f"by its words, a new row is told from a known one in {area:.1%} of pairs (50% by chance)",
-            ),
-            scores[len(known.values) :],
+        yield _finding(
+            what="words",
+            measure="area under the ROC curve",
+            effect=area,
+            floor=self.drift.min_auc,
+            p_value=p_value,
+            detail=f"by its words, a new row is told from a known one in {area:.1%} of pairs (50% by chance)",
+            examples=scores[len(known.values) :],
         )
 
     def _numbers(self, known: Sample, new: Sample) -> Finding:
@@ -142,17 +133,14 @@ class _Tests:
         examples = np.full(len(self.new.row_ids), -np.inf)
         is_there = np.isfinite(self.new.numbers[new.column]) if known.kind == "number" else slice(None)
         examples[is_there] = (new.values - before) * math.copysign(1.0, float(new.values.mean() - known.values.mean()))
-        return Finding(
-            Change(
-                what=f"length of {known.column}" if known.kind == "length" else known.column,
-                measure="Wasserstein distance in standard deviations",
-                effect=round(distance, 4),
-                floor=self.drift.min_distance,
-                p_value=float(p_values[0]),
-                moved=False,
-                detail=f"the median went from {before:,.4g} to {now:,.4g}; {distance:.2f} standard deviations",
-            ),
-            examples,
+        return _finding(
+            what=f"length of {known.column}" if known.kind == "length" else known.column,
+            measure="Wasserstein distance in standard deviations",
+            effect=distance,
+            floor=self.drift.min_distance,
+            p_value=p_values[0],
+            detail=f"the median went from {before:,.4g} to {now:,.4g}; {distance:.2f} standard deviations",
+            examples=examples,
         )
 
     def _permute(
@@ -165,6 +153,22 @@ class _Tests:
         """Enough that one test can reject at the level that Holm's method asks of the first."""
         tests = len(self.profile.samples) + len(self.profile.labels)
         return max(_PERMUTATIONS, math.ceil(2 * tests / (1 - self.drift.confidence)) - 1)
+
+
+def _finding(
+    *, what: str, measure: str, effect: float, floor: float, p_value: float, detail: str, examples: NDArray[np.float64]
+) -> Finding:
+    """A finding of one test by itself: whether it moved is decided over all of them."""
+    change = Change(
+        what=what,
+        measure=measure,
+        effect=round(effect, 4),
+        floor=floor,
+        p_value=float(p_value),
+        moved=False,
+        detail=detail,
+    )
+    return Finding(change, examples)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,7 +3,8 @@
     validated/rows/train/ -> validated/evergreen-data-profile.dat, which the release carries
                           -> a `DriftReport`, which the report of the validate stage holds
 
-Only the train split counts: it is what a model learns from. Held-out rows may come from elsewhere, and the gate looks at them.
+Only the train split counts: it is what a model learns from. Held-out rows may come from elsewhere, and the gate looks
+at them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from tasks.drift.comparison import Finding, compare
 from tasks.drift.profile import Profile
 from tasks.drift.published import fetch
 from tasks.drift.report import DriftReport, ExampleRow
-from tasks.drift.rows import MAX_SAMPLED, Columns, read_values, sample, scan, text_of
+from tasks.drift.rows import MAX_SAMPLED, Columns, sample, scan, text_of
 from tasks.split_rows import SplitRows
+from trainer.data.shards import ROW_ID
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,7 +105,7 @@ def _compared(
     changes = tuple(finding.change for finding in findings)
     known_rows = max(len(one.values) for one in reference.samples)
     shown = _shown(findings, new_ids)
-    values = read_values(rows, columns, shown) if shown else {}
+    values = {row.pop(ROW_ID): row for row in rows.pick(shown, columns.content)}
     examples = tuple(
         ExampleRow(row_id=row_id, values={name: _shorten(value) for name, value in values[row_id].items()})
         for row_id in shown

@@ -1,8 +1,8 @@
 """The profile of the rows that a model learned from: what a later run needs to see whether its new rows are like them.
 
-A release carries it as one Parquet file (not by that suffix: the Hub's client warns of data sets in a model's repository). It holds
-no text: labels, words and whole rows are hashes. What was measured on the same row stands apart: each column of the data is sorted
-by itself, so that no row can be put together again.
+A release carries it as one Parquet file (not by that suffix: the Hub's client warns of data sets in a model's
+repository). It holds no text: labels, words and whole rows are hashes. What was measured on the same row stands apart:
+each column of the data is sorted by itself, so that no row can be put together again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sample:
     """(N,) numbers or hashes of the rows' groups; None if each row is on its own."""
 
     def sorted(self) -> Self:
-        """Return the same values in ascending order, with groups numbered anew: nothing links them to another measure."""
+        """Return the same values in ascending order, groups numbered anew: nothing links them to another measure."""
         if self.kind == "text":
             order: Any = sorted(range(len(self.values)), key=lambda i: self.values[i])
             values: Any = [self.values[i] for i in order]

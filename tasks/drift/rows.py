@@ -1,8 +1,9 @@
 """The rows of the train split that drift looks at, chosen by a hash of their content.
 
-The rows with the smallest hashes are a random sample that does not depend on order, and a row that is in the sample of one run is in
-that of a later run with more rows unless smaller hashes push it out (bottom-k sketches: Cohen and Kaplan 2007,
-https://doi.org/10.1145/1281100.1281133). So two runs can tell their old and new rows apart without each other's rows.
+The rows with the smallest hashes are a random sample that does not depend on order, and a row that is in the sample of
+one run is in that of a later run with more rows unless smaller hashes push it out (bottom-k sketches: Cohen and Kaplan
+2007, https://doi.org/10.1145/1281100.1281133). So two runs can tell their old and new rows apart without each other's
+rows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MAX_LABELS: Final = 10_000
 BUCKETS: Final = 2**17
 """Number of hashed features."""
 MAX_FEATURES: Final = 256
-"""Most features of a row. Of longer texts the smallest ones are kept, which are the same in all texts that have them."""
+"""Most features of a row; of longer texts the smallest ones, which are the same in all texts that have them."""
 _MAX_CHARACTERS = 20_000
 _FEWEST_IDS = 20
 _NO_SPACES = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
@@ -152,9 +153,8 @@ def scan(rows: SplitRows, columns: Columns) -> Scan:
 def sample(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64]) -> SampledRows:
     """Read the rows with these ids, and keep what is compared of them; the result has the order of `row_ids`."""
     found: dict[int, dict[str, Any]] = {}
-    wanted = np.sort(row_ids)
-    needed = dict.fromkeys([ROW_ID, *columns.content, *columns.numbers, *columns.group_by])
-    for row in _rows(rows, list(needed), wanted):
+    for row in rows.pick(row_ids, [*columns.content, *columns.numbers, *columns.group_by]):
+        made_progress()
         texts = {column: text_of(row[column]) for column in columns.texts}
         found[row[ROW_ID]] = {
             "group": hash_of([row[column] for column in columns.group_by]),
@@ -176,12 +176,6 @@ def sample(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64]) -> Sam
         {name: np.array(values, float) for name, values in columns_of("numbers", columns.numbers).items()},
         [row["features"] for row in ordered],
     )
-
-
-def read_values(rows: SplitRows, columns: Columns, row_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return the content of a few rows by row_id."""
-    wanted = np.sort(np.array(row_ids, np.int64))
-    return {row.pop(ROW_ID): row for row in _rows(rows, [ROW_ID, *columns.content], wanted)}
 
 
 def are_ids(values: NDArray[np.float64]) -> bool:
@@ -218,14 +212,6 @@ def features_of(texts: Iterable[str]) -> list[int]:
         for gram in (*words, *map(" ".join, itertools.pairwise(words))):
             found.add(zlib.crc32(f"{column} {gram}".encode()) % BUCKETS)
     return sorted(found)[:MAX_FEATURES]
-
-
-def _rows(rows: SplitRows, columns: list[str], wanted: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-    """Yield the rows with these ids, which are ascending."""
-    for batch in _batches(rows, columns):
-        chosen = np.flatnonzero(np.isin(batch[ROW_ID].to_numpy(), wanted))
-        if len(chosen):
-            yield from batch.take(chosen).to_pylist()
 
 
 def _batches(rows: SplitRows, columns: list[str]) -> Iterator[Any]:

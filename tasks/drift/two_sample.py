@@ -1,15 +1,17 @@
 """Tests of whether new and known values have the same distribution, by permutation.
 
-A test draws which observations are new, again and again, and counts how often the statistic is as large as the real one. That is exact
-for any number of values, with ties and with rare labels (Phipson and Smyth 2010, https://doi.org/10.2202/1544-6115.1585), and stays so
-if it ends early where nothing is to be found (Besag and Clifford 1991, https://doi.org/10.1093/biomet/78.2.301). An observation is
-a row or, where rows belong together, a group of rows: all of its rows count as one.
+A test draws which observations are new, again and again, and counts how often the statistic is as large as the real
+one. That is exact for any number of values, with ties and with rare labels (Phipson and Smyth 2010,
+https://doi.org/10.2202/1544-6115.1585), and stays so if it ends early where nothing is to be found (Besag and Clifford
+1991, https://doi.org/10.1093/biomet/78.2.301). An observation is a row or, where rows belong together, a group of rows:
+all of its rows count as one.
 
     labels    Pearson's chi-square of the two-way table; and the share of labels that only new rows have
     numbers   the statistic of Kolmogorov and Smirnov
-    texts     the area under the ROC curve of a classifier that tells new rows from known ones. It learns from one half of the
-              observations and is tested on the other (Lopez-Paz and Oquab 2017, https://arxiv.org/abs/1610.06545). Cross-validation
-              would use all rows, but its folds depend on each other: permuting scores then rejects too often.
+    texts     the area under the ROC curve of a classifier that tells new rows from known ones. It learns from one half
+              of the observations and is tested on the other (Lopez-Paz and Oquab 2017,
+              https://arxiv.org/abs/1610.06545). Cross-validation would use all rows, but its folds depend on each
+              other: permuting scores then rejects too often.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ class Sides:
 def permute(
     shares: Shares, new: int, statistic: Statistic, *, permutations: int, random: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the statistics (S,), and of each the probability of one as large if all observations were alike, and its mean then.
+    """Return the statistics (S,) and, if all observations are alike, the probability of one as large and its mean.
 
     Args:
         shares: (V, U); the last `new` observations are the new ones.
@@ -111,7 +113,7 @@ def permute(
 def label_statistics(
     counts: NDArray[np.float64], totals: NDArray[np.float64], new: int, units: int
 ) -> NDArray[np.float64]:
-    """Chi-square, the share of new observations with a label that no known one has, and the total variation distance."""
+    """Chi-square, the share of new observations with a label that no known one has, and total variation distance."""
     chi_square = ((counts - totals * new / units) ** 2 / totals).sum(axis=1)
     only_new = np.where(totals - counts < 1e-9, counts, 0.0).sum(axis=1) / new
     distance = np.abs(counts / new - (totals - counts) / (units - new)).sum(axis=1) / 2
@@ -148,8 +150,8 @@ def tell_apart(
         random: draws halves and permutations.
 
     Returns:
-        The area under its ROC curve on rows that it did not learn from, the probability of one as large by chance, and how new each
-        row looks to it, (N,). None if there are too few observations.
+        The area under its ROC curve on rows that it did not learn from, the probability of one as large by chance, and
+        how new each row looks to it, (N,). None if there are too few observations.
     """
     if min(sides.known, sides.new) < FEWEST_TEXTS:
         return None
@@ -176,7 +178,8 @@ def area_under_curve(
 ) -> tuple[float, float]:
     """Return the area under the ROC curve of scores (N,), and the probability of one as large by chance.
 
-    It follows from the mean rank of the new observations (Mann and Whitney 1947, https://doi.org/10.1214/aoms/1177730491).
+    It follows from the mean rank of the new observations (Mann and Whitney 1947,
+    https://doi.org/10.1214/aoms/1177730491).
     """
     from scipy.sparse import csr_array
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -14,23 +15,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def read_groups(rows: SplitRows, row_ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Return the number of each row's group, (N,); None if each row of the split is on its own.
+@dataclass(frozen=True)
+class RowGroups:
+    """The group of each row of a split."""
 
-    A group has the same number whichever rows are asked for: two models may have scores of different rows.
+    row_ids: NDArray[np.int64]
+    """(N,), ascending."""
+    numbers: NDArray[np.int64]
+    """(N,), equal for rows that belong together."""
 
-    Args:
-        rows: a split of the validated rows, which names the columns that make a group.
-        row_ids: (N,), ascending, some rows of the split.
-    """
-    if not rows.group_by:
-        return None
-    numbers, is_group, groups = dict[str, int](), False, np.zeros(len(row_ids), np.int64)
-    for row in rows.rows([ROW_ID, *rows.group_by]):
-        key = json.dumps([row[column] for column in rows.group_by], default=str, sort_keys=True)
-        is_group |= key in numbers
-        number = numbers.setdefault(key, len(numbers))
-        position = int(np.searchsorted(row_ids, row[ROW_ID]))
-        if position < len(row_ids) and row_ids[position] == row[ROW_ID]:
-            groups[position] = number
-    return groups if is_group else None
+    @classmethod
+    def read(cls, rows: SplitRows) -> Self | None:
+        """Read the groups of a split, which names the columns that make a group; None if each row is on its own."""
+        row_ids, numbers, known = list[int](), list[int](), dict[str, int]()
+        for row in rows.rows([ROW_ID, *rows.group_by]) if rows.group_by else ():
+            key = json.dumps([row[column] for column in rows.group_by], default=str, sort_keys=True)
+            numbers.append(known.setdefault(key, len(known)))
+            row_ids.append(row[ROW_ID])
+        return cls(np.array(row_ids), np.array(numbers)) if len(known) < len(numbers) else None
+
+    def of(self, row_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of some rows of the split, (M,): two models may have scores of different rows."""
+        return self.numbers[np.searchsorted(self.row_ids, row_ids)]

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from params import ModelError
 from params.schema import Direction
+from tasks.evaluation.groups import RowGroups
 from tasks.progress import progress
 
 if TYPE_CHECKING:
@@ -102,8 +103,9 @@ def score(
     metrics: EvaluationMetrics,
     batch_size: int,
     name: str,
+    groups: RowGroups | None = None,
 ) -> Scores:
-    """Score every row of a split.
+    """Score every row of a split, whose groups are `groups`.
 
     Every score must be finite.
 
@@ -123,7 +125,8 @@ def score(
     ids, table = np.concatenate(row_ids), np.concatenate(measured)
     order = np.lexsort((*table.T, ids))  # the windows of a row in the same order for every batch size: equal sums
     rows, starts = np.unique(ids[order], return_index=True)
-    scores = Scores(rows, dict(zip(names, np.add.reduceat(table[order], starts).T, strict=True)))
+    columns = dict(zip(names, np.add.reduceat(table[order], starts).T, strict=True))
+    scores = Scores(rows, columns, groups.of(rows) if groups else None)
     _refuse_non_finite(scores, name)
     return scores
 

@@ -70,11 +70,8 @@ def read_texts(rows: SplitRows, row_ids: Sequence[int], text: Callable[[Mapping[
     Raises:
         DataError: a row is missing.
     """
-    missing, found = set(row_ids), dict[int, str]()
-    for batch in rows.batches():
-        if not missing.isdisjoint(batch.column(ROW_ID).to_pylist()):
-            found |= {row[ROW_ID]: text(row) for row in batch.to_pylist() if row[ROW_ID] in missing}
-    if missing := missing - found.keys():
+    found = {row[ROW_ID]: text(row) for row in rows.pick(row_ids)}
+    if missing := set(row_ids) - found.keys():
         raise DataError(
             str(rows.folder), f"has no row with row_id {min(missing)}", "run the stages from validate on again"
         )

@@ -18,7 +18,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
 from tasks import digests
 from tasks.evaluation import champion, gate
 from tasks.evaluation.analysis import Analysis
-from tasks.evaluation.groups import read_groups
+from tasks.evaluation.groups import RowGroups
 from tasks.evaluation.receipt_log import log_verdict, read_entries
 from tasks.evaluation.report import Blessing, Champion, EvaluationReport, RowUse
 from tasks.evaluation.row_use import ComparisonId, RowHashes, row_use
@@ -83,9 +83,10 @@ def evaluate(
     published = champion.fetch(artifacts, repo_id=repo_id, endpoint=endpoint, weights=weights)
     is_champion = published.champion is not None and published.champion.weights == weights
     with whole_folder(artifacts.evaluation) as folder:
-        scorer = _Scorer(artifacts, built, state, model, evaluation, seed, launch, resampler, folder)
-        scored = scorer.score_all(published)
         rows = SplitRows(artifacts.rows / evaluation.split)
+        groups = RowGroups.read(rows)
+        scorer = _Scorer(artifacts, built, state, model, evaluation, seed, launch, resampler, rows, groups, folder)
+        scored = scorer.score_all(published)
         details = Analysis(built, state, evaluation, rows, resampler, scored).details()
         use: RowUse | None = None
         sketch: tuple[str, ...] = ()
@@ -145,6 +146,8 @@ class _Scorer:
     seed: int
     launch: Launch
     resampler: Resampler
+    rows: SplitRows
+    groups: RowGroups | None
     folder: Path
 
     def score_all(self, published: champion.PublishedModel) -> ScoredModels:
@@ -191,7 +194,7 @@ class _Scorer:
         encoder = Encoder(self.objective, tokenizer, length if length < _NO_LIMIT else default_length, self.state)
         split = self.evaluation.split
         with ShardWorkers(self.artifacts, "evaluate", self.launch) as workers:
-            done = encode_splits({split: SplitRows(self.artifacts.rows / split)}, folder, encoder, workers)
+            done = encode_splits({split: self.rows}, folder, encoder, workers)
         encoded = done[split].statistics
         message = "evaluate: the champion's tokenizer gives %d sequences; %d rows are truncated and %d unused"
         logger.info(message, encoded.sequences, encoded.truncated_rows, encoded.unused_rows)
@@ -217,8 +220,8 @@ class _Scorer:
             metrics=accumulator,
             batch_size=self.launch.eval_batch_size,
             name=name,
+            groups=self.groups,
         )
-        scores = replace(scores, groups=read_groups(SplitRows(self.artifacts.rows / split), scores.row_ids))
         del network
         gc.collect()
         scores.write(self.folder / "scores" / f"{name}.parquet")

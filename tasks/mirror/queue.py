@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import shutil
 import threading
 from pathlib import Path
 
+from params.artifacts import link_or_copy
 from trainer.checkpoints.sealed import MANIFEST, all_checkpoints
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class UploadQueue:
         partial, target = self._folder / ".partial", self._folder / sealed.name
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            shutil.copytree(sealed, partial, copy_function=_link_or_copy)
+            shutil.copytree(sealed, partial, copy_function=link_or_copy)
             names = {p.relative_to(partial).as_posix() for p in partial.rglob("*") if p.is_file()}
             if names != {MANIFEST, *json.loads((partial / MANIFEST).read_text(encoding="utf-8"))}:
                 return "files are missing"
@@ -99,12 +99,3 @@ class UploadQueue:
 def _best(folder: Path) -> list[Path]:
     """Return the newest best weights in a folder, if any."""
     return sorted(folder.glob("best-*"), key=lambda path: int(path.name.removeprefix("best-")))[-1:]
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, target)

@@ -11,7 +11,7 @@ import pytest
 
 from params.artifacts import Artifacts
 from params.schema import Data, Launch
-from tasks.evaluation.groups import read_groups
+from tasks.evaluation.groups import RowGroups
 from tasks.ingestion.stage import ingest
 from tasks.split_rows import SplitRows
 
@@ -32,14 +32,11 @@ def test_rows_of_equal_values_are_a_group(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 2)
     rows = written(tmp_path, [{"id": 7}, None, {"id": 8}, {"id": 7}, None], group_by=["customer"])
     ids = np.array(rows.table()["row_id"])
-    found = read_groups(rows, ids)
+    found = RowGroups.read(rows)
     assert found is not None
-    assert found.tolist() == [0, 1, 2, 0, 1]
-    some = read_groups(rows, ids[[0, 3, 4]])
-    assert some is not None
-    assert some.tolist() == [0, 0, 1]
-    others = read_groups(rows, ids[[2, 4]])  # models with other tokenizers have scores of other rows
-    assert others is not None
+    assert found.of(ids).tolist() == [0, 1, 2, 0, 1]
+    assert found.of(ids[[0, 3, 4]]).tolist() == [0, 0, 1]
+    others = found.of(ids[[2, 4]])  # models with other tokenizers have scores of other rows
     assert others.tolist() == [2, 1], "a group has one number, whichever rows are asked for"
 
 
@@ -47,5 +44,4 @@ def test_rows_of_equal_values_are_a_group(tmp_path: Path, monkeypatch: pytest.Mo
     ("values", "group_by"), [(["a", "a"], []), (["a", "b"], ["customer"])], ids=["no columns", "each on its own"]
 )
 def test_rows_without_groups_are_independent(tmp_path: Path, values: list[str], group_by: list[str]) -> None:
-    rows = written(tmp_path, values, group_by=group_by)
-    assert read_groups(rows, np.array(rows.table()["row_id"])) is None
+    assert RowGroups.read(written(tmp_path, values, group_by=group_by)) is None

@@ -235,9 +235,9 @@ class TestParts:
         assert sorted(row["row_id"] for of in rows.values() for row in of) == list(range(3300))
         assert all(row["text"] == f"text {row['row_id']}" for of in rows.values() for row in of)
         stored = SplitRows(tmp_path / "runs/r/raw/test")
-        assert [stored.row(row["row_id"]) for row in rows["test"]] == rows["test"]
-        assert stored.row(rows["train"][0]["row_id"]) is None
-        assert stored.row(-1) is stored.row(3300) is None
+        ids = [row["row_id"] for row in rows["test"]]
+        assert list(stored.pick(ids)) == rows["test"]
+        assert list(stored.pick([-1, rows["train"][0]["row_id"], 3300])) == []
 
     def test_parts_do_not_depend_on_the_division_into_files(self, tmp_path: Path) -> None:
         rows = rows_of(5300)
