@@ -1,6 +1,6 @@
 """Seconds and peak memory of the stages that prepare data, with one process and with two; and after 1 % of rows were added.
 
-    python -m benchmarks.data_stages [rows] [folder of a tokenizer]
+    python -m benchmarks.data_stages [rows] [processes, such as 1,2] [folder of a tokenizer]
 
 The rows have about 120 bytes; some are blank, too short, without a label or twice there. Memory is the proportional set size of
 a stage's processes together. Without a tokenizer's folder, one of 8,000 tokens is trained on some of the rows first.
@@ -11,16 +11,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import random
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 
-from params.artifacts import Artifacts
+from params.artifacts import SPLITS, Artifacts
+from params.dvc_files import Inputs
 from params.schema import Data, Expectation, Launch, ObjectiveChoice, Tokenization, TrainTokenizer, Validation
 from trainer.data.shards import digest
 
@@ -29,16 +31,18 @@ LABELS, WORDS = 77, 20_000
 
 
 def rows(count: int, start: int = 0) -> Iterator[dict[str, str | None]]:
-    """Yield rows; one in 500 has a fault."""
-    words = [f"{'bcdfghklmnprstvz'[i % 16]}{'aeiou'[i % 5]}{i:x}" for i in range(WORDS)]
-    for number in range(start, start + count):
-        chance = random.Random(number if number % 1000 else 0)  # every thousandth row is the same
-        text = " ".join(chance.choices(words, k=chance.randint(12, 24)))
-        fault = number % 2500
-        yield {
-            "text": {0: "", 500: "ab", 1000: None}.get(fault, text),
-            "label": None if fault == 1500 else f"intent {number % LABELS}",
-        }
+    """Yield rows; one in 500 has a fault. `start` is a multiple of 1,000."""
+    words = np.array([f"{'bcdfghklmnprstvz'[i % 16]}{'aeiou'[i % 5]}{i:x}" for i in range(WORDS)], object)
+    for first in range(start, start + count, 1000):
+        chance = np.random.default_rng(first)
+        texts, lengths = words[chance.integers(0, WORDS, (1000, 24))], chance.integers(12, 25, 1000)
+        for number in range(first, min(first + 1000, start + count)):
+            fault = number % 2500
+            text = " ".join(texts[number - first, : lengths[number - first]])
+            yield {
+                "text": {0: "", 500: "ab", 1000: None, 2000: "the same text in several rows"}.get(fault, text),
+                "label": None if fault == 1500 else f"intent {number % LABELS}",
+            }
 
 
 def write(path: Path, count: int, *, start: int = 0) -> None:
@@ -50,18 +54,15 @@ def write(path: Path, count: int, *, start: int = 0) -> None:
 def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
     """Run one stage in this process."""
     artifacts, launch = Artifacts("rows", root), Launch(micro_batch_size=1, data_workers=workers)
+    inputs = Inputs(stage, artifacts, {}, {"benchmarks": {"data_stages.py": ""}})  # with code, work is kept
     objective = ObjectiveChoice(name="sequence_classification")
     if stage == "ingest":
         from tasks.ingestion.stage import ingest
 
         source = {"kind": "files", "train": "rows.jsonl"}
         shares = {"validation": 0.05, "test": 0.05}
-        ingest(
-            artifacts,
-            data=Data.model_validate({"source": source, "split": shares}),
-            seed=0,
-            launch=Launch(micro_batch_size=1),
-        )
+        data = Data.model_validate({"source": source, "split": shares})
+        ingest(artifacts, data=data, seed=0, launch=launch, inputs=inputs)
     elif stage == "validate":
         from tasks.validation.stage import validate
 
@@ -79,7 +80,7 @@ def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
         tokenization = Tokenization.model_validate(
             {"max_length": 96, "tokenizer": {"kind": "pretrained", "path": tokenizer}}
         )
-        tokenize(artifacts, tokenization=tokenization, objective=objective, launch=launch)
+        tokenize(artifacts, tokenization=tokenization, objective=objective, launch=launch, inputs=inputs)
 
 
 def measure(stage: str, root: Path, tokenizer: str, workers: int) -> tuple[float, float]:
@@ -118,24 +119,25 @@ def own_tokenizer(folder: Path) -> str:
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 200_000
+    processes = [int(text) for text in sys.argv[2].split(",")] if len(sys.argv) > 2 else [1, 2]
     with tempfile.TemporaryDirectory(prefix="data_stages") as folder:
         root = Path(folder)
-        tokenizer = sys.argv[2] if len(sys.argv) > 2 else own_tokenizer(root / "tokenizer")
+        tokenizer = sys.argv[3] if len(sys.argv) > 3 else own_tokenizer(root / "tokenizer")
         write(root / "rows.jsonl", count)
         print(f"{'stage':<24}{'processes':>10}{'seconds':>10}{'peak MiB':>10}", flush=True)
-        made = {}
-        for workers in (1, 2):
+        artifacts, made = Artifacts("rows", root), []
+        for workers in processes:
+            shutil.rmtree(artifacts.shards, ignore_errors=True)
             for stage in STAGES:
                 seconds, peak = measure(stage, root, tokenizer, workers)
                 print(f"{stage:<24}{workers:>10}{seconds:>10.1f}{peak:>10.0f}", flush=True)
-            artifacts = Artifacts("rows", root)
             folders = (artifacts.raw, artifacts.rows, artifacts.tokens)
-            made[workers] = [digest(one / split) for one in folders for split in ("train", "validation", "test")]
-        print(f"equal bytes with one process and two: {made[1] == made[2]}", flush=True)
+            made.append([digest(one / split) for one in folders for split in SPLITS])
+        print(f"equal bytes with {processes} processes: {all(one == made[0] for one in made)}", flush=True)
         write(root / "rows.jsonl", count // 100, start=count)
         for stage in STAGES:
-            seconds, peak = measure(stage, root, tokenizer, 2)
-            print(f"{f'{stage}, 1 % more rows':<24}{2:>10}{seconds:>10.1f}{peak:>10.0f}", flush=True)
+            seconds, peak = measure(stage, root, tokenizer, processes[-1])
+            print(f"{f'{stage}, 1 % more rows':<24}{processes[-1]:>10}{seconds:>10.1f}{peak:>10.0f}", flush=True)
 
 
 if __name__ == "__main__":
