@@ -29,6 +29,7 @@ from tasks.progress import made_progress
 
 INDEXED = (".csv", *JSON_SUFFIXES, ".parquet")
 """Suffixes of the formats that can be read from any row on."""
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,11 @@ class FileIndex:
     name: str
     rows: int
     sha256: str
-    """Hash of the file."""
+    """Hash of the content: of the file, or of `hashes`."""
     places: Sequence[Place]
     """Places of rows, from the first on; empty for Parquet, which has its own."""
     hashes: Sequence[str]
-    """Hash of the bytes from each place to the next one."""
+    """Hash of the bytes from each place to the next one; the first begins with the file."""
     csv_columns: CsvColumns | None = None
 
     def piece(self, first: int, rows: int) -> Piece:
@@ -111,27 +112,23 @@ def index_file(path: Path, name: str) -> FileIndex:
             columns, places, rows = scan_csv(path, name)
         else:
             places, rows = scan_json(path)
-        sha256, hashes = _hash(path, [place.offset for place in places])
-        return FileIndex(path, name, rows, sha256, places, hashes, columns)
+        hashes = list(_hashes(path, [0, *(place.offset for place in places[1:])]))
+        return FileIndex(path, name, rows, hashlib.sha256(repr(hashes).encode()).hexdigest(), places, hashes, columns)
 
 
-def _hash(path: Path, offsets: Sequence[int]) -> tuple[str, list[str]]:
-    """Return the hash of a file, and of its bytes from each of the offsets to the next one."""
-    whole, hashes = hashlib.sha256(), []
+def _hashes(path: Path, offsets: Sequence[int]) -> Iterator[str]:
+    """Yield the hash of a file's bytes from each of the offsets to the next one."""
     with path.open("rb") as file:
-        whole.update(file.read(offsets[0] if offsets else -1))
-        for start, stop in zip(offsets, [*offsets[1:], -1], strict=False):
-            own = hashlib.sha256()
-            for block in _blocks(file, stop - start if stop > 0 else -1):
-                own.update(block)
-                whole.update(block)
-            hashes.append(own.hexdigest())
+        for start, stop in zip(offsets, [*offsets[1:], None], strict=True):
+            found = hashlib.sha256()
+            for block in _blocks(file, None if stop is None else stop - start):
+                found.update(block)
             made_progress()
-    return whole.hexdigest(), hashes
+            yield found.hexdigest()
 
 
-def _blocks(file: IO[bytes], count: int) -> Iterator[bytes]:
-    """Yield the next `count` bytes, or all if `count` is negative."""
-    while block := file.read(1 << 20 if count < 0 else min(count, 1 << 20)):
-        count -= len(block) if count > 0 else 0
+def _blocks(file: IO[bytes], count: int | None) -> Iterator[bytes]:
+    """Yield the next `count` bytes, or all that are left."""
+    while block := file.read(_BLOCK_BYTES if count is None else min(count, _BLOCK_BYTES)):
+        count = None if count is None else count - len(block)
         yield block

@@ -45,13 +45,13 @@ class FileSource:
 
     @cached_property
     def revision(self) -> str:
-        """SHA-256 of the names and contents of all files."""
+        """SHA-256 of the names of all files and of hashes of their contents."""
         listing = hashlib.sha256()
         for name in sorted({name for names in self._names.values() for name in names}):
             path = self._folder / name
             with read_errors(path, name):
                 shown = path.name if Path(name).is_absolute() else name
-                sha256 = self._index(name).sha256 if name in self._indexes else file_sha256(path)
+                sha256 = self._index(name).sha256 if _is_indexed(name) else file_sha256(path)
                 listing.update(f"{shown}\0{sha256}\n".encode())
         return f"sha256:{listing.hexdigest()}"
 
@@ -62,7 +62,7 @@ class FileSource:
 
     def indexes(self, split: str) -> list[FileIndex] | None:
         self._check_columns(split)
-        if not all(Path(name).suffix.lower() in INDEXED for name in self._names[split]):
+        if not all(map(_is_indexed, self._names[split])):
             return None
         return [self._index(name) for name in self._names[split]]
 
@@ -117,3 +117,7 @@ class FileSource:
                 what = f"{pattern}: {name} has a format that cannot be read"
                 raise DataError.at(key, what, f"use files that end in {', '.join(SUFFIXES)}")
         return names
+
+
+def _is_indexed(name: str) -> bool:
+    return Path(name).suffix.lower() in INDEXED
