@@ -65,9 +65,8 @@ def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
             Expectation(type="expect_column_value_lengths_to_be_between", column="text", min_value=5, max_value=500),
         ]
         validation = Validation(expectations=expectations)
-        validate(
-            artifacts, seed=0, validation=validation, objective=objective, repo_id="benchmarks/rows", endpoint="local"
-        )
+        hub = {"repo_id": "benchmarks/rows", "endpoint": "local"}
+        validate(artifacts, seed=0, validation=validation, objective=objective, launch=launch, **hub)
     else:
         from tasks.tokenization.stage import tokenize
 

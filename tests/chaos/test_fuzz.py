@@ -26,7 +26,7 @@ from ruamel.yaml import YAML
 
 from params import EvergreenError
 from params.artifacts import SPLITS, Artifacts
-from params.schema import Data, Expectation, ObjectiveChoice, Validation
+from params.schema import Data, Expectation, Launch, ObjectiveChoice, Validation
 from tasks.diagnostics.check import check
 from tasks.ingestion.stage import ingest
 from tasks.split_rows import SplitRows
@@ -251,6 +251,7 @@ def test_odd_rows_are_kept_set_aside_or_an_error(
             objective=ObjectiveChoice.model_validate({"name": objective, **columns}),
             repo_id="tests/tiny",
             endpoint="local",
+            launch=Launch(micro_batch_size=1, data_workers=1),
         )
         assert report.rows_in == read.rows
         kept = {split: len(SplitRows(artifacts.rows / split)) for split in SPLITS}
