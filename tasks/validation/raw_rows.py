@@ -139,6 +139,31 @@ class PartWork:
         )
 
 
+def works_on(
+    parts: Sequence[Part],
+    *,
+    columns: Sequence[str],
+    skip: Positions = NOTHING,
+    paths: Sequence[Path] | None = None,
+    **settings: Any,
+) -> list[PartWork]:
+    """Return work on each of some shards.
+
+    Args:
+        parts: the shards.
+        columns: those that the work reads.
+        skip: positions of rows that do not count.
+        paths: the file that is written for each shard, if one is.
+        settings: all else that the result depends on, as JSON.
+    """
+    key = settings_key(**settings)
+    files = [[path] for path in paths] if paths else [[]] * len(parts)
+    return [
+        PartWork(replace(part, start=0), columns, within(skip, part.start, part.stop) - part.start, key, own)
+        for part, own in zip(parts, files, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class RawRows:
     """All rows of a run. A row's position is its index in the splits, put together in `ORDER`."""
@@ -161,33 +186,17 @@ class RawRows:
         return self.splits["train"].schema
 
     def run(
-        self,
-        function: Callable[[PartWork], ResultT],
-        parts: Sequence[Part],
-        *,
-        what: str,
-        columns: Sequence[str],
-        skip: Positions = NOTHING,
-        paths: Sequence[Path] | None = None,
-        **settings: Any,
+        self, function: Callable[[PartWork], ResultT], parts: Sequence[Part], *, what: str, **settings: Any
     ) -> list[ResultT]:
         """Return `function(work)` of each shard; that of an earlier run if nothing has changed that it depends on.
 
         Args:
             function: a function of a module, or a `functools.partial` of one.
             parts: the shards.
-            what: says what is done with the shards, in the log.
-            columns: those that the function reads.
-            skip: positions of rows that do not count.
-            paths: the file that it writes for each shard, if it writes one.
-            settings: all else that the result depends on, as JSON.
+            what: says what is done with the shards, for the log.
+            settings: as `works_on` takes them.
         """
-        key = settings_key(what=what, **settings)
-        works = [
-            PartWork(replace(part, start=0), columns, within(skip, part.start, part.stop) - part.start, key, files)
-            for part, files in zip(parts, [[path] for path in paths] if paths else [[]] * len(parts), strict=True)
-        ]
-        return self.workers.run(function, works, what=f"shards ({what})")
+        return self.workers.run(function, works_on(parts, work=what, **settings), what=f"shards ({what})")
 
     def span(self, split: str) -> range:
         """Return the positions of a split."""

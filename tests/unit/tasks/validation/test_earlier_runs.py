@@ -24,7 +24,7 @@ LONG = Expectation(type="expect_column_value_lengths_to_be_between", column="tex
 TWO_PROCESSES = Launch(micro_batch_size=1, data_workers=2)
 FUNCTIONS = {
     "labels": (stage, "labels_of_part"),
-    "rows": (by_row, "check_part"),
+    "rows": (by_row, "check_together"),
     "objective": (by_row, "rejected_rows"),
     "keys": (by_key, "hash_part"),
     "good": (good_rows, "write_part"),
@@ -84,9 +84,13 @@ class TestEarlierRuns:
 
         @functools.wraps(own)
         def noted(*arguments):
-            part = getattr(arguments[-1], "part", None)  # drift looks at the train split
-            shard = part.shard if part else arguments[-1].shard
-            self.done.setdefault(name, []).append(f"{part.split if part else 'train'} {int(shard.name[:5])}")
+            work = arguments[-1]
+            if name == "drift":
+                places = [f"train {int(work.shard.name[:5])}"]
+            else:
+                parts = [one.part for one in getattr(work, "works", [work])]
+                places = [f"{part.split} {int(part.shard.name[:5])}" for part in parts]
+            self.done.setdefault(name, []).extend(places)
             return own(*arguments)
 
         monkeypatch.setattr(module, function, noted)
@@ -107,10 +111,11 @@ class TestEarlierRuns:
         expectations = expectations or (UNIQUE, LONG)
         run_validation(self.artifacts, *expectations, objective=objective)
         anew = written(self.artifacts)
-        self.done.clear()
+        self.done = {}
         run_validation(self.artifacts, *expectations, objective=objective, inputs=inputs(self.artifacts, code))
         assert written(self.artifacts) == anew
-        return dict(self.done)
+        done, self.done = self.done, {}
+        return done
 
     def test_only_new_shards_are_checked(self):
         first = self.run()
@@ -152,8 +157,9 @@ class TestEarlierRuns:
         again = self.run(UNIQUE, LONG.model_copy(update={"min_value": 30}))
         assert len(again["rows"]) == 6
         assert "keys" not in again
-        again = self.run(Expectation(type="expect_compound_columns_to_be_unique", column_list=["text", "label"]))
-        assert len(again["keys"]) == 6
+        unique = Expectation(type="expect_compound_columns_to_be_unique", column_list=["text", "label"])
+        assert len(self.run(unique)["keys"]) == 6
+        assert len(self.run(unique.model_copy(update={"ignore_row_if": "never"}))["keys"]) == 6
 
     def test_new_label_is_checked_in_all_rows(self):
         self.run()
@@ -182,7 +188,7 @@ class TestEarlierRuns:
         assert again["rows"] == ["test 0", "validation 0"]
 
     def test_a_run_that_failed_keeps_what_it_had_done(self, monkeypatch):
-        check = by_row.check_part
+        check = by_row.check_together
 
         def fail_at_the_third(*arguments):
             if len(self.done.get("rows", ())) == 2:
@@ -190,7 +196,7 @@ class TestEarlierRuns:
             return check(*arguments)
 
         with monkeypatch.context() as patched:
-            patched.setattr(by_row, "check_part", fail_at_the_third)
+            patched.setattr(by_row, "check_together", fail_at_the_third)
             with pytest.raises(ValueError, match="not this one"):
                 run_validation(self.artifacts, UNIQUE, LONG, objective=CLASSES, inputs=inputs(self.artifacts))
         assert self.run()["rows"] == ["train 0", "train 1", "train 2", "train 3"]
