@@ -72,7 +72,14 @@ def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
         ]
         validation = Validation(expectations=expectations)
         validate(
-            artifacts, seed=0, validation=validation, objective=objective, repo_id="benchmarks/rows", endpoint="local"
+            artifacts,
+            seed=0,
+            validation=validation,
+            objective=objective,
+            repo_id="benchmarks/rows",
+            endpoint="local",
+            launch=launch,
+            inputs=inputs,
         )
     else:
         from tasks.tokenization.stage import tokenize

@@ -151,6 +151,7 @@ def stage(name: str, folder: Path, count: int) -> None:
             objective=objective,
             repo_id="benchmarks/rows",
             endpoint="local",
+            launch=Launch(micro_batch_size=1, data_workers=1),
         )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(

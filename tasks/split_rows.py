@@ -6,11 +6,12 @@ there, and integers are doubles if another shard has doubles. `_common_metadata`
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,9 @@ from params import DataError
 from params.artifacts import GROUP_BY
 from params.hashing import file_sha256
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SCHEMA: Final = "_common_metadata"
 """Parquet's usual name for a file without rows that has the columns of a folder's files."""
@@ -89,22 +93,33 @@ class SplitRows:
             for batch in self.batches(names, shard=shard) if len(own) else ():
                 yield from batch.filter(pa.array(np.isin(batch[ROW_ID].to_numpy(), own))).to_pylist()
 
-    def write_some(self, folder: Path, keep: Sequence[bool]) -> None:
-        """Write the rows that `keep`, (N,), is true for to another folder, in the same shards as here."""
-        folder.mkdir(parents=True)
-        kept, start = [], 0
-        for shard in self.manifest.shards:
-            chosen, path = keep[start : start + shard.rows], folder / shard.name
-            start += shard.rows
-            if all(chosen):
-                shutil.copyfile(self.manifest.path(shard), path)
-                kept.append(shard)
-            elif any(chosen):
-                table = _read(self.manifest.path(shard), pq.read_table).filter(pa.array(chosen))
-                pq.write_table(table, path, compression="zstd", row_group_size=_BATCH_ROWS)
-                kept.append(shard.model_copy(update={"rows": len(table), "sha256": file_sha256(path)}))
+    def only(self, shard: Shard) -> Self:
+        """Return the rows of one shard, with the columns of the split; a process gets no list of all shards with it."""
+        found = copy.copy(self)
+        found.manifest = Manifest(self.folder, (shard,))
+        return found
+
+    def with_nulls(self, shard: Shard, columns: Sequence[str]) -> set[str]:
+        """Return those of the columns that have a null in a shard; no values are read. Columns with fields are not known."""
+        metadata = _read(self.manifest.path(shard), pq.read_metadata)
+        number = {metadata.schema.column(n).path: n for n in range(metadata.num_columns)}
+        groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+        return {
+            name
+            for name in columns
+            if name not in number or any(group.column(number[name]).statistics.null_count for group in groups)
+        }
+
+    def write_some(self, shard: Shard, keep: NDArray[np.bool_], path: Path) -> dict[str, Any]:
+        """Write those rows of a shard that `keep`, (N,), is true for to another file, and return its `rows` and `sha256`."""
+        table = _read(self.manifest.path(shard), pq.read_table).filter(pa.array(keep))
+        pq.write_table(table, path, compression="zstd", row_group_size=_BATCH_ROWS)
+        return {"rows": len(table), "sha256": file_sha256(path)}
+
+    def write_manifest(self, folder: Path, shards: list[Shard]) -> None:
+        """Write the manifest and the columns of a folder that has shards of these rows."""
         shutil.copyfile(self.folder / SCHEMA, folder / SCHEMA)
-        Manifest.write(folder, kept)
+        Manifest.write(folder, shards)
 
     def _of_split(self, table: pa.Table, shard: Shard, schema: pa.Schema) -> pa.Table:
         if ROW_ID in schema.names:

@@ -23,6 +23,7 @@ from tasks.drift.profile import Profile
 from tasks.drift.published import fetch
 from tasks.drift.report import DriftReport, ExampleRow
 from tasks.drift.rows import MAX_SAMPLED, Columns, sample, scan, text_of
+from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 
@@ -39,6 +40,7 @@ _MAX_TEXT = 240
 def measure(
     artifacts: Artifacts,
     folder: Path,
+    workers: ShardWorkers,
     *,
     drift: Drift,
     kinds: Mapping[str, ColumnKind],
@@ -51,6 +53,7 @@ def measure(
     Args:
         artifacts: of the run; say where the local Hub is.
         folder: what will be `Artifacts.validated`.
+        workers: do the work on shards.
         drift: of the recipe.
         kinds: what the objective's columns hold.
         seed: of the permutations.
@@ -64,7 +67,7 @@ def measure(
         return None
     rows = SplitRows(folder / artifacts.rows.name / "train")
     columns = Columns.of(rows, kinds, drift.ignore)
-    scanned = scan(rows, columns)
+    scanned = scan(rows, columns, workers, artifacts.validation_keys)
     smallest = scanned.smallest
     profile = Profile.of(scanned, columns, sample(rows, columns, smallest.row_ids[:MAX_SAMPLED]))
     profile.save(folder / artifacts.data_profile.name)

@@ -11,19 +11,23 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import pickle
 import re
+import shutil
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from tasks.progress import made_progress
+from tasks.shard_work import ShardWorkers, settings_key
 from tasks.split_rows import SplitRows
-from trainer.data.shards import ROW_ID
+from trainer.data.shards import ROW_ID, Shard
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -130,24 +134,79 @@ class SampledRows:
     """The features of each row, ascending."""
 
 
-def scan(rows: SplitRows, columns: Columns) -> Scan:
-    """Look at all rows once, in memory that does not grow with them."""
-    smallest, count = SmallestHashes(), 0
-    labels: dict[str, dict[int, int]] = {column: {} for column in columns.labels}
-    for batch in _batches(rows, [ROW_ID, *columns.content]):
+def scan(rows: SplitRows, columns: Columns, workers: ShardWorkers, scratch: Path) -> Scan:
+    """Look at all rows once, in memory that does not grow with them.
+
+    Args:
+        rows: of the train split.
+        columns: those that are compared.
+        workers: look at each shard; what they saw is kept for the next run.
+        scratch: where a folder for what they saw may be.
+    """
+    shutil.rmtree(scratch, ignore_errors=True)  # a killed stage leaves it
+    try:
+        works = [
+            _Work(rows.only(shard), shard, columns, scratch / f"{number:05}")
+            for number, shard in enumerate(rows.manifest.shards)
+        ]
+        scratch.mkdir(parents=True)
+        workers.run(scan_shard, works, what="shards (drift)")
+        smallest, labels = SmallestHashes(), {column: Counter[int]() for column in columns.labels}
+        for work in works:
+            found: Scan = pickle.loads(work.file.read_bytes())  # noqa: S301 - this stage wrote it
+            smallest.add(found.smallest.hashes, found.smallest.row_ids + work.shard.first_row_id)
+            smallest.is_whole &= found.smallest.is_whole
+            for column in tuple(labels):
+                labels[column].update(found.labels.get(column, {}))
+                if column not in found.labels or len(labels[column]) > MAX_LABELS:
+                    del labels[column]
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Scan(len(rows), smallest, labels)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One shard to look at. What is seen goes to a file: that of all shards does not fit into memory."""
+
+    rows: SplitRows
+    shard: Shard
+    columns: Columns
+    file: Path
+
+    @property
+    def key(self) -> str:
+        types = [(name, str(self.rows.schema.field(name).type)) for name in self.columns.content]
+        return settings_key(work="drift", shard=self.shard.sha256, types=types, labels=self.columns.labels)
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.file]
+
+
+def scan_shard(work: _Work) -> None:
+    """Look at the rows of one shard, and write a `Scan`, whose row_ids begin at 0."""
+    shard, columns = work.shard, work.columns
+    found = Scan(shard.rows, SmallestHashes(), {})
+    counts = {column: Counter[str]() for column in columns.labels}
+    for batch in _batches(work.rows, [ROW_ID, *columns.content]):
         values = [batch[column].to_pylist() for column in columns.content]
-        hashes = np.fromiter((hash_of(row) for row in zip(*values, strict=True)), np.uint64, batch.num_rows)
-        smallest.add(hashes, batch[ROW_ID].to_numpy())
-        for column, found in zip(columns.labels, values, strict=False):  # the labels come first
-            if (counts := labels.get(column)) is None:
-                continue
-            for label, number in Counter(map(str, found)).items():
-                code = label_hash(label)
-                counts[code] = counts.get(code, 0) + number
-            if len(counts) > MAX_LABELS:
-                del labels[column]
-        count += batch.num_rows
-    return Scan(count, smallest, labels)
+        found.smallest.add(_hashes(values), batch[ROW_ID].to_numpy() - shard.first_row_id)
+        for column, labels in zip(columns.labels, values, strict=False):  # the labels come first
+            counts[column].update(map(str, labels))
+    labels = {
+        column: {label_hash(label): number for label, number in own.items()}
+        for column, own in counts.items()
+        if len(own) <= MAX_LABELS
+    }
+    work.file.write_bytes(pickle.dumps(replace(found, labels=labels)))
+
+
+def _hashes(columns: Sequence[Sequence[Any]]) -> NDArray[np.uint64]:
+    """Return `hash_of` each row of some columns."""
+    texts = map(", ".join, zip(*(map(_to_json, values) for values in columns), strict=True))
+    digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
+    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
 
 
 def sample(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64]) -> SampledRows:

@@ -6,8 +6,8 @@ buckets by their first bits; a bucket is read from all files, and has all rows o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from params.schema import Expectation
 from tasks.validation.by_column import whole_frame
-from tasks.validation.expectations import columns_of, compared_rows
+from tasks.validation.expectations import as_text, columns_of, compared_rows
 from tasks.validation.kinds import columns_read, condition_columns, without_condition
-from tasks.validation.raw_rows import NOTHING, Part, Positions, RawRows, within, without
+from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, without
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +38,10 @@ class Keys:
     """The hashed keys of some rows, on disk."""
 
     files: tuple[Path, ...]
-    """For each shard an array (3, N) of uint64: first and second half of the hash; position, its form in the upper 16 bits."""
+    """For each shard an array (3, N) of uint64: first and second half of the hash; place in the shard, with its form in the
+    upper 16 bits."""
+    starts: tuple[int, ...]
+    """Position of the first row of each shard."""
     rows: int
 
 
@@ -61,25 +64,30 @@ def hash_keys(expectation: Expectation, rows: RawRows, folder: Path, skip: Posit
         compared = compared_rows(expectation, without(everything, skip))
         skip = np.setdiff1d(np.arange(len(rows)), compared)
         expectation = without_condition(expectation)
-    files, count = [], 0
-    for number, part in enumerate(rows.parts):
-        path = folder / f"{number:05}.npy"
-        count += hash_part(part, expectation, within(skip, part.start, part.stop), path)
-        files.append(path)
-    return Keys(tuple(files), count)
+    files = [folder / f"{number:05}.npy" for number in range(len(rows.parts))]
+    counts = rows.run(
+        partial(hash_part, expectation),
+        rows.parts,
+        what="equal rows",
+        columns=columns_read(expectation, rows.schema),
+        skip=skip,
+        paths=files,
+        expectation=as_text(expectation),
+    )
+    return Keys(tuple(files), tuple(part.start for part in rows.parts), sum(counts))
 
 
-def hash_part(part: Part, expectation: Expectation, skip: Positions, path: Path) -> int:
+def hash_part(expectation: Expectation, work: PartWork) -> int:
     """Write the hashed keys of one shard, and return how many there are."""
-    columns = columns_of([expectation])
-    frame = part.frame(columns_read(expectation, part.rows.schema), frozenset(), skip)
+    columns, part = columns_of([expectation]), work.part
+    frame = part.frame(columns_read(expectation, part.rows.schema), frozenset(), work.skip)
     compared = compared_rows(expectation, frame)
-    table = part.table(columns).select(columns).take(compared - part.start)
+    table = part.table(columns).select(columns).take(compared)
     digests = b"".join(blake2b(key, digest_size=16).digest() for key in encode_keys(table))
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     places = compared.astype(np.uint64) | (key_forms(table) << _POSITION_BITS)
     order = np.lexsort((halves[1], halves[0]))
-    np.save(path, np.concatenate([halves, places[None]])[:, order])
+    np.save(work.files[0], np.concatenate([halves, places[None]])[:, order])
     return len(compared)
 
 
@@ -130,21 +138,22 @@ def find_duplicates(keys: Keys, set_aside: Positions) -> Duplicates:
     """Return the rows that repeat another; rows at the positions in `set_aside` come last among those with their key."""
     buckets = 1 << max(0, (keys.rows // BUCKET_ROWS).bit_length())
     width = (1 << 64) // buckets
-    found = [duplicates_in_bucket(keys.files, n * width, (n + 1) * width - 1, set_aside) for n in range(buckets)]
+    found = [duplicates_in_bucket(keys, n * width, (n + 1) * width - 1, set_aside) for n in range(buckets)]
     failing = np.concatenate([NOTHING, *(one.failing for one in found)])
     order = np.argsort(failing)
     repeats = np.concatenate([NOTHING, *(one.repeats for one in found)])
     return Duplicates(sum(one.members for one in found), failing[order], repeats[order])
 
 
-def duplicates_in_bucket(files: Sequence[Path], first: int, last: int, set_aside: Positions) -> Duplicates:
+def duplicates_in_bucket(keys: Keys, first: int, last: int, set_aside: Positions) -> Duplicates:
     """Return the rows that repeat another, of those whose hash begins with a number from `first` to `last`."""
     read: list[Any] = [np.zeros((3, 0), np.uint64)]
-    for path in files:
+    for path, position in zip(keys.files, keys.starts, strict=True):
         stored = np.load(path, mmap_mode="r")
         start = np.searchsorted(stored[0], np.uint64(first))
         stop = np.searchsorted(stored[0], np.uint64(last), side="right")
         read.append(np.array(stored[:, start:stop]))
+        read[-1][2] += np.uint64(position)
     one, two, places = np.concatenate(read, axis=1)
     order = np.lexsort((two, one))
     one, two, places = one[order], two[order], places[order]

@@ -110,7 +110,7 @@ def run_checks(
     results = _without_duplicates(checks, rows, skip)
     if objective is not None and type(objective).reject_reason is not Objective.reject_reason:
         failed = union([r.failing for r in results if r.origin == "objective" and r.failing is not None])
-        found = check_each_row(objective.reject_reason, rows, failed)
+        found = check_each_row(objective.reject_reason, rows, failed, objective=_identity(objective))
         results.append(_result(("objective", ROW_IS_USABLE), found, explain=objective.reject_reason))
     quarantined = quarantined_rows(results)
     for i, result in enumerate(results):
@@ -167,9 +167,15 @@ def _duplicates(result: CheckResult, rows: RawRows, skip: Positions, set_aside: 
 def known_to_training(method: Objective[Any], rows: RawRows, set_aside: Positions) -> CheckResult:
     """Compare the remaining rows with the remaining train split, as the objective does."""
     train = (row for part in rows.parts_of("train") for _, row in part.each(set_aside))
-    unseen_label = partial(method.unseen_label, state=method.collect_state(train))
-    found = check_each_row(unseen_label, rows, set_aside)
+    state = method.collect_state(train)
+    unseen_label = partial(method.unseen_label, state=state)
+    found = check_each_row(unseen_label, rows, set_aside, objective=_identity(method), state=state)
     return _result(("objective", ROW_IS_KNOWN), found, explain=unseen_label)
+
+
+def _identity(objective: Objective[Any]) -> list[Any]:
+    """Return what decides an objective's verdicts beside its code."""
+    return [type(objective).__module__, objective.options.model_dump(mode="json")]
 
 
 def quarantined_rows(results: Sequence[CheckResult]) -> Positions:

@@ -54,6 +54,11 @@ def passes(expectation: Expectation, failing: int, considered: int) -> bool:
     return bool(share >= expectation.arguments.get("mostly", 1))
 
 
+def as_text(expectation: Expectation) -> str:
+    """Return what decides which rows pass; the date 2026-01-01 is another text than the string."""
+    return f"{expectation.type} {expectation.arguments!r}"
+
+
 def columns_of(expectations: Iterable[Expectation]) -> list[str]:
     """Return the columns that the expectations need."""
     found: list[str] = []

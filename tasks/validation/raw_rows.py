@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from params import DataError
 from params.artifacts import SPLITS
 from params.loading import suggestion
+from tasks.shard_work import ShardWorkers, settings_key
 from tasks.split_rows import SplitRows
 from trainer.data.shards import ROW_ID, Shard
 from trainer.objectives.bases.objective import ColumnKind
@@ -29,6 +31,7 @@ SPLIT = "split"
 Positions = NDArray[np.int64]
 """Positions of rows, ascending."""
 NOTHING: Positions = np.array([], np.int64)
+ResultT = TypeVar("ResultT")
 
 
 def within(positions: Positions, start: int, stop: int) -> Positions:
@@ -57,6 +60,11 @@ class Part:
         """Position after the last row."""
         return self.start + self.shard.rows
 
+    @property
+    def path(self) -> Path:
+        """The shard's file."""
+        return self.rows.manifest.path(self.shard)
+
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows, with all columns or with `row_id` and some columns of the source."""
         import pyarrow as pa
@@ -76,11 +84,13 @@ class Part:
         frame = frame.astype(dict.fromkeys([name for name in columns if name in as_objects], object))
         return without(frame, within(skip, self.start, self.stop))
 
-    def each(self, skip: Positions = NOTHING) -> Iterator[tuple[int, dict[str, Any]]]:
+    def each(
+        self, skip: Positions = NOTHING, columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the rows with their positions, without those in `skip`; only a batch is in memory as Python objects."""
         skipped = set(within(skip, self.start, self.stop).tolist())
         position = self.start
-        for batch in self.rows.batches(None, 1000, shard=self.shard):
+        for batch in self.rows.batches(columns, 1000, shard=self.shard):
             for row in batch.to_pylist():
                 if position not in skipped:
                     yield position, row
@@ -103,6 +113,57 @@ def without(frame: pd.DataFrame, positions: Positions) -> pd.DataFrame:
     return frame.loc[~np.isin(frame.index.to_numpy(), positions)] if len(positions) else frame
 
 
+@dataclass(frozen=True, eq=False)
+class PartWork:
+    """Work on one shard. Its positions begin at 0, so what comes of it is the same when rows come before the shard."""
+
+    part: Part
+    columns: Sequence[str]
+    """The columns that the work reads; the others may change."""
+    skip: Positions
+    """Positions of the rows that do not count."""
+    settings: str
+    """Hash of all else that the result depends on."""
+    files: Sequence[Path]
+
+    @property
+    def key(self) -> str:
+        schema = self.part.rows.schema
+        return settings_key(
+            shard=self.part.shard.sha256,
+            columns=[(name, str(schema.field(name).type)) for name in self.columns if name in schema.names],
+            split=self.part.split if SPLIT in self.columns else None,
+            first_row_id=self.part.shard.first_row_id if ROW_ID in self.columns else None,
+            skip=hashlib.sha256(self.skip.tobytes()).hexdigest(),
+            settings=self.settings,
+        )
+
+
+def works_on(
+    parts: Sequence[Part],
+    *,
+    columns: Sequence[str],
+    skip: Positions = NOTHING,
+    paths: Sequence[Path] | None = None,
+    **settings: Any,
+) -> list[PartWork]:
+    """Return work on each of some shards.
+
+    Args:
+        parts: the shards.
+        columns: those that the work reads.
+        skip: positions of rows that do not count.
+        paths: the file that is written for each shard, if one is.
+        settings: all else that the result depends on, as JSON.
+    """
+    key = settings_key(**settings)
+    files = [[path] for path in paths] if paths else [[]] * len(parts)
+    return [
+        PartWork(replace(part, start=0), columns, within(skip, part.start, part.stop) - part.start, key, own)
+        for part, own in zip(parts, files, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class RawRows:
     """All rows of a run. A row's position is its index in the splits, put together in `ORDER`."""
@@ -111,6 +172,8 @@ class RawRows:
     """Each split, in source order."""
     parts: tuple[Part, ...]
     """The shards of all splits in `ORDER`."""
+    workers: ShardWorkers
+    """Do the work on shards."""
     scratch: Path
     """Where the folder for what does not fit into memory may be."""
 
@@ -121,6 +184,19 @@ class RawRows:
     def schema(self) -> pa.Schema:
         """The columns of all splits."""
         return self.splits["train"].schema
+
+    def run(
+        self, function: Callable[[PartWork], ResultT], parts: Sequence[Part], *, what: str, **settings: Any
+    ) -> list[ResultT]:
+        """Return `function(work)` of each shard; that of an earlier run if nothing has changed that it depends on.
+
+        Args:
+            function: a function of a module, or a `functools.partial` of one.
+            parts: the shards.
+            what: says what is done with the shards, for the log.
+            settings: as `works_on` takes them.
+        """
+        return self.workers.run(function, works_on(parts, work=what, **settings), what=f"shards ({what})")
 
     def span(self, split: str) -> range:
         """Return the positions of a split."""
@@ -170,10 +246,9 @@ class RawRows:
 
         fields = [self.schema.field(name) for name in columns if name in self.schema.names]
         whole_numbers = [f.name for f in fields if types.is_integer(f.type) or types.is_boolean(f.type)]
-        found = set()
+        found = set[str]()
         for part in self.parts if whole_numbers else ():
-            table = part.table(whole_numbers)
-            found |= {name for name in whole_numbers if table[name].null_count}
+            found |= part.rows.with_nulls(part.shard, whole_numbers)
         return frozenset(found)
 
     def _part(self, position: int) -> Part:
@@ -183,7 +258,9 @@ class RawRows:
         return bisect_right(self.parts, position, key=lambda part: part.start) - 1
 
 
-def read_raw_rows(raw: Path, kinds: Mapping[str, ColumnKind], needed: Mapping[str, str], scratch: Path) -> RawRows:
+def read_raw_rows(
+    raw: Path, kinds: Mapping[str, ColumnKind], needed: Mapping[str, str], workers: ShardWorkers, scratch: Path
+) -> RawRows:
     """Return the rows of every split in `raw`; they stay on disk.
 
     `kinds` says what the objective's columns hold, `needed` what needs each column. An error names all wrong columns.
@@ -198,9 +275,9 @@ def read_raw_rows(raw: Path, kinds: Mapping[str, ColumnKind], needed: Mapping[st
     parts, start = list[Part](), 0
     for split in ORDER:
         for shard in splits[split].manifest.shards:
-            parts.append(Part(split, splits[split], shard, start))
+            parts.append(Part(split, splits[split].only(shard), shard, start))
             start += shard.rows
-    return RawRows(splits, tuple(parts), scratch)
+    return RawRows(splits, tuple(parts), workers, scratch)
 
 
 def _require_columns(raw: Path, columns: Sequence[str], needed: Mapping[str, str]) -> None:

@@ -27,21 +27,22 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
-
-import numpy as np
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from params import DataError
 from params.artifacts import SPLITS, Artifacts, whole_folder
-from params.schema import Expectation, ObjectiveChoice, Validation
+from params.dvc_files import Inputs
+from params.schema import Expectation, Launch, ObjectiveChoice, Validation
 from tasks.drift.measure import measure
 from tasks.drift.report import DriftReport
+from tasks.shard_work import ShardWorkers
 from tasks.stages import save_report
 from tasks.validation.check_results import Check, CheckResult, known_to_training, quarantined_rows, run_checks
 from tasks.validation.expectations import columns_of, expectation_problems, recipe_error
 from tasks.validation.failing_rows import write_failing_rows
-from tasks.validation.raw_rows import NOTHING, Positions, RawRows, read_raw_rows, within
+from tasks.validation.good_rows import write_good_rows
+from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, read_raw_rows, within
 from tasks.validation.report import ValidationReport, describe
 from trainer import objectives
 from trainer.objectives.bases.objective import Objective
@@ -54,7 +55,15 @@ __all__ = ["ValidationReport", "validate"]
 
 
 def validate(
-    artifacts: Artifacts, *, seed: int, validation: Validation, objective: ObjectiveChoice, repo_id: str, endpoint: str
+    artifacts: Artifacts,
+    *,
+    seed: int,
+    validation: Validation,
+    objective: ObjectiveChoice,
+    repo_id: str,
+    endpoint: str,
+    launch: Launch,
+    inputs: Inputs | None = None,
 ) -> ValidationReport:
     """Check the rows that ingest wrote, set the bad ones aside, and compare the new ones with those of the published model.
 
@@ -72,34 +81,30 @@ def validate(
     kinds = method.columns()
     needed = dict.fromkeys(columns_of(validation.expectations), "a check in validation.expectations")
     needed |= dict.fromkeys(kinds, f"the objective {objective.name}")
-    rows = read_raw_rows(artifacts.raw, kinds, needed, artifacts.validation_keys)
-    logger.info("validate: checking %d rows", len(rows))
-
-    results = _run_all_checks(method, validation.expectations, rows)
-    quarantined = quarantined_rows(results)
-    report = _report(rows, results, quarantined, validation)
-    failures = _failures(rows, results, report)
-    if failures:
-        failed = artifacts.failed_validation
-        with whole_folder(failed) as folder:
-            write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=failures)
-        fix = "fix the data"
-        if report.share > report.max_quarantined:
-            fix += ", or raise validation.max_quarantined"
-        if any(check.stops for check in report.checks):
-            fix += ", or change the check"
-        fix += f"; {failed}/report.html shows the failing rows and the reasons"
-        raise DataError(str(artifacts.raw), "\n".join(failures), fix)
-
-    with whole_folder(artifacts.validated) as folder:
-        _write_rows(folder / "rows", rows, quarantined)
-        drift = validation.drift
-        measured = measure(artifacts, folder, drift=drift, kinds=kinds, seed=seed, repo_id=repo_id, endpoint=endpoint)
-        report = report.model_copy(update={"drift": measured})
-        if measured and measured.moved and drift.on_drift == "fail":
-            _fail_for_drift(artifacts, rows, results, report, measured)
-        write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=[])
-        save_report(report, folder / artifacts.report("validate").name)
+    with ShardWorkers(artifacts, "validate", launch, inputs) as workers:
+        rows = read_raw_rows(artifacts.raw, kinds, needed, workers, artifacts.validation_keys)
+        logger.info("validate: checking %d rows", len(rows))
+        results = _run_all_checks(method, validation.expectations, rows)
+        quarantined = quarantined_rows(results)
+        report = _report(rows, results, quarantined, validation)
+        _stop_for_bad_data(artifacts, rows, results, report)
+        with whole_folder(artifacts.validated) as folder:
+            write_good_rows(folder / artifacts.rows.name, rows, quarantined)
+            measured = measure(
+                artifacts,
+                folder,
+                workers,
+                drift=validation.drift,
+                kinds=kinds,
+                seed=seed,
+                repo_id=repo_id,
+                endpoint=endpoint,
+            )
+            report = report.model_copy(update={"drift": measured})
+            if measured and measured.moved and validation.drift.on_drift == "fail":
+                _fail_for_drift(artifacts, rows, results, report, measured)
+            write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=[])
+            save_report(report, folder / artifacts.report("validate").name)
     shutil.rmtree(artifacts.failed_validation, ignore_errors=True)
     return report
 
@@ -135,9 +140,21 @@ def _labels(method: Objective[Any], rows: RawRows, skip: Positions) -> pd.DataFr
     columns = [column for column, kind in method.columns().items() if kind == "label"]
     as_objects = rows.as_objects(columns)
     found: pd.DataFrame = rows.schema.empty_table().to_pandas()[columns].astype(dict.fromkeys(as_objects, object))
-    for part in rows.parts_of("train") if columns else ():
-        found = pd.concat([found, part.frame(columns, as_objects, skip).drop_duplicates()]).drop_duplicates()
+    for own in rows.run(
+        partial(labels_of_part, as_objects),
+        rows.parts_of("train") if columns else (),
+        what="labels",
+        columns=columns,
+        skip=skip,
+        as_objects=sorted(as_objects),
+    ):
+        found = pd.concat([found, own]).drop_duplicates()
     return found
+
+
+def labels_of_part(as_objects: frozenset[str], work: PartWork) -> pd.DataFrame:
+    """Return the labels of one shard, each once."""
+    return work.part.frame(work.columns, as_objects, work.skip).drop_duplicates()
 
 
 def _remain(rows: RawRows, quarantined: Positions) -> dict[str, int]:
@@ -185,6 +202,24 @@ def _failures(rows: RawRows, results: Sequence[CheckResult], report: ValidationR
     return failures
 
 
+def _stop_for_bad_data(
+    artifacts: Artifacts, rows: RawRows, results: Sequence[CheckResult], report: ValidationReport
+) -> None:
+    failures = _failures(rows, results, report)
+    if not failures:
+        return
+    failed = artifacts.failed_validation
+    with whole_folder(failed) as folder:
+        write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=failures)
+    fix = "fix the data"
+    if report.share > report.max_quarantined:
+        fix += ", or raise validation.max_quarantined"
+    if any(check.stops for check in report.checks):
+        fix += ", or change the check"
+    fix += f"; {failed}/report.html shows the failing rows and the reasons"
+    raise DataError(str(artifacts.raw), "\n".join(failures), fix)
+
+
 def _fail_for_drift(
     artifacts: Artifacts, rows: RawRows, results: Sequence[CheckResult], report: ValidationReport, drift: DriftReport
 ) -> NoReturn:
@@ -198,11 +233,3 @@ def _fail_for_drift(
 
 def _count(result: CheckResult) -> int:
     return 0 if result.failing is None else len(result.failing)
-
-
-def _write_rows(folder: Path, rows: RawRows, quarantined: Positions) -> None:
-    for split in SPLITS:
-        span = rows.span(split)
-        keep = np.ones(len(span), np.bool_)  # a byte a row
-        keep[within(quarantined, span.start, span.stop) - span.start] = False
-        rows.splits[split].write_some(folder / split, cast("Sequence[bool]", keep))

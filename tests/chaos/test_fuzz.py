@@ -254,6 +254,7 @@ def test_odd_rows_are_kept_set_aside_or_an_error(
             objective=ObjectiveChoice.model_validate({"name": objective, **columns}),
             repo_id="tests/tiny",
             endpoint="local",
+            launch=Launch(micro_batch_size=1, data_workers=1),
         )
         assert report.rows_in == read.rows
         kept = {split: len(SplitRows(artifacts.rows / split)) for split in SPLITS}

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from ruamel.yaml import YAML
 
@@ -17,6 +18,7 @@ from params.artifacts import Artifacts
 from tasks.ingestion.batches import Batch
 from tasks.ingestion.parquet import Column, PartWriter, widen, write_schema
 from tasks.ingestion.parts import PART_ROWS
+from tasks.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from trainer.checkpoints.position import Position
 from trainer.data.shards import Manifest
@@ -137,6 +139,18 @@ def write_splits(folder: Path, splits: dict[str, dict[str, Any]], *, group_by: S
         Manifest.write(folder / split, shards)
     for split in tables:
         write_schema(folder / split, columns, group_by)
+
+
+def write_some(rows: SplitRows, folder: Path, keep: Sequence[bool]) -> None:
+    """Those rows that `keep` is true for, as the validate stage writes them."""
+    folder.mkdir(parents=True)
+    kept, start = [], 0
+    for shard in rows.manifest.shards:
+        own = np.array(keep[start : start + shard.rows])
+        start += shard.rows
+        if own.any():
+            kept.append(shard.model_copy(update=rows.write_some(shard, own, folder / shard.name)))
+    rows.write_manifest(folder, kept)
 
 
 def write_sentences(artifacts: Artifacts, sizes: dict[str, int] = SIZES) -> None:

@@ -8,12 +8,16 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from params.artifacts import SPLITS, Artifacts
-from params.schema import Expectation, ObjectiveChoice, Validation
+from params.dvc_files import Inputs
+from params.schema import Expectation, Launch, ObjectiveChoice, Validation
+from tasks.drift.rows import Columns, Scan, scan
+from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
 from tasks.validation.report import ValidationReport
 from tasks.validation.stage import validate
 from tests.support import tiny
 
+ONE_PROCESS = Launch(micro_batch_size=1, data_workers=1)
 LANGUAGE = ObjectiveChoice(name="causal_lm")
 UNIQUE = Expectation(type="expect_column_values_to_be_unique", column="text")
 LONG = Expectation(type="expect_column_value_lengths_to_be_between", column="text", min_value=3)
@@ -32,10 +36,23 @@ def run_validation(
     *expectations: Expectation,
     objective: ObjectiveChoice = LANGUAGE,
     max_quarantined: float = 0.9,
+    launch: Launch = ONE_PROCESS,
+    inputs: Inputs | None = None,
 ) -> ValidationReport:
     validation = Validation(expectations=list(expectations), max_quarantined=max_quarantined)
     hub = {"repo_id": "tests/tiny", "endpoint": "local"}
-    return validate(artifacts, seed=3, validation=validation, objective=objective, **hub)
+    return validate(artifacts, seed=3, validation=validation, objective=objective, launch=launch, inputs=inputs, **hub)
+
+
+def workers(root: Path) -> ShardWorkers:
+    """Work on shards in this process; nothing is kept."""
+    return ShardWorkers(Artifacts("trial", root), "validate", ONE_PROCESS)
+
+
+def scanned(rows: SplitRows, columns: Columns) -> Scan:
+    """What drift sees of all rows."""
+    with workers(rows.folder) as own:
+        return scan(rows, columns, own, rows.folder / "scratch")
 
 
 def good_rows(artifacts: Artifacts, split: str = "train", column: str = "row_id") -> list[Any]:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from params import DataError, KilledError, RecipeError, TransientError
+from params.hashing import file_sha256
 from params.schema import Launch
-from tasks import executor
+from tasks import executor, stages
 from tasks.executor import Workers
+from tasks.validation import by_key
+from tests.support import tiny
 from tests.support.project import ROOT, free_port
 from tests.unit.tasks.test_executor import killed, refuse
 
@@ -157,3 +162,38 @@ def test_a_cluster_needs_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(RecipeError, match=r"Dask is not installed\n  fix: install the extra `cluster`"):
         run_all(Launch(micro_batch_size=1, data_cluster="tcp://here:1"), tmp_path, nap, range(4))
+
+
+def data_stages(launch: dict[str, Any]) -> dict[str, str]:
+    """Run the data stages in the working directory, and return the hash of each file that they leave."""
+    unique = {"type": "expect_column_values_to_be_unique", "column": "text"}
+    changes = {"launch": {"micro_batch_size": 1, **launch}, "validation.expectations": [unique]}
+    path = tiny.write(Path("params/rows.yaml"), tiny.recipe({**changes, "validation.max_quarantined": 0.5}))
+    for stage in ("ingest", "validate", "tokenize"):
+        stages.run(stage, path)
+    files = (file for file in Path("runs/rows").rglob("*") if file.is_file())
+    return {str(file): file_sha256(file) for file in sorted(files)}
+
+
+def test_the_data_stages_give_the_same_bytes_wherever_they_run(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process, in two, and on a cluster that loses a worker while it validates."""
+    monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 100)
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    texts = [*tiny.sentences(700, 1), *tiny.sentences(60, 2)[::2] * 2]
+    Path("data/rows.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in texts))
+    one = data_stages({"data_workers": 1})
+    assert {f"runs/rows/tokens/train/0000{number}.arrow" for number in range(8)} < set(one)
+    assert data_stages({"data_workers": 2}) == one
+
+    check = by_key.hash_keys
+
+    def kill_a_worker(*arguments: Any) -> Any:
+        cluster.workers[0].kill()
+        return check(*arguments)
+
+    monkeypatch.setattr("tasks.validation.check_results.hash_keys", kill_a_worker)
+    assert data_stages({"data_cluster": cluster.address}) == one
+    assert cluster.workers[0].wait() == -signal.SIGKILL

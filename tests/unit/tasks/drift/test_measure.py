@@ -76,6 +76,7 @@ def run(artifacts: Artifacts, *, endpoint: str = "local", columns: dict[str, str
         objective=objective,
         repo_id=recipe.publish.repo_id,
         endpoint=endpoint,
+        launch=recipe.launch,
     ).drift
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from tasks.drift import rows as module
 from tasks.drift.profile import Profile
-from tasks.drift.rows import MAX_SAMPLED, Columns, label_hash, sample, scan
+from tasks.drift.rows import MAX_SAMPLED, Columns, label_hash, sample
 from tasks.split_rows import SplitRows
 from tests.support import tiny
+from tests.support.validation import scanned
 
 COLUMNS = Columns(("label",), ("text",), ("price", "number"), ("customer",))
 
@@ -28,8 +29,8 @@ def write(path, numbers):
 
 
 def profile_of(rows):
-    scanned = scan(rows, COLUMNS)
-    return Profile.of(scanned, COLUMNS, sample(rows, COLUMNS, scanned.smallest.row_ids[:MAX_SAMPLED]))
+    found = scanned(rows, COLUMNS)
+    return Profile.of(found, COLUMNS, sample(rows, COLUMNS, found.smallest.row_ids[:MAX_SAMPLED]))
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_profile_holds_no_text_and_no_row(profile, tmp_path):
 
 
 def test_new_rows_are_told_from_known_ones(profile, tmp_path):
-    more = scan(write(tmp_path / "more", [*range(0, 600, 2)]), COLUMNS).smallest
+    more = scanned(write(tmp_path / "more", [*range(0, 600, 2)]), COLUMNS).smallest
     is_new, looked_at = profile.is_new(more.hashes)
     assert looked_at == 300
     assert sorted(more.row_ids[is_new].tolist()) == [*range(150, 300)]
@@ -92,13 +93,13 @@ def test_of_many_rows_those_with_small_hashes_are_told_apart(tmp_path, monkeypat
     monkeypatch.setattr(module, "MAX_KNOWN", 100)
     profile = profile_of(write(tmp_path / "train", range(1000)))
     assert not profile.is_whole
-    more = scan(write(tmp_path / "more", range(1100)), COLUMNS).smallest
+    more = scanned(write(tmp_path / "more", range(1100)), COLUMNS).smallest
     is_new, looked_at = profile.is_new(more.hashes)
     assert looked_at == 100
     assert 2 <= is_new.sum() <= 20
     assert (more.row_ids[is_new] >= 1000).all()
     assert (more.row_ids[~is_new] < 1000).all()
-    fewer = scan(write(tmp_path / "fewer", range(500)), COLUMNS).smallest
+    fewer = scanned(write(tmp_path / "fewer", range(500)), COLUMNS).smallest
     is_new, looked_at = profile.is_new(fewer.hashes)  # of half of the rows, half of the smallest are too large to know
     assert not is_new.any()
     assert 30 <= looked_at <= 70

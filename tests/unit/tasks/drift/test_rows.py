@@ -16,11 +16,11 @@ from tasks.drift.rows import (
     features_of,
     hash_of,
     sample,
-    scan,
     text_of,
 )
 from tasks.split_rows import SplitRows
 from tests.support import tiny
+from tests.support.validation import scanned
 
 KINDS = {"text": "string", "label": "label"}
 
@@ -94,7 +94,7 @@ def test_scan_and_sample(tmp_path):
         "who",
     )
     columns = Columns.of(rows, KINDS, [])
-    found = scan(rows, columns)
+    found = scanned(rows, columns)
     assert found.rows == 3
     assert found.labels == {"label": {hash_of(["arrival"]): 2, hash_of(["lost"]): 1}}
     assert sorted(found.smallest.row_ids.tolist()) == [0, 2]

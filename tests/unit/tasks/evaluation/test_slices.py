@@ -38,7 +38,7 @@ def rows(tmp_path: Path, monkeypatch: Any) -> Iterator[SplitRows]:
     monkeypatch.setattr("tests.support.tiny.PART_ROWS", 4)  # several shards
     table = pa.Table.from_pylist([values.get(i, values[2]) for i in range(12)])
     tiny.write_splits(tmp_path / "raw", {"test": dict(zip(table.column_names, table.columns, strict=True))})
-    SplitRows(tmp_path / "raw/test").write_some(tmp_path / "test", [i in values for i in range(12)])
+    tiny.write_some(SplitRows(tmp_path / "raw/test"), tmp_path / "test", [i in values for i in range(12)])
     (tmp_path / "own_slices.py").write_text(OWN_CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
