@@ -154,7 +154,7 @@ def duplicates_in_bucket(keys: Keys, first: int, last: int, set_aside: Positions
         stop = np.searchsorted(stored[0], np.uint64(last), side="right")
         read.append(np.array(stored[:, start:stop]))
         read[-1][2] += np.uint64(position)
-    one, two, places = np.concatenate(read, axis=1)
+    one, two, places = _with_equal_halves(np.concatenate(read, axis=1))
     order = np.lexsort((two, one))
     one, two, places = one[order], two[order], places[order]
     is_new = np.ones(len(one), np.bool_)  # another key than that of the row before
@@ -169,3 +169,13 @@ def duplicates_in_bucket(keys: Keys, first: int, last: int, set_aside: Positions
     is_first[1:] = (key[1:] != key[:-1]) | (form[1:] != form[:-1])
     stays = position[is_first][np.cumsum(is_first) - 1]
     return Duplicates(len(position), position[~is_first], stays[~is_first])
+
+
+def _with_equal_halves(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return those of the keys, (3, N), whose first half is that of another, too: few, so they are quickly put in order."""
+    ordered = np.sort(keys[0])
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(repeated):
+        return keys[:, :0]
+    nearest = repeated[np.minimum(np.searchsorted(repeated, keys[0]), len(repeated) - 1)]
+    return keys[:, nearest == keys[0]]
