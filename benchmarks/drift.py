@@ -26,7 +26,7 @@ import numpy as np
 from params.schema import Drift
 from tasks.drift.comparison import compare
 from tasks.drift.profile import Profile, samples
-from tasks.drift.report import Change
+from tasks.drift.report import CONFIDENCE_ERROR_SHARE, Change
 from tasks.drift.rows import SampledRows, features_of, label_hash
 from tasks.multiple_tests import holm
 
@@ -168,7 +168,7 @@ def one_run(trial: Trial, rows: Sequence[Row], seed: int) -> list[Change]:
 
 def moved(changes: Sequence[Change], confidence: float, *, floors: bool = True) -> list[str]:
     """Return what moved at a confidence."""
-    rejected = holm([change.p_value for change in changes], 1 - confidence)
+    rejected = holm([change.p_value for change in changes], (1 - confidence) * (1 - CONFIDENCE_ERROR_SHARE))
     pairs = zip(changes, rejected, strict=True)
     return [change.what for change, moves in pairs if moves and (not floors or change.effect >= change.floor)]
 

@@ -212,6 +212,8 @@ class Drift(Section):
     """Smallest Wasserstein distance of a number, or of the length of a text, in standard deviations, that counts as drift."""
     min_auc: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.55
     """Smallest area under the ROC curve of a classifier that tells new texts from known ones that counts as drift."""
+    min_confidence_fall: Fraction = 0.02
+    """Smallest fall of the published model's mean confidence, from 0 to 1, from held-out to new rows that counts as drift."""
     ignore: list[str] = []
     """Columns of numbers that are not compared, such as one that grows with time."""
 

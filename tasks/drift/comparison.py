@@ -13,7 +13,7 @@ import numpy as np
 from params.schema import Drift
 from tasks.drift import two_sample
 from tasks.drift.profile import Profile, Sample, samples
-from tasks.drift.report import Change
+from tasks.drift.report import CONFIDENCE_ERROR_SHARE, Change
 from tasks.drift.rows import SampledRows, label_hash
 from tasks.drift.two_sample import Sides
 from tasks.multiple_tests import holm
@@ -38,7 +38,7 @@ def compare(profile: Profile, new: SampledRows, drift: Drift, seed: int) -> list
     """Return all that was compared, the most important first."""
     tests = _Tests(profile, new, drift, np.random.default_rng(seed))
     found = list(tests.all())
-    holds = holm([one.change.p_value for one in found], 1 - drift.confidence)
+    holds = holm([one.change.p_value for one in found], _error(drift))
     return [
         replace(one, change=one.change.model_copy(update={"moved": rejected and one.change.effect >= one.change.floor}))
         for one, rejected in zip(found, holds, strict=True)
@@ -152,7 +152,12 @@ class _Tests:
     def _permutations(self) -> int:
         """Enough that one test can reject at the level that Holm's method asks of the first."""
         tests = len(self.profile.samples) + len(self.profile.labels)
-        return max(_PERMUTATIONS, math.ceil(2 * tests / (1 - self.drift.confidence)) - 1)
+        return max(_PERMUTATIONS, math.ceil(2 * tests / _error(self.drift)) - 1)
+
+
+def _error(drift: Drift) -> float:
+    """The probability that any of these tests may call like rows different."""
+    return (1 - drift.confidence) * (1 - CONFIDENCE_ERROR_SHARE)
 
 
 def _finding(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _MAX_EXAMPLES = 5
+_MAX_NAMED = 1000
 _MAX_TEXT = 240
 
 
@@ -79,6 +80,7 @@ def measure(
         repo_id=repo_id,
         revision=published.revision,
         confidence=drift.confidence,
+        min_confidence_fall=drift.min_confidence_fall,
     )
     reference = published.profile
     if reference is not None and reference.content != profile.content:
@@ -120,6 +122,7 @@ def _compared(
             "new_rows": len(new_ids),
             "changes": changes,
             "examples": examples,
+            "new_row_ids": tuple(new_ids[:_MAX_NAMED].tolist()),
         }
     )
 

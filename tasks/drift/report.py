@@ -1,10 +1,13 @@
-"""What drift found, as part of the report of the validate stage."""
+"""What drift found, as part of the reports of the validate and the evaluate stage."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from tasks.stages import Report
+
+CONFIDENCE_ERROR_SHARE: Final = 0.1
+"""Share of drift's error that is set aside for the evaluate stage, which looks at the champion's confidence."""
 
 
 class Change(Report):
@@ -20,7 +23,7 @@ class Change(Report):
     p_value: float
     """Probability of a statistic at least as large if new and known rows had the same distribution."""
     moved: bool
-    """Whether the effect reaches its floor and Holm's method rejects chance, over all that was compared."""
+    """Whether the effect reaches its floor and Holm's method rejects chance, over all that the stage compared."""
     detail: str
     """By how much, for people."""
 
@@ -43,6 +46,8 @@ class DriftReport(Report):
     revision: str | None = None
     """Tag of the published revision, or its commit if it has no tag; None without one."""
     confidence: float
+    min_confidence_fall: float = 0.02
+    """Smallest fall of the published model's mean confidence that counts as drift, for the evaluate stage."""
     known_rows: int = 0
     """Rows of the published model in the comparison."""
     new_rows: int = 0
@@ -52,6 +57,8 @@ class DriftReport(Report):
     changes: tuple[Change, ...] = ()
     """All that was compared, the most important first."""
     examples: tuple[ExampleRow, ...] = ()
+    new_row_ids: tuple[int, ...] = ()
+    """A sample of the new rows, for the evaluate stage."""
 
     @property
     def moved(self) -> list[str]:
@@ -75,3 +82,34 @@ class DriftReport(Report):
             return f"No drift was found: comparing {rows}, nothing moved."
         found = "; ".join(f"{change.what}: {change.detail}" for change in self.changes if change.moved)
         return f"The new rows drifted, comparing {rows}: {found}."
+
+
+class ChampionConfidence(Report):
+    """How sure the published model is of the new rows, compared with held-out rows."""
+
+    revision: str | None = None
+    """Tag of the published model, or its commit if it has no tag."""
+    change: Change | None = None
+    """None if nothing was compared."""
+    reason: str = ""
+    """Why nothing was compared."""
+
+    @property
+    def is_less_sure(self) -> bool:
+        """Whether the published model is less sure of the new rows."""
+        return self.change is not None and self.change.moved
+
+    @property
+    def sentence(self) -> str:
+        """The result as a sentence."""
+        if self.change is None:
+            return f"The published model's confidence in the new rows was not measured: {self.reason}."
+        if not self.is_less_sure:
+            return f"{self.revision} was not found to be less sure of the new rows: {self.change.detail}."
+        return f"{self.revision} is less sure of the new rows: {self.change.detail}."
+
+
+def drift_words(drift: DriftReport | None, confidence: ChampionConfidence | None) -> str | None:
+    """Return what moved, `none` or `unknown`, of both stages; None if neither looked."""
+    words = [*(drift.moved if drift else ()), *(["confidence"] if confidence and confidence.is_less_sure else ())]
+    return ", ".join(words) or (drift.word if drift else None)

@@ -52,9 +52,7 @@ class Sides:
     new: int
 
     @classmethod
-    def of(
-        cls, known: int, new: int, groups: tuple[NDArray[np.uint64] | None, NDArray[np.uint64] | None] = (None, None)
-    ) -> Sides:
+    def of(cls, known: int, new: int, groups: tuple[NDArray[Any] | None, NDArray[Any] | None] = (None, None)) -> Sides:
         """From the numbers of rows on both sides, and their groups if rows belong together."""
         units: list[NDArray[np.int64]] = []
         counts: list[int] = []

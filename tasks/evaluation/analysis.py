@@ -53,6 +53,7 @@ class Analysis:
             slices=list(self._slices()),
             worst=self._worst(scores),
             calibration=self.objective.calibration_bins(self.resampler.totals(scores), self.state) or None,
+            champion_confidence=self.scored.confidence,
         )
 
     def _check_gate(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -25,14 +26,17 @@ class RowGroups:
     """(N,), equal for rows that belong together."""
 
     @classmethod
-    def read(cls, rows: SplitRows) -> Self | None:
-        """Read the groups of a split, which names the columns that make a group; None if each row is on its own."""
-        row_ids, numbers, known = list[int](), list[int](), dict[str, int]()
-        for row in rows.rows([ROW_ID, *rows.group_by]) if rows.group_by else ():
+    def read(cls, rows: SplitRows, row_ids: Collection[int] | None = None) -> Self | None:
+        """Read the groups of all rows of a split, or of some, by the columns that it names; None if each row is on its own."""
+        if not rows.group_by:
+            return None
+        columns = [ROW_ID, *rows.group_by]
+        ids, numbers, known = list[int](), list[int](), dict[str, int]()
+        for row in rows.rows(columns) if row_ids is None else rows.pick(row_ids, columns):
             key = json.dumps([row[column] for column in rows.group_by], default=str, sort_keys=True)
             numbers.append(known.setdefault(key, len(known)))
-            row_ids.append(row[ROW_ID])
-        return cls(np.array(row_ids), np.array(numbers)) if len(known) < len(numbers) else None
+            ids.append(row[ROW_ID])
+        return cls(np.array(ids), np.array(numbers)) if len(known) < len(numbers) else None
 
     def of(self, row_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of some rows of the split, (M,): two models may have scores of different rows."""

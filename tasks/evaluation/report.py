@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from params.schema import Direction
+from tasks.drift.report import ChampionConfidence
 from tasks.stages import Report
 
 Number = Annotated[float, BeforeValidator(lambda value: nan if value is None else value)]
@@ -128,6 +129,8 @@ class Details(Report):
     worst: list[WorstRow]
     calibration: list[dict[str, Number]] | None
     """Of each bin of confidence the mean `confidence`, the `accuracy` and the number of `rows`."""
+    champion_confidence: ChampionConfidence | None = None
+    """None in a report of an earlier version."""
 
 
 class Champion(Report):

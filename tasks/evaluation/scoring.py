@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from params import ModelError
 from params.schema import Direction
+from tasks.drift.report import ChampionConfidence
 from tasks.evaluation.groups import RowGroups
 from tasks.progress import progress
 
@@ -88,6 +89,8 @@ class ScoredModels:
     champion: ScoredModel | None
     same_tokens: bool
     """Whether the champion's tokenizer gives the same tokens as the candidate's."""
+    confidence: ChampionConfidence | None = None
+    """The champion's on the new rows."""
 
     def __iter__(self) -> Iterator[tuple[str, ScoredModel]]:
         """The models that were scored, by name, the candidate first."""

@@ -26,8 +26,10 @@ from params import ModelError
 from params.artifacts import Artifacts, whole_folder
 from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
 from tasks import digests
+from tasks.drift.report import ChampionConfidence, DriftReport
 from tasks.evaluation import champion, gate
 from tasks.evaluation.analysis import Analysis
+from tasks.evaluation.champion_confidence import measure_confidence, reason_against
 from tasks.evaluation.groups import RowGroups
 from tasks.evaluation.receipt_log import log_verdict, read_entries
 from tasks.evaluation.report import Blessing, Champion, EvaluationReport, RowUse
@@ -37,8 +39,9 @@ from tasks.evaluation.statistics import Resampler
 from tasks.hub_client.connection import chosen_endpoint
 from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
-from tasks.stages import save_report
+from tasks.stages import read_report, save_report
 from tasks.tokenization.encoding import Encoder, encode_splits
+from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
 from trainer.loop.metrics import EvaluationMetrics
@@ -86,7 +89,7 @@ def evaluate(
         rows = SplitRows(artifacts.rows / evaluation.split)
         groups = RowGroups.read(rows)
         scorer = _Scorer(artifacts, built, state, model, evaluation, seed, launch, resampler, rows, groups, folder)
-        scored = scorer.score_all(published)
+        scored = scorer.score_all(published, _read_drift(artifacts))
         details = Analysis(built, state, evaluation, rows, resampler, scored).details()
         use: RowUse | None = None
         sketch: tuple[str, ...] = ()
@@ -129,9 +132,15 @@ def evaluate(
         save_report(blessing, folder / artifacts.blessing.name)
         save_report(report, folder / artifacts.report("evaluate").name)
         log_verdict(artifacts, "verdict", blessing, report, repo_id=repo_id, endpoint=where, row_sketch=sketch)
+    if scored.confidence:
+        logger.info("evaluate: %s", scored.confidence.sentence)
     for reason in verdict.reasons:
         logger.info("evaluate: %s: %s", verdict.verdict, reason)
     return report
+
+
+def _read_drift(artifacts: Artifacts) -> DriftReport | None:
+    return read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None
 
 
 @dataclass(frozen=True)
@@ -150,7 +159,7 @@ class _Scorer:
     groups: RowGroups | None
     folder: Path
 
-    def score_all(self, published: champion.PublishedModel) -> ScoredModels:
+    def score_all(self, published: champion.PublishedModel, drift: DriftReport | None) -> ScoredModels:
         (self.folder / "scores").mkdir()
         tokenizer = tokens.read_tokenizer(self.artifacts.tokens)
         metric = self.evaluation.gate.metric or self.objective.main_metric
@@ -168,16 +177,31 @@ class _Scorer:
         if self.evaluation.compare_untrained:
             untrained = self._score("untrained", load_untrained, tokenizer)
         scored_champion, same_tokens = None, True
+        reason = reason_against(self.objective, drift, published)
+        confidence = ChampionConfidence(reason=reason)
         if published.champion and published.folder:
             network, other_tokenizer = champion.load(published.folder, self.objective, self.state, published.champion)
             same_tokens = champion.reads_alike(other_tokenizer, tokenizer)
             if not same_tokens and metric in self.objective.tokenizer_dependent:
                 raise self._incomparable(published.champion, metric, directions)
-            folder = None if same_tokens else self._encode(other_tokenizer, tokenizer.model_max_length)
+            encoder = self._encoder(other_tokenizer, tokenizer.model_max_length)
+            folder = None if same_tokens else self._encode(encoder)
             scored_champion = self._score("champion", lambda: network, other_tokenizer, folder)
             if folder:
                 shutil.rmtree(folder)
-        return ScoredModels(metric, directions, model, untrained, scored_champion, same_tokens)
+            if drift and not reason:
+                confidence = measure_confidence(
+                    network,
+                    encoder,
+                    drift,
+                    scored_champion.scores,
+                    train=SplitRows(self.artifacts.rows / "train"),
+                    batch_size=self.launch.eval_batch_size,
+                    split=self.evaluation.split,
+                    seed=self.seed,
+                    folder=self.folder / ".new_rows",
+                )
+        return ScoredModels(metric, directions, model, untrained, scored_champion, same_tokens, confidence)
 
     def _incomparable(self, published: Champion, metric: str, directions: dict[str, Direction]) -> ModelError:
         others = sorted(self.objective.tokenizer_dependent)
@@ -187,11 +211,15 @@ class _Scorer:
             fix = "keep the tokenizer, or publish to another repository (publish.repo_id)"
         return ModelError(f"{published.endpoint}/{published.repo_id}", what, fix)
 
-    def _encode(self, tokenizer: PreTrainedTokenizerBase, default_length: int) -> Path:
+    def _encoder(self, tokenizer: PreTrainedTokenizerBase, default_length: int) -> Encoder:
+        """Return what encodes rows with the champion's tokenizer."""
+        length = tokenizer.model_max_length
+        return Encoder(self.objective, tokenizer, length if length < _NO_LIMIT else default_length, self.state)
+
+    def _encode(self, encoder: Encoder) -> Path:
         """Encode the split with the champion's tokenizer, and return the folder of the tokens."""
-        folder, length = self.folder / ".champion_tokens", tokenizer.model_max_length
+        folder = self.folder / ".champion_tokens"
         folder.mkdir()
-        encoder = Encoder(self.objective, tokenizer, length if length < _NO_LIMIT else default_length, self.state)
         split = self.evaluation.split
         with ShardWorkers(self.artifacts, "evaluate", self.launch) as workers:
             done = encode_splits({split: self.rows}, folder, encoder, workers)

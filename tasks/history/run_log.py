@@ -119,7 +119,10 @@ class RunEntry(_Record):
     rows: dict[str, int] = pydantic.Field(default_factory=dict)
     """Rows of each split that passed validation, and `quarantined` ones."""
     drift: str | None = None
-    """What moved in the new rows, `none`, or `unknown` if there was nothing to compare with; None if it was not measured."""
+    """What moved in the new rows, `none`, or `unknown` if there was nothing to compare with; None if it was not measured.
+
+    `confidence` stands for that of the published model.
+    """
     evaluated: Evaluated | None = None
     cost: float | None = None
     """Hours from `started` to `ended`, times `launch.price_per_hour`; None if the recipe gives no price."""

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self, cast
 
 from params import BudgetSpentError, EvergreenError, ModelError, Recipe, load
 from params.artifacts import Artifacts
+from tasks.drift.report import drift_words
 from tasks.evaluation.report import Blessing, Details, EvaluationReport
 from tasks.history.run_log import Evaluated, Outcome, RunEntry, RunError, StageRun, append_run, now
 from tasks.hub_client.receipt import Receipt
@@ -136,7 +137,7 @@ class RunRecord:
             error=_error(error) if error and outcome in {"failed", "budget spent"} else None,
             stages=self.stages,
             rows=_rows(artifacts) if self._is_done("validate") else {},
-            drift=_drift(artifacts) if self._is_done("validate") else None,
+            drift=self._drift(),
             evaluated=_evaluated(artifacts, blessing) if blessing else None,
             repo_id=release.repo_id if release else None,
             endpoint=release.endpoint if release else None,
@@ -161,6 +162,11 @@ class RunRecord:
     def _is_done(self, stage: str) -> bool:
         """Whether the stage's output is of this run."""
         return stage in self.stages and self.stages[stage].outcome in _DONE
+
+    def _drift(self) -> str | None:
+        validated = _left(self.artifacts, ValidationReport) if self._is_done("validate") else None
+        details = _left(self.artifacts, Details) if self._is_done("evaluate") else None
+        return drift_words(validated.drift if validated else None, details.champion_confidence if details else None)
 
     def _did(self, stage: str) -> bool:
         return self._is_done(stage) and self.stages[stage].outcome != "unchanged"
@@ -197,11 +203,6 @@ def _error(error: BaseException) -> RunError:
 def _rows(artifacts: Artifacts) -> dict[str, int]:
     report = _left(artifacts, ValidationReport)
     return {**report.rows_out, "quarantined": report.quarantined} if report else {}
-
-
-def _drift(artifacts: Artifacts) -> str | None:
-    report = _left(artifacts, ValidationReport)
-    return report.drift.word if report and report.drift else None
 
 
 def _evaluated(artifacts: Artifacts, blessing: Blessing) -> Evaluated | None:

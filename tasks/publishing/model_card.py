@@ -153,7 +153,7 @@ def write_card(
         details=run.details,
         confidence=confidence_text(run.details.confidence),
         blessing=run.blessing,
-        drift=run.drift.sentence if run.drift else None,
+        drift=[one.sentence for one in (run.drift, run.details.champion_confidence) if one],
         comparisons=[one for one in run.details.comparisons if one.metric == evaluated.metric],
         slices=_slices(run.details),
         picture={Path(path).name: f"![{PICTURES.get(Path(path).name, Path(path).stem)}]({path})" for path in pictures},

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from params.artifacts import SPLITS
-from tasks.drift.report import DriftReport
+from tasks.drift.report import ChampionConfidence, DriftReport
 from tasks.evaluation.report import Comparison, Opponent
 from tasks.report import chart_data
 from tasks.report.calibration_plot import draw_calibration
@@ -233,13 +233,21 @@ def data_section(results: RunResults, *, quote_rows: bool) -> Section | None:
         if quarantine
         else [],
         "examples": [_quarantined_row(row) for row in quarantine.examples] if quarantine and quote_rows else [],
-        "drift": _drift(validated.drift, quote_rows=quote_rows) if validated.drift else None,
+        "drift": _drift(
+            validated.drift, results.details.champion_confidence if results.details else None, quote_rows=quote_rows
+        ),
     }
 
 
-def _drift(drift: DriftReport, *, quote_rows: bool) -> dict[str, Any]:
+def _drift(
+    drift: DriftReport | None, confidence: ChampionConfidence | None, *, quote_rows: bool
+) -> dict[str, Any] | None:
+    found = [one for one in (drift, confidence) if one]
+    if not found:
+        return None
+    changes = [*(drift.changes if drift else ()), *([confidence.change] if confidence and confidence.change else ())]
     return {
-        "lead": one_line(drift.sentence, 600),
+        "leads": [one_line(one.sentence, 600) for one in found],
         "changes": [
             {
                 "result": "moved" if change.moved else "alike",
@@ -251,13 +259,13 @@ def _drift(drift: DriftReport, *, quote_rows: bool) -> dict[str, Any]:
                 "p_value": "< 0.001" if change.p_value < 0.001 else f"{change.p_value:.3f}",
                 "detail": one_line(change.detail, 300),
             }
-            for change in drift.changes
+            for change in changes
         ],
         "examples": [
             (one.row_id, [(one_line(name, 40), one_line(value, 240)) for name, value in one.values.items()])
             for one in drift.examples
         ]
-        if quote_rows
+        if drift and quote_rows
         else [],
     }
 

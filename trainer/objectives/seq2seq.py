@@ -28,6 +28,7 @@ from trainer.objectives.bases.likelihood import (
     Likelihood,
     count_bytes,
     mean_loss_func,
+    token_confidence,
     token_metrics,
     token_scores,
     token_statistics,
@@ -193,6 +194,9 @@ class Seq2Seq(Likelihood[Options]):
 
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         return scores["exact_match"] == 1 if metric == "exact_match" else None
+
+    def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
+        return token_confidence(scores)
 
     def prediction_lines(
         self,

@@ -139,6 +139,9 @@ class SequenceClassification(Classifier[Options]):
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         return scores["label"] == scores["prediction"] if metric == "accuracy" else None
 
+    def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
+        return scores["confidence"]
+
     def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         labels, prediction = state["labels"], int(scores["prediction"])
         return {

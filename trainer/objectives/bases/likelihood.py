@@ -74,6 +74,9 @@ class TokenLikelihood(Likelihood[OptionsT]):
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         return token_metrics(totals)
 
+    def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
+        return token_confidence(scores)
+
 
 class Classifier(Likelihood[OptionsT]):
     """A likelihood whose model has a head for the `labels` of the train split."""
@@ -135,6 +138,13 @@ def token_metrics(totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]
     loss = nll / tokens
     metrics = {"loss": loss, "perplexity": np.exp(np.minimum(loss, 700.0)), "token_accuracy": correct / tokens}
     return metrics | ({"bits_per_byte": nll / math.log(2) / size} if np.any(size) else {})
+
+
+def token_confidence(scores: ScoreColumns) -> NDArray[np.float64]:
+    """Return the geometric mean of the probabilities of the tokens of each of N texts, (N,)."""
+    import numpy as np
+
+    return np.exp(-scores["nll"] / np.maximum(scores["tokens"], 1))
 
 
 def token_scores(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -198,6 +198,13 @@ class Objective(ABC, Generic[OptionsT]):
         """Return how badly the model does on each of N rows, (N,); by default the first score, per token."""
         return scores[self.score_names[0]] / scores.get("tokens", 1)
 
+    def confidence(self, scores: ScoreColumns) -> NDArray[np.float64] | None:
+        """Return how sure the model is of each of N rows, (N,) from 0 to 1; None if the scores do not say.
+
+        It may not depend on labels that people gave: of new rows they may be unknown to the model.
+        """
+        return None
+
     def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
         """Return mean confidence, accuracy and number of rows of each confidence bin, from summed statistics (S,)."""
         return []

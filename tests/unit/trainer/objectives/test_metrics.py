@@ -134,3 +134,21 @@ def test_correct_rows_average_to_their_metric(name: str) -> None:
     assert set(shares) == {"sequence_classification": {"accuracy"}, "seq2seq": {"exact_match"}}.get(name, set())
     for metric, right in shares.items():
         assert right.mean() == pytest.approx(metrics[metric])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_confidence_does_not_depend_on_the_labels_of_classes(name: str) -> None:
+    objective = build(name)
+    scores = random_scores(objective, 30)
+    found = objective.confidence(scores)
+    if name not in {"sequence_classification", "causal_lm", "sft", "seq2seq"}:
+        assert found is None
+        return
+    assert found.shape == (30,)
+    assert ((found >= 0) & (found <= 1)).all()
+    if name == "sequence_classification":
+        others = scores | {"label": scores["label"][::-1], "nll": scores["nll"][::-1]}
+        assert objective.confidence(others).tolist() == found.tolist() == scores["confidence"].tolist()
+    else:
+        given = {"nll": np.array([0.0, 3 * np.log(2)]), "tokens": np.array([4.0, 3.0])}
+        assert objective.confidence(given) == pytest.approx([1.0, 0.5])
