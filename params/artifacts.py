@@ -99,7 +99,7 @@ class Artifacts:
     unrecorded = _Below("scratch", "unrecorded")
     """Copies of the logs with the lines that no branch may have yet: `git reset` and a kill leave them."""
     validation_keys = _Below("scratch", "validation-keys")
-    """Hashes of rows while the validate stage looks for equal ones."""
+    """Hashes of rows while the validate stage looks for equal ones, and measures drift."""
     verify_resume = _Below("scratch", "verify-resume")
     """The runs that `verify-resume` compares."""
     verify_resume_lock = _Below("scratch", "verify-resume.lock")

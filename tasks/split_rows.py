@@ -102,13 +102,13 @@ class SplitRows:
     def with_nulls(self, shard: Shard, columns: Sequence[str]) -> set[str]:
         """Return those of the columns that have a null in a shard; no values are read. Columns with fields are not known."""
         metadata = _read(self.manifest.path(shard), pq.read_metadata)
-        number = {metadata.schema.column(n).path: n for n in range(metadata.num_columns)}
-        groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
-        return {
-            name
-            for name in columns
-            if name not in number or any(group.column(number[name]).statistics.null_count for group in groups)
-        }
+        found = set(columns)
+        for number in range(metadata.num_columns):
+            groups = [metadata.row_group(group).column(number) for group in range(metadata.num_row_groups)]
+            # a column without any value has no statistics
+            if not any(group.statistics is None or group.statistics.null_count for group in groups):
+                found.discard(metadata.schema.column(number).path)
+        return found
 
     def write_some(self, shard: Shard, keep: NDArray[np.bool_], path: Path) -> dict[str, Any]:
         """Write those rows of a shard that `keep`, (N,), is true for to another file, and return its `rows` and `sha256`."""

@@ -23,8 +23,7 @@ def write_good_rows(folder: Path, rows: RawRows, quarantined: Positions) -> None
     for split in SPLITS:
         (folder / split).mkdir(parents=True)
     paths = [folder / part.split / part.shard.name for part in mixed]
-    found = rows.run(write_part, mixed, what="good rows", columns=(), skip=quarantined, paths=paths)
-    written = iter(found)
+    written = iter(rows.run(write_part, mixed, what="good rows", columns=(), skip=quarantined, paths=paths))
     kept: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     for part, count in zip(rows.parts, bad, strict=True):
         if not count:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import math
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -105,6 +108,24 @@ def test_scan_and_sample(tmp_path):
     assert one.features == [features_of(["Lost card"]), features_of(["Where is my card?"])]
     assert one.groups[0] == one.groups[1]
     assert np.isnan(sample(rows, columns, np.array([1])).numbers["price"]).all()
+
+
+def test_scan_hashes_rows_as_profiles_do(tmp_path, monkeypatch):
+    """Whatever the values, and in several shards: profiles that were published have these hashes."""
+    monkeypatch.setattr("tests.support.tiny.PART_ROWS", 3)
+    columns = {
+        "text": ['a "b"\n', "é 我 \x7f", "", None, "a", "a", "last"],
+        "label": [1, None, -3, 2**60, 1, 1, 0],
+        "spans": [[{"start": 1, "label": None}], [], None, [], [{"start": 0, "label": "é"}], [], []],
+        "score": [0.1, math.nan, None, -0.0, 1e300, math.inf, 5.0],
+        "day": [dt.date(2026, 1, 1)] * 7,
+        "flag": [True, False, None, True, True, True, True],
+    }
+    rows = write(tmp_path, columns, "flag")
+    compared = Columns(("label", "flag"), ("text", "spans", "score", "day"), (), ())
+    expected = {hash_of([row[column] for column in compared.content]): row["row_id"] for row in rows.rows()}
+    found = scanned(rows, compared).smallest
+    assert dict(zip(found.hashes.tolist(), found.row_ids.tolist(), strict=True)) == expected
 
 
 def test_features_are_words_and_pairs_of_words():

@@ -6,11 +6,14 @@ import datetime as dt
 import math
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from params.schema import Expectation, ObjectiveChoice
+from tasks.split_rows import SCHEMA, SplitRows
 from tasks.validation.kinds import BY_COLUMN, BY_KEY, ROW_BY_ROW, columns_read, kind_of
 from tests.support.validation import good_rows, run_validation, write_raw
+from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 
 CLASSES = ObjectiveChoice(name="sequence_classification")
 TRAIN = {"type": "comparison", "column": {"name": "split"}, "operator": "==", "parameter": "train"}
@@ -141,6 +144,22 @@ def test_verdicts_do_not_depend_on_shards(tmp_path, monkeypatch):
     assert report.quarantined > 10
     failing = {check.type for check in report.checks if check.unexpected_count}
     assert failing >= {check["type"] for check in CHECKS} & (ROW_BY_ROW | BY_KEY | BY_COLUMN)
+
+
+def test_columns_with_nulls_are_known_without_their_values(tmp_path):
+    """A shard may lack a column, or have no value in it at all."""
+    tables = [{"n": [1, 2], "flag": [True, None]}, {"flag": [True]}, {"n": [None], "flag": [False]}]
+    shards = []
+    for number, columns in enumerate(tables):
+        table = pa.table({ROW: pa.array(range(len(columns["flag"])), pa.int32()), **columns})
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+        shards.append(Shard(name=f"{number}.parquet", rows=len(table), first_row_id=number * 10, sha256=""))
+    Manifest.write(tmp_path, shards)
+    pq.write_metadata(pa.schema([(ROW_ID, pa.int64()), ("n", pa.int64()), ("flag", pa.bool_())]), tmp_path / SCHEMA)
+    rows = SplitRows(tmp_path)
+    found = [rows.with_nulls(shard, ["n", "flag"]) for shard, _ in rows.shards()]
+    assert found == [{name for name in ("n", "flag") if table[name].null_count} for _, table in rows.shards()]
+    assert found == [{"flag"}, {"n"}, {"n"}]
 
 
 def test_every_expectation_of_rows_has_a_kind():
