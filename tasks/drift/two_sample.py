@@ -8,6 +8,7 @@ all of its rows count as one.
 
     labels    Pearson's chi-square of the two-way table; and the share of labels that only new rows have
     numbers   the statistic of Kolmogorov and Smirnov
+    a score   by how much its mean is smaller for new observations
     texts     the area under the ROC curve of a classifier that tells new rows from known ones. It learns from one half
               of the observations and is tested on the other (Lopez-Paz and Oquab 2017,
               https://arxiv.org/abs/1610.06545). Cross-validation would use all rows, but its folds depend on each
@@ -193,6 +194,28 @@ def area_under_curve(
         csr_array(mean_ranks.reshape(1, -1)), sides.new, area, permutations=permutations, random=random
     )
     return float(real[0]), float(p_values[0])
+
+
+def fall_of_mean(
+    values: NDArray[np.float64], sides: Sides, *, permutations: int, random: np.random.Generator
+) -> tuple[float, float, float]:
+    """Return the mean of the known and of the new observations, and the probability of a fall as large by chance.
+
+    Args:
+        values: of N rows.
+        sides: of the same rows.
+        permutations: most permutations.
+        random: draws them.
+    """
+    from scipy.sparse import csr_array
+
+    def fall(counts: NDArray[np.float64], totals: NDArray[np.float64], new: int, units: int) -> NDArray[np.float64]:
+        return (totals - counts) / (units - new) - counts / new
+
+    means = np.bincount(sides.units, sides.weights * values)  # (U,)
+    shares = csr_array(means.reshape(1, -1))
+    _, p_values, _ = permute(shares, sides.new, fall, permutations=permutations, random=random)
+    return float(means[: sides.known].mean()), float(means[sides.known :].mean()), float(p_values[0])
 
 
 def _half(count: int, random: np.random.Generator) -> NDArray[np.bool_]:

@@ -103,27 +103,17 @@ def compare_confidence(
     assert known is not None
     assert found is not None
     sides = two_sample.Sides.of(len(known), len(found), (held_out.groups, new.groups))
+    error = (1 - drift.confidence) * CONFIDENCE_ERROR_SHARE
+    permutations = max(_PERMUTATIONS, math.ceil(2 / error) - 1)
     values = np.concatenate([known, found])
-    bins, error = two_sample.binned(values), (1 - drift.confidence) * CONFIDENCE_ERROR_SHARE
-    _, (p_value,), _ = two_sample.permute(
-        sides.shares(bins, int(bins.max()) + 1),
-        sides.new,
-        two_sample.kolmogorov_smirnov,
-        permutations=max(_PERMUTATIONS, math.ceil(2 / error) - 1),
-        random=random,
-    )
-    before, now = (
-        float(np.average(side, weights=weights))
-        for side, weights in zip((known, found), np.split(sides.weights, [len(known)]), strict=True)
-    )
-    fall = before - now
+    before, now, p_value = two_sample.fall_of_mean(values, sides, permutations=permutations, random=random)
     change = Change(
         what="confidence of the published model",
         measure="fall of the mean",
-        effect=round(fall, 4),
+        effect=round(before - now, 4),
         floor=drift.min_confidence_fall,
-        p_value=float(p_value),
-        moved=bool(p_value <= error and fall >= drift.min_confidence_fall),
+        p_value=p_value,
+        moved=p_value <= error and before - now >= drift.min_confidence_fall,
         detail=f"mean {now:.3f} on {len(new):,} new rows, {before:.3f} on {len(held_out):,} {split} rows",
     )
     return ChampionConfidence(revision=drift.revision, change=change)

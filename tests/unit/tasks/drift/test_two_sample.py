@@ -13,6 +13,7 @@ from tasks.drift.two_sample import (
     Sides,
     area_under_curve,
     binned,
+    fall_of_mean,
     kolmogorov_smirnov,
     label_statistics,
     permute,
@@ -80,6 +81,17 @@ def test_area_under_the_curve_is_that_of_scikit_learn():
     assert area == pytest.approx(roc_auc_score([0] * 150 + [1] * 60, scores))
     expected = stats.mannwhitneyu(scores[150:], scores[:150], alternative="greater").pvalue
     assert p_value == pytest.approx(expected, abs=0.01)
+
+
+def test_fall_of_the_mean_as_all_permutations_have_it():
+    known, new = generator(2).random(8), generator(3).random(5) - 0.2
+    values = np.concatenate([known, new])
+    means = fall_of_mean(values, Sides.of(8, 5), permutations=9999, random=generator())
+    assert means[:2] == pytest.approx((known.mean(), new.mean()))
+    every = stats.permutation_test(
+        (known, new), lambda a, b: a.mean() - b.mean(), n_resamples=np.inf, alternative="greater", vectorized=False
+    )
+    assert means[2] == pytest.approx(every.pvalue, abs=0.02)
 
 
 def test_rows_that_belong_together_count_as_one():

@@ -304,7 +304,7 @@ def test_error_is_the_part_that_is_set_aside() -> None:
 def test_surer_is_no_drift() -> None:
     found = compared(scores(np.linspace(0.5, 0.7, 100)), scores(np.linspace(0.8, 0.9, 100)))
     assert found.change is not None
-    assert found.change.p_value < 0.001
+    assert found.change.p_value > 0.5
     assert not found.is_less_sure
 
 
