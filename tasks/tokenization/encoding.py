@@ -97,7 +97,7 @@ def encode_splits(
     for split in splits:
         (folder / split).mkdir()
     works = [
-        _Work(rows, shard, split, folder / split, settings)
+        _Work(rows.only(shard), shard, split, folder / split, settings)
         for split, rows in splits.items()
         for shard in rows.manifest.shards
     ]
