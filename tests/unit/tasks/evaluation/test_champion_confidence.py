@@ -65,6 +65,7 @@ def prepare(artifacts: Artifacts, new: list[tuple[str, str]], customers: int = 0
         objective=recipe.objective,
         repo_id=recipe.publish.repo_id,
         endpoint="local",
+        launch=recipe.launch,
     )
     shutil.rmtree(artifacts.tokens, ignore_errors=True)
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
