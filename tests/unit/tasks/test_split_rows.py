@@ -17,7 +17,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SplitRows:
     monkeypatch.setattr("tests.support.tiny.PART_ROWS", 4)
     numbers = list(range(10))
     tiny.write_splits(tmp_path / "raw", {"train": {"text": [f"text {i}" for i in numbers], "number": numbers}})
-    SplitRows(tmp_path / "raw/train").write_some(tmp_path / "train", [not 4 <= i < 8 for i in numbers])
+    tiny.write_some(SplitRows(tmp_path / "raw/train"), tmp_path / "train", [not 4 <= i < 8 for i in numbers])
     return SplitRows(tmp_path / "train")
 
 

@@ -235,6 +235,7 @@ def test_reason_of_validate_is_given(project: tuple[Artifacts, str]) -> None:
         objective=recipe.objective,
         repo_id=recipe.publish.repo_id,
         endpoint="local",
+        launch=recipe.launch,
     )
     tiny.write(artifacts.recipe_path, RECIPE)
     found = evaluated(artifacts, load(artifacts.recipe_path))
