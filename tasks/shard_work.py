@@ -136,6 +136,7 @@ class _Cache:
             if any(file_sha256(entry / str(number)) != sha256 for number, sha256 in hashes.items()):
                 raise LookupError(entry)
             for number in hashes:
+                assert not work.files[number].exists(), f"other work wrote {work.files[number]}"
                 work.files[number].parent.mkdir(parents=True, exist_ok=True)
                 link_or_copy(entry / str(number), work.files[number])
         except (OSError, UnicodeDecodeError) as error:

@@ -105,7 +105,11 @@ class _Part:
 
     @property
     def files(self) -> list[Path]:
-        return [self.folder / split / part_name(self.number) for split in SPLITS]
+        splits = (
+            self.splitting.source_split,
+            *self.splitting.shares,
+        )  # the others belong to other splits of the source
+        return [self.folder / split / part_name(self.number) for split in splits]
 
 
 def _write_parts(

@@ -341,6 +341,16 @@ class TestWorkInProportion:
         assert self.run(tmp_path) == []
         assert len(list((tmp_path / ".scratch/r/shards/ingest").iterdir())) == 3, "what was not used is gone"
 
+    def test_parts_of_two_splits_of_the_source_are_kept_apart(self, tmp_path: Path) -> None:
+        """Both are number 0, and the train part has rows of two splits."""
+        write_json_lines(tmp_path / "test.jsonl", rows_of(20))
+        for label in (0, 1):
+            write_json_lines(tmp_path / "train.jsonl", [{"text": f"text {i}", "label": label} for i in range(50)])
+            assert self.run(tmp_path, test="test.jsonl") == [0] * (2 - label)
+            found = folder_bytes(tmp_path)
+            run(tmp_path, test="test.jsonl")  # all of it
+            assert folder_bytes(tmp_path) == found
+
     def test_other_settings_or_code_write_all(self, tmp_path: Path) -> None:
         write_json_lines(tmp_path / "train.jsonl", rows_of(250))
         self.run(tmp_path)
