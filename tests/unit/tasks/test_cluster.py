@@ -112,7 +112,7 @@ def test_work_that_kills_each_worker_ends_the_stage(tmp_path: Path) -> None:
 def test_a_cluster_that_goes_away_is_worth_another_try(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.cluster._TIMEOUT_S", 3)
+    monkeypatch.setattr("tasks.cluster._TIMEOUT_S", 15)
 
     def work() -> None:
         with Workers(cluster.launch(), tmp_path) as workers:
