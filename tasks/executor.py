@@ -21,7 +21,6 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from params import KilledError, RecipeError
@@ -62,7 +61,7 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._close()
 
     def map(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, what: str) -> Iterator[ResultT]:

@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from params.artifacts import Artifacts, link_or_copy
@@ -63,7 +62,7 @@ class ShardWorkers:
     def __init__(self, artifacts: Artifacts, stage: str, launch: Launch, inputs: Inputs | None = None) -> None:
         folder = artifacts.shards / stage
         self._stage = stage
-        self._workers = Workers(launch, artifacts.scratch)
+        self._workers = Workers(launch, folder)
         self._cache = _Cache(folder, _digest([inputs.code, versions()])) if inputs and inputs.code else None
         self._used: set[str] = set()
 
@@ -71,9 +70,9 @@ class ShardWorkers:
         self._workers.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._workers.__exit__(kind, error, at)
-        if kind is None and self._cache:
+    def __exit__(self, *error: object) -> None:
+        self._workers.__exit__(*error)
+        if error[0] is None and self._cache:
             self._cache.drop_all_but(self._used)
 
     def run(self, function: Callable[[WorkT], ResultT], works: Sequence[WorkT], *, what: str) -> list[ResultT]:
@@ -165,7 +164,9 @@ class _Cache:
 
     def drop_all_but(self, names: set[str]) -> None:
         for entry in self.folder.iterdir() if self.folder.exists() else ():
-            if entry.name not in names:
+            if not entry.is_dir():  # the function of a stage that was killed
+                entry.unlink(missing_ok=True)
+            elif entry.name not in names:
                 shutil.rmtree(entry, ignore_errors=True)
 
 

@@ -73,11 +73,12 @@ class FileSource:
 
     def _check_columns(self, split: str) -> None:
         """Refuse files whose columns are not those of the first file; in JSON lines, a missing key is null."""
-        first, expected = "", None
-        for name in (name for names in self._names.values() for name in names):
-            columns = self._columns(name)
-            first, expected = (name, columns) if expected is None else (first, expected)
-            if name not in self._names[split] or columns is None or expected is None or columns == expected:
+        if not self._columns:
+            return
+        first, expected = next(iter(self._columns.items()))
+        for name in self._names[split]:
+            columns = self._columns.get(name, expected)
+            if columns == expected:
                 continue
             differences = [
                 f"{verb} {', '.join(f'`{column}`' for column in sorted(found))}"
@@ -87,10 +88,12 @@ class FileSource:
             what = f"its columns differ from those of {first}: it {' and '.join(differences)}"
             raise DataError(name, what, "give all files of data.source the same columns")
 
-    def _columns(self, name: str) -> set[str] | None:
-        """Return the columns of a file; None if only its rows name them."""
-        suffix = Path(name).suffix.lower()
-        return None if suffix in JSON_SUFFIXES else columns_of(self._folder / name, name)
+    @cached_property
+    def _columns(self) -> dict[str, set[str]]:
+        """The columns of each file, in order; without files of JSON lines, whose columns only their rows name."""
+        names = dict.fromkeys(name for names in self._names.values() for name in names)
+        declared = (name for name in names if Path(name).suffix.lower() not in JSON_SUFFIXES)
+        return {name: columns_of(self._folder / name, name) for name in declared}
 
     def _match(self, split: str, pattern: str) -> list[str]:
         if (self._folder / pattern).is_file():
