@@ -202,7 +202,7 @@ def _is_in(ours: Mapping[str, Any], artifacts: Artifacts, paths: Sequence[str], 
 
 def _files_beside_lock(artifacts: Artifacts) -> list[str]:
     """Return the paths of the files that describe the recipe's last run, besides dvc.lock."""
-    written = (artifacts.blessing, artifacts.receipt, artifacts.report("evaluate"))
+    written = (artifacts.resolved_recipe, artifacts.blessing, artifacts.receipt, artifacts.report("evaluate"))
     return [*map(str, written), *dvc_imports.import_files(artifacts)]
 
 

@@ -38,8 +38,19 @@ def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
 
 
 def any_stale(stages: Sequence[str], recipe: str) -> bool:
-    """Whether DVC would run one of `stages`."""
-    return dvc_stage.is_stale(*(f"{stage}@{recipe}" for stage in stages))
+    """Whether DVC would run one of `stages`, or has not seen the recipe yet."""
+    return dvc_stage.is_stale(*(f"{stage}@{recipe}" for stage in ("resolve", *stages)))
+
+
+def resolve(recipe: str, log: child_process.Logger) -> None:
+    """Write the recipe with all of its values if it has changed, so that DVC sees which stages are stale.
+
+    Raises:
+        EvergreenError: the recipe is invalid, or DVC fails.
+    """
+    name = f"resolve@{recipe}"
+    if dvc_stage.is_stale(name):
+        commands.run("flows.dvc_stage", [name], Artifacts(recipe), log, name=name)
 
 
 def unchanged(stages: Sequence[str], artifacts: Artifacts) -> dict[str, StageOutcome]:

@@ -104,6 +104,8 @@ class Artifacts:
     """The runs that `verify-resume` compares."""
     verify_resume_lock = _Below("scratch", "verify-resume.lock")
     """Held by `verify-resume`."""
+    resolved_recipe = _Below("run", "recipe.yaml")
+    """resolve: the recipe with all of its values, whose keys DVC watches."""
     raw = _Below("run", "raw")
     """ingest: rows as the source gives them, a folder of Parquet shards for each split, and source.json."""
     validated = _Below("run", "validated")

@@ -17,7 +17,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from params import InputsChangedError
+from params import InputsChangedError, RecipeError
 from params.artifacts import STAGES, Artifacts
 
 _HASHED_BYTES = 2**16
@@ -41,7 +41,7 @@ class Inputs:
         pipeline = _yaml(artifacts.root / "dvc.yaml")
         body = pipeline.get("stages", {}).get(stage, {}).get("do", {})
         keys = [key for section in body.get("params", ()) for names in section.values() for key in names]
-        recipe = _yaml(artifacts.recipe_path)
+        recipe = _recipe(artifacts.recipe_path)
         values = {"key": artifacts.recipe} | {
             f"item.{name}": text for name, text in _item(pipeline, artifacts.recipe).items()
         }
@@ -128,6 +128,21 @@ def is_training_recorded(artifacts: Artifacts) -> bool:
     return report.is_file() and recorded == _md5(report.read_bytes())
 
 
+def check_resolved(inputs: Inputs) -> None:
+    """Fail if the recipe was edited since DVC looked at its values, which then are not those of this stage.
+
+    Raises:
+        InputsChangedError: names the keys.
+    """
+    if os.environ.get("DVC_STAGE") != inputs.name:
+        return
+    resolved = _yaml(inputs.artifacts.resolved_recipe)
+    changed = [key for key, value in inputs.params.items() if _plain(_value(resolved, key)) != _plain(value)]
+    if changed:
+        file = inputs.artifacts.resolved_recipe
+        raise _error(inputs.name, f"the recipe changed since {file} was written: {', '.join(changed)}")
+
+
 def _error(name: str, what: str) -> InputsChangedError:
     return InputsChangedError(name, what, "run the recipe again: finished work is kept for inputs that are the same")
 
@@ -176,6 +191,16 @@ def _md5(content: bytes) -> str:
 
 def _plain(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
+
+
+def _recipe(path: Path) -> Mapping[str, Any]:
+    """Return a recipe with all of its values; empty if it is invalid, which whoever reads it next says."""
+    from params.loading import load
+
+    try:
+        return load(path).model_dump(mode="json")
+    except RecipeError:
+        return {}
 
 
 def _yaml(path: Path) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from params.defaults import with_defaults
 from params.errors import EvergreenError, RecipeError
 from params.schema import Recipe
 
@@ -58,6 +59,11 @@ class Document:
     path: Path
     content: dict[str, Any]
     tree: CommentedMap
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The content of a recipe, with the defaults that depend on other keys."""
+        return with_defaults(self.content, self.path.stem)
 
     def line(self, key: Key) -> int:
         """Return the line of `key`, or of its closest parent in the file. The first line is 1."""
@@ -165,7 +171,7 @@ def _check_size(content: object) -> None:
 def parse(document: Document) -> tuple[Recipe | None, list[Problem]]:
     """Return the recipe in `document`, or None and its problems."""
     try:
-        return Recipe.model_validate(document.content), []
+        return Recipe.model_validate(document.recipe), []
     except pydantic.ValidationError as error:
         return None, [_problem(e) for e in error.errors()]
 
@@ -175,11 +181,14 @@ def valid_sections(document: Document) -> dict[str, Any]:
 
     Unknown keys do not make a section invalid here.
     """
-    found = {}
+    found, filled = {}, document.recipe
     for name, field in Recipe.model_fields.items():
         section: Any = field.annotation
         adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(section)
-        content = copy.deepcopy(document.content.get(name))
+        if name not in filled and not field.is_required():
+            found[name] = field.default
+            continue
+        content = copy.deepcopy(filled.get(name))
         for _ in range(2):  # the second time without the unknown keys
             try:
                 found[name] = adapter.validate_python(content, strict=True)

@@ -1,7 +1,7 @@
 """The keys of a recipe: one frozen pydantic model per section, one docstring per key.
 
-A recipe has all ten sections, because each DVC stage declares the sections that it reads. No stage declares `launch`: it
-says where a run happens (processes, micro-batch, workers), not what is learned.
+Keys without a default here get one from params/defaults.py, which depends on the objective and the model. No DVC stage declares
+`launch`: it says where a run happens (processes, micro-batch, workers), not what is learned.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ Seconds = Annotated[float, Field(gt=0.0, le=31_536_000.0)]
 """A time limit of at most a year; Python's timers fail above a few hundred years."""
 Hours = Annotated[float, Field(ge=0.0, le=8_760.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Interval = PositiveInt | Annotated[float, Field(gt=0.0, lt=1.0)]
+"""Optimizer steps, or a share of all steps."""
 IMPORTABLE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 Importable = Annotated[str, Field(pattern=IMPORTABLE)]
 """A Python object, as `package.module:name`."""
@@ -259,8 +261,9 @@ class Tokenization(Section):
     """How text becomes tokens."""
 
     tokenizer: Annotated[TrainTokenizer | PretrainedTokenizer, Field(discriminator="kind")]
-    max_length: Annotated[int, Field(ge=2, le=_MAX_INT)]
-    """Length of the longest sequence, in tokens."""
+    """Default in a recipe: that of `model.pretrained`."""
+    max_length: Annotated[int, Field(ge=2, le=_MAX_INT)] = 512
+    """Length of the longest sequence, in tokens. Longer texts are cut; packing fills sequences up to it."""
 
 
 class ObjectiveChoice(BaseModel):
@@ -335,13 +338,13 @@ class Training(Section):
     """How the model learns. Other fields of transformers.TrainingArguments go under `arguments`."""
 
     epochs: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
-    """Passes over the train split. Give either this or `max_steps`."""
+    """Passes over the train split. Give either this or `max_steps`. Default in a recipe: 1 to 4, by the objective."""
     max_steps: PositiveInt | None = None
     """Optimizer steps. Give either this or `epochs`."""
     global_batch_size: PositiveInt
-    """Sequences per optimizer step, summed over all processes."""
+    """Sequences per optimizer step, summed over all processes. Default in a recipe: 16 or 32, by the objective."""
     learning_rate: PositiveFloat
-    """Peak learning rate."""
+    """Peak learning rate. Default in a recipe: by the objective, for adapters, or by the width of a new model."""
     lr_scheduler: str = "linear"
     """Name of a transformers learning-rate schedule."""
     warmup_steps: NonNegativeFloat = 0
@@ -357,19 +360,23 @@ class Training(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, which takes less memory and more time."""
     group_by_length: bool = False
-    """Train on batches of sequences of similar length, which need less padding. Of no use with packing."""
+    """Train on batches of sequences of similar length, which need less padding. Of no use with packing. Default in a recipe:
+    true for classifiers and seq2seq, unless `streaming`."""
     streaming: bool = False
     """Read the sequences in windows, from first to last, instead of in random order. For token files on slow disks."""
-    eval_steps: PositiveInt
-    """Optimizer steps between evaluations on the validation split. One more evaluation runs before the first step."""
-    save_steps: PositiveInt
-    """Optimizer steps between checkpoints. An interrupted run resumes from the last one."""
+    eval_steps: Interval = 0.05
+    """Optimizer steps between evaluations on the validation split. A number below 1 is a share of all steps. One more
+    evaluation runs before the first step."""
+    save_steps: Interval = 0.05
+    """Optimizer steps between checkpoints. A number below 1 is a share of all steps. An interrupted run resumes from the last
+    one."""
     save_minutes: Annotated[float, Field(gt=0.0, le=525_600.0)] | None = None
     """Minutes between checkpoints, if that is more often than every `save_steps`."""
     logging_steps: PositiveInt = 10
     """Optimizer steps between log lines."""
     best_metric: str = "loss"
-    """Validation metric that decides which weights are kept and published. The objective's file lists its metrics."""
+    """Validation metric that decides which weights are kept and published. The objective's file lists its metrics. Default in a
+    recipe: `accuracy`, `f1` or `reward` if the objective has it."""
     early_stopping_patience: PositiveInt | None = None
     """End the training after this many evaluations in a row without a better `best_metric`."""
     loss: CallOrName | None = None
@@ -567,9 +574,7 @@ class Evaluation(Section):
     """How the trained model is evaluated, and what it must achieve."""
 
     metrics: Metrics | None = None
-    """Your own metrics; `training.best_metric` may name one. A recipe in params/ without any writes `null`, because DVC
-    watches this key."""
-
+    """Your own metrics; `training.best_metric` may name one."""
     split: Literal["test", "validation"] = "test"
     """Split that the model is evaluated on."""
     compare_untrained: bool = True
@@ -605,14 +610,14 @@ class Publish(Section):
 class Recipe(Section):
     """A complete run."""
 
-    seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 17
     """Seed of all random numbers: splits, initial weights, order of the rows, dropout."""
     data: Data
-    validation: Validation
+    validation: Validation = Validation()
     tokenization: Tokenization
     objective: ObjectiveChoice
     model: Model
     training: Training
     launch: Launch
-    evaluation: Evaluation
+    evaluation: Evaluation = Evaluation()
     publish: Publish

@@ -80,6 +80,22 @@ def check(recipe: RecipePath) -> None:
 
 
 @app.command()
+def show(recipe: RecipePath) -> None:
+    """Print a recipe with all of its values; those that its file does not give are marked as defaults."""
+    from params.resolve import annotated
+
+    print(annotated(Artifacts(recipe.stem)), end="")
+
+
+@app.command(hidden=True)
+def resolve(recipe: RecipePath) -> None:
+    """Write runs/<recipe>/recipe.yaml, the recipe with all of its values. DVC runs this before the stages."""
+    from params.resolve import resolve
+
+    resolve(Artifacts(recipe.stem))
+
+
+@app.command()
 def trace(
     recipe: RecipePath,
     *,

@@ -18,7 +18,7 @@ import pydantic
 
 from params import DataError, InputsChangedError, ModelError, Recipe, load
 from params.artifacts import Artifacts, storage_errors, write_whole
-from params.dvc_files import Inputs
+from params.dvc_files import Inputs, check_resolved
 from tasks.progress import time_limit
 
 FUNCTIONS = {
@@ -85,6 +85,7 @@ def run(stage: str, recipe_path: Path) -> Report:
     artifacts = Artifacts(recipe_path.stem)
     inputs = Inputs.read(stage, artifacts)  # before the recipe and the stage's code are read
     recipe = load(recipe_path)
+    check_resolved(inputs)
     for name, maker in _NEEDED.get(stage, {}).items():
         folder: Path = getattr(artifacts, name)
         if not folder.exists():

@@ -294,8 +294,6 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
         fix = f"add `{name}: {{data: ..., objective: ..., code: trainer/losses.py}}` under `recipes:` there"
         yield Problem((), "dvc.yaml has no entry for this recipe with its data, objective and code", fix)
         return
-    if "evaluation" in sections and "metrics" not in document.content["evaluation"]:
-        yield Problem(("evaluation",), "`metrics` is missing, and DVC watches it", "write `metrics: null`")
     for section in ("objective", "training", "evaluation"):
         if section not in sections:
             continue

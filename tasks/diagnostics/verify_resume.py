@@ -31,7 +31,7 @@ from trainer.checkpoints.resume import choose
 from trainer.checkpoints.sealed import newest_step
 from trainer.data import tokens
 from trainer.job import Job
-from trainer.loop.batch import total_steps
+from trainer.loop.batch import every, total_steps
 from trainer.runtime import heartbeat
 from trainer.runtime.lifetime import exclusive
 
@@ -90,7 +90,7 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
     artifacts = Artifacts(recipe_path.stem)
     folder = artifacts.verify_resume
     total = _total_steps(recipe, artifacts)
-    planned = plan(total, recipe.training.save_steps, recipe.launch.num_processes, steps, kills)
+    planned = plan(total, every(recipe.training.save_steps, total), recipe.launch.num_processes, steps, kills)
     with exclusive(artifacts.verify_resume_lock, f"verify-resume of {artifacts.recipe}"):
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.ExitStack() as at_end:

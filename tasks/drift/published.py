@@ -39,10 +39,10 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, must_answer: boo
 
 
 def _fetch(artifacts: Artifacts, repo_id: str, endpoint: str, patience_s: float | None) -> Published:
-    from tasks.hub_client.connection import LOCAL, LOCAL_FOLDER, chosen_endpoint, open_repository
+    from tasks.hub_client.connection import LOCAL, chosen_endpoint, local_folder, open_repository
 
     nothing = Published(None, None, f"no model is published yet as {repo_id}")
-    if chosen_endpoint(endpoint) == LOCAL and not (artifacts.root / LOCAL_FOLDER).exists():
+    if chosen_endpoint(endpoint) == LOCAL and not local_folder(artifacts).exists():
         return nothing
     with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as opened:
         repository = opened if patience_s is None else replace(opened, timeout_s=patience_s)

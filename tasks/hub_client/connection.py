@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import HubRefusedError
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 LOCAL_FOLDER = ".hub"
+
+
+def experiment() -> str | None:
+    """Return the name of the experiment of DVC that this process belongs to, or the commit that it starts from; None if none."""
+    return os.environ.get("DVC_EXP_NAME") or os.environ.get("DVC_EXP_BASELINE_REV")
+
+
+def local_folder(artifacts: Artifacts) -> Path:
+    """Return the folder of the local Hub. A queued experiment runs in a copy of the project; DVC says where the project is."""
+    root = os.environ.get("DVC_ROOT") if experiment() else None
+    return (Path(root) if root else artifacts.root) / LOCAL_FOLDER
 
 
 def chosen_endpoint(endpoint: str) -> str:
@@ -72,7 +84,7 @@ def open_repository(
     owner, token = repo_id.split("/", maxsplit=1)[0], new_token()
     xet_off, constants.HF_HUB_DISABLE_XET = constants.HF_HUB_DISABLE_XET, True  # the local Hub has no such storage
     try:
-        with LocalHub(artifacts.root / LOCAL_FOLDER, tokens={token: owner}) as hub:
+        with LocalHub(local_folder(artifacts), tokens={token: owner}) as hub:
             yield Repository(HfApi(endpoint=hub.endpoint, token=token), repo_id)
     finally:
         constants.HF_HUB_DISABLE_XET = xet_off

@@ -23,7 +23,7 @@ from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks import digests
 from tasks.evaluation.receipt_log import log_receipt, log_verdict
 from tasks.evaluation.report import Blessing, EvaluationReport
-from tasks.hub_client.connection import chosen_endpoint, open_repository
+from tasks.hub_client.connection import chosen_endpoint, experiment, open_repository
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report, save_report
@@ -50,6 +50,8 @@ def publish(
 ) -> Receipt:
     """Publish the model of an evaluated run if the gate has blessed it, and nothing was edited since the run's stages ran.
 
+    An experiment of DVC publishes nothing, and says so.
+
     Raises:
         GateRefusedError: the gate refuses the model.
         ModelError: the blessing is for something else, or a file must not be published.
@@ -61,6 +63,10 @@ def publish(
     blessing = read_report(artifacts, Blessing)
     recipe = digests.recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
     _check_blessing(artifacts, blessing, recipe=recipe, repo_id=publish.repo_id)
+    if name := experiment():
+        receipt = _experiment_receipt(name, artifacts, blessing, publish)
+        save_report(receipt, artifacts.receipt)
+        return receipt
     evaluated = read_report(artifacts, EvaluationReport)
     if blessing.verdict != "publish" and publish.approval != "none":
         _withdraw_proposals(artifacts, blessing, publish)
@@ -97,6 +103,23 @@ def _check_blessing(artifacts: Artifacts, blessing: Blessing, *, recipe: str, re
     if different:
         what = f"the blessing is for another {' and '.join(different)}"
         raise ModelError(str(artifacts.blessing), what, "run the evaluate stage again: it writes a new blessing")
+
+
+def _experiment_receipt(name: str, artifacts: Artifacts, blessing: Blessing, publish: Publish) -> Receipt:
+    """Return the receipt of an experiment of DVC: whatever the verdict, nothing is published, and no log says so."""
+    logger.info("publish: %s is an experiment, so nothing is published; the verdict is `%s`", name, blessing.verdict)
+    for reason in blessing.reasons:
+        logger.info("publish: %s", reason)
+    fix = f"`dvc exp apply {name}` and `evergreen run {artifacts.recipe}` publish it, if the gate agrees"
+    return Receipt(
+        status="dry-run",
+        reasons=(*blessing.reasons, f"it is the experiment {name}, which publishes nothing; {fix}"),
+        repo_id=publish.repo_id,
+        endpoint=chosen_endpoint(publish.endpoint),
+        commit=None,
+        tag=None,
+        publish_id=None,
+    )
 
 
 def _keep_champion(blessing: Blessing) -> Receipt:

@@ -213,7 +213,7 @@ def _change(path: Path, settings: Mapping[tuple[str, ...], str]) -> None:
     for (*sections, key), value in settings.items():
         section = content
         for name in sections:
-            section = section[name]
+            section = section.get(name) or {}
         if section.get(key, value) != value:
             section[key] = value
             is_changed = True

@@ -78,17 +78,25 @@ def made(stage: str) -> list[Path]:
 
 
 def test_dvc_has_the_six_stages_in_order() -> None:
-    assert tuple(DVC["stages"]) == STAGES == tuple(stages.FUNCTIONS)
+    assert tuple(DVC["stages"]) == ("resolve", *STAGES)
+    assert tuple(stages.FUNCTIONS) == STAGES
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_stage_declares_the_sections_its_function_reads(stage: str) -> None:
     (params,) = DVC["stages"][stage]["do"]["params"]
-    assert list(params) == ["params/${key}.yaml"]
-    assert sorted(params["params/${key}.yaml"]) == sorted(set(stages.sections(stage)) - READ_ELSEWHERE.keys())
+    assert list(params) == ["runs/${key}/recipe.yaml"]
+    assert sorted(params["runs/${key}/recipe.yaml"]) == sorted(set(stages.sections(stage)) - READ_ELSEWHERE.keys())
 
 
-@pytest.mark.parametrize("stage", STAGES)
+def test_dvc_resolves_a_recipe_again_when_a_default_may_have_changed() -> None:
+    """The modules that decide what the values of a recipe are."""
+    deciding = {"params/defaults.py", "params/resolve.py", "params/schema.py"}
+    assert set(DVC["stages"]["resolve"]["do"]["deps"]) == {"params/${key}.yaml", *deciding}
+    assert [Path(path) for path in made("resolve")] == [Artifacts("default").resolved_recipe]
+
+
+@pytest.mark.parametrize("stage", ["resolve", *STAGES])
 def test_stage_runs_the_documented_command(stage: str) -> None:
     assert DVC["stages"][stage]["do"]["cmd"] == f"exec python -m tasks {stage} params/${{key}}.yaml"
     assert DVC["stages"][stage]["foreach"] == "${recipes}"
@@ -131,7 +139,7 @@ def test_only_what_git_keeps_is_not_cached() -> None:
         if options.get("cache", True) is False
     ]
     evaluation = "runs/${key}/evaluation"
-    assert uncached == [f"{evaluation}/blessing.json", f"{evaluation}/metrics.json", "runs/${key}/release/receipt.json"]
+    assert uncached == ["runs/${key}/recipe.yaml", f"{evaluation}/blessing.json", f"{evaluation}/metrics.json", "runs/${key}/release/receipt.json"]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*.yaml")), ids=lambda p: p.stem)

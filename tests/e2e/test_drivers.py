@@ -54,12 +54,13 @@ def test_after_the_flow_dvc_runs_nothing(finished: Project) -> None:
     assert (finished.root / "dvc.lock").read_bytes() == lock
 
 
-def test_git_has_nothing_of_a_run_but_its_lock_blessing_metrics_receipt_and_logs(finished: Project) -> None:
+def test_git_has_nothing_of_a_run_but_its_lock_recipe_blessing_metrics_receipt_and_logs(finished: Project) -> None:
     finished.run("git", "add", "-A")
     tracked = finished.run("git", "ls-files", "runs", "dvc.lock").split()
     small = [
         "evaluation/blessing.json",
         "evaluation/metrics.json",
+        "recipe.yaml",
         "release/log.jsonl",
         "release/receipt.json",
         "runs.jsonl",
@@ -131,6 +132,13 @@ def test_a_worse_model_of_a_changed_learning_rate_is_not_published_and_that_is_a
 def test_launch_makes_nothing_stale(finished: Project) -> None:
     finished.edit("params/tiny.yaml", "eval_batch_size: 32", "eval_batch_size: 16")
     assert finished.repro() == []
+
+
+def test_another_default_makes_stale_what_reads_it_and_nothing_else(finished: Project) -> None:
+    after = '\n    """Seconds after which publishing stops'
+    finished.edit("params/schema.py", f"timeout_s: Seconds = 3600.0{after}", f"timeout_s: Seconds = 3601.0{after}")
+    assert finished.repro() == ["publish"]
+    assert "timeout_s: 3601.0" in (finished.root / "runs/tiny/recipe.yaml").read_text()
 
 
 @pytest.mark.parametrize(

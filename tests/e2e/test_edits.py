@@ -53,7 +53,7 @@ def test_edit_during_a_training_ends_it_with_an_error_and_undoing_it_restores_th
     log = project.run("dvc", "repro", "train@tiny")
     assert "has finished before" in log
     assert "step" not in log.split("has finished before")[0].split("train: params")[1]
-    assert entry(project, "train")["params"]["params/tiny.yaml"]["training"]["learning_rate"] == 0.01
+    assert entry(project, "train")["params"]["runs/tiny/recipe.yaml"]["training"]["learning_rate"] == 0.01
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_flow_whose_recipe_is_edited_starts_again_and_publishes_what_the_recipe_
     assert flow.wait(400) == 0, (project.root / "run.log").read_text()
     assert "changed while it ran: training in params/tiny.yaml" in (project.root / "run.log").read_text()
     assert project.json("runs/tiny/history/training.json")["steps"] == 10
-    assert entry(project, "tokenize")["params"]["params/tiny.yaml"]["tokenization"]["tokenizer"]["vocab_size"] == 310
+    assert entry(project, "tokenize")["params"]["runs/tiny/recipe.yaml"]["tokenization"]["tokenizer"]["vocab_size"] == 310
     assert project.repro() == []
 
 

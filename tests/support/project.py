@@ -56,7 +56,7 @@ training:
   save_steps: 5
   logging_steps: 5
 launch: {num_processes: 1, micro_batch_size: 8, eval_batch_size: 32}
-evaluation: {split: test, compare_untrained: true, metrics: null, gate: {resamples: 200}}
+evaluation: {split: test, compare_untrained: true, gate: {resamples: 200}}
 publish: {repo_id: tests/tiny, endpoint: local}
 """
 
@@ -131,8 +131,7 @@ class Project:
 
     def repro(self, *arguments: str) -> list[str]:
         """`dvc repro`; the stages that it ran."""
-        out = self.run("dvc", "repro", *arguments)
-        return [line.split("'")[1].split("@")[0] for line in out.splitlines() if line.startswith("Running stage")]
+        return stages_of(self.run("dvc", "repro", *arguments))
 
     def flow(self, *arguments: str) -> list[str]:
         """The flow, without a server; the stages that it ran."""
@@ -235,8 +234,9 @@ class ServedProject(Project):
 
 
 def stages_of(output: str) -> list[str]:
-    """The stages that a flow ran, by its output."""
-    return [line.split("'")[-2].split("@")[0] for line in output.splitlines() if "Running stage" in line]
+    """The stages that DVC or a flow ran, by its output, without `resolve`."""
+    ran = [line.split("'")[-2].split("@")[0] for line in output.splitlines() if "Running stage" in line]
+    return [stage for stage in ran if stage != "resolve"]
 
 
 def copy_project(target: Path) -> None:

@@ -62,7 +62,6 @@ launch: {num_processes: 1, micro_batch_size: 32, eval_batch_size: 128}
 evaluation:
   split: test
   compare_untrained: true
-  metrics: null
   gate: {floors: {accuracy: 0.4}, resamples: 1000}
 publish: {repo_id: tests/bank, endpoint: local}
 """

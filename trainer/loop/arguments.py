@@ -19,7 +19,7 @@ from params import ModelError, Problem
 from params.loading import suggestion
 from params.schema import Direction, Launch, Training
 from trainer.loop import optimizer_check
-from trainer.loop.batch import split_batch, total_steps
+from trainer.loop.batch import every, split_batch, total_steps
 from trainer.reporting import trackers
 
 _OWN_KEYS = {
@@ -165,7 +165,7 @@ def conflicts(training: Training, launch: Launch) -> list[Problem]:
 def build(*, folder: Path, seed: int, training: Training, launch: Launch, direction: Direction, rows: int) -> Any:
     """Return the TrainingArguments of a run.
 
-    `direction` is that of `training.best_metric`; `rows`, the sequences of the train split, decide the steps of a stream.
+    `direction` is that of `training.best_metric`; `rows`, the sequences of the train split, decide the number of steps.
 
     Raises:
         RecipeError: the processes cannot share the batch evenly.
@@ -175,12 +175,13 @@ def build(*, folder: Path, seed: int, training: Training, launch: Launch, direct
     from transformers import TrainingArguments
 
     micro_batch, accumulation = split_batch(training.global_batch_size, launch)
+    total = total_steps(training, rows)
     own: dict[str, Any] = {
         "output_dir": str(folder),
         "seed": seed,
         "data_seed": seed,
         "num_train_epochs": training.epochs or 1.0,
-        "max_steps": total_steps(training, rows) if training.streaming else training.max_steps or -1,
+        "max_steps": total if training.streaming else training.max_steps or -1,
         "per_device_train_batch_size": micro_batch,
         "gradient_accumulation_steps": accumulation,
         "per_device_eval_batch_size": launch.eval_batch_size,
@@ -194,13 +195,13 @@ def build(*, folder: Path, seed: int, training: Training, launch: Launch, direct
         "fp16": training.precision == "fp16",
         "activation_checkpointing": training.gradient_checkpointing,
         "eval_strategy": "steps",
-        "eval_steps": training.eval_steps,
+        "eval_steps": every(training.eval_steps, total),
         "eval_on_start": True,
         "metric_for_best_model": training.best_metric,
         "greater_is_better": direction == "max",
         "batch_eval_metrics": True,
         "save_strategy": "no",
-        "save_steps": training.save_steps,
+        "save_steps": every(training.save_steps, total),
         "logging_steps": training.logging_steps,
         "logging_nan_inf_filter": False,
         "dataloader_num_workers": launch.dataloader_workers,

@@ -1,4 +1,4 @@
-"""The size of micro-batches and the number of steps."""
+"""The size of micro-batches, the number of steps, and intervals."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from params.schema import Launch, Training
 def total_steps(training: Training, rows: int) -> int:
     """Return the optimizer steps of a training on `rows` sequences; every epoch is cut to whole global batches."""
     return training.max_steps or max(1, math.ceil((training.epochs or 1.0) * (rows // training.global_batch_size)))
+
+
+def every(interval: float, total: int) -> int:
+    """Return the steps of an interval, which is a share of `total` if it is below 1."""
+    return int(interval) if interval >= 1 else max(1, math.ceil(interval * total))
 
 
 def split_batch(global_batch_size: int, launch: Launch) -> tuple[int, int]:

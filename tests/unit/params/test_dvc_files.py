@@ -12,7 +12,8 @@ from ruamel.yaml import YAML
 
 from params import InputsChangedError
 from params.artifacts import Artifacts
-from params.dvc_files import Inputs, check_earlier_stages
+from params.dvc_files import Inputs, check_earlier_stages, check_resolved
+from params.resolve import resolve
 from tests.support.project import ROOT, copy_project
 
 
@@ -34,7 +35,7 @@ def edit(path: str, old: str = "", new: str = "# edited\n") -> None:
     ("stage", "change", "named"),
     [
         ("train", lambda: edit("params/tiny.yaml", "1e-2", "3e-2"), "training in params/tiny.yaml"),
-        ("train", lambda: edit("params/tiny.yaml", "metrics: null", "metrics: {name: 'a:b'}"), "evaluation.metrics in"),
+        ("train", lambda: edit("params/tiny.yaml", "split: test,", "split: test, metrics: {function: 'a:b', directions: {c: min}},"), "evaluation.metrics in"),
         ("train", lambda: edit("trainer/worker.py"), "trainer/worker.py"),
         ("train", lambda: edit("trainer/objectives/causal_lm.py"), "trainer/objectives/causal_lm.py"),
         ("train", lambda: Path("trainer/data/new.py").touch(), "trainer/data/new.py"),
@@ -72,6 +73,21 @@ def test_edit_of_what_a_training_does_not_depend_on_changes_nothing(artifacts, c
     inputs.check()
 
 
+def test_recipe_that_was_edited_after_dvc_looked_at_it_is_named(artifacts, monkeypatch):
+    """DVC would record the values of the resolved recipe, and the stage would work with those of the recipe."""
+    resolve(artifacts)
+    monkeypatch.setenv("DVC_STAGE", "train@tiny")
+    edit("params/tiny.yaml", "num_processes: 1", "num_processes: 2")
+    check_resolved(Inputs.read("train", artifacts))
+    edit("params/tiny.yaml", "1e-2", "3e-2")
+    inputs = Inputs.read("train", artifacts)
+    what = r"^train@tiny: the recipe changed since runs/tiny/recipe.yaml was written: training;"
+    with pytest.raises(InputsChangedError, match=what):
+        check_resolved(inputs)
+    monkeypatch.delenv("DVC_STAGE")
+    check_resolved(inputs)
+
+
 def test_large_file_is_compared_by_size_and_time(artifacts):
     with Path("data/sentences.csv").open("ab") as file:
         file.truncate(2**20)
@@ -104,16 +120,17 @@ def recorded(artifacts, monkeypatch):
     from dvc.repo import Repo
 
     subprocess.run(["git", "init", "-q"], check=True)
+    resolve(artifacts)
     with Repo() as repo:
         stages = {}
         for name in ("ingest", "validate", "tokenize"):
             stage = repo.stage.load_one(name=f"{name}@tiny")
             deps = []
             for dep in stage.deps:
-                if str(dep.def_path).startswith("runs/"):
+                if str(dep.def_path).startswith("runs/") and not dep.fs_path.endswith("recipe.yaml"):
                     continue
                 dep.save()
-                if dep.fs_path.endswith("tiny.yaml"):
+                if dep.fs_path.endswith("recipe.yaml"):
                     params = {dep.def_path: dict(dep.hash_info.value)}
                 else:
                     deps.append({"path": dep.def_path, "md5": dep.hash_info.value})

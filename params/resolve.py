@@ -1,0 +1,55 @@
+"""A recipe with all of its values, defaults included, as YAML: what DVC watches, and what `evergreen show` prints."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from params.artifacts import Artifacts, write_whole
+from params.loading import load, read
+
+
+def resolve(artifacts: Artifacts) -> None:
+    """Write the resolved recipe. Equal values give equal bytes, whatever the recipe's file looks like.
+
+    Raises:
+        RecipeError: the recipe is invalid.
+        StorageError: the file cannot be written.
+    """
+    write_whole(artifacts.resolved_recipe, _text(load(artifacts.recipe_path).model_dump(mode="json")))
+
+
+def annotated(artifacts: Artifacts) -> str:
+    """Return the resolved recipe with a comment at each value that its file does not give.
+
+    Raises:
+        RecipeError: the recipe is invalid.
+    """
+    content = load(artifacts.recipe_path).model_dump(mode="json")
+    return _text(_annotated(content, read(artifacts.recipe_path).content))
+
+
+def _annotated(values: Mapping[str, Any], given: Any) -> CommentedMap:
+    found = CommentedMap()
+    for key, value in values.items():
+        own = given.get(key) if isinstance(given, Mapping) else None
+        if isinstance(value, Mapping) and value:
+            found[key] = _annotated(value, own)
+        else:
+            found[key] = value
+            if not (isinstance(given, Mapping) and key in given):
+                found.yaml_add_eol_comment("default", key)
+    return found
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    yaml = YAML()
+    yaml.width = 10_000
+    yaml.default_flow_style = False
+    text = io.StringIO()
+    yaml.dump(content, text)
+    return text.getvalue()

@@ -1,0 +1,88 @@
+"""Experiments by DVC: they change the recipe, show up in DVC's tables, and publish nothing.
+
+The tests share one project and stand in the order in which they change it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.project import Project, stages_of
+
+pytestmark = pytest.mark.in_order
+RATE = "params/tiny.yaml:training.learning_rate"
+RESOLVED, METRICS = "runs/tiny/recipe.yaml", "runs/tiny/evaluation/metrics.json"
+
+
+@pytest.fixture(scope="module")
+def committed(finished: Project) -> Project:
+    finished.run("git", "add", "-A")
+    finished.run("git", "commit", "-q", "-m", "Publish")
+    return finished
+
+
+def hub_refs(project: Project) -> dict[str, str]:
+    """Branches and tags of the published repository."""
+    refs = (project.root / ".hub").rglob("refs/**/*")
+    return {str(path): path.read_text() for path in refs if path.is_file()}
+
+
+def shown(project: Project) -> list[dict[str, Any]]:
+    """The experiments of `dvc exp show`, the newest first, each with its values and metrics."""
+    (_, head) = json.loads(project.run("dvc", "exp", "show", "--json"))
+    return [one["revs"][0]["data"] for one in head["experiments"] or ()]
+
+
+def test_an_experiment_trains_with_other_values_and_publishes_nothing(committed: Project) -> None:
+    refs, log = hub_refs(committed), (committed.root / "runs/tiny/release/log.jsonl").read_bytes()
+    assert refs
+    out = committed.run("dvc", "exp", "run", "publish@tiny", "--name", "slower", "-S", f"{RATE}=5e-3")
+    assert stages_of(out) == ["train", "evaluate", "publish"]
+    assert "publish: slower is an experiment, so nothing is published" in out
+    assert hub_refs(committed) == refs
+    assert (committed.root / "runs/tiny/release/log.jsonl").read_bytes() == log
+    receipt = committed.json("runs/tiny/release/receipt.json")
+    assert (receipt["status"], receipt["commit"]) == ("dry-run", None)
+    assert "`dvc exp apply slower` and `evergreen run tiny` publish it" in receipt["reasons"][-1]
+
+
+def test_it_is_compared_with_others(committed: Project) -> None:
+    (experiment,) = shown(committed)
+    assert experiment["params"][RESOLVED]["data"]["training"]["learning_rate"] == 0.005
+    assert experiment["params"][RESOLVED]["data"]["training"]["weight_decay"] == 0.0, "defaults are there, too"
+    metrics = experiment["metrics"][METRICS]["data"]
+    assert metrics["model"] == committed.json(METRICS)["model"]
+    changed = json.loads(committed.run("dvc", "params", "diff", "--json"))[RESOLVED]
+    assert {name: one["new"] for name, one in changed.items()} == {"training.learning_rate": 0.005}
+    page = committed.run("dvc", "plots", "diff", "HEAD", "slower")
+    assert "dvc_plots/index.html" in page
+
+
+def test_a_key_that_the_file_does_not_have_is_added(committed: Project) -> None:
+    out = committed.run("dvc", "exp", "run", "train@tiny", "-S", f"{RATE}=5e-3", "-S", "params/tiny.yaml:+training.weight_decay=0.1")
+    assert stages_of(out) == ["train"]
+    assert shown(committed)[0]["params"][RESOLVED]["data"]["training"]["weight_decay"] == 0.1
+
+
+def test_after_the_flow_the_applied_experiment_has_met_the_gate(committed: Project) -> None:
+    committed.run("dvc", "exp", "apply", "slower")
+    outcomes = stages_of(committed.run("python", "-m", "flows.cli", "run", "tiny"))
+    assert outcomes == ["publish"], "DVC restores what the experiment has made"
+    assert committed.json("runs/tiny/release/receipt.json")["status"] in {"published", "kept"}
+
+
+@pytest.mark.slow
+def test_queued_experiments_run_elsewhere_and_compare_with_the_published_model(committed: Project) -> None:
+    committed.run("git", "add", "-A")
+    committed.run("git", "commit", "-q", "-m", "Apply")
+    refs = hub_refs(committed)
+    committed.run("dvc", "exp", "run", "publish@tiny", "--queue", "--name", "queued", "-S", f"{RATE}=2e-3")
+    out = committed.run("dvc", "exp", "run", "--run-all")
+    assert "queued" in out
+    assert hub_refs(committed) == refs
+    (experiment,) = shown(committed)
+    assert experiment["params"][RESOLVED]["data"]["training"]["learning_rate"] == 0.002
+    assert experiment["metrics"][METRICS]["data"]["champion"], "it was compared with the published model"
