@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -11,6 +12,7 @@ from ruamel.yaml.comments import CommentedMap
 
 from params.artifacts import Artifacts, write_whole
 from params.loading import load, read
+from params.schema import Recipe
 
 
 def resolve(artifacts: Artifacts) -> None:
@@ -20,7 +22,16 @@ def resolve(artifacts: Artifacts) -> None:
         RecipeError: the recipe is invalid.
         StorageError: the file cannot be written.
     """
-    write_whole(artifacts.resolved_recipe, _text(load(artifacts.recipe_path).model_dump(mode="json")))
+    save(load(artifacts.recipe_path), artifacts.resolved_recipe)
+
+
+def save(recipe: Recipe, path: Path) -> None:
+    """Write a recipe with all of its values.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    write_whole(path, _text(recipe.model_dump(mode="json")))
 
 
 def annotated(artifacts: Artifacts) -> str:

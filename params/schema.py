@@ -179,7 +179,8 @@ class Data(Section):
     split: Split = Split()
     group_by: list[str] = []
     """Columns whose equal values say that rows belong together, such as those of one customer. `split` keeps them in one
-    split, and the gate counts them as one observation. Default: each row is on its own."""
+    split, validation sets training rows aside whose group is in a held-out split of the source, and the gate counts them as one
+    observation. Default: each row is on its own."""
 
 
 class Expectation(BaseModel):

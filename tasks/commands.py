@@ -110,6 +110,19 @@ def trace(
 
 
 @app.command()
+def rehearse(recipe: RecipePath) -> None:
+    """Run all stages on few rows, publishing nowhere, and estimate time and memory of the real run.
+
+    Takes a minute or two. Fails with what the real run would fail with after hours.
+    """
+    from tasks.diagnostics.rehearse import rehearse
+    from trainer.runtime.imports import leave_out_unused
+
+    leave_out_unused(load(recipe))
+    rehearse(recipe)
+
+
+@app.command()
 def verify_resume(
     recipe: RecipePath,
     *,

@@ -96,9 +96,14 @@ def run(stage: str, recipe_path: Path) -> Report:
     with time_limit(stage, idle_limit_s(stage, recipe)), storage_errors(artifacts.run):
         if recipe.launch.data_cluster:  # its workers have other working directories
             artifacts = Artifacts(artifacts.recipe, Path.cwd())
-        report = function(stage)(artifacts, **arguments(stage, recipe), **_also(stage, inputs))
+        report = call(stage, artifacts, recipe, inputs)
     inputs.check()
     return report
+
+
+def call(stage: str, artifacts: Artifacts, recipe: Recipe, inputs: Inputs | None = None) -> Report:
+    """Call the function of a stage; `inputs` are those that DVC would see, by default as they are now."""
+    return function(stage)(artifacts, **arguments(stage, recipe), **_also(stage, inputs or Inputs.read(stage, artifacts)))
 
 
 def _also(stage: str, inputs: Inputs) -> dict[str, Inputs]:

@@ -6,6 +6,7 @@ buckets by their first bits; a bucket is read from all files, and has all rows o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -136,17 +137,30 @@ def key_forms(table: pa.Table) -> NDArray[np.uint64]:
 
 def find_duplicates(keys: Keys, set_aside: Positions) -> Duplicates:
     """Return the rows that repeat another; rows at the positions in `set_aside` come last among those with their key."""
+    return _in_buckets(keys, partial(_repeats, set_aside))
+
+
+def find_in_two_splits(keys: Keys, ends: Sequence[int]) -> Duplicates:
+    """Return the rows whose key occurs in an earlier split, too; `ends` are the positions after the last row of each split."""
+    return _in_buckets(keys, partial(_in_later_split, np.asarray(ends)))
+
+
+def _in_buckets(keys: Keys, find: Callable[[NDArray[np.int64], NDArray[np.uint64]], Duplicates]) -> Duplicates:
+    """Return what `find` finds among the rows with equal keys, from the numbers of their keys and from their places."""
     buckets = 1 << max(0, (keys.rows // BUCKET_ROWS).bit_length())
     width = (1 << 64) // buckets
-    found = [duplicates_in_bucket(keys, n * width, (n + 1) * width - 1, set_aside) for n in range(buckets)]
+    found = [find(*_equal_keys(keys, n * width, (n + 1) * width - 1)) for n in range(buckets)]
     failing = np.concatenate([NOTHING, *(one.failing for one in found)])
     order = np.argsort(failing)
     repeats = np.concatenate([NOTHING, *(one.repeats for one in found)])
     return Duplicates(sum(one.members for one in found), failing[order], repeats[order])
 
 
-def duplicates_in_bucket(keys: Keys, first: int, last: int, set_aside: Positions) -> Duplicates:
-    """Return the rows that repeat another, of those whose hash begins with a number from `first` to `last`."""
+def _equal_keys(keys: Keys, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return a number for the key, and the place with the form, of each row that has the key of another.
+
+    Only rows whose hash begins with a number from `first` to `last` are read.
+    """
     read: list[Any] = [np.zeros((3, 0), np.uint64)]
     for path, position in zip(keys.files, keys.starts, strict=True):
         stored = np.load(path, mmap_mode="r")
@@ -161,7 +175,10 @@ def duplicates_in_bucket(keys: Keys, first: int, last: int, set_aside: Positions
     is_new[1:] = (one[1:] != one[:-1]) | (two[1:] != two[:-1])
     key = np.cumsum(is_new)
     repeated = np.bincount(key)[key] > 1
-    key, places = key[repeated], places[repeated]
+    return key[repeated], places[repeated]
+
+
+def _repeats(set_aside: Positions, key: NDArray[np.int64], places: NDArray[np.uint64]) -> Duplicates:
     form, position = places >> _POSITION_BITS, (places & _POSITION).astype(np.int64)
     order = np.lexsort((position, np.isin(position, set_aside), form, key))
     key, form, position = key[order], form[order], position[order]
@@ -169,6 +186,15 @@ def duplicates_in_bucket(keys: Keys, first: int, last: int, set_aside: Positions
     is_first[1:] = (key[1:] != key[:-1]) | (form[1:] != form[:-1])
     stays = position[is_first][np.cumsum(is_first) - 1]
     return Duplicates(len(position), position[~is_first], stays[~is_first])
+
+
+def _in_later_split(ends: NDArray[np.int64], key: NDArray[np.int64], places: NDArray[np.uint64]) -> Duplicates:
+    position = (places & _POSITION).astype(np.int64)
+    order = np.lexsort((position, key))
+    key, position = key[order], position[order]
+    first = position[np.searchsorted(key, key)]
+    is_later = np.searchsorted(ends, position, side="right") > np.searchsorted(ends, first, side="right")
+    return Duplicates(len(position), position[is_later], first[is_later])
 
 
 def _with_equal_halves(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

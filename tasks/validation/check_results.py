@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,11 +15,11 @@ from numpy.typing import NDArray
 from params.artifacts import storage_errors
 from params.schema import Expectation
 from tasks.validation.by_column import check_columns
-from tasks.validation.by_key import find_duplicates, hash_keys
+from tasks.validation.by_key import Duplicates, Keys, find_duplicates, find_in_two_splits, hash_keys
 from tasks.validation.by_row import RowCheck, check_each_row, check_rows
 from tasks.validation.expectations import columns_of, passes
 from tasks.validation.kinds import BY_KEY, kind_of
-from tasks.validation.raw_rows import NOTHING, Positions, RawRows, union
+from tasks.validation.raw_rows import NOTHING, ORDER, Positions, RawRows, union
 from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
 from trainer.objectives.bases.objective import Objective, Row
 
@@ -28,6 +29,8 @@ ROW_IS_USABLE = Expectation(type="row_is_usable")
 """The objective's check of a row as a whole; not an expectation of Great Expectations."""
 ROW_IS_KNOWN = Expectation(type="row_is_known_to_training", on_failure="fail")
 """The objective's check of a row against the train split."""
+GROUP_IS_IN_ONE_SPLIT = "group_is_in_one_split"
+"""The check of `data.group_by`; not an expectation of Great Expectations."""
 MAX_EXAMPLES_IN_REPORT = 5
 MAX_EXAMPLES_IN_ERROR = 10
 
@@ -150,15 +153,37 @@ def _result(check: Check, found: RowCheck, explain: Callable[[Row], str | None] 
 
 def _duplicates(result: CheckResult, rows: RawRows, skip: Positions, set_aside: Positions) -> CheckResult:
     """Return the result of a check by key: success as Great Expectations has it, for which all equal rows fail."""
+    with _hashed(result.expectation, rows, skip) as keys:
+        found = find_duplicates(keys, set_aside)
+    return _repeating(result, found, rows, success=passes(result.expectation, found.members, keys.rows))
+
+
+def groups_in_one_split(rows: RawRows, set_aside: Positions) -> CheckResult:
+    """Look for groups of the remaining rows, by the columns of `data.group_by`, that are in two splits of a source.
+
+    Those in the later split fail: training must not see what the model is evaluated on. Rows without a group are on their own.
+    """
+    columns = {"column_list": rows.splits["train"].group_by}
+    groups = Expectation(type="expect_compound_columns_to_be_unique", ignore_row_if="all_values_are_missing", **columns)
+    with _hashed(groups, rows, set_aside) as keys:
+        found = find_in_two_splits(keys, [rows.span(split).stop for split in ORDER])
+    result = CheckResult(Expectation(type=GROUP_IS_IN_ONE_SPLIT, **columns), "recipe", success=True, failing=NOTHING)
+    return _repeating(result, found, rows, success=not len(found.failing))
+
+
+@contextlib.contextmanager
+def _hashed(expectation: Expectation, rows: RawRows, skip: Positions) -> Iterator[Keys]:
+    """Hash the keys of the rows; the files are there inside the block."""
     shutil.rmtree(rows.scratch, ignore_errors=True)  # a killed stage leaves it
     with storage_errors(rows.scratch):
         rows.scratch.mkdir(parents=True)
         try:
-            keys = hash_keys(result.expectation, rows, rows.scratch, skip)
-            found = find_duplicates(keys, set_aside)
+            yield hash_keys(expectation, rows, rows.scratch, skip)
         finally:
             shutil.rmtree(rows.scratch)
-    success = passes(result.expectation, found.members, keys.rows)
+
+
+def _repeating(result: CheckResult, found: Duplicates, rows: RawRows, *, success: bool) -> CheckResult:
     known, places = np.unique(found.repeats, return_inverse=True)
     ids = rows.row_ids(known)[places]
     return replace(result, success=success, failing=found.failing, repeats=found.repeats, repeated_ids=ids)

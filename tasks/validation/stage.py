@@ -9,7 +9,7 @@
 
 The checks of the objective and of the recipe are expectations of Great Expectations, for the rows of all splits together; a
 condition can name a column `split`. Some are checked row by row, one shard at a time, some by key, and the others column by column
-(kinds.py). The objective may also check each row as a whole (`row_is_usable`, `row_is_known_to_training`). An expectation's
+(kinds.py). No group of `data.group_by` may be in two splits. The objective may also check each row as a whole (`row_is_usable`, `row_is_known_to_training`). An expectation's
 `on_failure` says what happens:
 
 - `quarantine`: failing rows are set aside. Of equal rows the first stays: one from test, else validation, else train.
@@ -38,7 +38,7 @@ from tasks.drift.measure import measure
 from tasks.drift.report import DriftReport
 from tasks.shard_work import ShardWorkers
 from tasks.stages import save_report
-from tasks.validation.check_results import Check, CheckResult, known_to_training, quarantined_rows, run_checks
+from tasks.validation.check_results import Check, CheckResult, groups_in_one_split, known_to_training, quarantined_rows, run_checks
 from tasks.validation.expectations import columns_of, expectation_problems, recipe_error
 from tasks.validation.failing_rows import write_failing_rows
 from tasks.validation.good_rows import write_good_rows
@@ -112,6 +112,8 @@ def validate(
 def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation], rows: RawRows) -> list[CheckResult]:
     """Run all checks; at the end, the objective compares the remaining rows with the remaining train split."""
     results = _run_expectations(method, expectations, rows)
+    if rows.splits["train"].group_by:
+        results.append(groups_in_one_split(rows, quarantined_rows(results)))
     quarantined = quarantined_rows(results)
     if type(method).unseen_label is Objective.unseen_label or not _remain(rows, quarantined)["train"]:
         return results

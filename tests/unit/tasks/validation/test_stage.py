@@ -28,14 +28,51 @@ def test_good_rows_pass_unchanged(tmp_path):
     artifacts = write_raw(tmp_path, train=columns, validation={k: v[:1] for k, v in columns.items()}, test=columns)
     for split in SPLITS:
         path = artifacts.raw / split / "_common_metadata"
-        pq.write_metadata(pq.read_schema(path).with_metadata({GROUP_BY: '["n"]'}), path)
+        pq.write_metadata(pq.read_schema(path).with_metadata({"key": "value"}), path)
     report = run_validation(artifacts)
     for split in SPLITS:
         rows = SplitRows(artifacts.rows / split)
         assert rows.table().equals(SplitRows(artifacts.raw / split).table(), check_metadata=True)
-        assert rows.group_by == ["n"]
+        assert rows.schema.metadata == {b"key": b"value"}
     assert quarantine_reasons(artifacts) == {}
     assert (report.rows_in, report.quarantined, report.share) == ({"train": 2, "validation": 1, "test": 2}, 0, 0)
+
+
+def group(artifacts, *columns):
+    """Let rows with equal values of some columns belong together."""
+    for split in SPLITS:
+        path = artifacts.raw / split / "_common_metadata"
+        pq.write_metadata(pq.read_schema(path).with_metadata({GROUP_BY: json.dumps(columns)}), path)
+
+
+def test_a_group_is_in_one_split_and_held_out_rows_stay(tmp_path):
+    def rows(users, name):
+        return {"text": [f"{name} {i}" for i in range(len(users))], "user": pa.array(users, pa.int64())}
+
+    train, validation = rows([1, 2, 2, 3, None, 4], "a"), rows([2, 5, None, 4], "b")
+    artifacts = write_raw(tmp_path, train=train, validation=validation, test=rows([4, 6, None], "c"))
+    group(artifacts, "user")
+    report = run_validation(artifacts)
+    assert good_rows(artifacts) == [0, 3, 4], "rows without a group are on their own"
+    assert report.rows_out == {"train": 3, "validation": 3, "test": 3}
+    check = "group_is_in_one_split(column_list=['user']), repeats row"
+    assert quarantine_reasons(artifacts) == {
+        ("train", 1): [f"{check} 0 of validation"],
+        ("train", 2): [f"{check} 0 of validation"],
+        ("train", 5): [f"{check} 0 of test"],
+        ("validation", 3): [f"{check} 0 of test"],
+    }
+    assert "group_is_in_one_split" in (artifacts.validated / "report.html").read_text()
+
+
+def test_a_row_that_is_set_aside_is_of_no_group(tmp_path):
+    train = {"text": ["fine", "too"], "user": [1, 2], "country": ["de", "de"]}
+    held_out = {"text": ["", "good"], "user": [1, 2], "country": ["de", "fr"]}
+    artifacts = write_raw(tmp_path, train=train, test=held_out)
+    group(artifacts, "user", "country")
+    run_validation(artifacts)
+    assert list(quarantine_reasons(artifacts)) == [("test", 0)]
+    assert good_rows(artifacts) == [0, 1]
 
 
 def test_null_and_blank_texts_are_quarantined(tmp_path):
