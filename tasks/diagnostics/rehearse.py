@@ -11,17 +11,13 @@ import json
 import logging
 import math
 import os
-import resource
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-
-from transformers import TrainerCallback
 
 from params import Recipe, load
 from params.artifacts import STAGES, Artifacts
@@ -29,12 +25,14 @@ from params.resolve import save
 from tasks import stages
 from tasks.diagnostics.check import check
 from tasks.diagnostics.rehearsal_rows import RehearsalRows, read_rows
+from tasks.diagnostics.step_clock import Clock, StepClock
 from tasks.hub_client.connection import LOCAL
 from tasks.report.formatting import duration
 from tasks.stages import read_report
 from tasks.tokenization.report import TokenizationReport
 from tasks.validation.kinds import BY_KEY, ROW_BY_ROW
 from tasks.validation.report import ValidationReport
+from trainer import objectives
 from trainer.loop.batch import every, total_steps
 from trainer.runtime.lifetime import exclusive
 
@@ -47,51 +45,13 @@ _CLOCK: Final = "clock.json"
 _UP_TO_TRAIN: Final = STAGES[: STAGES.index("train") + 1]
 
 
-class StepClock(TrainerCallback):
-    """Writes what the steps of a training take to a file; the recipe of a rehearsal names it among its callbacks."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-        self._start = 0.0
-        self._steps: list[float] = []
-        self._rows_per_s: list[float] = []
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start the clock."""
-        self._start = time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stop the clock."""
-        self._steps.append(time.monotonic() - self._start)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
-        """Note the speed of an evaluation."""
-        self._rows_per_s += [value for name, value in metrics.items() if name == "eval_samples_per_second"]
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write it all."""
-        if state.is_world_process_zero:
-            found = _Clock(self._steps, self._rows_per_s, _memory_bytes(), _gpu_memory_bytes())
-            self._path.write_text(json.dumps(asdict(found)), encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class _Clock:
-    """What one process of a training took."""
-
-    steps_s: list[float]
-    eval_rows_per_s: list[float]
-    memory_bytes: int
-    gpu_memory_bytes: int
-
-
 @dataclass(frozen=True)
 class _Pass:
     """What one pass through the stages took, on few rows."""
 
     rows: int
     seconds: dict[str, float]
-    clock: _Clock
+    clock: Clock
     report: TokenizationReport
     quarantined: int
     disk_bytes: int
@@ -143,7 +103,9 @@ def rehearse(recipe_path: Path) -> Estimate:
             read = ", ".join(f"{split} {'' if one.is_whole else 'more than '}{one.total:,}" for split, one in rows.items())
             logger.info("rehearse: rows of the source: %s", read)
             usual = _run("usual rows", recipe, {s: r.usual for s, r in rows.items()}, rows, folder / "usual", STAGES, _STEPS)
-            hardest = _run("the longest rows", recipe, _longest(recipe, rows), rows, folder / "longest", _UP_TO_TRAIN, _WARM_UP)
+            hardest = usual
+            if dealt := _longest(recipe, rows["train"].longest):
+                hardest = _run("the longest rows", recipe, dealt, rows, folder / "longest", _UP_TO_TRAIN, _WARM_UP)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     found = _estimate(recipe, rows, usual, hardest)
@@ -178,7 +140,7 @@ def _run(
     return _Pass(
         rows=sum(map(len, chosen.values())),
         seconds=seconds,
-        clock=_Clock(**json.loads((root / _CLOCK).read_text(encoding="utf-8"))),
+        clock=Clock(**json.loads((root / _CLOCK).read_text(encoding="utf-8"))),
         report=read_report(artifacts, TokenizationReport),
         quarantined=read_report(artifacts, ValidationReport).quarantined,
         disk_bytes=sum(path.stat().st_size for path in artifacts.checkpoint.rglob("*") if path.is_file()),
@@ -195,7 +157,7 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
     for expectation in content["validation"]["expectations"]:
         if expectation["type"] not in ROW_BY_ROW | BY_KEY:  # few rows say nothing about a whole column
             expectation["on_failure"] = "report"
-    clock = {"name": f"{__name__}:{StepClock.__name__}", "arguments": {"path": str(root / _CLOCK)}}
+    clock = {"name": f"{StepClock.__module__}:{StepClock.__name__}", "arguments": {"path": str(root / _CLOCK)}}
     content["training"] |= {"epochs": None, "max_steps": steps, "eval_steps": steps, "save_steps": steps}
     content["training"] |= {"save_minutes": None, "early_stopping_patience": None, "resume": "never"}
     content["training"]["callbacks"].append(clock)
@@ -216,15 +178,20 @@ def _with_enough_sequences(recipe: Recipe, artifacts: Artifacts) -> Recipe:
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"global_batch_size": size})})
 
 
-def _longest(recipe: Recipe, rows: Mapping[str, RehearsalRows]) -> dict[str, Sequence[dict[str, Any]]]:
-    """Return the longest training rows, dealt out to the splits so that each has a full batch, if there are enough."""
-    found = rows["train"].longest
-    held_out = min(recipe.launch.eval_batch_size, len(found) // 4)
-    return {
-        "validation": found[:held_out],
-        "test": found[held_out : 2 * held_out],
-        "train": found[2 * held_out :],
-    }
+def _longest(recipe: Recipe, found: Sequence[dict[str, Any]]) -> dict[str, Sequence[dict[str, Any]]]:
+    """Deal the longest rows out to the splits; empty if they are too few. Training sees each label of the held-out rows."""
+    labels = [column for column, kind in objectives.build(recipe.objective).columns().items() if kind == "label"]
+    first: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in found:
+        first.setdefault(tuple(str(row.get(column)) for column in labels), row)
+    train = list(first.values())
+    known = {id(row) for row in train}
+    others = [row for row in found if id(row) not in known]
+    held_out = min(recipe.launch.eval_batch_size, len(others) // 4)
+    if not held_out:
+        return {}
+    ends = (held_out, 2 * held_out)
+    return {"validation": others[: ends[0]], "test": others[ends[0] : ends[1]], "train": train + others[ends[1] :]}
 
 
 @contextlib.contextmanager
@@ -258,8 +225,8 @@ def _estimate(recipe: Recipe, rows: Mapping[str, RehearsalRows], usual: _Pass, h
         return usual.seconds[stage] + max(0.0, a_row) * (sum(total.values()) - usual.rows)
 
     seconds = {stage: more_rows(stage) for stage in STAGES[: STAGES.index("train")]}
-    started = usual.seconds["train"] - sum(usual.clock.steps_s) - 2 * usual.report.splits["validation"].sequences / speed
-    seconds["train"] = max(0.0, started) + steps * step_s + evaluations * total["validation"] / speed
+    start_s = usual.seconds["train"] - sum(usual.clock.steps_s) - 2 * usual.report.splits["validation"].sequences / speed
+    seconds["train"] = max(0.0, start_s) + steps * step_s + evaluations * total["validation"] / speed
     seconds["evaluate"] = usual.seconds["evaluate"] + models * total[recipe.evaluation.split] / speed
     seconds["publish"] = usual.seconds["publish"]
     return Estimate(
@@ -278,14 +245,3 @@ def _warnings(recipe: Recipe, usual: _Pass) -> Iterator[str]:
             f"{usual.quarantined} of {usual.rows} rows were set aside, more than validation.max_quarantined, {limit:.1%}, allows; "
             "of few rows, some can be labels that training never sees"
         )
-
-
-def _memory_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _gpu_memory_bytes() -> int:
-    import torch
-
-    return int(torch.cuda.max_memory_reserved()) if torch.cuda.is_available() else 0

@@ -125,6 +125,9 @@ def compared_rows(expectation: Expectation, frame: pd.DataFrame) -> NDArray[np.i
             rows[column].dropna().head(1).map(hash)  # fails for lists, as GX does
     except Exception as error:  # whatever pandas raises for a condition or for values
         raise _engine_error(expectation, str(error)) from error
+    finally:
+        # The engine is part of a reference cycle, and garbage is rarely looked for: let go of the frame.
+        engine.load_batch_data("rows", frame[:0].copy())  # type: ignore[no-untyped-call, unused-ignore]
     labels: NDArray[np.int64] = rows.index.to_numpy(dtype="int64")
     return labels
 
