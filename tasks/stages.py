@@ -103,7 +103,9 @@ def run(stage: str, recipe_path: Path) -> Report:
 
 def call(stage: str, artifacts: Artifacts, recipe: Recipe, inputs: Inputs | None = None) -> Report:
     """Call the function of a stage; `inputs` are those that DVC would see, by default as they are now."""
-    return function(stage)(artifacts, **arguments(stage, recipe), **_also(stage, inputs or Inputs.read(stage, artifacts)))
+    return function(stage)(
+        artifacts, **arguments(stage, recipe), **_also(stage, inputs or Inputs.read(stage, artifacts))
+    )
 
 
 def _also(stage: str, inputs: Inputs) -> dict[str, Inputs]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from params import DataError
 from params.schema import Data
@@ -37,10 +36,9 @@ class RehearsalRows:
     """Whether these are all rows."""
     schema: pa.Schema
 
-    def save(self, rows: Sequence[dict[str, Any]], path: Path) -> None:
-        """Write rows as a Parquet file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(list(rows), self.schema), path)
+    def table(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
+        """Return some of the rows as a table with the types of all that were read."""
+        return pa.Table.from_pylist(list(rows), self.schema)
 
 
 def read_rows(data: Data, wanted: dict[str, int], longest: int, root: Path = Path()) -> dict[str, RehearsalRows]:

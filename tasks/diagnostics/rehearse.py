@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from params import Recipe, load
 from params.artifacts import STAGES, Artifacts
 from params.resolve import save
@@ -100,12 +103,17 @@ def rehearse(recipe_path: Path) -> Estimate:
         try:
             longest = recipe.training.global_batch_size + 2 * recipe.launch.eval_batch_size
             rows = read_rows(recipe.data, _ROWS, longest)
-            read = ", ".join(f"{split} {'' if one.is_whole else 'more than '}{one.total:,}" for split, one in rows.items())
+            read = ", ".join(
+                f"{split} {'' if one.is_whole else 'more than '}{one.total:,}" for split, one in rows.items()
+            )
             logger.info("rehearse: rows of the source: %s", read)
-            usual = _run("usual rows", recipe, {s: r.usual for s, r in rows.items()}, rows, folder / "usual", STAGES, _STEPS)
+            chosen = {split: one.table(one.usual) for split, one in rows.items()}
+            usual = _run("usual rows", recipe, chosen, folder / "usual", names=STAGES, steps=_STEPS)
             hardest = usual
-            if dealt := _longest(recipe, rows["train"].longest):
-                hardest = _run("the longest rows", recipe, dealt, rows, folder / "longest", _UP_TO_TRAIN, _WARM_UP)
+            if dealt := _longest(recipe, rows["train"]):
+                hardest = _run(
+                    "the longest rows", recipe, dealt, folder / "longest", names=_UP_TO_TRAIN, steps=_WARM_UP
+                )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     found = _estimate(recipe, rows, usual, hardest)
@@ -115,19 +123,14 @@ def rehearse(recipe_path: Path) -> Estimate:
 
 
 def _run(
-    what: str,
-    recipe: Recipe,
-    chosen: Mapping[str, Sequence[dict[str, Any]]],
-    rows: Mapping[str, RehearsalRows],
-    root: Path,
-    names: Sequence[str],
-    steps: int,
+    what: str, recipe: Recipe, rows: Mapping[str, pa.Table], root: Path, *, names: Sequence[str], steps: int
 ) -> _Pass:
-    """Run stages on the chosen rows of each split, with `root` in the place of the project's folder."""
-    for split, values in chosen.items():
-        rows[split if split in rows else "train"].save(values, root / "data" / f"{split}.parquet")
+    """Run stages on some rows of each split, with `root` in the place of the project's folder."""
+    (root / "data").mkdir(parents=True)
+    for split, table in rows.items():
+        pq.write_table(table, root / "data" / f"{split}.parquet")
     artifacts, seconds = Artifacts("rehearsal", root), {}
-    small = _small(recipe, root, list(chosen), steps)
+    small = _small(recipe, root, list(rows), steps)
     for stage in names:
         if stage == "train":
             small = _with_enough_sequences(small, artifacts)
@@ -138,7 +141,7 @@ def _run(
             stages.call(stage, artifacts, small)
         seconds[stage] = time.monotonic() - start
     return _Pass(
-        rows=sum(map(len, chosen.values())),
+        rows=sum(map(len, rows.values())),
         seconds=seconds,
         clock=Clock(**json.loads((root / _CLOCK).read_text(encoding="utf-8"))),
         report=read_report(artifacts, TokenizationReport),
@@ -150,7 +153,10 @@ def _run(
 def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Recipe:
     """Return the recipe of a rehearsal: its rows, its steps, and a Hub of its own; nothing else is another one."""
     content: dict[str, Any] = recipe.model_dump(mode="json")
-    content["data"]["source"] = {"kind": "files", **{split: str(root / "data" / f"{split}.parquet") for split in splits}}
+    content["data"]["source"] = {
+        "kind": "files",
+        **{split: str(root / "data" / f"{split}.parquet") for split in splits},
+    }
     for split, share in content["data"]["split"].items():
         content["data"]["split"][split] = share and max(share, 0.1)
     content["validation"] |= {"max_quarantined": 0.99, "drift": "off"}
@@ -178,20 +184,20 @@ def _with_enough_sequences(recipe: Recipe, artifacts: Artifacts) -> Recipe:
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"global_batch_size": size})})
 
 
-def _longest(recipe: Recipe, found: Sequence[dict[str, Any]]) -> dict[str, Sequence[dict[str, Any]]]:
+def _longest(recipe: Recipe, rows: RehearsalRows) -> dict[str, pa.Table]:
     """Deal the longest rows out to the splits; empty if they are too few. Training sees each label of the held-out rows."""
     labels = [column for column, kind in objectives.build(recipe.objective).columns().items() if kind == "label"]
     first: dict[tuple[str, ...], dict[str, Any]] = {}
-    for row in found:
+    for row in rows.longest:
         first.setdefault(tuple(str(row.get(column)) for column in labels), row)
     train = list(first.values())
     known = {id(row) for row in train}
-    others = [row for row in found if id(row) not in known]
+    others = [row for row in rows.longest if id(row) not in known]
     held_out = min(recipe.launch.eval_batch_size, len(others) // 4)
     if not held_out:
         return {}
-    ends = (held_out, 2 * held_out)
-    return {"validation": others[: ends[0]], "test": others[ends[0] : ends[1]], "train": train + others[ends[1] :]}
+    validation, test, more = others[:held_out], others[held_out : 2 * held_out], others[2 * held_out :]
+    return {"train": rows.table(train + more), "validation": rows.table(validation), "test": rows.table(test)}
 
 
 @contextlib.contextmanager
@@ -225,7 +231,9 @@ def _estimate(recipe: Recipe, rows: Mapping[str, RehearsalRows], usual: _Pass, h
         return usual.seconds[stage] + max(0.0, a_row) * (sum(total.values()) - usual.rows)
 
     seconds = {stage: more_rows(stage) for stage in STAGES[: STAGES.index("train")]}
-    start_s = usual.seconds["train"] - sum(usual.clock.steps_s) - 2 * usual.report.splits["validation"].sequences / speed
+    start_s = (
+        usual.seconds["train"] - sum(usual.clock.steps_s) - 2 * usual.report.splits["validation"].sequences / speed
+    )
     seconds["train"] = max(0.0, start_s) + steps * step_s + evaluations * total["validation"] / speed
     seconds["evaluate"] = usual.seconds["evaluate"] + models * total[recipe.evaluation.split] / speed
     seconds["publish"] = usual.seconds["publish"]

@@ -23,7 +23,7 @@ class Clock:
     gpu_memory_bytes: int
 
 
-class StepClock(TrainerCallback):
+class StepClock(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Writes what the steps of a training take to a file; the recipe of a rehearsal names it among its callbacks."""
 
     def __init__(self, path: str) -> None:

@@ -112,7 +112,11 @@ def current_receipt(results: RunResults) -> Receipt | None:
     receipt, blessing = results.receipt, results.blessing
     if receipt is None or blessing is None:
         return receipt
-    expected = {"publish": ("published", "proposed", "rejected", "dry-run"), "keep": ("kept", "dry-run"), "refuse": ("kept",)}
+    expected = {
+        "publish": ("published", "proposed", "rejected", "dry-run"),
+        "keep": ("kept", "dry-run"),
+        "refuse": ("kept",),
+    }
     # a commit that was compared with is the champion's, not the candidate's
     is_champion = (
         receipt.status == "published" and blessing.champion is not None and (receipt.commit == blessing.champion.commit)

@@ -173,7 +173,7 @@ def _equal_keys(keys: Keys, first: int, last: int) -> tuple[NDArray[np.int64], N
     one, two, places = one[order], two[order], places[order]
     is_new = np.ones(len(one), np.bool_)  # another key than that of the row before
     is_new[1:] = (one[1:] != one[:-1]) | (two[1:] != two[:-1])
-    key = np.cumsum(is_new)
+    key: NDArray[np.int64] = np.cumsum(is_new, dtype=np.int64)
     repeated = np.bincount(key)[key] > 1
     return key[repeated], places[repeated]
 

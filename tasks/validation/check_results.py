@@ -163,7 +163,7 @@ def groups_in_one_split(rows: RawRows, set_aside: Positions) -> CheckResult:
 
     Those in the later split fail: training must not see what the model is evaluated on. Rows without a group are on their own.
     """
-    columns = {"column_list": rows.splits["train"].group_by}
+    columns: Any = {"column_list": rows.splits["train"].group_by}
     groups = Expectation(type="expect_compound_columns_to_be_unique", ignore_row_if="all_values_are_missing", **columns)
     with _hashed(groups, rows, set_aside) as keys:
         found = find_in_two_splits(keys, [rows.span(split).stop for split in ORDER])

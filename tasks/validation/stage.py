@@ -38,7 +38,14 @@ from tasks.drift.measure import measure
 from tasks.drift.report import DriftReport
 from tasks.shard_work import ShardWorkers
 from tasks.stages import save_report
-from tasks.validation.check_results import Check, CheckResult, groups_in_one_split, known_to_training, quarantined_rows, run_checks
+from tasks.validation.check_results import (
+    Check,
+    CheckResult,
+    groups_in_one_split,
+    known_to_training,
+    quarantined_rows,
+    run_checks,
+)
 from tasks.validation.expectations import columns_of, expectation_problems, recipe_error
 from tasks.validation.failing_rows import write_failing_rows
 from tasks.validation.good_rows import write_good_rows

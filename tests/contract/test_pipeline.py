@@ -139,7 +139,12 @@ def test_only_what_git_keeps_is_not_cached() -> None:
         if options.get("cache", True) is False
     ]
     evaluation = "runs/${key}/evaluation"
-    assert uncached == ["runs/${key}/recipe.yaml", f"{evaluation}/blessing.json", f"{evaluation}/metrics.json", "runs/${key}/release/receipt.json"]
+    assert uncached == [
+        "runs/${key}/recipe.yaml",
+        f"{evaluation}/blessing.json",
+        f"{evaluation}/metrics.json",
+        "runs/${key}/release/receipt.json",
+    ]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*.yaml")), ids=lambda p: p.stem)

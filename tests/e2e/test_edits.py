@@ -64,7 +64,9 @@ def test_flow_whose_recipe_is_edited_starts_again_and_publishes_what_the_recipe_
     assert flow.wait(400) == 0, (project.root / "run.log").read_text()
     assert "changed while it ran: training in params/tiny.yaml" in (project.root / "run.log").read_text()
     assert project.json("runs/tiny/history/training.json")["steps"] == 10
-    assert entry(project, "tokenize")["params"]["runs/tiny/recipe.yaml"]["tokenization"]["tokenizer"]["vocab_size"] == 310
+    assert (
+        entry(project, "tokenize")["params"]["runs/tiny/recipe.yaml"]["tokenization"]["tokenizer"]["vocab_size"] == 310
+    )
     assert project.repro() == []
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.project import Project
 
-CODE = '''
+CODE = """
 def metric(predictions):
     raise RuntimeError("out of luck")
-'''
+"""
 
 
 def traces(project: Project) -> list[str]:
@@ -33,7 +33,9 @@ def test_it_publishes_nowhere_and_estimates_the_real_run(project: Project) -> No
 
 def test_what_would_fail_at_the_end_fails_now(project: Project) -> None:
     (project.root / "params/metrics.py").write_text(CODE)
-    project.edit("params/tiny.yaml", "split: test,", "split: test, slices: [{name: parity, function: 'params.metrics:metric'}],")
+    project.edit(
+        "params/tiny.yaml", "split: test,", "split: test, slices: [{name: parity, function: 'params.metrics:metric'}],"
+    )
     out = project.run("python", "-m", "tasks", "rehearse", "tiny", ok=False)
     assert "out of luck" in out
     assert "rehearse: usual rows: evaluate" in out

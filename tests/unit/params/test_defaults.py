@@ -41,7 +41,8 @@ def test_three_sections_are_a_recipe_for_every_objective(artifacts: Artifacts, n
     objective = objectives.find(name)
     assert recipe.training.best_metric in {"loss", *objective.metrics}
     assert recipe.publish.repo_id == "evergreen/short"
-    assert recipe.training.epochs and recipe.training.global_batch_size % recipe.launch.micro_batch_size == 0
+    assert recipe.training.epochs
+    assert recipe.training.global_batch_size % recipe.launch.micro_batch_size == 0
 
 
 def test_the_objective_decides(artifacts: Artifacts) -> None:
@@ -72,7 +73,7 @@ def test_what_the_file_says_wins(artifacts: Artifacts) -> None:
 
 
 def test_a_new_model_needs_a_tokenizer(artifacts: Artifacts) -> None:
-    with pytest.raises(RecipeError, match="tokenization.tokenizer: is missing"):
+    with pytest.raises(RecipeError, match=r"tokenization\.tokenizer: is missing"):
         write(artifacts, short("causal_lm", RANDOM))
 
 
