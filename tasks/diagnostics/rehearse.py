@@ -28,7 +28,6 @@ from params.resolve import save
 from tasks import stages
 from tasks.diagnostics.check import check
 from tasks.diagnostics.rehearsal_rows import RehearsalRows, read_rows
-from tasks.diagnostics.step_clock import Clock, StepClock
 from tasks.hub_client.connection import LOCAL
 from tasks.report.formatting import duration
 from tasks.stages import read_report
@@ -37,6 +36,7 @@ from tasks.validation.kinds import BY_KEY, ROW_BY_ROW
 from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.loop.batch import every, total_steps
+from trainer.reporting.step_clock import Clock, StepClock
 from trainer.runtime.lifetime import exclusive
 
 logger = logging.getLogger(__name__)
