@@ -14,17 +14,22 @@ from typing import Annotated, Any
 import typer
 
 from params.artifacts import STAGES, Artifacts
-from params.loading import recipe_name
+from params.loading import recipe_name, recipes_like
 from tasks import commands
 
 app = typer.Typer(
-    add_completion=False,
     context_settings={"help_option_names": ["--help", "-h"]},
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 RecipeName = Annotated[
-    str, typer.Argument(parser=recipe_name, metavar="RECIPE", help="Name or path: default, or params/default.yaml.")
+    str,
+    typer.Argument(
+        parser=recipe_name,
+        metavar="RECIPE",
+        help="Name or path: default, or params/default.yaml.",
+        autocompletion=recipes_like,
+    ),
 ]
 
 

@@ -114,6 +114,11 @@ def find_recipe(recipe: str) -> Path:
     return path
 
 
+def recipes_like(start: str) -> list[str]:
+    """Return the names of the recipes in params/ that begin with a text, for a shell that completes it."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml") if path.stem.startswith(start))
+
+
 def recipe_name(recipe: str) -> str:
     """Return the name of a recipe that is given by name or by path: the name of its file without the suffix.
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.completion import shell_complete
 
 from params import EvergreenError, TransientError, command_result, load
 from params.artifacts import Artifacts
-from params.loading import find_recipe
+from params.loading import find_recipe, recipes_like
 
 app = typer.Typer(
     add_completion=False,
@@ -30,7 +31,13 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich takes a third of a second to import
 )
 RecipePath = Annotated[
-    Path, typer.Argument(parser=find_recipe, metavar="RECIPE", help="Name or path: default, or params/default.yaml.")
+    Path,
+    typer.Argument(
+        parser=find_recipe,
+        metavar="RECIPE",
+        help="Name or path: default, or params/default.yaml.",
+        autocompletion=recipes_like,
+    ),
 ]
 _STAGES = {
     "ingest": "Read the rows from their source and split them.",
@@ -81,7 +88,10 @@ def check(recipe: RecipePath) -> None:
 
 @app.command()
 def show(recipe: RecipePath) -> None:
-    """Print a recipe with all of its values; those that its file does not give are marked as defaults."""
+    """Print a recipe with all of its values.
+
+    Those that its file does not give are marked as defaults.
+    """
     from params.resolve import annotated
 
     print(annotated(Artifacts(recipe.stem)), end="")
@@ -111,9 +121,9 @@ def trace(
 
 @app.command()
 def rehearse(recipe: RecipePath) -> None:
-    """Run all stages on few rows, publishing nowhere, and estimate time and memory of the real run.
+    """Run all stages on few rows, and publish nowhere.
 
-    Takes a minute or two. Fails with what the real run would fail with after hours.
+    Takes a minute or two, and estimates time, memory and disk of the real run. Fails with what the real run would fail with after hours.
     """
     from tasks.diagnostics.rehearse import rehearse
     from trainer.runtime.imports import leave_out_unused
@@ -255,6 +265,10 @@ def hub(
 def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:
     """Run a command and return its exit status: 0, 2 for wrong usage, or the `exit_code` of an error in params.errors."""
     group = typer.main.get_command(commands)
+    if instruction := os.environ.get(
+        f"_{name.upper()}_COMPLETE"
+    ):  # a shell asks; only the group's own `main` looks at it
+        return shell_complete(group, {}, name, f"_{name.upper()}_COMPLETE", instruction)
     try:
         # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.
         arguments = list(sys.argv[1:] if argv is None else argv)

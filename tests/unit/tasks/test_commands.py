@@ -161,3 +161,15 @@ def test_evergreen_imports_user_code_from_the_working_directory(project):
     script.write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nfrom flows.cli import main\nsys.exit(main())\n")
     done = subprocess.run([sys.executable, script, "ingest", "own"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("evergreen rel", ["releases"]), ("evergreen show ti", ["tiny"]), ("evergreen run nothing", [])],
+)
+def test_a_shell_completes_commands_and_recipes(words, found, monkeypatch, capsys):
+    monkeypatch.setenv("_EVERGREEN_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    assert flows_cli.main([]) == 0
+    assert capsys.readouterr().out.split() == found
