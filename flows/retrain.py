@@ -69,7 +69,6 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
         load(artifacts.recipe_path)
         if force or stages.any_stale(requested, artifacts.recipe):
             stages.check(artifacts.recipe, log)
-            stages.resolve(artifacts.recipe, log)
         try:
             bring_up_to_date(requested, force=force)
         except StaleBlessingError as error:  # another model was published meanwhile: compare with that one
@@ -77,7 +76,6 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
             bring_up_to_date(("evaluate", "publish"), force=True)
         except InputsChangedError as error:  # edited while a stage ran: start again with what there is now
             log.warning("%s", error)
-            stages.resolve(artifacts.recipe, log)
             bring_up_to_date(requested, force=force)
         finally:
             link_report(artifacts, renew=not publish)

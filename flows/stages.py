@@ -42,17 +42,6 @@ def any_stale(stages: Sequence[str], recipe: str) -> bool:
     return dvc_stage.is_stale(*(f"{stage}@{recipe}" for stage in ("resolve", *stages)))
 
 
-def resolve(recipe: str, log: child_process.Logger) -> None:
-    """Write the recipe with all of its values if it has changed, so that DVC sees which stages are stale.
-
-    Raises:
-        EvergreenError: the recipe is invalid, or DVC fails.
-    """
-    name = f"resolve@{recipe}"
-    if dvc_stage.is_stale(name):
-        commands.run("flows.dvc_stage", [name], Artifacts(recipe), log, name=name)
-
-
 def unchanged(stages: Sequence[str], artifacts: Artifacts) -> dict[str, StageOutcome]:
     """Return the outcomes of a flow that would run none of `stages`; empty if it would, or if only it can tell."""
     log = logging.getLogger(__name__)
@@ -82,13 +71,15 @@ def check(recipe: str, log: child_process.Logger) -> None:
 
 
 def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
-    """Bring `stage` up to date; with `force`, run it whether it is stale or not.
+    """Bring `stage` up to date; with `force`, run it whether it is stale or not. The first stage resolves the recipe before.
 
     Raises:
         EvergreenError: the error of the stage; a `TransientError` if the same call may succeed later.
     """
     name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
     if stage == "ingest":
+        if dvc_stage.is_stale(resolve := f"resolve@{recipe}"):
+            commands.run("flows.dvc_stage", [resolve], artifacts, log, name=resolve)
         force = unwatched_sources.reads_again(artifacts, log, force=force)
     if not force and not dvc_stage.is_stale(name):
         outdated = _outdated_on_hub(stage, artifacts, log)
