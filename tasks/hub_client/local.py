@@ -27,7 +27,7 @@ from params.errors import HubRefusedError, StorageError, TransientError
 from tasks.hub_server.server import LocalHub, new_token
 
 if TYPE_CHECKING:
-    from tasks.hub_server.trials import Answer
+    from tasks.hub_server.trials import AnswerFunction
 
 LOCAL_USER = "local"
 _MIN_TOKEN_LENGTH = 20
@@ -45,7 +45,7 @@ class Members:
     """Team -> its users."""
 
 
-def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: Answer | None = None) -> None:
+def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: AnswerFunction | None = None) -> None:
     """Serve the Hub in `folder` until SIGINT or SIGTERM; with `answer`, its models answer texts on their pages.
 
     Raises:

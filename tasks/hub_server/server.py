@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from tasks.hub_server.sessions import Sessions
-    from tasks.hub_server.trials import Answer
+    from tasks.hub_server.trials import AnswerFunction
 
 PART_BYTES = 64 << 20
 _BACKLOG = 128
@@ -69,7 +69,7 @@ class LocalHub:
         port: int = 0,
         allow_remote: bool = False,
         part_bytes: int = PART_BYTES,
-        answer: Answer | None = None,
+        answer: AnswerFunction | None = None,
     ) -> None:
         from tasks.hub_server.access import Access
 

@@ -27,14 +27,14 @@ class TrialError(Exception):
     """A model cannot answer; the message is for the user."""
 
 
-Answer = Callable[[str, str, str], TrialAnswer]
+AnswerFunction = Callable[[str, str, str], TrialAnswer]
 """Answers a text: takes `namespace/name`, a commit and the text. It raises TrialError, and is called by one thread at a time."""
 
 
 class Trials:
     """Lets models answer, one at a time: each takes the processor and the memory of this machine."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: AnswerFunction) -> None:
         self._answer = answer
         self._busy = threading.Lock()
 

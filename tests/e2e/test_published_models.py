@@ -168,17 +168,19 @@ def test_two_revisions_side_by_side(hub, capsys, monkeypatch):
         (("tests/odd", TEXT), "its config.json names BertForMaskedLM, for which there is no way to try it"),
         (("tests/half", TEXT), "its weights lack classifier.bias, classifier.weight, so its answers would be random"),
         (("tests/mute", TEXT), "its tokenizer cannot be loaded"),
+        (("tests/code", TEXT), "cannot be loaded"),
     ],
 )
 def test_errors_name_the_fix(hub, capsys, arguments, message):
     api = HfApi(endpoint=hub.endpoint, token=TOKEN)
     repo_id = arguments[0]
-    if repo_id in {"tests/empty", "tests/odd", "tests/half", "tests/mute"}:
+    if repo_id in {f"tests/{name}" for name in ("empty", "odd", "half", "mute", "code")}:
         api.create_repo(repo_id)
         if repo_id != "tests/empty":
             _upload_broken(api, repo_id, hub.root)
     assert main(["try", *arguments]) != 0
     assert message in capsys.readouterr().err
+    assert not (hub.root / "ran").exists(), "code of a repository"
 
 
 def _upload_broken(api, repo_id, root):
@@ -193,10 +195,14 @@ def _upload_broken(api, repo_id, root):
         weights = load_file(folder / "model.safetensors")
         left = {name: weight for name, weight in weights.items() if not name.startswith("classifier")}
         save_file(left, folder / "model.safetensors", {"format": "pt"})
+    if repo_id == "tests/code":
+        auto_map = {"AutoConfig": "own.Config", "AutoModelForSequenceClassification": "own.Model"}
+        (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": auto_map}))
+        (folder / "own.py").write_text(f"open({str(root / 'ran')!r}, 'w')")
     if repo_id == "tests/mute":
         for path in folder.glob("*token*"):
             path.unlink()
-    api.upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=["*.json", "*.safetensors"])
+    api.upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=["*.json", "*.safetensors", "*.py"])
 
 
 @pytest.fixture(scope="module")
