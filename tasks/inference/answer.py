@@ -39,7 +39,7 @@ class Answer:
     """The likeliest classes, the likeliest first."""
     spans: Sequence[Span] | None = None
     """In the order of the text; they do not overlap."""
-    note: str = ""
+    note: str | None = None
     """What the model did not read of the text."""
 
     @property

@@ -63,8 +63,8 @@ def _as_json(files: Sequence[ModelFiles], answers: Sequence[Answer]) -> dict[str
 
 
 def _fields(answer: Answer) -> dict[str, Any]:
-    """The fields of an answer that hold something, without the text, which is the same for all."""
-    return {name: value for name, value in asdict(answer).items() if name != "text" and value not in (None, "")}
+    """The fields of an answer of its kind, without the text, which is the same for all."""
+    return {name: value for name, value in asdict(answer).items() if name != "text" and value is not None}
 
 
 def _differ(answers: Sequence[Answer]) -> bool:

@@ -60,4 +60,4 @@ def _as_trial(answer: Answer) -> TrialAnswer:
         pieces = [(answer.generated, "")]
     elif answer.spans is not None:
         pieces = list(answer.pieces())
-    return TrialAnswer(pieces, rows, answer.note)
+    return TrialAnswer(pieces, rows, answer.note or "")

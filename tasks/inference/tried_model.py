@@ -28,6 +28,7 @@ _AUTO_CLASSES: Final[dict[Task, str]] = {
     "text-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
 }
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
 _NO_LIMIT = 1_000_000
 """A tokenizer without a maximum length has a `model_max_length` above this."""
 
@@ -64,7 +65,7 @@ class TriedModel:
         """Load the model in a folder.
 
         Raises:
-            ModelError: it has no weights, tokenizer or task that can be used here.
+            ModelError: it has no weights, no tokenizer or no task that can be used here.
         """
         from transformers import AutoConfig, AutoTokenizer, pipeline
 
@@ -72,6 +73,9 @@ class TriedModel:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         task = _task(config, where)
         network = _load_network(folder, task, where)
+        if not any(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)):
+            what = "has no tokenizer, which reads the text"  # transformers would make an empty one
+            raise ModelError(where, what, "name a revision that has the tokenizer beside the model")
         with _load_errors(where, "its tokenizer "):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         positions = getattr(config, "max_position_embeddings", None)
@@ -129,7 +133,7 @@ class TriedModel:
             if words.strip():
                 label, end = str(one["entity_group"]), start + len(words.strip())
                 spans.append(Span(label, start, end, words.strip(), float(one["score"])))
-        return Answer(text, spans=spans, note="" if in_windows else self._unread(text))
+        return Answer(text, spans=spans, note=None if in_windows else self._unread(text))
 
     def _continue(self, text: str, options: AnswerOptions) -> Answer:
         prompt = self.form.prompt(text)
@@ -162,10 +166,10 @@ class TriedModel:
             self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
         )
 
-    def _unread(self, text: str) -> str:
-        """Return a sentence about the end of a text that is too long; empty if the model reads all of it."""
+    def _unread(self, text: str) -> str | None:
+        """Return a sentence about the end of a text that is too long; None if the model reads all of it."""
         count, limit = self._tokens(text), self.tokenizer.model_max_length
-        return f"the model read the first {limit} of {count} tokens" if count > limit else ""
+        return f"the model read the first {limit} of {count} tokens" if count > limit else None
 
 
 def _sampling(options: AnswerOptions) -> dict[str, Any]:

@@ -13,7 +13,7 @@ CHAT = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if
 _PROMPTS = {
     "prompt": "Who? {text} Answer:",
     "reference_columns": ["label"],
-    "rewards": [{"name": "trainer.rewards:matches", "args": {"pattern": "cat"}}],
+    "rewards": [{"name": "trainer.rewards:matches", "arguments": {"pattern": "cat"}}],
     "num_generations": 2,
     "max_new_tokens": 4,
 }
@@ -45,7 +45,10 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
 def publish(root: Path, kind: str, *, steps: int | None = None, private: bool = False) -> Artifacts:
     """Publish the model of a kind as tests/<kind>, to the Hub of HF_ENDPOINT or the local one of `root`."""
     usual, sections = KINDS[kind]
-    content = tiny.recipe({"publish.repo_id": f"tests/{kind}", "publish.private": private}, **sections)
+    changes = {"publish.repo_id": f"tests/{kind}", "publish.private": private}
+    if kind == "conversations":
+        changes["tokenization.max_length"] = 64
+    content = tiny.recipe(changes, **sections)
     sizes = {"train": 60, "validation": 8, "test": 12}
     if kind == "conversations":
         artifacts, _ = releases.tokenized(root, tiny.recipe(), sizes)
