@@ -167,7 +167,9 @@ def errors_of(artifacts, model, per):
 def test_rows_on_which_candidate_and_champion_differ_most(project):
     artifacts, recipe, _ = project
     releases.learn(artifacts, recipe, BETTER)
-    releases.evaluate(artifacts, recipe, worst_rows=6)
+    evaluation = recipe.evaluation.model_copy(update={"worst_rows": 6})
+    recipe = recipe.model_copy(update={"evaluation": evaluation})
+    releases.evaluate(artifacts, recipe)
     own, champion = errors_of(artifacts, "model", "tokens"), errors_of(artifacts, "champion", "tokens")
     gains = {row: champion[row] - own[row] for row in own}
     found = changed_of(artifacts)

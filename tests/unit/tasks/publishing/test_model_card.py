@@ -140,7 +140,17 @@ def test_card_escapes_text_of_data_and_recipe(run):
         PICTURES[p] for p in ("comparison.png", "slices.png", "curves.png")
     ]
     titles = [blocks[i + 1].content for i, t in enumerate(blocks) if t.type == "heading_open"]
-    assert titles == ["tests/tiny", "Use", "Metrics", "Slices", "Training", "Data", "Lineage", "How it was made"]
+    assert titles == [
+        "tests/tiny",
+        "Use",
+        "Metrics",
+        "Slices",
+        "Changed rows",
+        "Training",
+        "Data",
+        "Lineage",
+        "How it was made",
+    ]
     recipe = blocks[[t.type for t in blocks].index("fence", len(blocks) - 3)]
     assert (recipe.info, recipe.content) == ("yaml", run.recipe_path.read_text())
     rows = [t for i, t in enumerate(blocks) if t.type == "inline" and blocks[i - 1].type == "td_open"]
@@ -170,6 +180,7 @@ def test_card_describes_the_lineage(run):
     edit(run.report("train"), git_commit="e" * 40)
     edit(run.blessing, champion=None)
     edit(run.report("evaluate"), champion=None)
+    edit(run.report("details"), changed=[])
     text = card_of(run)
     assert "This is the first release of the repository." in text
     assert "evergreen reproduce tests/tiny@main" in text
@@ -255,6 +266,7 @@ def test_card_of_a_private_repository_quotes_changed_rows(run):
         }
         for i in range(8)
     ]
+    edit(run.evaluation / "details.json", changed=[])
     assert "Changed rows" not in card_of(run), "there are none"
     edit(run.evaluation / "details.json", changed=changes)
     change(run, {"publish.private": False})
@@ -273,7 +285,7 @@ def snippet_of(artifacts, objective, tag="text-generation", template=""):
     (artifacts.model / "chat_template.jinja").write_text(template)
     if not template:
         (artifacts.model / "chat_template.jinja").unlink()
-    return re.search(r"```python\n(.*?)```", card_of(artifacts, pipeline_tag=tag), re.DOTALL)[1]
+    return re.search(r"^```python\n(.*?)^```$", card_of(artifacts, pipeline_tag=tag), re.DOTALL | re.MULTILINE)[1]
 
 
 def test_snippet_writes_prompts_as_they_were_learned(run):
