@@ -206,9 +206,11 @@ def reproduce(
 
 @app.command("try")
 def try_model(
-    name: Annotated[str, typer.Argument(help="A recipe, or owner/name; with @revision an older release.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A recipe, or owner/name; with @revision an older release.")
+    ],
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="By default the lines of standard input.")
+        list[str] | None, typer.Argument(metavar="TEXT", help="By default the lines of standard input.")
     ] = None,
     *,
     against: Annotated[

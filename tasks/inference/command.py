@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 import textwrap
@@ -16,6 +17,7 @@ from params import DataError
 from tasks.inference.answer import Answer
 from tasks.inference.published_model import ModelFiles, ModelName, fetch
 from tasks.inference.tried_model import AnswerOptions, TriedModel
+from trainer.runtime.imports import leave_out
 
 _GAP = "  |  "
 
@@ -33,11 +35,28 @@ def try_model(
     """
     asked = ModelName.parse(name)
     names = [asked, asked.other(against)] if against else [asked]
+    _log_to_errors()
     files = [fetch(Path(), one) for one in names]
+    if not any(_needs_more(one.folder) for one in files):
+        leave_out("peft", "torchao")
     models = [TriedModel.load(one.folder, one.where) for one in files]
     for text in texts or _standard_input():
         answers = [model.answer(text, options) for model in models]
         print(json.dumps(_as_json(files, answers)) if as_json else "\n".join(_shown(files, answers)), flush=True)
+
+
+def _log_to_errors() -> None:
+    """Keep standard output for answers: move what would be logged there to standard error."""
+    for handler in logging.root.handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
+            handler.setStream(sys.stderr)
+
+
+def _needs_more(folder: Path) -> bool:
+    """Whether a model needs peft or torchao, which take seconds to import: it has adapters or quantized weights."""
+    config = folder / "config.json"
+    is_quantized = config.exists() and "quantization_config" in config.read_text(encoding="utf-8", errors="replace")
+    return is_quantized or (folder / "adapter_config.json").exists()
 
 
 def _standard_input() -> Iterator[str]:
