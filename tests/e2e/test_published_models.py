@@ -75,6 +75,7 @@ def test_snippets_of_the_card_run(hub, kind, capsys, monkeypatch, tmp_path):
             assert re.match(r"\[(\{'entity_group': 'who', |\]$)", said)
         case "conversations":
             assert "[user]" not in said, "only the answer"
+            assert not said.startswith("Once upon a time"), "it is asked a question"
         case "seq2seq":
             assert "The input text" not in said
 
