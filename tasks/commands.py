@@ -243,6 +243,40 @@ def reproduce(
     reproduce_release(target, keep=keep)
 
 
+@app.command("try")
+def try_model(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A recipe, or owner/name; with @revision an older release.")
+    ],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="By default the lines of standard input.")
+    ] = None,
+    *,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REVISION",
+            help="Answer by this revision, too, or by another owner/name@revision.",
+            show_default=False,
+        ),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of a generated text.")] = 64,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Above 0, draw the words of a generated text at random.")
+    ] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each text.")] = False,
+) -> None:
+    """Let a published model answer texts.
+
+    Prints generated text, classes with probabilities, or the spans of the text.
+    """
+    from tasks.inference.command import try_model
+    from tasks.inference.tried_model import AnswerOptions
+
+    options = AnswerOptions(max_new_tokens, temperature)
+    try_model(name, texts or (), against=against, options=options, as_json=as_json)
+
+
 @app.command()
 def hub(
     *,
@@ -252,6 +286,9 @@ def hub(
     tokens: Annotated[
         Path | None, typer.Option(help="File of access tokens and users. Required for any other host.")
     ] = None,
+    answer: Annotated[
+        bool, typer.Option("--try", help="Let signed-in users try the models on their pages; this machine computes.")
+    ] = False,
 ) -> None:
     """Serve the local Hub to browsers and to the Hub's client.
 
@@ -259,7 +296,10 @@ def hub(
     """
     from tasks.hub_client.local import serve
 
-    serve(folder, host=host, port=port, tokens=tokens)
+    if answer:
+        from tasks.inference.hub_trials import HubTrials
+
+    serve(folder, host=host, port=port, tokens=tokens, answer=HubTrials(folder) if answer else None)
 
 
 def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:

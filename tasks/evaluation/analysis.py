@@ -10,7 +10,7 @@ import numpy as np
 
 from params import RecipeError
 from params.schema import Evaluation
-from tasks.evaluation.report import Comparison, Details, Interval, Opponent, SliceResult, WorstRow
+from tasks.evaluation.report import ChangedRow, Comparison, Details, Interval, Opponent, SliceResult, WorstRow
 from tasks.evaluation.scoring import ScoredModels, Scores
 from tasks.evaluation.slices import read_texts, slice_positions
 from tasks.evaluation.statistics import Gain, Resampler
@@ -52,6 +52,7 @@ class Analysis:
             comparisons=list(self._comparisons()),
             slices=list(self._slices()),
             worst=self._worst(scores),
+            changed=self._changed(),
             calibration=self.objective.calibration_bins(self.resampler.totals(scores), self.state) or None,
             champion_confidence=self.scored.confidence,
         )
@@ -153,6 +154,40 @@ class Analysis:
             )
             for row_id, position in zip(ids, positions, strict=True)
         ]
+
+    def _changed(self) -> list[ChangedRow]:
+        """The rows whose errors differ most, in either direction, where the two models' errors can be compared."""
+        champion = self.scored.champion
+        if champion is None:
+            return []
+        own, other = _common_rows(self.scored.model.scores, champion.scores)
+        errors, champion_errors = self._comparable_errors(own), self._comparable_errors(other)
+        if errors is None or champion_errors is None:
+            return []
+        gains = champion_errors - errors
+        ordered = np.argsort(-np.abs(gains), kind="stable")[: self.evaluation.worst_rows]
+        positions = [int(position) for position in ordered if gains[position] != 0]
+        texts = read_texts(self.rows, [int(own.row_ids[position]) for position in positions], self.objective.text)
+        return [
+            ChangedRow(
+                row_id=(row_id := int(own.row_ids[position])),
+                text=texts[row_id][:_MAX_TEXT],
+                gain=float(gains[position]),
+                error=float(errors[position]),
+                champion_error=float(champion_errors[position]),
+                notes=self.objective.describe_scores(own.row(position), self.state),
+                champion_notes=self.objective.describe_scores(other.row(position), self.state),
+            )
+            for position in positions
+        ]
+
+    def _comparable_errors(self, scores: Scores) -> NDArray[np.float64] | None:
+        """Each row's error, (N,): as for the worst rows; for other tokens per byte of text, or None if that is unknown."""
+        if self._can_compare("loss"):
+            return self.objective.row_error(scores.columns)
+        if "bytes" not in scores.columns:
+            return None
+        return scores.columns["nll"] / np.maximum(scores.columns["bytes"], 1)
 
 
 def _common_rows(one: Scores, other: Scores) -> tuple[Scores, Scores]:

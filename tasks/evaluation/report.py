@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import nan
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from params.schema import Direction
 from tasks.drift.report import ChampionConfidence
@@ -114,6 +114,21 @@ class WorstRow(Report):
     notes: dict[str, str]
 
 
+class ChangedRow(Report):
+    """A row on which candidate and champion differ."""
+
+    row_id: int
+    text: str
+    gain: Number
+    """The champion's error minus the candidate's: positive where the candidate is better."""
+    error: Number
+    """The candidate's, in the unit of `WorstRow.row_error`; per byte of text if the models read other tokens."""
+    champion_error: Number
+    notes: dict[str, str]
+    """What the candidate's scores say, such as its prediction."""
+    champion_notes: dict[str, str]
+
+
 class Details(Report):
     """What an evaluation reports beside the metrics."""
 
@@ -127,6 +142,8 @@ class Details(Report):
     comparisons: list[Comparison]
     slices: list[SliceResult]
     worst: list[WorstRow]
+    changed: list[ChangedRow] = Field(default=[])
+    """The rows on which candidate and champion differ most, those first; empty in a report of an earlier version."""
     calibration: list[dict[str, Number]] | None
     """Of each bin of confidence the mean `confidence`, the `accuracy` and the number of `rows`."""
     champion_confidence: ChampionConfidence | None = None

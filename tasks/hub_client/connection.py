@@ -77,6 +77,13 @@ def open_repository(
         token = write_token(endpoint) if to_write else token_for(endpoint)
         yield Repository(HfApi(endpoint=endpoint, token=token or False), repo_id)
         return
+    with open_local(local_folder(artifacts), repo_id) as repository:
+        yield repository
+
+
+@contextlib.contextmanager
+def open_local(folder: Path, repo_id: str) -> Iterator[Repository]:
+    """Open a repository in the folder of a local Hub, which is served inside the block."""
     from huggingface_hub import HfApi, constants
 
     from tasks.hub_client.repository import Repository
@@ -84,7 +91,7 @@ def open_repository(
     owner, token = repo_id.split("/", maxsplit=1)[0], new_token()
     xet_off, constants.HF_HUB_DISABLE_XET = constants.HF_HUB_DISABLE_XET, True  # the local Hub has no such storage
     try:
-        with LocalHub(local_folder(artifacts), tokens={token: owner}) as hub:
+        with LocalHub(folder, tokens={token: owner}) as hub:
             yield Repository(HfApi(endpoint=hub.endpoint, token=token), repo_id)
     finally:
         constants.HF_HUB_DISABLE_XET = xet_off

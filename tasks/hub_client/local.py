@@ -20,10 +20,14 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from params import EvergreenError
 from params.errors import HubRefusedError, StorageError, TransientError
 from tasks.hub_server.server import LocalHub, new_token
+
+if TYPE_CHECKING:
+    from tasks.hub_server.trials import AnswerFunction
 
 LOCAL_USER = "local"
 _MIN_TOKEN_LENGTH = 20
@@ -41,8 +45,8 @@ class Members:
     """Team -> its users."""
 
 
-def serve(folder: Path, *, host: str, port: int, tokens: Path | None) -> None:
-    """Serve the Hub in `folder` until SIGINT or SIGTERM.
+def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: AnswerFunction | None = None) -> None:
+    """Serve the Hub in `folder` until SIGINT or SIGTERM; with `answer`, its models answer texts on their pages.
 
     Raises:
         HubRefusedError: The host or the tokens file is unsafe or invalid.
@@ -65,6 +69,7 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None) -> None:
             host=address,
             port=port,
             allow_remote=not is_local,
+            answer=answer,
         )
     except ValueError as error:
         raise HubRefusedError(str(tokens), str(error), "use letters, digits, `.`, `_` and `-` in names") from None

@@ -19,6 +19,7 @@
     names.py                which names are valid
     card_metadata.py        validation of a model card's metadata
     cards.py                a model card as HTML
+    trials.py               models that answer texts on their pages
     file_links.py           links from cards and comments to files
     errors.py               HubError
 

@@ -20,6 +20,7 @@ from tasks.hub_server import (
     routes_repositories,
     routes_revisions,
     routes_sign_in,
+    routes_trials,
     routes_uploads,
 )
 from tasks.hub_server.errors import HubError, repository_not_found
@@ -42,6 +43,7 @@ def build_application(hub: Hub) -> ASGIApp:
         app.include_router(routes_downloads.router, prefix=path)
         app.include_router(routes_pages.repository_router, prefix=path)
         app.include_router(routes_pull_requests.router, prefix=path)
+        app.include_router(routes_trials.router, prefix=path)
 
     @app.exception_handler(HubError)
     def answer_error(request: Request, error: HubError) -> Response:

@@ -19,6 +19,7 @@ from tasks.hub_server.records import Entry
 from tasks.hub_server.repositories import Repository
 from tasks.hub_server.sessions import Sessions
 from tasks.hub_server.store import Store
+from tasks.hub_server.trials import Trials
 
 API = "/api/{kind}/{namespace}/{name}"
 """Path of a repository in the API."""
@@ -42,6 +43,8 @@ class Hub:
     """Files larger than this are uploaded in parts of this size."""
     is_local: bool = True
     """Whether only this machine is served."""
+    trials: Trials | None = None
+    """Lets models answer on their pages."""
 
 
 def get_hub(request: Request) -> Hub:

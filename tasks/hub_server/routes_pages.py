@@ -7,7 +7,8 @@
 /<namespace>/<name>/commits/<revision>        revisions: commits, with the tags on them
 /-/sign-in, /-/sign-out
 
-The pages of pull requests, which have forms, are in routes_pull_requests.py.
+The pages of pull requests, which have forms, are in routes_pull_requests.py; the box for texts on a model's page sends its
+form to routes_trials.py.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ from tasks.hub_server.records import CommitRecord, Entry
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import Browsable, Quoted, Reader, Target, get_hub
 from tasks.hub_server.store import KINDS
+from tasks.hub_server.trials import MAX_CHARACTERS
 
 COMMITS_PAGE = 30
 _MAX_FILES = 1000
 _SHOWN_BYTES = 512 << 10
-_CARD = "README.md"
+CARD = "README.md"
+_MODEL_FILE = "config.json"
+"""A revision that has it may be a model that can answer texts."""
 
 router = APIRouter()
 repository_router = APIRouter()
@@ -75,15 +79,23 @@ def repositories(request: Request, user: Reader, q: str = "") -> Response:
 
 @repository_router.get("")
 @repository_router.get("/blob/{revision}/{path:path}")
-def file(target: Browsable, revision: Quoted = MAIN, path: Quoted = _CARD) -> Response:
+def file(request: Request, target: Browsable, revision: Quoted = MAIN, path: Quoted = CARD) -> Response:
     """One file, by default the card on main."""
+    return show_file(request, target, revision, path)
+
+
+def show_file(
+    request: Request, target: Target, revision: str, path: str, *, trial: Mapping[str, object] | None = None
+) -> Response:
+    """Show a file. `trial`: what the model of this revision was asked and answered, which the card's page shows."""
     sha = target.repository.resolve(revision)
-    is_card = path == _CARD
+    is_card = path == CARD
+    box = _trial_box(request, target, sha, trial or {}) if is_card else None
     try:
         entry = target.repository.entry(sha, path)
     except HubError:
         if is_card:
-            return repository_page(target, revision, sha, "card.html", {"entry": None})
+            return repository_page(target, revision, sha, "card.html", {"entry": None, "trial": box})
         raise
     text = _text(target, entry)
     if text is None or not path.lower().endswith(".md"):
@@ -95,7 +107,21 @@ def file(target: Browsable, revision: Quoted = MAIN, path: Quoted = _CARD) -> Re
     body = render_markdown(card.body, folder=path.rpartition("/")[0], page_of=page_of, content_of=content_of)
     metadata = show_metadata(card.metadata or {})
     context = {"entry": entry, "body": body, "metadata": metadata, "errors": card.errors, "is_card": is_card}
-    return repository_page(target, revision, sha, "card.html", context)
+    return repository_page(target, revision, sha, "card.html", context | {"trial": box})
+
+
+def _trial_box(request: Request, target: Target, sha: str, trial: Mapping[str, object]) -> dict[str, object] | None:
+    """Return what the box for texts shows; None where there is none."""
+    hub = get_hub(request)
+    if hub.trials is None or target.kind != "models":
+        return None
+    try:
+        target.repository.entry(sha, _MODEL_FILE)
+    except HubError:
+        return None
+    form_token = hub.sessions.form_token(request.cookies)
+    empty: dict[str, object] = {"text": "", "answer": None, "error": "", "max_characters": MAX_CHARACTERS}
+    return {**empty, **trial, "form_token": form_token}
 
 
 def _text(target: Target, entry: Entry) -> str | None:

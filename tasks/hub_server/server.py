@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from tasks.hub_server.sessions import Sessions
+    from tasks.hub_server.trials import AnswerFunction
 
 PART_BYTES = 64 << 20
 _BACKLOG = 128
@@ -51,6 +52,7 @@ class LocalHub:
         port: Port to listen on; 0 picks a free one.
         allow_remote: Whether other machines may connect.
         part_bytes: Files larger than this are uploaded in parts of this size.
+        answer: Lets models answer texts on their pages; None: the pages have no box for texts.
 
     Raises:
         ValueError: `host` is not a loopback address, or a user or namespace has an invalid name.
@@ -67,6 +69,7 @@ class LocalHub:
         port: int = 0,
         allow_remote: bool = False,
         part_bytes: int = PART_BYTES,
+        answer: AnswerFunction | None = None,
     ) -> None:
         from tasks.hub_server.access import Access
 
@@ -80,6 +83,7 @@ class LocalHub:
         self._host = "127.0.0.1" if host == "localhost" else host
         self._port = port
         self._part_bytes = part_bytes
+        self._answer = answer
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._endpoint = ""
@@ -102,11 +106,13 @@ class LocalHub:
         from tasks.hub_server.requests import Hub
         from tasks.hub_server.sessions import Sessions
         from tasks.hub_server.store import Store
+        from tasks.hub_server.trials import Trials
 
         self._sessions = Sessions(cookie=f"hub-session-{self.endpoint.rpartition(':')[2]}")
         store = Store(self._root)
         store.remove_leftovers()
-        return build_application(Hub(store, self._access, self._sessions, self._part_bytes, self._is_local))
+        trials = Trials(self._answer) if self._answer else None
+        return build_application(Hub(store, self._access, self._sessions, self._part_bytes, self._is_local, trials))
 
     def __enter__(self) -> Self:
         import uvicorn

@@ -21,6 +21,7 @@ from params.schema import HubDataset, Publish
 from tasks.drift.report import DriftReport
 from tasks.evaluation.report import Blessing, Details, EvaluationReport, SliceResult, confidence_text
 from tasks.ingestion.report import IngestReport
+from tasks.publishing.prompt_form import PromptForm
 from tasks.publishing.provenance import FILE, provenance
 from tasks.stages import read_report
 from tasks.tokenization.report import TokenizationReport
@@ -40,7 +41,10 @@ PICTURES = {
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 _MAX_SLICES = 12
 """Slices of one column or function that the card lists, the worst first."""
+_MAX_CHANGED = 5
+"""Rows that the card of a private repository quotes."""
 _MAX_NAME = 80
+_MAX_QUOTE = 160
 _MAX_SENTENCE = 600
 """Characters."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -135,13 +139,14 @@ def write_card(
         lstrip_blocks=True,
         autoescape=False,  # noqa: S701 (Markdown)
     )
-    environment.filters.update(text=_text, sentence=_sentence, code=_code, number=_number)
+    environment.filters.update(text=_text, sentence=_sentence, code=_code, number=_number, quote=_quote)
+    environment.filters.update(notes=_notes, python=_python)
     evaluated = run.evaluated
     body = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         repo_id=publish.repo_id,
         pipeline_tag=pipeline_tag,
         auto_class=auto_class,
-        is_chat=_has_chat_template(artifacts.model),
+        form=PromptForm.of(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
         base=run.recipe.model,
         base_repository=_base_repository(run),
@@ -156,6 +161,7 @@ def write_card(
         drift=[one.sentence for one in (run.drift, run.details.champion_confidence) if one],
         comparisons=[one for one in run.details.comparisons if one.metric == evaluated.metric],
         slices=_slices(run.details),
+        changed=run.details.changed[:_MAX_CHANGED] if publish.private else [],
         picture={Path(path).name: f"![{PICTURES.get(Path(path).name, Path(path).stem)}]({path})" for path in pictures},
         has_report=has_report,
         record=record,
@@ -276,6 +282,21 @@ def _text(value: object, limit: int = _MAX_NAME) -> str:
 def _sentence(value: object) -> str:
     """The same for a longer text."""
     return _text(value, _MAX_SENTENCE)
+
+
+def _quote(value: object) -> str:
+    """The same for the text of a row."""
+    return _text(value, _MAX_QUOTE)
+
+
+def _notes(notes: Mapping[str, str]) -> str:
+    """What a model's scores of a row say, before another fact."""
+    return "".join(f"{_text(name)} {_text(note)}, " for name, note in notes.items())
+
+
+def _python(value: str) -> str:
+    """A text as Python code, on one line; JSON writes printable text as Python does, in double quotes."""
+    return json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value)
 
 
 def _code(value: object) -> str:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from params import HubRefusedError, RecipeError, load
 from params.artifacts import Artifacts
 from params.schema import Publish
-from tasks.hub_client.connection import LOCAL, chosen_endpoint, open_repository
+from tasks.hub_client.connection import chosen_endpoint, open_repository
+from tasks.hub_client.known_hubs import endpoint_of
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository
@@ -93,10 +94,7 @@ def reproduce_release(target: str, *, keep: bool) -> None:
     """
     from tasks.releases.reproduce import reproduce
 
-    repo_id = target.partition("@")[0]
-    endpoints = {load(path).publish.endpoint for path in recipes() if load(path).publish.repo_id == repo_id}
-    endpoint = endpoints.pop() if len(endpoints) == 1 else LOCAL
-    reproduce(Path(), target, endpoint=endpoint, keep=keep).require_equal()
+    reproduce(Path(), target, endpoint=endpoint_of(target.partition("@")[0]), keep=keep).require_equal()
 
 
 def recipes() -> Sequence[Path]:

@@ -27,7 +27,6 @@ from tasks.report.formatting import (
     percent,
     plural,
     signed_gain,
-    truncate,
 )
 from tasks.report.metric_plots import NAMES, draw_comparison, draw_gains, draw_slices, value_range
 from tasks.report.run_results import RunResults
@@ -39,7 +38,6 @@ Section = dict[str, Any]
 MAX_METRICS = 12
 MAX_ROWS = 400
 _MAX_CHECKS = 100
-_MAX_TEXT = 400
 _OPPONENTS: tuple[Opponent, ...] = ("champion", "untrained")
 
 
@@ -155,26 +153,6 @@ def slices_section(results: RunResults) -> Section | None:
             for i in range(0, len(shown), half)
         ],
     }
-
-
-def worst_rows_section(results: RunResults) -> Section | None:
-    """Return the rows with the largest errors."""
-    worst = results.details.worst if results.details else []
-    rows = [
-        {
-            "row": truncate(one.row_id, 40),
-            "row_error": number(one.row_error),
-            "notes": [(one_line(name, 40), one_line(note, 160)) for name, note in list(one.notes.items())[:8]],
-            "text": truncate(one.text, _MAX_TEXT),
-        }
-        for one in worst[:100]
-    ]
-    if not rows:
-        return None
-    lead = (
-        f"The {plural(len(rows), 'row')} with the largest error, the largest first. Wrong labels are often among them."
-    )
-    return {"lead": lead, "rows": rows}
 
 
 def calibration_section(results: RunResults) -> Section | None:

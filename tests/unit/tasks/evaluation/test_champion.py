@@ -155,6 +155,69 @@ def test_better_model_replaces_the_champion(project, tmp_path):
     assert is_current(artifacts, recipe.publish)
 
 
+def changed_of(artifacts):
+    return json.loads((artifacts.evaluation / "details.json").read_text())["changed"]
+
+
+def errors_of(artifacts, model, per):
+    rows = pq.read_table(artifacts.evaluation / "scores" / f"{model}.parquet").to_pylist()
+    return {row["row_id"]: row["nll"] / row[per] for row in rows}
+
+
+def test_rows_on_which_candidate_and_champion_differ_most(project):
+    artifacts, recipe, _ = project
+    releases.learn(artifacts, recipe, BETTER)
+    evaluation = recipe.evaluation.model_copy(update={"worst_rows": 6})
+    recipe = recipe.model_copy(update={"evaluation": evaluation})
+    releases.evaluate(artifacts, recipe)
+    own, champion = errors_of(artifacts, "model", "tokens"), errors_of(artifacts, "champion", "tokens")
+    gains = {row: champion[row] - own[row] for row in own}
+    found = changed_of(artifacts)
+    assert [one["row_id"] for one in found] == sorted(gains, key=lambda row: -abs(gains[row]))[:6]
+    texts = {row["row_id"]: row["text"] for row in SplitRows(artifacts.rows / "test").rows()}
+    for one in found:
+        row = one["row_id"]
+        expected = (gains[row], own[row], champion[row])
+        assert (one["gain"], one["error"], one["champion_error"]) == pytest.approx(expected)
+        assert one["text"] == texts[row]
+    releases.publish(artifacts, recipe)
+    with LocalHub(artifacts.root / ".hub", tokens={TOKEN: "tests"}) as hub:
+        api = HfApi(endpoint=hub.endpoint, token=TOKEN)
+        card, page = (
+            Path(api.hf_hub_download(REPO, name, local_dir=artifacts.root / "got")).read_text()
+            for name in ("README.md", "report.html")
+        )
+    assert "## Changed rows" in card
+    assert found[0]["text"] in card
+    assert 'id="changed"' in page
+    releases.evaluate(artifacts, recipe)
+    assert changed_of(artifacts) == [], "the champion is not compared with itself"
+
+
+def test_changed_rows_have_both_predictions(tmp_path):
+    artifacts, recipe = releases.tokenized(tmp_path, tiny.recipe({"publish.private": False}, **tiny.CLASSES))
+    releases.learn(artifacts, recipe, WORSE)
+    releases.evaluate(artifacts, recipe)
+    releases.publish(artifacts, recipe)
+    assert changed_of(artifacts) == [], "a first release has no champion"
+    releases.learn(artifacts, recipe, BETTER)
+    releases.evaluate(artifacts, recipe)
+    (first, *_) = found = changed_of(artifacts)
+    assert len(found) == 20
+    assert first["gain"] == max(one["gain"] for one in found) > 0
+    assert first["notes"]["predicted"] == first["notes"]["expected"] == first["champion_notes"]["expected"]
+    scores = pq.read_table(artifacts.evaluation / "scores/champion.parquet").to_pylist()
+    said = {row["row_id"]: ["cat", "dog", "friend", "king"][int(row["prediction"])] for row in scores}
+    assert [one["champion_notes"]["predicted"] for one in found] == [said[one["row_id"]] for one in found]
+    releases.publish(artifacts, recipe)
+    with LocalHub(artifacts.root / ".hub", tokens={TOKEN: "tests"}) as hub:
+        for name in ("README.md", "report.html"):
+            text = Path(
+                HfApi(endpoint=hub.endpoint).hf_hub_download(REPO, name, local_dir=tmp_path / "got")
+            ).read_text()
+            assert not any(one["text"] in text for one in found), "texts of rows must not become public"
+
+
 def test_rolled_back_weights_are_not_published_again(project):
     artifacts, recipe, first = project
     releases.learn(artifacts, recipe, BETTER)
@@ -326,6 +389,11 @@ def test_champion_with_another_tokenizer_is_compared_in_bits_per_byte_only(relea
     report = releases.evaluate(artifacts, recipe)
     assert report.champion == pytest.approx(before, rel=1e-6), "the same rows, with its own tokenizer"
     assert comparisons_of(artifacts).keys() == {"bits_per_byte"}
+    own, champion = errors_of(artifacts, "model", "bytes"), errors_of(artifacts, "champion", "bytes")
+    assert {one["row_id"]: one["gain"] for one in changed_of(artifacts)} == pytest.approx(
+        {one["row_id"]: champion[one["row_id"]] - own[one["row_id"]] for one in changed_of(artifacts)}
+    )
+    assert len(changed_of(artifacts)) == 20
     assert comparisons_of(artifacts, "untrained").keys() == report.model.keys()
     assert report.verdict == "publish"
     assert releases.publish(artifacts, recipe).status == "published"

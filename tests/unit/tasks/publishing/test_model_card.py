@@ -6,12 +6,10 @@ import hashlib
 import json
 import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from huggingface_hub import HfApi, ModelCard
+from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 from markdown_it import MarkdownIt
 from ruamel.yaml import YAML
@@ -23,9 +21,6 @@ from tasks.publishing.model_card import PICTURES, write_card
 from tasks.publishing.provenance import provenance
 from tests.support import tiny
 from tests.unit.tasks.report import example
-from trainer import objectives
-from trainer.data import tokens
-from trainer.model.network import initial_model
 
 TOKEN = "hf_tests"
 EVIL = "a|b `c` <script>alert(1)</script> [x](https://evil.example) ![y](//evil.example/p) www.evil.example **z**\n---\n# h"
@@ -145,7 +140,17 @@ def test_card_escapes_text_of_data_and_recipe(run):
         PICTURES[p] for p in ("comparison.png", "slices.png", "curves.png")
     ]
     titles = [blocks[i + 1].content for i, t in enumerate(blocks) if t.type == "heading_open"]
-    assert titles == ["tests/tiny", "Use", "Metrics", "Slices", "Training", "Data", "Lineage", "How it was made"]
+    assert titles == [
+        "tests/tiny",
+        "Use",
+        "Metrics",
+        "Slices",
+        "Changed rows",
+        "Training",
+        "Data",
+        "Lineage",
+        "How it was made",
+    ]
     recipe = blocks[[t.type for t in blocks].index("fence", len(blocks) - 3)]
     assert (recipe.info, recipe.content) == ("yaml", run.recipe_path.read_text())
     rows = [t for i, t in enumerate(blocks) if t.type == "inline" and blocks[i - 1].type == "td_open"]
@@ -175,6 +180,7 @@ def test_card_describes_the_lineage(run):
     edit(run.report("train"), git_commit="e" * 40)
     edit(run.blessing, champion=None)
     edit(run.report("evaluate"), champion=None)
+    edit(run.report("details"), changed=[])
     text = card_of(run)
     assert "This is the first release of the repository." in text
     assert "evergreen reproduce tests/tiny@main" in text
@@ -247,59 +253,50 @@ def test_recipe_with_a_password_is_refused(run, url):
     assert "hunter2" not in str(caught.value)
 
 
-KINDS = {
-    "causal_lm": ("text-generation", {}),
-    "sequence_classification": ("text-classification", tiny.CLASSES),
-    "token_classification": ("token-classification", tiny.TAGS),
-    "seq2seq": ("text2text-generation", tiny.TARGETS),
-}
-CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+def test_card_of_a_private_repository_quotes_changed_rows(run):
+    changes = [
+        {
+            "row_id": i,
+            "text": f"text {i} {EVIL}",
+            "gain": 2.0 - i,
+            "error": 0.5,
+            "champion_error": 2.5 - i,
+            "notes": {"predicted": "card|lost"},
+            "champion_notes": {"predicted": "refund"},
+        }
+        for i in range(8)
+    ]
+    edit(run.evaluation / "details.json", changed=[])
+    assert "Changed rows" not in card_of(run), "there are none"
+    edit(run.evaluation / "details.json", changed=changes)
+    change(run, {"publish.private": False})
+    assert "text 0" not in card_of(run), "texts of rows must not become public"
+    change(run, {"publish.private": True})
+    blocks, every = parsed(card_of(run))
+    assert {t.type for t in every if t.type.startswith("html")} == set()
+    cells = [blocks[i + 1].content for i, t in enumerate(blocks) if t.type == "td_open"]
+    rows = [cells[i : i + 3] for i, cell in enumerate(cells) if cell.startswith("text ")]
+    assert [row[0].split()[1] for row in rows] == list("01234")
+    assert rows[0][1:] == [r"predicted card\|lost, error 0.5000".replace("\\|", "|"), "predicted refund, error 2.5000"]
 
 
-def published(run, hub, folder, kind, repo_id, chat=None):
-    """Publish a model of random weights and return its card."""
-    tag, sections = KINDS[kind]
-    made, recipe = tiny.tokenized(folder, tiny.recipe(**sections), {"train": 60, "validation": 8, "test": 8})
-    objective = objectives.build(recipe.objective)
-    tokenizer = tokens.read_tokenizer(made.tokens)
-    state = tokens.read_state(made.tokens)
-    network = initial_model(recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=1)
-    network.save_pretrained(run.model)
-    if chat:
-        tokenizer.chat_template = chat
-    tokenizer.save_pretrained(run.model)
-    publish = recipe.publish.model_copy(update={"repo_id": repo_id})
-    card = write_card(run, publish, pipeline_tag=tag, auto_class=objective.model_class().__name__)
-    api = HfApi(endpoint=hub.endpoint, token=TOKEN)
-    api.create_repo(repo_id)
-    api.upload_folder(repo_id=repo_id, folder_path=run.model)
-    return card
+def snippet_of(artifacts, objective, tag="text-generation", template=""):
+    change(artifacts, {}, objective=objective)
+    (artifacts.model / "chat_template.jinja").write_text(template)
+    if not template:
+        (artifacts.model / "chat_template.jinja").unlink()
+    return re.search(r"^```python\n(.*?)^```$", card_of(artifacts, pipeline_tag=tag), re.DOTALL | re.MULTILINE)[1]
 
 
-@pytest.mark.slow
-def test_code_snippets_of_the_cards_run(tmp_path, hub, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    cards = []
-    for kind, chat in (*((kind, None) for kind in KINDS), ("causal_lm", CHAT)):
-        run = example.write(tmp_path / f"{kind}-{bool(chat)}")
-        folder = tmp_path / f"{kind}-{bool(chat)}-made"
-        cards.append(published(run, hub, folder, kind, f"tests/{kind}-{bool(chat)}".lower(), chat))
-    snippets = ["\n".join(re.findall(r"^```python\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)) for card in cards]
-    assert all("print(" in snippet for snippet in snippets)
-    assert '"role": "user"' in snippets[-1]
-    program = "\nprint('=== next')\n".join(snippets)  # one process: imports are slow
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment | {"HF_HOME": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    generated, classified, tagged, written, chatted = (part.strip() for part in done.stdout.split("=== next"))
-    assert generated.startswith("Once upon a time")
-    assert re.match(r"\[\{'label': '\w+', 'score': 0\.\d+\}\]", classified)
-    assert tagged.startswith("[")
-    assert "user:" not in chatted, "only the answer"
-    assert written is not None
+def test_snippet_writes_prompts_as_they_were_learned(run):
+    grpo = {"name": "grpo", "prompt": 'Q: {text}\n"A": ', "rewards": ["trainer.rewards:numeric_answer"]}
+    assert r"""generator('Q: Once upon a time\n"A": ',""" in snippet_of(run, grpo)
+    assert '[{"role": "user", "content": ' in snippet_of(run, grpo | {"chat": True}, template="{{ messages }}")
+    assert "role" not in snippet_of(run, grpo, template="{{ messages }}"), "it did not learn conversations"
+    dpo = {"name": "dpo", "separator": " => é"}
+    assert 'generator("Once upon a time => é",' in snippet_of(run, dpo)
+    seq2seq = {"name": "seq2seq", "prefix": "```\nsum: "}
+    snippet = snippet_of(run, seq2seq, "text2text-generation")
+    assert r"tokenizer('```\nsum: The input text.'," in snippet
+    for code in (snippet, snippet_of(run, dpo), snippet_of(run, grpo)):
+        compile(code, "card", "exec")

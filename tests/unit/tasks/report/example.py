@@ -162,6 +162,7 @@ def files(*, slices: int, worst: int, text: str) -> dict[str, Any]:
                 }
                 for i in range(worst)
             ],
+            "changed": [changed_row(i, text) for i in range(worst)],
             "calibration": [{"confidence": c / 10 + 0.05, "accuracy": c / 11, "rows": 40} for c in range(10)],
         },
         "evaluation/blessing.json": {
@@ -176,6 +177,12 @@ def files(*, slices: int, worst: int, text: str) -> dict[str, Any]:
         },
         "release/receipt.json": RECEIPT,
     }
+
+
+def changed_row(i: int, text: str) -> dict[str, Any]:
+    errors = {"error": 0.25, "champion_error": 3.25 - i, "gain": 3.0 - i}
+    notes = {"notes": {"predicted": text}, "champion_notes": {"predicted": STRANGE}}
+    return {"row_id": 100 + i, "text": text * 20, **errors, **notes}
 
 
 def check(name: str, *, success: bool, count: int | None, text: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tests.support.html import Outline
 from tests.support.project import Project
 from tests.unit.tasks.report import example
 
-SECTIONS = ["comparison", "slices", "worst", "calibration", "curves", "data", "tokens", "time", "lineage"]
+SECTIONS = ["comparison", "slices", "worst", "changed", "calibration", "curves", "data", "tokens", "time", "lineage"]
 TIMINGS = {
     stage: Timing(stage=stage, seconds=41.5 * (i + 1), peak_memory_mib=700.0 * (i + 1), outcome="ran")
     for i, stage in enumerate(STAGES)
@@ -133,6 +133,7 @@ def test_released_page_has_no_times_and_no_receipt(run):
 def test_page_without_quoted_rows(published):
     page = render(published, timings=None, quote_rows=False)
     assert 'id="worst"' not in page
+    assert 'id="changed"' not in page
     assert "Examples of rows set aside" not in page
     assert "row_is_usable()" in page
     assert "New rows of this kind" in render(published, timings=None)
@@ -249,6 +250,15 @@ def test_release_on_a_remote_hub_is_a_link(plain):
     assert f'href="https://hub.example/tests/tiny/tree/{"d" * 40}"' in page
     change(plain.receipt, endpoint="javascript:alert(1)//")
     assert 'href="javascript' not in render(plain, timings=TIMINGS)
+
+
+def test_changed_rows_show_both_answers(tmp_path):
+    page = render(example.write(tmp_path, text="t"), timings=TIMINGS)
+    text = words(page)
+    assert "The 8 rows whose error differs most between candidate and champion" in text
+    assert "the candidate does better on 3 and worse on 5." in text
+    assert "row 100 gain +3.0 candidate" in text
+    assert "candidate error 0.250 predicted t champion error 3.250 predicted" in text
 
 
 def test_page_limits_slices_and_long_texts(tmp_path):

@@ -1,0 +1,58 @@
+"""Models of this Hub that answer texts on its pages, if whoever starts the Hub gives something that answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tasks.hub_server.errors import HubError
+
+MAX_CHARACTERS = 4000
+"""Of a text."""
+
+
+@dataclass(frozen=True)
+class TrialAnswer:
+    """What a model answers, as a page shows it."""
+
+    pieces: Sequence[tuple[str, str]] = ()
+    """Text in pieces, each with the label that marks it; empty for text without a mark."""
+    rows: Sequence[tuple[str, str]] = ()
+    """Lines of a table, such as a class and its probability."""
+    note: str = ""
+
+
+class TrialError(Exception):
+    """A model cannot answer; the message is for the user."""
+
+
+AnswerFunction = Callable[[str, str, str], TrialAnswer]
+"""Answers a text: takes `namespace/name`, a commit and the text. It raises TrialError, and is called by one thread at a time."""
+
+
+class Trials:
+    """Lets models answer, one at a time: each takes the processor and the memory of this machine."""
+
+    def __init__(self, answer: AnswerFunction) -> None:
+        self._answer = answer
+        self._busy = threading.Lock()
+
+    def answer(self, repo_id: str, commit: str, text: str) -> TrialAnswer:
+        """Return what the model of a commit answers.
+
+        Raises:
+            HubError: 422 if the text or the model does not allow it, 503 while another answer is made.
+        """
+        if not text.strip():
+            raise HubError(422, "Write a text first")
+        if len(text) > MAX_CHARACTERS:
+            raise HubError(422, f"The text has {len(text)} characters, more than {MAX_CHARACTERS}")
+        if not self._busy.acquire(blocking=False):
+            raise HubError(503, "A model is answering somebody else: try again in a moment")
+        try:
+            return self._answer(repo_id, commit, text)
+        except TrialError as error:
+            raise HubError(422, str(error)) from None
+        finally:
+            self._busy.release()

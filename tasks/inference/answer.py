@@ -1,0 +1,85 @@
+"""What a model answers to a text: generated text, classes with probabilities, or spans of the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Label:
+    """A class, as the model names it."""
+
+    name: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of the text that the model has found something in."""
+
+    label: str
+    start: int
+    """The first character."""
+    end: int
+    """After the last character."""
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, of one of three kinds."""
+
+    text: str
+    """What was asked."""
+    generated: str | None = None
+    """Text that follows the prompt."""
+    labels: Sequence[Label] | None = None
+    """The likeliest classes, the likeliest first."""
+    spans: Sequence[Span] | None = None
+    """In the order of the text; they do not overlap."""
+    note: str | None = None
+    """What the model did not read of the text."""
+
+    @property
+    def said(self) -> object:
+        """What makes two answers the same one: the generated text, the likeliest class, or the spans."""
+        if self.labels is not None:
+            return self.labels[0].name
+        if self.spans is not None:
+            return [(span.label, span.start, span.end) for span in self.spans]
+        return self.generated
+
+    def pieces(self) -> Iterator[tuple[str, str]]:
+        """Yield the text in pieces, each with the label of its span; empty for the text between spans."""
+        end = 0
+        for span in self.spans or ():
+            if end < span.start:
+                yield self.text[end : span.start], ""
+            yield self.text[span.start : span.end], span.label
+            end = span.end
+        if end < len(self.text):
+            yield self.text[end:], ""
+
+    def lines(self) -> list[str]:
+        """Return the answer for a terminal."""
+        if self.labels is not None:
+            width = max(len(label.name) for label in self.labels)
+            found = [f"{label.name.ljust(width)}  {label.probability:.3f}" for label in self.labels]
+        elif self.spans is not None:
+            marked = "".join(f"[{piece}]({label})" if label else piece for piece, label in self.pieces())
+            found = [*marked.splitlines(), *(_span_line(span) for span in self.spans)]
+            found += [] if self.spans else ["no spans"]
+        else:
+            found = (self.generated or "").splitlines() or ["(no text)"]
+        return [_printable(line) for line in (*found, *([f"note: {self.note}"] if self.note else []))]
+
+
+def _span_line(span: Span) -> str:
+    return f"{span.label}: {span.start} to {span.end}, {span.text!r}, {span.probability:.3f}"
+
+
+def _printable(line: str) -> str:
+    """Replace what could steer a terminal."""
+    return "".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in line)

@@ -1,0 +1,111 @@
+"""`evergreen try`: the answers of one published model, or of two side by side."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from params import DataError
+from tasks.inference.answer import Answer
+from tasks.inference.published_model import ModelFiles, ModelName, fetch
+from tasks.inference.tried_model import AnswerOptions, TriedModel
+from trainer.runtime.imports import leave_out
+
+_GAP = "  |  "
+
+
+def try_model(
+    name: str, texts: Sequence[str], *, against: str | None, options: AnswerOptions, as_json: bool = False
+) -> None:
+    """Print what a published model answers to texts, or to the lines of standard input.
+
+    Raises:
+        RecipeError: the name is of no recipe and no repository.
+        HubRefusedError, TransientError: nothing is published there, or the Hub gives no clear answer.
+        ModelError: the model cannot be loaded, or fails.
+        DataError: there is no text, or one is too long.
+    """
+    asked = ModelName.parse(name)
+    names = [asked, asked.other(against)] if against else [asked]
+    _log_to_errors()
+    files = [fetch(Path(), one) for one in names]
+    if not any(_needs_more(one.folder) for one in files):
+        leave_out("peft", "torchao")
+    models = [TriedModel.load(one.folder, one.where) for one in files]
+    for text in texts or _standard_input():
+        answers = [model.answer(text, options) for model in models]
+        print(json.dumps(_as_json(files, answers)) if as_json else "\n".join(_shown(files, answers)), flush=True)
+
+
+def _log_to_errors() -> None:
+    """Keep standard output for answers: move what would be logged there to standard error."""
+    for handler in logging.root.handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
+            handler.setStream(sys.stderr)
+
+
+def _needs_more(folder: Path) -> bool:
+    """Whether a model needs peft or torchao, which take seconds to import: it has adapters or quantized weights."""
+    config = folder / "config.json"
+    is_quantized = config.exists() and "quantization_config" in config.read_text(encoding="utf-8", errors="replace")
+    return is_quantized or (folder / "adapter_config.json").exists()
+
+
+def _standard_input() -> Iterator[str]:
+    """Yield the lines of standard input that hold text."""
+    if sys.stdin is None or sys.stdin.isatty():
+        print("Write a text and press Enter; Ctrl-D ends.", file=sys.stderr, flush=True)
+    found = False
+    for line in sys.stdin or ():
+        if text := line.strip():
+            found = True
+            yield text
+    if not found:
+        raise DataError("standard input", "holds no text", 'write: evergreen try NAME "a text", or pipe lines into it')
+
+
+def _as_json(files: Sequence[ModelFiles], answers: Sequence[Answer]) -> dict[str, Any]:
+    found = [
+        {"repo_id": one.repo_id, "commit": one.commit, "tag": one.tag, **_fields(answer)}
+        for one, answer in zip(files, answers, strict=True)
+    ]
+    body: dict[str, Any] = {"text": answers[0].text, "answers": found}
+    return body | ({"differ": _differ(answers)} if len(answers) > 1 else {})
+
+
+def _fields(answer: Answer) -> dict[str, Any]:
+    """The fields of an answer of its kind, without the text, which is the same for all."""
+    return {name: value for name, value in asdict(answer).items() if name != "text" and value is not None}
+
+
+def _differ(answers: Sequence[Answer]) -> bool:
+    return any(one.said != answers[0].said for one in answers)
+
+
+def _shown(files: Sequence[ModelFiles], answers: Sequence[Answer]) -> Iterator[str]:
+    yield f"> {' '.join(answers[0].text.split())}"
+    if len(answers) == 1:
+        yield from answers[0].lines()
+    else:
+        yield from _side_by_side([one.where for one in files], [answer.lines() for answer in answers])
+        yield "the answers differ" if _differ(answers) else "the answers are the same"
+    yield ""
+
+
+def _side_by_side(titles: Sequence[str], columns: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of columns that share the width of the terminal."""
+    width = max(20, (shutil.get_terminal_size().columns - len(_GAP)) // 2)
+    wrapped = [
+        [*textwrap.wrap(title, width), "-" * width, *(part for line in lines for part in textwrap.wrap(line, width))]
+        for title, lines in zip(titles, columns, strict=True)
+    ]
+    for left, right in zip_longest(*wrapped, fillvalue=""):
+        yield f"{left.ljust(width)}{_GAP}{right}".rstrip()

@@ -1,0 +1,230 @@
+"""A model from a folder, ready to answer: by the pipelines of transformers, where they have one for its task.
+
+The task follows from the architecture that config.json names. Weights are read from safetensors only, and no code of a
+repository is run. What a release records of its objective says how a prompt is written (tasks.publishing.prompt_form).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from params import DataError, ModelError
+from tasks.inference.answer import Answer, Label, Span
+from tasks.publishing.prompt_form import PromptForm
+from tasks.publishing.provenance import FILE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Task = Literal["text-generation", "text2text-generation", "text-classification", "token-classification"]
+_AUTO_CLASSES: Final[dict[Task, str]] = {
+    "text-generation": "AutoModelForCausalLM",
+    "text2text-generation": "AutoModelForSeq2SeqLM",
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
+_NO_LIMIT = 1_000_000
+"""A tokenizer without a maximum length has a `model_max_length` above this."""
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How to answer."""
+
+    max_new_tokens: int = 64
+    """Maximum length of a generated text, in tokens."""
+    temperature: float = 0.0
+    """Logits are divided by it before a token is drawn; 0 takes the likeliest token, so that an answer repeats."""
+    classes: int = 5
+    """How many classes to name."""
+
+
+@dataclass(frozen=True)
+class TriedModel:
+    """A model in memory."""
+
+    where: str
+    """The model in messages."""
+    task: Task
+    form: PromptForm
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    positions: int | None
+    """Most tokens that the model can read and write together; None without a limit."""
+    _pipeline: Any
+    """transformers' own; None for sequence to sequence, for which it has none any more."""
+
+    @classmethod
+    def load(cls, folder: Path, where: str) -> TriedModel:
+        """Load the model in a folder.
+
+        Raises:
+            ModelError: it has no weights, no tokenizer or no task that can be used here.
+        """
+        from transformers import AutoConfig, AutoTokenizer, pipeline
+
+        with _load_errors(where):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        task = _task(config, where)
+        network = _load_network(folder, task, where)
+        if not any(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)):
+            what = "has no tokenizer, which reads the text"  # transformers would make an empty one
+            raise ModelError(where, what, "name a revision that has the tokenizer beside the model")
+        with _load_errors(where, "its tokenizer "):
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        positions = getattr(config, "max_position_embeddings", None)
+        if positions and tokenizer.model_max_length > _NO_LIMIT:
+            tokenizer.model_max_length = positions
+        form = PromptForm.of(_objective(folder), has_template=bool(tokenizer.chat_template))
+        made = None
+        if task != "text2text-generation":
+            made = pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
+        return cls(where, task, form, network.eval(), tokenizer, positions, made)
+
+    def answer(self, text: str, options: AnswerOptions) -> Answer:
+        """Return the model's answer to a text.
+
+        Raises:
+            DataError: the text is empty, or longer than the model can read.
+            ModelError: the model fails.
+        """
+        import torch
+
+        if not text.strip():
+            raise DataError("the text", "is empty", "write one")
+        try:
+            with torch.inference_mode():
+                match self.task:
+                    case "text-classification":
+                        return self._classify(text, options)
+                    case "token-classification":
+                        return self._find_spans(text)
+                    case "text2text-generation":
+                        return self._rewrite(text, options)
+                    case _:
+                        return self._continue(text, options)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            what = f"cannot answer: {type(error).__name__}: {error}"
+            raise ModelError(
+                self.where, what, "try a shorter text, or load it with transformers to see more"
+            ) from error
+
+    def _classify(self, text: str, options: AnswerOptions) -> Answer:
+        found = self._pipeline(text, top_k=options.classes, truncation=True)
+        labels = [Label(str(one["label"]), float(one["score"])) for one in found]
+        return Answer(text, labels=labels, note=self._unread(text))
+
+    def _find_spans(self, text: str) -> Answer:
+        """As the pipeline groups sub-words, without the spaces that some tokenizers count to a word."""
+        is_long, limit = self._tokens(text) > self.tokenizer.model_max_length, self.tokenizer.model_max_length
+        in_windows = is_long and self.tokenizer.pad_token_id is not None
+        windows = {"stride": limit // 4} if in_windows else {}
+        spans = []
+        for one in self._pipeline(text, aggregation_strategy="simple", **windows):
+            start, end = int(one["start"]), int(one["end"])
+            words = text[start:end]
+            start += len(words) - len(words.lstrip())
+            if words.strip():
+                label, end = str(one["entity_group"]), start + len(words.strip())
+                spans.append(Span(label, start, end, words.strip(), float(one["score"])))
+        return Answer(text, spans=spans, note=None if in_windows else self._unread(text))
+
+    def _continue(self, text: str, options: AnswerOptions) -> Answer:
+        prompt = self.form.prompt(text)
+        (found,) = self._pipeline(prompt, return_full_text=False, **self._generation(prompt, options))
+        return Answer(text, generated=str(found["generated_text"]))
+
+    def _rewrite(self, text: str, options: AnswerOptions) -> Answer:
+        prompt = str(self.form.prompt(text))
+        encoded = self.tokenizer(prompt, truncation=True, return_tensors="pt").to(self.network.device)
+        inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        ids = self.network.generate(**inputs, **_sampling(options), max_new_tokens=options.max_new_tokens)
+        generated = self.tokenizer.decode(ids[0], skip_special_tokens=True)
+        return Answer(text, generated=str(generated), note=self._unread(prompt))
+
+    def _generation(self, prompt: str | list[dict[str, str]], options: AnswerOptions) -> dict[str, Any]:
+        """Return the arguments of generation, with no more new tokens than the model has positions for."""
+        longest = options.max_new_tokens
+        if self.positions:
+            used = self._tokens(prompt)
+            if used >= self.positions:
+                what = f"has {used} tokens with its prompt, and {self.where} can read {self.positions - 1}"
+                raise DataError("the text", what, "shorten it")
+            longest = min(longest, self.positions - used)
+        return {"max_new_tokens": longest, **_sampling(options)}
+
+    def _tokens(self, prompt: str | list[dict[str, str]]) -> int:
+        if isinstance(prompt, str):
+            return len(self.tokenizer(prompt, verbose=False)["input_ids"])
+        return len(
+            self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+        )
+
+    def _unread(self, text: str) -> str | None:
+        """Return a sentence about the end of a text that is too long; None if the model reads all of it."""
+        count, limit = self._tokens(text), self.tokenizer.model_max_length
+        return f"the model read the first {limit} of {count} tokens" if count > limit else None
+
+
+def _sampling(options: AnswerOptions) -> dict[str, Any]:
+    return {"do_sample": True, "temperature": options.temperature} if options.temperature > 0 else {"do_sample": False}
+
+
+def _objective(folder: Path) -> Mapping[str, Any] | None:
+    """Return the section `objective` of the recipe that made a model, if its release records it."""
+    try:
+        found = json.loads((folder / FILE).read_bytes())["objective"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _task(config: Any, where: str) -> Task:
+    from transformers.models.auto import modeling_auto as auto
+
+    known: dict[Task, Mapping[str, Any]] = {
+        "text-generation": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "text2text-generation": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        "text-classification": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        "token-classification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    }
+    architectures = set(config.architectures or ())
+    for task, names in known.items():
+        if architectures & {one for value in names.values() for one in ([value] if isinstance(value, str) else value)}:
+            return task
+    named = ", ".join(sorted(architectures)) or "no architecture"
+    what = f"its config.json names {named}, for which there is no way to try it"
+    raise ModelError(where, what, f"try a model for {', '.join(known)}")
+
+
+def _load_network(folder: Path, task: Task, where: str) -> PreTrainedModel:
+    import transformers
+
+    if not any(folder.glob("*.safetensors")):
+        what = "it has no weights as safetensors"
+        raise ModelError(where, what, "name a revision with a whole model; weights as pickle are not loaded")
+    with _load_errors(where):
+        network, info = getattr(transformers, _AUTO_CLASSES[task]).from_pretrained(
+            folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+    if missing := sorted(info["missing_keys"]):
+        what = f"its weights lack {', '.join(missing[:5])}, so its answers would be random"
+        raise ModelError(where, what, "name a revision with a whole model")
+    loaded: PreTrainedModel = network
+    return loaded
+
+
+@contextlib.contextmanager
+def _load_errors(where: str, part: str = "") -> Iterator[None]:
+    """Turn what transformers raises for a folder that it cannot load into a ModelError."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError) as error:
+        what = f"{part}cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        raise ModelError(where, what, "name a model that transformers can load without code of its own") from error
