@@ -1,0 +1,324 @@
+"""Everything that a recipe says, with the reasons: chosen from what the rows, the model and this machine are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from params import RecipeError
+from params.schema import Lora, Model, ObjectiveChoice, PretrainedTokenizer, Tokenization, TrainTokenizer
+from tasks.scaffold import choices, measure
+from tasks.scaffold.choices import Choice
+from tasks.scaffold.look import Sample
+from tasks.scaffold.measure import Lengths, Speed
+from tasks.scaffold.model_facts import ModelFacts
+from tasks.scaffold.proposal import Proposal
+from tasks.scaffold.quality import Quality, judge
+from trainer import objectives
+from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SEED: Final = 17
+_CHAT_TEMPLATE: Final = (
+    "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+_DECODER: Final = {
+    "model_type": "llama",
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+_ENCODER: Final = {
+    "model_type": "bert",
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+}
+_ENCODER_DECODER: Final = {"model_type": "t5", "d_model": 192, "d_kv": 32, "d_ff": 512, "num_layers": 3, "num_heads": 6}
+_SMALLEST_GAIN: Final = 1.1
+"""bf16 is used if it is so many times as fast as fp32."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe before it is written: a choice for each key that is not usual."""
+
+    proposal: Proposal
+    quality: Quality
+    sample: Sample
+    facts: ModelFacts | None
+    """The pretrained model; None for one from random weights."""
+    model: Model
+    tokenization: Tokenization
+    options: Mapping[str, Choice]
+    """Options of the objective beside its columns."""
+    shares: Mapping[str, Choice]
+    """Shares of the splits without files."""
+    values: Mapping[str, Choice]
+    """The other choices, by the key of the recipe: `training.epochs`."""
+    sequences: int
+    """Training sequences of an epoch, about."""
+    train_rows: int
+    """Training rows, about: without held-out ones."""
+    speed: Speed
+    example: tuple[Mapping[str, Any], list[Example]]
+    """A row, and what becomes of it."""
+    tokenizer: PreTrainedTokenizerBase
+    objective: Objective[Any]
+    state: ObjectiveState
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole training."""
+        batch = self.values["training.global_batch_size"].value
+        return max(1, math.ceil(self.values["training.epochs"].value * (self.sequences // batch)))
+
+
+def make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None) -> Plan:
+    """Choose everything that a recipe says.
+
+    Raises:
+        DataError: no row can be used.
+        ModelError: tokenizer or model cannot be loaded or used.
+    """
+    options = _options(proposal, facts)
+    objective = _build(proposal, options)
+    quality = judge(sample, proposal, objective)
+    texts = [objective.text(row) for row in quality.usable]
+    tokenizer_choice = _tokenizer(facts, sum(map(len, texts)))
+    tokenizer = _load_tokenizer(tokenizer_choice.value, texts, objective)
+    state = objective.collect_state(quality.usable)
+    found = measure.lengths(quality.usable, objective, tokenizer, state)
+    model, lora = _model(proposal, facts)
+    network = _network(model, objective, state, tokenizer)
+    if "packing" in options and not _can_pack(objective, network):
+        options = options | {"packing": Choice(value=False, why="this model lets packed examples attend to each other")}
+        objective = _build(proposal, options)
+    shares = _shares(sample)
+    train_rows = round(sample.estimated("train") * (1 - sum(share.value for share in shares.values())))
+    values = _values(proposal, options, found, facts, train_rows, quality) | {"tokenizer": tokenizer_choice, "model.lora": lora}
+    if found.targets:
+        options, objective = _with_target_length(proposal, options, found)
+    limit = values["tokenization.max_length"].value
+    per_row = list(measure.encoded(quality.usable[:: max(1, len(quality.usable) // 2000)], objective, tokenizer, state, limit=limit))
+    examples = list(objective.pack((example for row in per_row for example in row), limit))
+    if not examples:
+        raise RecipeError("--data", "the sample is too small for one training sequence", "give more rows")
+    sequences = max(1, round(train_rows * len(examples) / len(per_row)))
+    values |= _training_values(proposal, facts, sequences, train_rows, found, limit, lora=lora.value)
+    if values["training.group_by_length"].value:
+        examples.sort(key=lambda example: len(example["input_ids"]))
+    micro = values["launch.micro_batch_size"].value
+    speed = measure.measure_speed(network, examples, objective, tokenizer, micro_batch=micro)
+    precision, speed = _precision(network, examples, objective, tokenizer, micro, speed)
+    middle = min(range(len(per_row)), key=lambda i: abs(sum(len(e["input_ids"]) for e in per_row[i]) - found.mean))
+    row = quality.usable[middle * max(1, len(quality.usable) // 2000)]
+    return Plan(
+        proposal=proposal,
+        quality=quality,
+        sample=sample,
+        facts=facts,
+        model=model,
+        tokenization=Tokenization(tokenizer=tokenizer_choice.value, max_length=limit),
+        options=options,
+        shares=shares,
+        values=values | {"training.precision": precision},
+        sequences=sequences,
+        train_rows=train_rows,
+        speed=speed,
+        example=(row, per_row[middle]),
+        tokenizer=tokenizer,
+        objective=objective,
+        state=state,
+    )
+
+
+def _options(proposal: Proposal, facts: ModelFacts | None) -> dict[str, Choice]:
+    """Return the options of the objective that do not name a column."""
+    options: dict[str, Choice] = {}
+    if proposal.objective == "sft":
+        options["packing"] = Choice(value=True, why="fills sequences with several examples, which needs no padding")
+        if "messages" in proposal.columns and not (facts and facts.has_chat_template):
+            options["chat_template"] = Choice(_CHAT_TEMPLATE, "the tokenizer has none; published with the model")
+    return options
+
+
+def _build(proposal: Proposal, options: Mapping[str, Choice]) -> Objective[Any]:
+    values = {name: choice.value for name, choice in options.items()}
+    return objectives.build(ObjectiveChoice.model_validate({"name": proposal.objective, **proposal.options, **values}))
+
+
+def _tokenizer(facts: ModelFacts | None, characters: int) -> Choice:
+    if facts:
+        own = PretrainedTokenizer(kind="pretrained", path=facts.path, revision=facts.revision)
+        return Choice(own, "the model's own")
+    size = choices.vocabulary(characters)
+    return Choice(TrainTokenizer(kind="train", vocab_size=size.value), size.why)
+
+
+def _load_tokenizer(
+    choice: PretrainedTokenizer | TrainTokenizer, texts: Sequence[str], objective: Objective[Any]
+) -> PreTrainedTokenizerBase:
+    from tasks.tokenization.tokenizers import build_tokenizer
+
+    tokenizer = build_tokenizer(Tokenization(tokenizer=choice, max_length=measure.NO_LIMIT), texts)
+    objective.prepare_tokenizer(tokenizer)
+    return tokenizer
+
+
+def _model(proposal: Proposal, facts: ModelFacts | None) -> tuple[Model, Choice]:
+    if facts:
+        lora = choices.lora(facts.parameters, _memory_bytes())
+        adapters = Lora() if lora.value else None
+        return Model(pretrained=facts.path, revision=facts.revision, lora=adapters), lora
+    if proposal.objective == "dpo":
+        fix = "give a model that can already answer, for example the folder runs/NAME/model of an sft recipe"
+        raise RecipeError("--model", "preferences need a model to start from", fix)
+    configs = {"sequence_classification": _ENCODER, "token_classification": _ENCODER, "seq2seq": _ENCODER_DECODER}
+    return Model(config=dict(configs.get(proposal.objective, _DECODER))), Choice(value=False)
+
+
+def _network(model: Model, objective: Objective[Any], state: ObjectiveState, tokenizer: PreTrainedTokenizerBase) -> Any:
+    import transformers
+
+    from trainer.model.network import initial_model
+
+    transformers.logging.set_verbosity_error()  # that a head is new is no news
+    transformers.logging.disable_progress_bar()
+    return initial_model(model, objective=objective, state=state, tokenizer=tokenizer, seed=SEED)
+
+
+def _can_pack(objective: Objective[Any], network: PreTrainedModel) -> bool:
+    try:
+        objective.check_model(network)
+    except RecipeError:
+        return False
+    return True
+
+
+def _shares(sample: Sample) -> dict[str, Choice]:
+    rows = sample.estimated("train")
+    return choices.split_shares(rows, has_validation="validation" in sample.rows, has_test="test" in sample.rows)
+
+
+def _values(
+    proposal: Proposal,
+    options: Mapping[str, Choice],
+    found: Lengths,
+    facts: ModelFacts | None,
+    train_rows: int,
+    quality: Quality,
+) -> dict[str, Choice]:
+    positions = facts.positions if facts else None
+    if proposal.objective == "causal_lm":
+        length = choices.context_length(found.mean * train_rows, positions, is_new=facts is None)
+    else:
+        length = choices.max_length(found.inputs, positions)
+    packs = proposal.objective == "causal_lm" or ("packing" in options and options["packing"].value)
+    grouped = Choice(value=not packs, why="batches rows of similar length, which need less padding")
+    if packs:
+        grouped = Choice(value=False, why="packed sequences are full")
+    return {
+        "tokenization.max_length": length,
+        "training.group_by_length": grouped,
+        "validation.max_quarantined": choices.max_quarantined(quality.set_aside_share),
+        "training.best_metric": _best_metric(proposal, quality),
+    }
+
+
+def _with_target_length(
+    proposal: Proposal, options: Mapping[str, Choice], found: Lengths
+) -> tuple[dict[str, Choice], Objective[Any]]:
+    length = choices.max_length(found.targets, None)
+    generated = Choice(length.value, "as long as the targets")
+    with_lengths = {**options, "max_target_length": length, "max_new_tokens": generated}
+    return with_lengths, _build(proposal, with_lengths)
+
+
+def _training_values(
+    proposal: Proposal,
+    facts: ModelFacts | None,
+    sequences: int,
+    train_rows: int,
+    found: Lengths,
+    limit: int,
+    *,
+    lora: bool,
+) -> dict[str, Choice]:
+    name, is_new = proposal.objective, facts is None
+    batch = choices.global_batch_size(name, sequences)
+    epochs = choices.epochs(name, train_rows, found.mean * train_rows, is_new=is_new)
+    steps = max(1, epochs.value * (sequences // batch.value))
+    every = choices.eval_steps(steps)
+    micro = choices.micro_batch_size(batch.value, limit, "gpu" if _has_gpu() else "cpu")
+    return {
+        "training.epochs": epochs,
+        "training.global_batch_size": batch,
+        "training.learning_rate": choices.learning_rate(name, facts.parameters if facts else None, lora=lora),
+        "training.lr_scheduler": choices.scheduler(name),
+        "training.weight_decay": choices.weight_decay(name, is_new=is_new),
+        "training.eval_steps": every,
+        "training.save_steps": Choice(every.value, "an interrupted run loses no more than these steps"),
+        "training.logging_steps": choices.logging_steps(steps),
+        "launch.micro_batch_size": micro,
+        "launch.eval_batch_size": Choice(min(64, 2 * micro.value), "evaluations need no gradients"),
+    }
+
+
+def _best_metric(proposal: Proposal, quality: Quality) -> Choice:
+    if proposal.objective == "token_classification":
+        return Choice("f1", "over spans")
+    if proposal.objective != "sequence_classification":
+        return Choice("loss", "of the validation rows")
+    if quality.is_imbalanced:
+        label, count = quality.labels.most_common(1)[0]
+        share = count / quality.labels.total()
+        return Choice("macro_f1", f"{share:.0%} of the rows have the label {label!r}: accuracy would hide the others")
+    return Choice("accuracy", "no label has most of the rows")
+
+
+def _precision(
+    network: PreTrainedModel,
+    examples: Sequence[Example],
+    objective: Objective[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    micro: int,
+    speed: Speed,
+) -> tuple[Choice, Speed]:
+    """Return bf16 if it is faster here, which is measured; fp32 without a GPU."""
+    import torch
+
+    if not _has_gpu():
+        return Choice("fp32", "there is no GPU here: on one that has it, bf16 is about twice as fast"), speed
+    if not torch.cuda.is_bf16_supported():
+        return Choice("fp32", "the GPU here has no bf16"), speed
+    half = measure.measure_speed(network, examples, objective, tokenizer, micro_batch=micro, precision="bf16")
+    gain = half.tokens_per_s / speed.tokens_per_s
+    if gain < _SMALLEST_GAIN:
+        return Choice("fp32", "bf16 is not faster on this GPU with this model"), speed
+    return Choice("bf16", "faster than fp32 on this GPU, measured"), half
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _memory_bytes() -> float:
+    import psutil
+    import torch
+
+    if _has_gpu():
+        return float(torch.cuda.get_device_properties(0).total_memory)
+    return float(psutil.virtual_memory().total)
