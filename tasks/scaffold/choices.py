@@ -63,7 +63,9 @@ def learning_rate(objective: str, parameters: int | None, *, lora: bool) -> Choi
     if lora:
         return Choice(_LORA_RATES.get(objective, _LORA_RATE), "usual for adapters, ten times that of all weights")
     rate = next(rate for limit, rate in _RATES[objective] if parameters <= limit)
-    return Choice(rate, f"usual for {objective} with a pretrained model of this size; a larger model takes a smaller one")
+    return Choice(
+        rate, f"usual for {objective} with a pretrained model of this size; a larger model takes a smaller one"
+    )
 
 
 def scheduler(objective: str) -> Choice:

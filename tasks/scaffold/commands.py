@@ -19,7 +19,9 @@ def new(
         ),
     ],
     query: Annotated[str | None, typer.Option(help="SELECT that gives the rows of a database.")] = None,
-    test: Annotated[str | None, typer.Option(metavar="FILE", help="Held-out rows. By default a file named test.")] = None,
+    test: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Held-out rows. By default a file named test.")
+    ] = None,
     validation: Annotated[
         str | None, typer.Option(metavar="FILE", help="Rows that choose the best checkpoint.")
     ] = None,

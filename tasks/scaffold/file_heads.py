@@ -46,7 +46,9 @@ def check_head(path: Path) -> None:
         head = file.read(_HEAD_BYTES)
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if head.startswith(mark):
-            fix = f"convert it: iconv -f {encoding} -t utf-8 {shlex.quote(str(path))} > {shlex.quote(_clean_name(path))}"
+            fix = (
+                f"convert it: iconv -f {encoding} -t utf-8 {shlex.quote(str(path))} > {shlex.quote(_clean_name(path))}"
+            )
             raise DataError(str(path), f"is {encoding.upper()}, and must be UTF-8", fix)
     text = head.decode("utf-8-sig", errors="replace")
     if suffix == ".csv":

@@ -60,7 +60,11 @@ class Column:
     @cached_property
     def counts(self) -> Counter[Any]:
         """How often each value occurs, most frequent first; only for texts, integers and booleans."""
-        return Counter(dict(Counter(self.filled).most_common())) if self.kind in ("text", "integer", "boolean") else Counter()
+        return (
+            Counter(dict(Counter(self.filled).most_common()))
+            if self.kind in ("text", "integer", "boolean")
+            else Counter()
+        )
 
     @property
     def distinct(self) -> int:

@@ -52,7 +52,12 @@ class Speed:
 
 
 def encoded(
-    rows: Sequence[Row], objective: Objective[Any], tokenizer: PreTrainedTokenizerBase, state: ObjectiveState, *, limit: int
+    rows: Sequence[Row],
+    objective: Objective[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    state: ObjectiveState,
+    *,
+    limit: int,
 ) -> Iterator[list[Example]]:
     """Yield the training sequences of each row, at most `limit` tokens long; none for a row that cannot be encoded."""
     numbered = [{**row, "row_id": i} for i, row in enumerate(rows)]

@@ -96,7 +96,9 @@ def _positions(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int |
     limits = [config.get(name) for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")]
     found = [int(limit) for limit in limits if isinstance(limit, int) and limit > 0]
     if found and "roberta" in str(config["model_type"]):
-        found = [limit - int(config.get("pad_token_id") or 1) - 1 for limit in found]  # its positions begin behind padding
+        found = [
+            limit - int(config.get("pad_token_id") or 1) - 1 for limit in found
+        ]  # its positions begin behind padding
     if isinstance(limit := tokenizer.get("model_max_length"), int | float) and limit < _USUAL_LIMIT:
         found.append(int(limit))
     return min(found, default=None)

@@ -37,7 +37,7 @@ def new(request: Request, ask: Asker) -> None:
         ModelError: the model cannot be used.
     """
     _check_request(request)
-    root = project_root()
+    root = project.project_root()
     found = find_source(request, root)
     sample = look(found.source, root)
     facts, kind = _model(request, sample, ask, root)
@@ -55,18 +55,6 @@ def new(request: Request, ask: Asker) -> None:
         print(line)
     for line in _next_steps(request.name, plan):
         print(line)
-
-
-def project_root() -> Path:
-    """Return the project's root, which is the working directory.
-
-    Raises:
-        RecipeError: it is another folder.
-    """
-    missing = [name for name in ("params", "dvc.yaml", "prefect.yaml") if not Path(name).exists()]
-    if missing:
-        raise RecipeError(str(Path().absolute()), f"has no {', '.join(missing)}", "run this in the root of the project")
-    return Path()
 
 
 def _check_request(request: Request) -> None:
@@ -101,7 +89,9 @@ def _model(request: Request, sample: Sample, ask: Asker, root: Path) -> tuple[Mo
 
 
 def _seen(found: FoundSource, sample: Sample, chosen: proposal.Proposal, facts: ModelFacts | None) -> Iterator[str]:
-    counts = ", ".join(f"{sample.estimated(split):,}{'' if sample.totals[split] else ' or more'} {split}" for split in sample.rows)
+    counts = ", ".join(
+        f"{sample.estimated(split):,}{'' if sample.totals[split] else ' or more'} {split}" for split in sample.rows
+    )
     yield f"rows: {counts}"
     yield from found.notes
     for flag, column in chosen.columns.items():
@@ -109,7 +99,11 @@ def _seen(found: FoundSource, sample: Sample, chosen: proposal.Proposal, facts: 
     unused = [name for name in sample.columns if name not in chosen.columns.values()]
     if unused:
         yield f"columns that the objective does not read: {', '.join(unused)}"
-    yield f"model: {facts.path}, {facts.model_type}, {facts.size} parameters" if facts else "model: small, from random weights"
+    yield (
+        f"model: {facts.path}, {facts.model_type}, {facts.size} parameters"
+        if facts
+        else "model: small, from random weights"
+    )
 
 
 def _places(name: str) -> list[str]:
@@ -179,7 +173,9 @@ def _next_steps(name: str, plan: Plan) -> Iterator[str]:
     batch, micro = (plan.values[f"{key}_size"].value for key in ("training.global_batch", "launch.micro_batch"))
     training_s = steps * (math.ceil(batch / micro) * speed.micro_batch_s + speed.update_s)
     held_out = {
-        split: plan.sample.estimated(split) if split in plan.sample.rows else plan.sample.estimated("train") * plan.shares[split].value
+        split: plan.sample.estimated(split)
+        if split in plan.sample.rows
+        else plan.sample.estimated("train") * plan.shares[split].value
         for split in ("validation", "test")
     }
     evaluations = 1 + steps // plan.values["training.eval_steps"].value
@@ -201,4 +197,3 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-

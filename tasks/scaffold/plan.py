@@ -106,21 +106,30 @@ def make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None) -> P
         objective = _build(proposal, options)
     shares = _shares(sample)
     train_rows = round(sample.estimated("train") * (1 - sum(share.value for share in shares.values())))
-    values = _values(proposal, options, found, facts, train_rows, quality) | {"tokenizer": tokenizer_choice, "model.lora": lora}
+    values = _values(proposal, options=options, found=found, facts=facts, train_rows=train_rows, quality=quality) | {
+        "tokenizer": tokenizer_choice,
+        "model.lora": lora,
+    }
     if found.targets:
         options, objective = _with_target_length(proposal, options, found)
     limit = values["tokenization.max_length"].value
-    per_row = list(measure.encoded(quality.usable[:: max(1, len(quality.usable) // 2000)], objective, tokenizer, state, limit=limit))
+    per_row = list(
+        measure.encoded(
+            quality.usable[:: max(1, len(quality.usable) // 2000)], objective, tokenizer, state, limit=limit
+        )
+    )
     examples = list(objective.pack((example for row in per_row for example in row), limit))
     if not examples:
         raise RecipeError("--data", "the sample is too small for one training sequence", "give more rows")
     sequences = max(1, round(train_rows * len(examples) / len(per_row)))
-    values |= _training_values(proposal, facts, sequences, train_rows, found, limit, lora=lora.value)
+    values |= _training_values(
+        proposal, facts, sequences=sequences, train_rows=train_rows, found=found, limit=limit, lora=lora.value
+    )
     if values["training.group_by_length"].value:
         examples.sort(key=lambda example: len(example["input_ids"]))
     micro = values["launch.micro_batch_size"].value
     speed = measure.measure_speed(network, examples, objective, tokenizer, micro_batch=micro)
-    precision, speed = _precision(network, examples, objective, tokenizer, micro, speed)
+    precision, speed = _precision(network, examples, objective, tokenizer, micro=micro, speed=speed)
     middle = min(range(len(per_row)), key=lambda i: abs(sum(len(e["input_ids"]) for e in per_row[i]) - found.mean))
     row = quality.usable[middle * max(1, len(quality.usable) // 2000)]
     return Plan(
@@ -213,6 +222,7 @@ def _shares(sample: Sample) -> dict[str, Choice]:
 
 def _values(
     proposal: Proposal,
+    *,
     options: Mapping[str, Choice],
     found: Lengths,
     facts: ModelFacts | None,
@@ -248,11 +258,11 @@ def _with_target_length(
 def _training_values(
     proposal: Proposal,
     facts: ModelFacts | None,
+    *,
     sequences: int,
     train_rows: int,
     found: Lengths,
     limit: int,
-    *,
     lora: bool,
 ) -> dict[str, Choice]:
     name, is_new = proposal.objective, facts is None
@@ -292,6 +302,7 @@ def _precision(
     examples: Sequence[Example],
     objective: Objective[Any],
     tokenizer: PreTrainedTokenizerBase,
+    *,
     micro: int,
     speed: Speed,
 ) -> tuple[Choice, Speed]:

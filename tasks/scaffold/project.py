@@ -16,12 +16,24 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from params import RecipeError
-from tasks.scaffold.write import scalar
+from tasks.scaffold.yaml_text import scalar
 
 DVC: Final = Path("dvc.yaml")
 PREFECT: Final = Path("prefect.yaml")
 _FLOW: Final = "flows/retrain.py:retrain"
 _CODE: Final = "trainer/losses.py"
+
+
+def project_root() -> Path:
+    """Return the project's root, which is the working directory.
+
+    Raises:
+        RecipeError: it is another folder.
+    """
+    missing = [name for name in ("params", "dvc.yaml", "prefect.yaml") if not Path(name).exists()]
+    if missing:
+        raise RecipeError(str(Path().absolute()), f"has no {', '.join(missing)}", "run this in the root of the project")
+    return Path()
 
 
 def with_line(text: str, name: str, *, data: str, objective: str) -> str:
@@ -139,7 +151,9 @@ def _without_deployment(text: str, number: int) -> str:
 
 def _deploys(deployment: Mapping[str, Any], name: str) -> bool:
     parameters = deployment.get("parameters")
-    return isinstance(parameters, Mapping) and parameters.get("recipe") == name and deployment.get("entrypoint") == _FLOW
+    return (
+        isinstance(parameters, Mapping) and parameters.get("recipe") == name and deployment.get("entrypoint") == _FLOW
+    )
 
 
 def _verified(before: str, after: str, change: Callable[[Any], None], path: Path) -> str:
@@ -147,7 +161,9 @@ def _verified(before: str, after: str, change: Callable[[Any], None], path: Path
     expected = copy.deepcopy(_parsed(before, path))
     change(expected)
     if _parsed(after, path) != expected:
-        raise RecipeError(str(path), "has a form that cannot be edited automatically", "edit it by hand: docs/own-data.md")
+        raise RecipeError(
+            str(path), "has a form that cannot be edited automatically", "edit it by hand: docs/own-data.md"
+        )
     return after
 
 

@@ -19,7 +19,17 @@ _USUAL: Final[Mapping[str, tuple[str, ...]]] = {
     "label": ("label", "labels", "category", "class", "intent", "topic", "sentiment", "target", "tag", "type"),
     "spans": ("spans", "entities"),
     "prompt": ("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem"),
-    "completion": ("completion", "answer", "response", "output", "target", "summary", "translation", "solution", "reply"),
+    "completion": (
+        "completion",
+        "answer",
+        "response",
+        "output",
+        "target",
+        "summary",
+        "translation",
+        "solution",
+        "reply",
+    ),
     "messages": ("messages", "conversation", "conversations", "chat"),
     "chosen": ("chosen", "preferred", "accepted", "better"),
     "rejected": ("rejected", "dispreferred", "worse"),
@@ -105,7 +115,9 @@ def _named(objective: str, kind: ModelKind) -> str:
         raise RecipeError("--objective", f"{objective} needs a reward, which only you can choose", fix)
     if objective not in _OPTIONS:
         known = [name for name in objectives.names() if name in _OPTIONS]
-        raise RecipeError("--objective", f"there is no objective `{objective}`", suggestion(objective, known, "objectives"))
+        raise RecipeError(
+            "--objective", f"there is no objective `{objective}`", suggestion(objective, known, "objectives")
+        )
     if objective not in _FITS[kind]:
         fix = f"use {', '.join(_FITS[kind])}, or another model"
         raise RecipeError("--objective", f"{objective} does not work with this {kind} model", fix)
@@ -134,9 +146,7 @@ def fitting(sample: Sample, given: Mapping[str, str]) -> list[str]:
 def _is_answer(sample: Sample) -> bool:
     """Whether a column with a usual name for answers holds texts that are not a few labels."""
     prompts = _by_name(sample, "prompt")
-    return any(
-        c.name not in [p.name for p in prompts[:1]] and not _is_label(c) for c in _by_name(sample, "completion")
-    )
+    return any(c.name not in [p.name for p in prompts[:1]] and not _is_label(c) for c in _by_name(sample, "completion"))
 
 
 def _column(flag: str, sample: Sample, chosen: Mapping[str, str], ask: Asker, objective: str) -> str:
@@ -149,7 +159,9 @@ def _column(flag: str, sample: Sample, chosen: Mapping[str, str], ask: Asker, ob
         candidates = usual[:1]
     if not candidates:
         columns = ", ".join(f"{c.name} ({c.kind})" for c in sample.columns.values())
-        raise RecipeError(f"--{flag}", f"{objective} needs a column that no column fits: {columns}", f"add --{flag} COLUMN")
+        raise RecipeError(
+            f"--{flag}", f"{objective} needs a column that no column fits: {columns}", f"add --{flag} COLUMN"
+        )
     ordered = [*usual, *(c for c in candidates if c not in usual)]
     return ask.choose(f"--{flag}", _QUESTIONS[flag], [Option(c.name, _facts(c)) for c in ordered])
 
@@ -207,7 +219,7 @@ def _by_name(sample: Sample, flag: str) -> list[Column]:
 
 
 def _texts_by_name(flag: str) -> Callable[[Sample, Mapping[str, str]], list[Column]]:
-    def candidates(sample: Sample, chosen: Mapping[str, str]) -> list[Column]:
+    def candidates(sample: Sample, _: Mapping[str, str]) -> list[Column]:
         by_name = [c for c in _by_name(sample, flag) if c.kind == "text"]
         return by_name or [c for c in sample.columns.values() if c.kind == "text" and not c.is_id]
 
@@ -259,4 +271,6 @@ def _form_hints(sample: Sample) -> Iterator[DataError]:
     for column in sample.columns.values():
         if column.kind == "number" and column.name.lower() in _USUAL["label"]:
             fix = "write a name for each range, for example low, medium and high"
-            yield DataError(column.name, "holds numbers with decimals, and there is no objective that predicts them", fix)
+            yield DataError(
+                column.name, "holds numbers with decimals, and there is no objective that predicts them", fix
+            )

@@ -10,7 +10,6 @@ import typer
 from params import RecipeError
 from params.artifacts import Artifacts, write_whole
 from tasks.scaffold import project
-from tasks.scaffold.new import project_root
 
 
 def remove(name: str, *, yes: bool) -> None:
@@ -19,7 +18,7 @@ def remove(name: str, *, yes: bool) -> None:
     Raises:
         RecipeError: there is nothing of this name.
     """
-    root = project_root()
+    root = project.project_root()
     recipe = root / "params" / f"{name}.yaml"
     dvc, prefect = ((root / path).read_text(encoding="utf-8") for path in (project.DVC, project.PREFECT))
     new_dvc = project.without_line(dvc, name)
@@ -47,7 +46,10 @@ def remove(name: str, *, yes: bool) -> None:
     if kept:
         print(f"Kept: {', '.join(kept)}, and what is published.")
     if deployments:
-        print("On a Prefect server, delete what is deployed: " + ", ".join(f"prefect deployment delete retrain/{d}" for d in deployments))
+        print(
+            "On a Prefect server, delete what is deployed: "
+            + ", ".join(f"prefect deployment delete retrain/{d}" for d in deployments)
+        )
 
 
 def _recipes(root: Path) -> list[str]:

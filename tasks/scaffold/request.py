@@ -63,8 +63,12 @@ class Asker:
         if len(options) == 1:
             return options[0].value
         if not self.interactive:
-            listed = ", ".join(f"{option.value} ({option.reason})" if option.reason else option.value for option in options)
-            raise RecipeError(flag, f"{what} is not clear: {listed}", f"add {flag}, for example `{flag} {options[0].value}`")
+            listed = ", ".join(
+                f"{option.value} ({option.reason})" if option.reason else option.value for option in options
+            )
+            raise RecipeError(
+                flag, f"{what} is not clear: {listed}", f"add {flag}, for example `{flag} {options[0].value}`"
+            )
         print(f"\n{what}:")
         for option in options:
             print(f"  {option.value}{f'  ({option.reason})' if option.reason else ''}")

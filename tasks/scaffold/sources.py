@@ -47,11 +47,15 @@ def find_source(request: Request, root: Path = Path()) -> FoundSource:
     if "://" in request.data:
         return _sql(request)
     if request.query:
-        raise RecipeError("--query", f"needs a database, and --data is {request.data}", "write --data sqlite:///rows.db")
+        raise RecipeError(
+            "--query", f"needs a database, and --data is {request.data}", "write --data sqlite:///rows.db"
+        )
     is_local = (root / request.data).exists() or bool(_WILD.search(request.data))
     match = _HUB.fullmatch(request.data)
     if request.data.startswith("hub:") and not match:
-        raise RecipeError("--data", f"{request.data} names no dataset", "write hub:owner/name, or hub:owner/name@revision")
+        raise RecipeError(
+            "--data", f"{request.data} names no dataset", "write hub:owner/name, or hub:owner/name@revision"
+        )
     if match and (request.data.startswith("hub:") or not is_local):
         return _hub(request, match["repo"], match["revision"] or "main")
     return _files(request, root)
@@ -78,7 +82,9 @@ def _hub(request: Request, repo_id: str, revision: str) -> FoundSource:
     from tasks.scaffold.hub import repository_files
 
     if problem := repo_id_problem(repo_id):
-        raise DataError("--data", f"there is no such file, and the Hub refuses {repo_id!a}: {problem}", "check the path")
+        raise DataError(
+            "--data", f"there is no such file, and the Hub refuses {repo_id!a}: {problem}", "check the path"
+        )
     names = repository_files(repo_id, revision, kind="dataset")
     patterns, notes = _patterns(request, names, where=f"dataset {repo_id}")
     source = HubDataset(kind="hub", repo_id=repo_id, revision=revision, **patterns)
@@ -156,8 +162,8 @@ def _patterns(request: Request, names: Sequence[str], *, where: str) -> tuple[di
 
 def _split_of(name: str, where: str) -> str:
     """Return the split that a file or a folder inside of `where` is named after; empty if there is none."""
-    inner = name[len(where) :] if name.startswith(where) else name
-    for part in reversed(PurePosixPath(inner.lstrip("/")).parts):
+    inner = name.removeprefix(where).lstrip("/")
+    for part in reversed(PurePosixPath(inner).parts):
         words = set(re.split(r"[._\W]+", part.lower()))
         for split, known in _NAMES.items():
             if words & set(known):
@@ -170,7 +176,7 @@ def _pattern(files: Sequence[str], readable: Sequence[str]) -> str:
     if len(files) == 1:
         return files[0]
     suffix = PurePosixPath(files[0]).suffix
-    prefix = os.path.commonprefix(files)
+    prefix = os.path.commonprefix(files)  # noqa: RUF071 - the beginning of their names, not only of their folders
     folder = f"{prefix.rpartition('/')[0]}/" if "/" in prefix else ""
     for pattern in (f"{prefix}*{suffix}", f"{prefix}**/*{suffix}", f"{folder}*{suffix}", f"{folder}**/*{suffix}"):
         if [name for name in readable if _glob(pattern).fullmatch(name)] == list(files):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from params.schema import PretrainedTokenizer
 from tasks.scaffold.choices import Choice
 from tasks.scaffold.plan import SEED, Plan
 from tasks.scaffold.quality import key_columns
 from tasks.scaffold.sources import FoundSource, described
+from tasks.scaffold.yaml_text import scalar
 
-_PLAIN: Final = re.compile(r"[A-Za-z/][\w./@+-]*")
-_RESERVED: Final = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
 _WIDTH: Final = 120
 _MAX_SLICES: Final = 100
 
@@ -37,21 +34,6 @@ def recipe_text(name: str, found: FoundSource, plan: Plan, repo_id: str) -> str:
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
-def scalar(value: Any) -> str:
-    """Return a value as YAML on one line."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, float):
-        text = f"{value:g}"
-        return f"{value:.0e}".replace("e-0", "e-") if "e" in text or value < 0.001 else text
-    if isinstance(value, str):
-        is_plain = _PLAIN.fullmatch(value) and value.lower() not in _RESERVED
-        return value if is_plain else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, list):
-        return f"[{', '.join(map(scalar, value))}]"
-    return str(value)
-
-
 def _line(indent: int, key: str, choice: Choice) -> Iterator[str]:
     """Yield a key with its value, and its reason behind it, or above it where the line would be too long."""
     line = f"{' ' * indent}{key}: {scalar(choice.value)}"
@@ -69,7 +51,11 @@ def _lines(indent: int, values: Mapping[str, Choice]) -> list[str]:
 
 
 def _head(name: str, plan: Plan) -> list[str]:
-    model = f"{plan.facts.model_type} of {plan.facts.size} parameters" if plan.facts else "a small model from random weights"
+    model = (
+        f"{plan.facts.model_type} of {plan.facts.size} parameters"
+        if plan.facts
+        else "a small model from random weights"
+    )
     counts = ", ".join(f"{plan.sample.estimated(split):,} {split}" for split in plan.sample.rows)
     of = "" if plan.sample.is_whole else f", of which {len(plan.sample.train):,} training rows were looked at"
     notes = [f"#   - {note}" for note in plan.quality.notes()]
@@ -103,7 +89,10 @@ def _validation(plan: Plan) -> list[str]:
     lines = ["validation:", *_lines(2, _of(plan, "validation", "max_quarantined"))]
     if not keys or not plan.quality.sets_repeated_aside:
         return [*lines, "  # Columns and types are checked anyway, and each row as the objective needs it."]
-    lines += ["  # Columns, types and empty values are checked anyway. Each of these is a Great Expectations check.", "  expectations:"]
+    lines += [
+        "  # Columns, types and empty values are checked anyway. Each of these is a Great Expectations check.",
+        "  expectations:",
+    ]
     why = "a training row that repeats a held-out one is set aside, too"
     if len(keys) == 1:
         lines += ["    - type: expect_column_values_to_be_unique", *_line(6, "column", Choice(keys[0], why))]
@@ -143,9 +132,17 @@ def _model(plan: Plan) -> list[str]:
     model = plan.model
     if model.config is not None:
         why = "random weights; for better results give a pretrained model (`pretrained`), and its tokenizer"
-        return ["model:", f"  # {why}", "  config:", *(f"    {key}: {scalar(value)}" for key, value in model.config.items())]
+        return [
+            "model:",
+            f"  # {why}",
+            "  config:",
+            *(f"    {key}: {scalar(value)}" for key, value in model.config.items()),
+        ]
     assert plan.facts
-    lines = ["model:", *_line(2, "pretrained", Choice(model.pretrained, f"{plan.facts.model_type}, {plan.facts.size} parameters"))]
+    lines = [
+        "model:",
+        *_line(2, "pretrained", Choice(model.pretrained, f"{plan.facts.model_type}, {plan.facts.size} parameters")),
+    ]
     if model.revision:
         lines += _line(2, "revision", Choice(model.revision, "the commit of today"))
     if model.lora:
@@ -167,14 +164,21 @@ def _launch(plan: Plan) -> list[str]:
 
 
 def _evaluation(plan: Plan) -> list[str]:
-    lines = ["evaluation:", "  split: test", *_line(2, "compare_untrained", Choice(value=True, why="the first release must be better"))]
+    lines = [
+        "evaluation:",
+        "  split: test",
+        *_line(2, "compare_untrained", Choice(value=True, why="the first release must be better")),
+    ]
     lines += ["  metrics: null"]
     label = plan.proposal.columns.get("label")
     if label and len(plan.quality.labels) <= _MAX_SLICES:
         lines += _line(2, "slices", Choice([label], "metrics for each label, too"))
     metric = plan.values["training.best_metric"]
     if plan.proposal.objective == "sequence_classification":
-        lines += ["  gate:", *_line(4, "metric", Choice(metric.value, "a new model must be better by more than chance"))]
+        lines += [
+            "  gate:",
+            *_line(4, "metric", Choice(metric.value, "a new model must be better by more than chance")),
+        ]
     return lines
 
 
