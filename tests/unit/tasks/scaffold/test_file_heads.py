@@ -55,7 +55,7 @@ def test_the_fix_converts_the_file(name: str, content: str, what: str, tmp_path:
 def test_a_table_without_a_header_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     pd.DataFrame(ROWS).to_csv(path, index=False, header=False)
-    with pytest.raises(DataError, match="has no header: .*'card'|has no header: 'Where") as error:
+    with pytest.raises(DataError, match=r"has no header: ") as error:
         check_head(path)
     code = shlex.split(error.value.fix.partition(": ")[2])[2]
     subprocess.run([sys.executable, "-c", code], check=True)

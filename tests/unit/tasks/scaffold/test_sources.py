@@ -67,7 +67,7 @@ def test_flags_name_held_out_files(root: Path) -> None:
         found(root, "data/a.csv", **flags)
     write(root, "data/more/b.csv")
     assert found(root, "data/a.csv", test="data/more/b.csv") == {"train": "data/a.csv", "test": "data/more/b.csv"}
-    with pytest.raises(DataError, match="--test: data/no.csv: there is no such file"):
+    with pytest.raises(DataError, match=r"--test: data/no\.csv: there is no such file"):
         found(root, "data/a.csv", test="data/no.csv")
 
 
