@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from params import RecipeError
+from params import DataError, RecipeError
 from params.schema import Lora, Model, ObjectiveChoice, PretrainedTokenizer, Tokenization, TrainTokenizer
 from tasks.scaffold import choices, measure
 from tasks.scaffold.choices import Choice
-from tasks.scaffold.look import Sample
+from tasks.scaffold.look import Row, Sample
 from tasks.scaffold.measure import Lengths, Speed
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import Proposal
 from tasks.scaffold.quality import Quality, judge
 from trainer import objectives
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
+from trainer.runtime.imports import left_out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,6 +46,8 @@ _ENCODER: Final = {
     "num_attention_heads": 6,
 }
 _ENCODER_DECODER: Final = {"model_type": "t5", "d_model": 192, "d_kv": 32, "d_ff": 512, "num_layers": 3, "num_heads": 6}
+_TRIED_ROWS: Final = 2000
+"""Rows, about, that are encoded as training sees them."""
 _SMALLEST_GAIN: Final = 1.1
 """bf16 is used if it is so many times as fast as fp32."""
 
@@ -91,6 +94,12 @@ def make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None) -> P
         DataError: no row can be used.
         ModelError: tokenizer or model cannot be loaded or used.
     """
+    model, lora = _model(proposal, facts)
+    with left_out(*([] if lora.value else ["peft", "torchao"])):
+        return _make_plan(proposal, sample, facts, model=model, lora=lora)
+
+
+def _make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None, *, model: Model, lora: Choice) -> Plan:
     options = _options(proposal, facts)
     objective = _build(proposal, options)
     quality = judge(sample, proposal, objective)
@@ -99,28 +108,22 @@ def make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None) -> P
     tokenizer = _load_tokenizer(tokenizer_choice.value, texts, objective)
     state = objective.collect_state(quality.usable)
     found = measure.lengths(quality.usable, objective, tokenizer, state)
-    model, lora = _model(proposal, facts)
+    if found.targets:
+        options, objective = _with_target_length(proposal, options, found)
     network = _network(model, objective, state, tokenizer)
     if "packing" in options and not _can_pack(objective, network):
         options = options | {"packing": Choice(value=False, why="this model lets packed examples attend to each other")}
         objective = _build(proposal, options)
     shares = _shares(sample)
     train_rows = round(sample.estimated("train") * (1 - sum(share.value for share in shares.values())))
-    values = _values(proposal, options=options, found=found, facts=facts, train_rows=train_rows, quality=quality) | {
-        "tokenizer": tokenizer_choice,
-        "model.lora": lora,
-    }
-    if found.targets:
-        options, objective = _with_target_length(proposal, options, found)
+    values = {"tokenizer": tokenizer_choice, "model.lora": lora}
+    values |= _values(proposal, options=options, found=found, facts=facts, train_rows=train_rows, quality=quality)
     limit = values["tokenization.max_length"].value
-    per_row = list(
-        measure.encoded(
-            quality.usable[:: max(1, len(quality.usable) // 2000)], objective, tokenizer, state, limit=limit
-        )
-    )
+    rows = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
+    per_row = list(measure.encoded(rows, objective, tokenizer, state, limit=limit))
     examples = list(objective.pack((example for row in per_row for example in row), limit))
     if not examples:
-        raise RecipeError("--data", "the sample is too small for one training sequence", "give more rows")
+        raise DataError("the training rows", f"they give no sequence of {limit} tokens", "give more rows")
     sequences = max(1, round(train_rows * len(examples) / len(per_row)))
     values |= _training_values(
         proposal, facts, sequences=sequences, train_rows=train_rows, found=found, limit=limit, lora=lora.value
@@ -129,9 +132,7 @@ def make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None) -> P
         examples.sort(key=lambda example: len(example["input_ids"]))
     micro = values["launch.micro_batch_size"].value
     speed = measure.measure_speed(network, examples, objective, tokenizer, micro_batch=micro)
-    precision, speed = _precision(network, examples, objective, tokenizer, micro=micro, speed=speed)
-    middle = min(range(len(per_row)), key=lambda i: abs(sum(len(e["input_ids"]) for e in per_row[i]) - found.mean))
-    row = quality.usable[middle * max(1, len(quality.usable) // 2000)]
+    values["training.precision"], speed = _precision(network, examples, objective, tokenizer, micro=micro, speed=speed)
     return Plan(
         proposal=proposal,
         quality=quality,
@@ -141,15 +142,24 @@ def make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None) -> P
         tokenization=Tokenization(tokenizer=tokenizer_choice.value, max_length=limit),
         options=options,
         shares=shares,
-        values=values | {"training.precision": precision},
+        values=values,
         sequences=sequences,
         train_rows=train_rows,
         speed=speed,
-        example=(row, per_row[middle]),
+        example=_usual_row(rows, per_row, found.mean),
         tokenizer=tokenizer,
         objective=objective,
         state=state,
     )
+
+
+def _usual_row(
+    rows: Sequence[Row], per_row: Sequence[list[Example]], mean: float
+) -> tuple[Mapping[str, Any], list[Example]]:
+    """Return the row whose length is closest to the mean, and its sequences."""
+    encoded = [i for i, examples in enumerate(per_row) if examples]
+    chosen = min(encoded, key=lambda i: abs(sum(len(example["input_ids"]) for example in per_row[i]) - mean))
+    return rows[chosen], per_row[chosen]
 
 
 def _options(proposal: Proposal, facts: ModelFacts | None) -> dict[str, Choice]:
