@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tasks.scaffold.choices import Choice
 from tasks.scaffold.look import Row
 from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState
 
@@ -21,6 +22,8 @@ _BATCH_ROWS: Final = 500
 _TRIALS: Final = 6
 _LIMIT_S: Final = 20.0
 """How long the steps are measured, at most; one step is measured in any case."""
+_SMALLEST_GAIN: Final = 1.1
+"""bf16 is used if it is so many times as fast as fp32."""
 
 
 @dataclass(frozen=True)
@@ -200,3 +203,33 @@ def _wait(device: Any) -> None:
 
     if device.type == "cuda":
         torch.cuda.synchronize()
+
+
+def best_precision(
+    network: PreTrainedModel,
+    examples: Sequence[Example],
+    objective: Objective[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    micro: int,
+    speed: Speed,
+) -> tuple[Choice, Speed]:
+    """Return bf16 if it is faster here, which is measured; fp32 without a GPU."""
+    import torch
+
+    if not has_gpu():
+        return Choice("fp32", "there is no GPU here: on one that has it, bf16 is about twice as fast"), speed
+    if not torch.cuda.is_bf16_supported():
+        return Choice("fp32", "the GPU here has no bf16"), speed
+    half = measure_speed(network, examples, objective, tokenizer, micro_batch=micro, precision="bf16")
+    gain = half.tokens_per_s / speed.tokens_per_s
+    if gain < _SMALLEST_GAIN:
+        return Choice("fp32", "bf16 is not faster on this GPU with this model"), speed
+    return Choice("bf16", "faster than fp32 on this GPU, measured"), half
+
+
+def has_gpu() -> bool:
+    """Whether this machine trains on a GPU."""
+    import torch
+
+    return bool(torch.cuda.is_available())

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from params import DataError, RecipeError
-from params.schema import Lora, Model, ObjectiveChoice, PretrainedTokenizer, Tokenization, TrainTokenizer
-from tasks.scaffold import choices, measure
+from params import DataError
+from params.schema import Model, ObjectiveChoice, Tokenization
+from tasks.scaffold import choices, measure, start
 from tasks.scaffold.choices import Choice
 from tasks.scaffold.look import Row, Sample
 from tasks.scaffold.measure import Lengths, Speed
@@ -21,35 +21,15 @@ from trainer.objectives.bases.objective import Example, Objective, ObjectiveStat
 from trainer.runtime.imports import left_out
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
-SEED: Final = 17
 _CHAT_TEMPLATE: Final = (
     "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}"
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-_DECODER: Final = {
-    "model_type": "llama",
-    "hidden_size": 192,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-}
-_ENCODER: Final = {
-    "model_type": "bert",
-    "hidden_size": 192,
-    "intermediate_size": 512,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-}
-_ENCODER_DECODER: Final = {"model_type": "t5", "d_model": 192, "d_kv": 32, "d_ff": 512, "num_layers": 3, "num_heads": 6}
 _TRIED_ROWS: Final = 2000
 """Rows, about, that are encoded as training sees them."""
-_SMALLEST_GAIN: Final = 1.1
-"""bf16 is used if it is so many times as fast as fp32."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +74,7 @@ def make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None) -> P
         DataError: no row can be used.
         ModelError: tokenizer or model cannot be loaded or used.
     """
-    model, lora = _model(proposal, facts)
+    model, lora = start.model_choice(proposal, facts)
     with left_out(*([] if lora.value else ["peft", "torchao"])):
         return _make_plan(proposal, sample, facts, model=model, lora=lora)
 
@@ -104,14 +84,14 @@ def _make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None, *, 
     objective = _build(proposal, options)
     quality = judge(sample, proposal, objective)
     texts = [objective.text(row) for row in quality.usable]
-    tokenizer_choice = _tokenizer(facts, sum(map(len, texts)))
-    tokenizer = _load_tokenizer(tokenizer_choice.value, texts, objective)
+    tokenizer_choice = start.tokenizer_choice(facts, sum(map(len, texts)))
+    tokenizer = start.load_tokenizer(tokenizer_choice.value, texts, objective)
     state = objective.collect_state(quality.usable)
     found = measure.lengths(quality.usable, objective, tokenizer, state)
     if found.targets:
         options, objective = _with_target_length(proposal, options, found)
-    network = _network(model, objective, state, tokenizer)
-    if "packing" in options and not _can_pack(objective, network):
+    network = start.load_network(model, objective, state, tokenizer)
+    if "packing" in options and not start.can_pack(objective, network):
         options = options | {"packing": Choice(value=False, why="this model lets packed examples attend to each other")}
         objective = _build(proposal, options)
     shares = _shares(sample)
@@ -132,7 +112,9 @@ def _make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None, *, 
         examples.sort(key=lambda example: len(example["input_ids"]))
     micro = values["launch.micro_batch_size"].value
     speed = measure.measure_speed(network, examples, objective, tokenizer, micro_batch=micro)
-    values["training.precision"], speed = _precision(network, examples, objective, tokenizer, micro=micro, speed=speed)
+    values["training.precision"], speed = measure.best_precision(
+        network, examples, objective, tokenizer, micro=micro, speed=speed
+    )
     return Plan(
         proposal=proposal,
         quality=quality,
@@ -175,54 +157,6 @@ def _options(proposal: Proposal, facts: ModelFacts | None) -> dict[str, Choice]:
 def _build(proposal: Proposal, options: Mapping[str, Choice]) -> Objective[Any]:
     values = {name: choice.value for name, choice in options.items()}
     return objectives.build(ObjectiveChoice.model_validate({"name": proposal.objective, **proposal.options, **values}))
-
-
-def _tokenizer(facts: ModelFacts | None, characters: int) -> Choice:
-    if facts:
-        own = PretrainedTokenizer(kind="pretrained", path=facts.path, revision=facts.revision)
-        return Choice(own, "the model's own")
-    size = choices.vocabulary(characters)
-    return Choice(TrainTokenizer(kind="train", vocab_size=size.value), size.why)
-
-
-def _load_tokenizer(
-    choice: PretrainedTokenizer | TrainTokenizer, texts: Sequence[str], objective: Objective[Any]
-) -> PreTrainedTokenizerBase:
-    from tasks.tokenization.tokenizers import build_tokenizer
-
-    tokenizer = build_tokenizer(Tokenization(tokenizer=choice, max_length=measure.NO_LIMIT), texts)
-    objective.prepare_tokenizer(tokenizer)
-    return tokenizer
-
-
-def _model(proposal: Proposal, facts: ModelFacts | None) -> tuple[Model, Choice]:
-    if facts:
-        lora = choices.lora(facts.parameters, _memory_bytes())
-        adapters = Lora() if lora.value else None
-        return Model(pretrained=facts.path, revision=facts.revision, lora=adapters), lora
-    if proposal.objective == "dpo":
-        fix = "give a model that can already answer, for example the folder runs/NAME/model of an sft recipe"
-        raise RecipeError("--model", "preferences need a model to start from", fix)
-    configs = {"sequence_classification": _ENCODER, "token_classification": _ENCODER, "seq2seq": _ENCODER_DECODER}
-    return Model(config=dict(configs.get(proposal.objective, _DECODER))), Choice(value=False)
-
-
-def _network(model: Model, objective: Objective[Any], state: ObjectiveState, tokenizer: PreTrainedTokenizerBase) -> Any:
-    import transformers
-
-    from trainer.model.network import initial_model
-
-    transformers.logging.set_verbosity_error()  # that a head is new is no news
-    transformers.logging.disable_progress_bar()
-    return initial_model(model, objective=objective, state=state, tokenizer=tokenizer, seed=SEED)
-
-
-def _can_pack(objective: Objective[Any], network: PreTrainedModel) -> bool:
-    try:
-        objective.check_model(network)
-    except RecipeError:
-        return False
-    return True
 
 
 def _shares(sample: Sample) -> dict[str, Choice]:
@@ -280,7 +214,7 @@ def _training_values(
     epochs = choices.epochs(name, train_rows, found.mean * train_rows, is_new=is_new)
     steps = max(1, epochs.value * (sequences // batch.value))
     every = choices.eval_steps(steps)
-    micro = choices.micro_batch_size(batch.value, limit, "gpu" if _has_gpu() else "cpu")
+    micro = choices.micro_batch_size(batch.value, limit, "gpu" if measure.has_gpu() else "cpu")
     return {
         "training.epochs": epochs,
         "training.global_batch_size": batch,
@@ -305,41 +239,3 @@ def _best_metric(proposal: Proposal, quality: Quality) -> Choice:
         share = count / quality.labels.total()
         return Choice("macro_f1", f"{share:.0%} of the rows have the label {label!r}: accuracy would hide the others")
     return Choice("accuracy", "no label has most of the rows")
-
-
-def _precision(
-    network: PreTrainedModel,
-    examples: Sequence[Example],
-    objective: Objective[Any],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    micro: int,
-    speed: Speed,
-) -> tuple[Choice, Speed]:
-    """Return bf16 if it is faster here, which is measured; fp32 without a GPU."""
-    import torch
-
-    if not _has_gpu():
-        return Choice("fp32", "there is no GPU here: on one that has it, bf16 is about twice as fast"), speed
-    if not torch.cuda.is_bf16_supported():
-        return Choice("fp32", "the GPU here has no bf16"), speed
-    half = measure.measure_speed(network, examples, objective, tokenizer, micro_batch=micro, precision="bf16")
-    gain = half.tokens_per_s / speed.tokens_per_s
-    if gain < _SMALLEST_GAIN:
-        return Choice("fp32", "bf16 is not faster on this GPU with this model"), speed
-    return Choice("bf16", "faster than fp32 on this GPU, measured"), half
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return bool(torch.cuda.is_available())
-
-
-def _memory_bytes() -> float:
-    import psutil
-    import torch
-
-    if _has_gpu():
-        return float(torch.cuda.get_device_properties(0).total_memory)
-    return float(psutil.virtual_memory().total)

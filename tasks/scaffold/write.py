@@ -7,9 +7,10 @@ from typing import Final
 
 from params.schema import PretrainedTokenizer
 from tasks.scaffold.choices import Choice
-from tasks.scaffold.plan import SEED, Plan
+from tasks.scaffold.plan import Plan
 from tasks.scaffold.quality import key_columns
 from tasks.scaffold.sources import FoundSource, described
+from tasks.scaffold.start import SEED
 from tasks.scaffold.yaml_text import scalar
 
 _WIDTH: Final = 120
