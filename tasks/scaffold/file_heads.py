@@ -16,7 +16,7 @@ from typing import Final, Literal
 from params import DataError
 
 _HEAD_BYTES: Final = 256 << 10
-_OTHER_FORMATS: Final = {
+OTHER_FORMATS: Final = {
     ".tsv": 'pd.read_csv({path!r}, sep="\\t")',
     ".xlsx": "pd.read_excel({path!r})",
     ".xls": "pd.read_excel({path!r})",
@@ -38,8 +38,8 @@ def check_head(path: Path) -> None:
         DataError: the file has another format, encoding or delimiter, or no header.
     """
     suffix = path.suffix.lower()
-    if suffix in _OTHER_FORMATS:
-        raise _convert(path, f"{suffix} files cannot be read", _OTHER_FORMATS[suffix])
+    if suffix in OTHER_FORMATS:
+        raise _convert(path, f"{suffix} files cannot be read", OTHER_FORMATS[suffix])
     if not path.is_file() or suffix == ".parquet":
         return
     with path.open("rb") as file:

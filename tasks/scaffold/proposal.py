@@ -202,9 +202,9 @@ def _text_candidates(sample: Sample, chosen: Mapping[str, str]) -> list[Column]:
 
 
 def _label_candidates(sample: Sample, chosen: Mapping[str, str]) -> list[Column]:
-    texts = _text_candidates(sample, chosen)
-    only = texts[0].name if len(texts) == 1 else None
-    taken = {*chosen.values(), only}
+    taken = set(chosen.values())
+    if "text" not in chosen and len(texts := _text_candidates(sample, chosen)) == 1:
+        taken.add(texts[0].name)  # the only one that can be the text
     return [c for c in sample.columns.values() if c.name not in taken and _is_label(c) and not c.is_id]
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from params import DataError, RecipeError
 from params.schema import Files, HubDataset, Sql, repo_id_problem
 from tasks.ingestion.formats import SUFFIXES
-from tasks.scaffold.file_heads import check_head, text_unit
+from tasks.scaffold.file_heads import OTHER_FORMATS, check_head, text_unit
 from tasks.scaffold.request import Request
 
 _NAMES: Final = {
@@ -50,7 +50,7 @@ def find_source(request: Request, root: Path = Path()) -> FoundSource:
         raise RecipeError(
             "--query", f"needs a database, and --data is {request.data}", "write --data sqlite:///rows.db"
         )
-    is_local = (root / request.data).exists() or bool(_WILD.search(request.data))
+    is_local = _looks_local(request.data, root)
     match = _HUB.fullmatch(request.data)
     if request.data.startswith("hub:") and not match:
         raise RecipeError(
@@ -59,6 +59,17 @@ def find_source(request: Request, root: Path = Path()) -> FoundSource:
     if match and (request.data.startswith("hub:") or not is_local):
         return _hub(request, match["repo"], match["revision"] or "main")
     return _files(request, root)
+
+
+def _looks_local(data: str, root: Path) -> bool:
+    """Whether a file or folder is meant, even if there is none; else it may be a dataset on the Hub."""
+    path = PurePosixPath(data)
+    return (
+        (root / data).exists()
+        or bool(_WILD.search(data))
+        or path.suffix.lower() in (*SUFFIXES, *OTHER_FORMATS)
+        or (len(path.parts) > 1 and (root / path.parts[0]).is_dir())
+    )
 
 
 def _sql(request: Request) -> FoundSource:
