@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,7 +185,9 @@ def _next_steps(name: str, plan: Plan) -> Iterator[str]:
         f"\nA run here: {steps:,} steps take about {_duration(training_s)} at {speed.tokens_per_s:,.0f} tokens/s, "
         f"{evaluations} evaluations and those at the end about {_duration(evaluation_s)}."
     )
-    yield "This is an estimate, from a few micro-batches on this machine as busy as it is now."
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    busy = f" It is busy (load {load:.1f} on {cpus} CPUs), and faster when it is not." if load > cpus else ""
+    yield f"This is an estimate, from a few micro-batches on this machine as it is now.{busy}"
     yield "\nNext:"
     yield f"  evergreen rehearse {name}      the whole pipeline on a few hundred rows, publishing nowhere"
     yield f"  evergreen run {name}           the real run; publishes the model"
