@@ -278,9 +278,9 @@ def test_remove_asks_and_keeps_what_runs_left(project: Path, models: Path, capsy
     [
         ("banking77", "bert", "sequence_classification"),
         ("restaurant8k", "bert", "token_classification"),
-        ("gsm8k", "new", "sft"),
+        pytest.param("gsm8k", "new", "sft", marks=pytest.mark.slow),
         ("gsm8k-preferences", "llama", "dpo"),
-        ("tinyshakespeare", None, "causal_lm"),
+        pytest.param("tinyshakespeare", None, "causal_lm", marks=pytest.mark.slow),
     ],
 )
 def test_real_data(name: str, model: str | None, objective: str, project: Path, models: Path) -> None:
