@@ -26,7 +26,7 @@ _RATES: Final[dict[str, tuple[tuple[float, float], ...]]] = {
 """Learning rates of pretrained models: for up to so many parameters, this rate."""
 _LORA_RATES: Final = {"dpo": 5e-6, "seq2seq": 1e-3}
 _LORA_RATE: Final = 2e-4
-_NEW_RATES: Final = {"sequence_classification": 1e-3, "token_classification": 1e-3, "seq2seq": 1e-3, "sft": 5e-3}
+_NEW_RATES: Final = {"sequence_classification": 1e-3, "token_classification": 1e-3, "seq2seq": 1e-3}
 _NEW_RATE: Final = 2e-3
 _BATCHES: Final = {"sequence_classification": 32, "token_classification": 32, "seq2seq": 32, "dpo": 16, "sft": 16}
 _EPOCHS: Final[dict[str, tuple[tuple[float, int], ...]]] = {
@@ -125,7 +125,15 @@ def context_length(total_tokens: float, positions: int | None, *, is_new: bool) 
 
 def vocabulary(characters: int) -> Choice:
     """Return the size of a tokenizer's vocabulary that is trained on the rows."""
-    size = 1_000 if characters < 300_000 else 4_096 if characters < 30_000_000 else 8_192
+    size = (
+        1_000
+        if characters < 300_000
+        else 2_000
+        if characters < 5_000_000
+        else 4_096
+        if characters < 30_000_000
+        else 8_192
+    )
     return Choice(size, f"for about {characters / 1e6:.1f} M characters: each token needs enough places to be learned")
 
 
@@ -175,9 +183,9 @@ def max_quarantined(share: float) -> Choice:
 
 
 def _round(number: float) -> int:
-    """Return a number with one digit of precision, or two up to 100: 59.2 becomes 60."""
+    """Return a round number close to another: 59.2 becomes 60, and 7 becomes 5."""
     if number < 10:
-        return max(1, round(number))
+        return min((1, 2, 5, 10), key=lambda rounded: abs(rounded - number))
     unit = 10 if number < 200 else 50 if number < 1000 else 100
     return unit * max(1, round(number / unit))
 

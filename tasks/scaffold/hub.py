@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import httpx2
+
 from params import DataError, EvergreenError, HubRefusedError, TransientError
 from tasks.hub_client.token import token_for
 
@@ -33,27 +35,27 @@ def repository_files(repo_id: str, revision: str, *, kind: Literal["dataset", "m
 def download(repo_id: str, commit: str, names: list[str]) -> Path:
     """Download some small files of a model, and return their folder; the errors are those of `repository_files`."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     api = _api()
     try:
         folder = snapshot_download(
             repo_id, revision=commit, endpoint=api.endpoint, token=api.token, allow_patterns=names
         )
-    except (HfHubHTTPError, HTTPError, OfflineModeIsEnabled, OSError) as error:
+    except (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, OSError) as error:
         raise _error(error, repo_id, commit) from error
     return Path(folder)
 
 
 def weight_parameters(repo_id: str, commit: str) -> int | None:
     """Return the number of parameters of a model, from the headers of its safetensors; None if it has none."""
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError, NotASafetensorsRepoError, SafetensorsParsingError
+    from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, SafetensorsParsingError
 
     try:
         found = _api().get_safetensors_metadata(repo_id, revision=commit)
     except (NotASafetensorsRepoError, SafetensorsParsingError):
         return None
-    except (HfHubHTTPError, HTTPError, OSError) as error:
+    except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
         raise _error(error, repo_id, commit) from error
     return sum(found.parameter_count.values())
 
@@ -65,11 +67,11 @@ def _api() -> HfApi:
 
 
 def _info(repo_id: str, revision: str, kind: Literal["dataset", "model"]) -> Any:
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:
         return _api().repo_info(repo_id, repo_type=kind, revision=revision, timeout=_TIMEOUT_S)
-    except (HfHubHTTPError, HTTPError, OfflineModeIsEnabled, OSError) as error:
+    except (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, OSError) as error:
         raise _error(error, repo_id, revision) from error
 
 

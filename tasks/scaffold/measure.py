@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tasks.scaffold.choices import Choice
 from tasks.scaffold.look import Row
 from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState
+from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -102,9 +103,9 @@ def lengths(
 
 def _length(example: Example) -> int:
     """Return the tokens of a sequence; of a pair, those of the longer one."""
-    size = len(example["input_ids"])
+    size: int = len(example["input_ids"])
     if "rejected" in example:
-        answer = sum(label != -100 for label in example["labels"])
+        answer = sum(label != IGNORE_INDEX for label in example["labels"])
         return size - answer + max(answer, len(example["rejected"]))
     return size
 

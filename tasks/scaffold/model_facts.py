@@ -43,6 +43,8 @@ class ModelFacts:
     @property
     def size(self) -> str:
         """The number of parameters, for people: `22.7 M`."""
+        if self.parameters < 100_000:
+            return f"{self.parameters:,}"
         return f"{self.parameters / 1e9:.1f} B" if self.parameters >= 1e9 else f"{self.parameters / 1e6:.1f} M"
 
 

@@ -63,8 +63,8 @@ class Plan:
     @property
     def steps(self) -> int:
         """Optimizer steps of the whole training."""
-        batch = self.values["training.global_batch_size"].value
-        return max(1, math.ceil(self.values["training.epochs"].value * (self.sequences // batch)))
+        batch, epochs = (self.values[f"training.{key}"].value for key in ("global_batch_size", "epochs"))
+        return max(1, math.ceil(float(epochs) * (self.sequences // int(batch))))
 
 
 def make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None) -> Plan:

@@ -26,9 +26,9 @@ class Quality:
     usable: Sequence[Row]
     """Training rows that pass the objective's checks."""
     unusable: Mapping[str, int]
-    """Reasons why others do not, with the number of rows."""
+    """Reasons why rows of any split do not, with the number of rows."""
     rows: int
-    """Training rows of the sample."""
+    """Rows of the sample, of all splits."""
     repeated: int
     """Rows whose text occurs before, in held-out or training rows."""
     conflicting: int
@@ -62,10 +62,10 @@ class Quality:
     def notes(self) -> Iterator[str]:
         """Yield what a person should know, one line each."""
         for reason, count in self.unusable.items():
-            yield f"{count} of {self.rows} rows will be set aside: {reason}"
+            yield f"{count:,} of {self.rows:,} rows will be set aside: {reason}"
         if self.repeated:
             fate = "set aside" if self.sets_repeated_aside else "kept, and all in one split"
-            yield f"{self.repeated} of {self.rows} rows repeat a text; they are {fate}"
+            yield f"{self.repeated:,} of {self.rows:,} rows repeat a text; they are {fate}"
         if self.conflicting:
             yield f"{self.conflicting} texts occur with several labels; correct them if they are mistakes"
         few = sorted(label for label, count in self.labels.items() if count < _FEW_ROWS)
@@ -81,16 +81,14 @@ def judge(sample: Sample, proposal: Proposal, objective: Objective[Any]) -> Qual
     Raises:
         DataError: no row can be used, or all rows have the same label.
     """
-    usable, unusable = list[Row](), Counter[str]()
-    for row in sample.train:
-        if reason := _reason(row, objective):
-            unusable[reason] += 1
-        else:
-            usable.append(row)
+    unusable = Counter[str]()
+    held_out, usable = (
+        list(_usable((row for split in splits for row in sample.rows[split]), objective, unusable))
+        for splits in ([split for split in sample.rows if split != "train"], ["train"])
+    )
     if not usable:
         reasons = "; ".join(f"{count} rows: {reason}" for reason, count in unusable.most_common(3))
         raise DataError("the training rows", f"none can be used: {reasons}", "name other columns, or fix the rows")
-    held_out = [row for split, rows in sample.rows.items() if split != "train" for row in rows]
     labels = Counter(_labels(usable, proposal))
     if len(labels) == 1 and "label" in proposal.columns:
         where = f"column `{proposal.columns['label']}`"
@@ -99,7 +97,7 @@ def judge(sample: Sample, proposal: Proposal, objective: Objective[Any]) -> Qual
     return Quality(
         usable=usable,
         unusable=unusable,
-        rows=len(sample.train),
+        rows=sum(map(len, sample.rows.values())),
         repeated=_repeated([*held_out, *usable], proposal),
         conflicting=_conflicting(usable, proposal),
         labels=labels,
@@ -110,6 +108,15 @@ def judge(sample: Sample, proposal: Proposal, objective: Objective[Any]) -> Qual
 def key_columns(proposal: Proposal) -> list[str]:
     """Return the columns whose equal values make two rows the same."""
     return [column for flag, column in proposal.columns.items() if flag in ("text", "prompt", "completion", "chosen")]
+
+
+def _usable(rows: Iterable[Row], objective: Objective[Any], unusable: Counter[str]) -> Iterator[Row]:
+    """Yield the rows that pass the objective's checks, and count the reasons why others do not."""
+    for row in rows:
+        if reason := _reason(row, objective):
+            unusable[reason] += 1
+        else:
+            yield row
 
 
 def _reason(row: Row, objective: Objective[Any]) -> str | None:

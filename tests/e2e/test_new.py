@@ -9,6 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.test_classification import write_questions
 from tests.support.pretrained import write_model
 from tests.support.project import Project
@@ -79,6 +81,7 @@ def test_on_a_terminal_it_asks(project: Project, tmp_path: Path) -> None:
     assert "label_column: urgency" in (project.root / "params/two.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_what_new_proposes_runs(project: Project, tmp_path: Path) -> None:
     """All stages, with the recipe as it was written."""
     write_questions(project.root / "data" / "questions.csv", 400)
