@@ -80,12 +80,15 @@ def _error(error: Exception, repo_id: str, revision: str) -> EvergreenError:
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
+        LocalEntryNotFoundError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
     where = f"{constants.ENDPOINT}/{repo_id}"
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        return _error(error.__cause__, repo_id, revision)
     if isinstance(error, GatedRepoError):
         fix = "accept its terms on the Hub, with the account of the token in HF_TOKEN"
         return HubRefusedError(where, "needs an access request (it is gated)", fix)
