@@ -237,7 +237,7 @@ def _watched(patterns: Iterable[str], root: Path) -> str:
         common = os.path.commonpath(folders)
     except ValueError:
         common = ""
-    if not common or root.absolute().resolve().is_relative_to((root / common).resolve()):
+    if root.absolute().resolve().is_relative_to((root / common).resolve()):
         what = f"{', '.join(listed)} have no folder of their own, which DVC could watch"
         raise DataError("--data", what, "move them into a folder, for example data/rows")
     return common

@@ -66,6 +66,21 @@ def test_a_table_without_a_header_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("rain,weather\nsun,weather\nbread,food\n", "'weather' in its first line is a value"),
+        ("7,weather\n8,food\n", "has the number '7'"),
+        ("what about the rain?,weather\nis there bread?,food\n", "has the text 'what about the rain"),
+    ],
+)
+def test_each_sign_of_a_missing_header_is_enough(content: str, what: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(content)
+    with pytest.raises(DataError, match=what):
+        check_head(path)
+
+
+@pytest.mark.parametrize(
     "content",
     [
         "text,label\na,b\n",

@@ -6,12 +6,15 @@ import csv
 import json
 import random
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from params import EvergreenError, RecipeError, load
+from params.artifacts import Artifacts
+from params.dvc_files import recipe_item
 from tasks.diagnostics.check import check
 from tasks.scaffold import new as new_module
 from tasks.scaffold.new import new
@@ -170,6 +173,30 @@ def test_each_objective_gets_a_sound_recipe(form: str, project: Path, models: Pa
     recipe = load(project / "params/topics.yaml")
     assert recipe.objective.name == objective
     check(project / "params/topics.yaml")
+
+
+def test_rows_of_a_database(project: Path, models: Path) -> None:
+    with sqlite3.connect(project / "data/rows.db") as database:
+        database.execute("CREATE TABLE questions (id INTEGER, question TEXT, topic TEXT)")
+        rows = [(i, f"what about the place {i}?", f"topic {i % 3}") for i in range(200)]
+        database.executemany("INSERT INTO questions VALUES (?, ?, ?)", rows)
+    query = "SELECT question, topic FROM questions WHERE topic <> 'none' ORDER BY id"
+    make(data="sqlite:///data/rows.db", query=query, model=str(models / "bert"))
+    source = load(project / "params/topics.yaml").data.source
+    assert source.model_dump() == {"kind": "sql", "url": "sqlite:///data/rows.db", "query": query}
+    assert recipe_item(Artifacts("topics", project))["data"] == "data/rows.db"
+
+
+def test_repeated_and_messy_rows_show_in_the_recipe(project: Path, models: Path) -> None:
+    rows = [{"text": f"text {i % 100}", "label": f"label {i % 2}", "group": i % 7} for i in range(200)]
+    write_json(project / "data/rows.jsonl", [*rows, {"text": "", "label": "label 0", "group": 1}])
+    make(data="data/rows.jsonl", model=str(models / "bert"), columns={"label": "label"})
+    recipe = load(project / "params/topics.yaml")
+    assert recipe.data.group_by == ["text"]
+    assert recipe.validation.expectations == []
+    text = (project / "params/topics.yaml").read_text(encoding="utf-8")
+    assert "1 of 201 rows will be set aside: an empty `text`" in text
+    assert "100 of 201 rows repeat a text; they are kept, and all in one split" in text
 
 
 def test_a_failed_check_leaves_nothing(project: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
