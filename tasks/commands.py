@@ -23,6 +23,7 @@ from typer.completion import shell_complete
 from params import EvergreenError, TransientError, command_result, load
 from params.artifacts import Artifacts
 from params.loading import find_recipe, recipes_like
+from tasks.scaffold import commands as scaffold
 
 app = typer.Typer(
     add_completion=False,
@@ -69,6 +70,8 @@ def _stage_command(stage: str) -> Callable[[Path], None]:
     return command
 
 
+app.command()(scaffold.new)
+app.command()(scaffold.remove)
 for _stage, _help in _STAGES.items():
     app.command(_stage, help=_help)(_stage_command(_stage))
 

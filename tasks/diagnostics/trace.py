@@ -64,7 +64,7 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
     encoder = Encoder(objective, tokenizer, recipe.tokenization.max_length, state)
     (examples, _), *_ = encoder.encode([row])
     for i, example in enumerate(examples, start=1):
-        yield f"tokens  (sequence {i} of {len(examples)}; * has a loss)", _token_lines(encoder, example)
+        yield f"tokens  (sequence {i} of {len(examples)}; * has a loss)", token_lines(encoder, example)
     batch = objective.collate(examples, tokenizer)
     tensors = {name: value for name, value in batch.items() if hasattr(value, "dtype")}
     yield "batch", [f"{name}: {tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in tensors.items()]
@@ -108,7 +108,8 @@ def _find_row(path: Path, row_id: int) -> dict[str, Any] | None:
     return rows[0] if rows else None
 
 
-def _token_lines(encoder: Encoder, example: Example) -> list[str]:
+def token_lines(encoder: Encoder, example: Example) -> list[str]:
+    """Return a line for each of the first tokens of a sequence, and its label."""
     ids, labels, names = example["input_ids"], example["labels"], encoder.state.get("labels")
     if encoder.objective.has_target_text:
         return [*_numbered(encoder, ids, " "), "target:", *_numbered(encoder, labels, "*")]

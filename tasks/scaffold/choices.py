@@ -1,0 +1,205 @@
+"""What a specialist would choose, and why: each function returns a value with its reason, which the recipe has as a comment.
+
+The rates for pretrained encoders are from our own trials (docs/own-data.md: Banking77 by a model of 22.7 M parameters, 0.916
+accuracy after 4 epochs at 3e-4) and from the papers of the models: small models take larger rates than large ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+EVALUATIONS: Final = 20
+"""How often a run evaluates on the validation split."""
+COVERED: Final = 0.995
+"""Share of the rows that must fit into `max_length`."""
+_RATES: Final[dict[str, tuple[tuple[float, float], ...]]] = {
+    "sequence_classification": ((60e6, 3e-4), (200e6, 5e-5), (math.inf, 2e-5)),
+    "token_classification": ((60e6, 3e-4), (200e6, 5e-5), (math.inf, 2e-5)),
+    "seq2seq": ((300e6, 3e-4), (math.inf, 1e-4)),
+    "sft": ((20e6, 1e-3), (200e6, 1e-4), (2e9, 2e-5), (math.inf, 1e-5)),
+    "causal_lm": ((20e6, 1e-3), (200e6, 1e-4), (2e9, 2e-5), (math.inf, 1e-5)),
+    "dpo": ((20e6, 1e-4), (200e6, 1e-5), (math.inf, 5e-7)),
+}
+"""Learning rates of pretrained models: for up to so many parameters, this rate."""
+_LORA_RATES: Final = {"dpo": 5e-6, "seq2seq": 1e-3}
+_LORA_RATE: Final = 2e-4
+_NEW_RATES: Final = {"sequence_classification": 1e-3, "token_classification": 1e-3, "seq2seq": 1e-3}
+_NEW_RATE: Final = 2e-3
+_BATCHES: Final = {"sequence_classification": 32, "token_classification": 32, "seq2seq": 32, "dpo": 16, "sft": 16}
+_EPOCHS: Final[dict[str, tuple[tuple[float, int], ...]]] = {
+    "sequence_classification": ((1_000, 10), (5_000, 6), (50_000, 4), (500_000, 2), (math.inf, 1)),
+    "token_classification": ((1_000, 10), (5_000, 5), (50_000, 3), (500_000, 2), (math.inf, 1)),
+    "seq2seq": ((1_000, 10), (50_000, 3), (500_000, 2), (math.inf, 1)),
+    "sft": ((50_000, 3), (500_000, 2), (math.inf, 1)),
+    "causal_lm": ((50_000, 3), (500_000, 2), (math.inf, 1)),
+    "dpo": ((5_000, 3), (math.inf, 1)),
+}
+"""Passes over the rows: for up to so many rows, so many."""
+_NEW_EPOCHS: Final = ((1e6, 10), (30e6, 3), (math.inf, 1))
+"""Passes of a model from random weights: for up to so many tokens, so many."""
+_MICRO_TOKENS: Final = {"cpu": 8_192, "gpu": 32_768}
+"""Most tokens of a micro-batch, padding included."""
+_BYTES_PER_PARAMETER: Final = 16
+"""Weight, gradient and the two moments of Adam, in fp32."""
+_MEMORY_SHARE: Final = 0.5
+"""Share of the memory that these may take; activations and the system need the rest."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value of a recipe, and why it is that."""
+
+    value: Any
+    why: str = ""
+
+
+def learning_rate(objective: str, parameters: int | None, *, lora: bool) -> Choice:
+    """Return the peak learning rate; `parameters` is None for a model from random weights."""
+    if parameters is None:
+        return Choice(_NEW_RATES.get(objective, _NEW_RATE), "usual for a small model from random weights")
+    if lora:
+        return Choice(_LORA_RATES.get(objective, _LORA_RATE), "usual for adapters, ten times that of all weights")
+    rate = next(rate for limit, rate in _RATES[objective] if parameters <= limit)
+    return Choice(
+        rate, f"usual for {objective} with a pretrained model of this size; a larger model takes a smaller one"
+    )
+
+
+def scheduler(objective: str) -> Choice:
+    """Return the shape of the learning rate."""
+    if objective in ("sequence_classification", "token_classification", "dpo"):
+        return Choice("linear", "down to 0, usual for fine-tuning")
+    return Choice("cosine", "usual for language models")
+
+
+def weight_decay(objective: str, *, is_new: bool) -> Choice:
+    """Return the decoupled weight decay."""
+    if objective == "dpo":
+        return Choice(0.0, "the loss itself keeps the model near its start")
+    return Choice(0.1, "usual for training from random weights") if is_new else Choice(0.01, "usual for fine-tuning")
+
+
+def lora(parameters: int, memory_bytes: float) -> Choice:
+    """Return whether only adapters are trained: where all weights would not fit into the memory of this machine."""
+    needed, there = parameters * _BYTES_PER_PARAMETER, memory_bytes / 2**30
+    if needed <= _MEMORY_SHARE * memory_bytes:
+        return Choice(value=False)
+    why = f"training all weights would take {needed / 2**30:.0f} GiB beside activations, and there are {there:.0f} GiB here"
+    return Choice(value=True, why=why)
+
+
+def split_shares(rows: int, *, has_validation: bool, has_test: bool) -> dict[str, Choice]:
+    """Return the shares of the training rows for the splits that have no files."""
+    shares = {}
+    if not has_validation:
+        share = 0.1 if rows < 2_000 else 0.05 if rows < 50_000 else 0.02 if rows < 500_000 else 0.005
+        shares["validation"] = Choice(share, f"about {rows * share:,.0f} rows choose the best checkpoint")
+    if not has_test:
+        share = 0.1 if rows < 20_000 else 0.05 if rows < 200_000 else 0.02
+        shares["test"] = Choice(share, f"about {rows * share:,.0f} rows decide whether a model is published")
+    return shares
+
+
+def max_length(lengths: Sequence[int], positions: int | None) -> Choice:
+    """Return the length that covers the rows, a multiple of 8, and never more than the model's positions."""
+    ordered = sorted(lengths)
+    longest = ordered[-1]
+    wanted = max(16, _up_to(8, ordered[min(len(ordered) - 1, math.ceil(COVERED * len(ordered)) - 1)]))
+    chosen = min(wanted, positions) if positions else wanted
+    covered = sum(length <= chosen for length in ordered) / len(ordered)
+    why = f"covers {_percent(covered)} of the rows; the longest has {longest} tokens, the mean is {_mean(ordered):.0f}"
+    if chosen < wanted:
+        why += f"; the model has no more than {positions} positions"
+    return Choice(chosen, why)
+
+
+def context_length(total_tokens: float, positions: int | None, *, is_new: bool) -> Choice:
+    """Return the length of packed sequences of running text."""
+    wanted = 128 if is_new and total_tokens < 5e6 else 256 if is_new else 1024
+    chosen = min(wanted, positions) if positions else wanted
+    return Choice(chosen, "texts are joined and cut into sequences of this length: longer ones need more memory")
+
+
+def vocabulary(characters: int) -> Choice:
+    """Return the size of a tokenizer's vocabulary that is trained on the rows."""
+    size = (
+        1_000
+        if characters < 300_000
+        else 2_000
+        if characters < 5_000_000
+        else 4_096
+        if characters < 30_000_000
+        else 8_192
+    )
+    return Choice(size, f"for about {characters / 1e6:.1f} M characters: each token needs enough places to be learned")
+
+
+def global_batch_size(objective: str, sequences: int) -> Choice:
+    """Return the sequences of an optimizer step: the usual number, or fewer where an epoch would have under 50 steps."""
+    usual = _BATCHES.get(objective, 32)
+    fitting = 2 ** int(math.log2(max(1, sequences / 50)))
+    if fitting >= usual:
+        return Choice(usual, f"usual for {objective}")
+    return Choice(max(2, fitting), f"so that an epoch of {sequences:,} sequences has at least 50 steps")
+
+
+def micro_batch_size(batch: int, length: int, device: str) -> Choice:
+    """Return the most sequences of one forward pass, so that their tokens fit into memory."""
+    limit = _MICRO_TOKENS[device]
+    size = min(batch, 2 ** int(math.log2(max(1, limit / length))))
+    why = "one forward pass for each step" if size == batch else f"at most {limit:,} tokens in one forward pass"
+    return Choice(size, why)
+
+
+def epochs(objective: str, rows: int, tokens: float, *, is_new: bool) -> Choice:
+    """Return the passes over the training rows."""
+    if is_new:
+        number = next(epochs for limit, epochs in _NEW_EPOCHS if tokens <= limit)
+        return Choice(number, f"for {tokens / 1e6:.1f} M tokens from random weights; the best checkpoint is kept")
+    number = next(epochs for limit, epochs in _EPOCHS[objective] if rows <= limit)
+    return Choice(number, f"usual for {rows:,} rows; the best checkpoint is kept, so more does no harm but takes time")
+
+
+def eval_steps(steps: int) -> Choice:
+    """Return the steps between evaluations: a round number, about `EVALUATIONS` of them in a run."""
+    every = _round(steps / EVALUATIONS)
+    return Choice(every, f"about {max(1, steps // every)} evaluations in {steps:,} steps")
+
+
+def logging_steps(steps: int) -> Choice:
+    """Return the steps between points of the loss curve."""
+    return Choice(_round(steps / 100))
+
+
+def max_quarantined(share: float) -> Choice:
+    """Return the largest share of rows that may be set aside: twice that of the sample, and at least 1 %."""
+    if share == 0:
+        return Choice(0.01, "none in the sample; a night with more bad rows than this fails")
+    value = max(0.01, math.ceil(200 * share) / 100)
+    return Choice(min(value, 0.9), f"{_percent(share)} of the sample; a night with twice as many fails")
+
+
+def _round(number: float) -> int:
+    """Return a round number close to another: 59.2 becomes 60, and 7 becomes 5."""
+    if number < 10:
+        return min((1, 2, 5, 10), key=lambda rounded: abs(rounded - number))
+    unit = 10 if number < 200 else 50 if number < 1000 else 100
+    return unit * max(1, round(number / unit))
+
+
+def _up_to(unit: int, number: int) -> int:
+    return unit * math.ceil(number / unit)
+
+
+def _mean(numbers: Sequence[int]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def _percent(share: float) -> str:
+    """Return a share for people, never rounded to all or nothing."""
+    if share in (0.0, 1.0):
+        return f"{share:.0%}".replace("%", " %")
+    return f"{min(max(100 * share, 0.1), 99.9):.1f} %"

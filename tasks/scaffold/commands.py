@@ -1,0 +1,85 @@
+"""The commands `new` and `remove`, for tasks/commands.py: imported at the start of every command, so they import late."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new recipe.", show_default=False)],
+    *,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="WHERE",
+            help="File, folder or glob; hub:owner/name[@revision]; or a database, such as sqlite:///rows.db.",
+            show_default=False,
+        ),
+    ],
+    query: Annotated[str | None, typer.Option(help="SELECT that gives the rows of a database.")] = None,
+    test: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Held-out rows. By default a file named test.")
+    ] = None,
+    validation: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Rows that choose the best checkpoint.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="WHERE", help="Folder; owner/name[@revision] on the Hub; or new, a small one."),
+    ] = None,
+    objective: Annotated[str | None, typer.Option(metavar="NAME", help="What to learn, such as sft.")] = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the text.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the label.")] = None,
+    spans: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with spans.")] = None,
+    prompt: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the prompt, or the input.")] = None,
+    completion: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column with the answer, or the target.")
+    ] = None,
+    messages: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with conversations.")] = None,
+    chosen: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the better answer.")] = None,
+    rejected: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the worse answer.")] = None,
+    repo_id: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Where to publish. By default evergreen/NAME.")
+    ] = None,
+    schedule: Annotated[str, typer.Option(metavar="CRON", help="When to run, in UTC.")] = "0 3 * * *",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; an open question is an error.")] = False,
+) -> None:
+    """Write a recipe for your data and model, and schedule it.
+
+    Looks at a sample of the rows and at the model, and writes params/NAME.yaml with a reason for every choice, its line in
+    dvc.yaml and its deployment in prefect.yaml. The same call again changes nothing; `remove` undoes it.
+    """
+    from tasks.scaffold.new import new
+    from tasks.scaffold.request import COLUMN_FLAGS, Asker, Request
+
+    given = dict(zip(COLUMN_FLAGS, (text, label, spans, prompt, completion, messages, chosen, rejected), strict=True))
+    request = Request(
+        name=name,
+        data=data,
+        query=query,
+        test=test,
+        validation=validation,
+        model=model,
+        objective=objective,
+        columns={flag: column for flag, column in given.items() if column},
+        repo_id=repo_id,
+        schedule=schedule,
+        yes=yes,
+    )
+    new(request, Asker.of(yes=yes))
+
+
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.", show_default=False)],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove a recipe with its line and its deployments.
+
+    The opposite of `new`. Asks first. What its runs have left and what is published stay.
+    """
+    from tasks.scaffold.remove import remove
+
+    remove(name, yes=yes)

@@ -1,0 +1,180 @@
+"""A bounded sample of the rows, read by the sources that ingest reads, and what each column holds."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from params import DataError
+from params.schema import Files, HubDataset, Sql
+from tasks.ingestion.batches import readable
+from tasks.ingestion.file_index import FileIndex
+from tasks.ingestion.source import Source, open_source
+from tasks.scaffold.sources import matching
+
+SAMPLE_ROWS: Final = 20_000
+"""The most rows of a split that are looked at."""
+_BLOCK_ROWS: Final = 512
+_SCANNED_BYTES: Final = 512 << 20
+"""Files up to this size together are read to their end, to count the rows and to look at all parts of them."""
+Row = Mapping[str, Any]
+Kind = Literal["text", "integer", "number", "boolean", "messages", "spans", "list", "record", "other", "empty"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column holds, in the sample of the training rows."""
+
+    name: str
+    values: Sequence[Any]
+
+    @cached_property
+    def filled(self) -> list[Any]:
+        """The values without nulls and blank texts."""
+        return [v for v in self.values if v is not None and not (isinstance(v, str) and not v.strip())]
+
+    @property
+    def missing(self) -> int:
+        """How many values are null or blank."""
+        return len(self.values) - len(self.filled)
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What all values are."""
+        if not self.filled:
+            return "empty"
+        types = {type(value) for value in self.filled}
+        if types == {list}:
+            return _list_kind([item for value in self.filled for item in value])
+        for kind, own in (("text", {str}), ("boolean", {bool}), ("integer", {int}), ("number", {int, float})):
+            if types <= own:
+                return kind  # type: ignore[return-value]
+        return "record" if types == {dict} else "other"
+
+    @cached_property
+    def counts(self) -> Counter[Any]:
+        """How often each value occurs, most frequent first; only for texts, integers and booleans."""
+        return (
+            Counter(dict(Counter(self.filled).most_common()))
+            if self.kind in ("text", "integer", "boolean")
+            else Counter()
+        )
+
+    @property
+    def distinct(self) -> int:
+        """Number of different values."""
+        return len(self.counts)
+
+    @cached_property
+    def mean_characters(self) -> float:
+        """Mean length of a text, in characters."""
+        return sum(map(len, self.filled)) / len(self.filled) if self.kind == "text" else 0.0
+
+    @cached_property
+    def has_spaces(self) -> bool:
+        """Whether most values are of several words."""
+        return self.kind == "text" and sum(" " in value.strip() for value in self.filled) > len(self.filled) / 2
+
+    @property
+    def is_id(self) -> bool:
+        """Whether the values only number or name the rows."""
+        unique = self.distinct > 0.95 * len(self.filled)
+        by_name = re.fullmatch(r"(.*[_.-])?(id|idx|index|uuid|guid|key|row|number|no|nr)", self.name.lower())
+        if self.kind == "integer":
+            return (unique and len(self.filled) > 20) or bool(by_name and self.distinct > len(self.filled) / 2)
+        return self.kind == "text" and not self.has_spaces and bool(unique and (by_name or self.mean_characters < 40))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some rows of each split of a source."""
+
+    rows: Mapping[str, Sequence[Row]]
+    totals: Mapping[str, int | None]
+    """Rows of each split; None if only the beginning was read."""
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:
+        """The columns of the training rows."""
+        names = dict.fromkeys(name for row in self.rows["train"] for name in row)
+        return {name: Column(name, [row.get(name) for row in self.rows["train"]]) for name in names}
+
+    @property
+    def train(self) -> Sequence[Row]:
+        """The sample of the training rows."""
+        return self.rows["train"]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the sample has all training rows."""
+        return self.totals["train"] == len(self.train)
+
+    def estimated(self, split: str) -> int:
+        """Return the number of rows of a split; where it is unknown, those that were read."""
+        return self.totals.get(split) or len(self.rows.get(split, ()))
+
+
+def look(source: Files | HubDataset | Sql, root: Path = Path()) -> Sample:
+    """Read a sample of each split of a source.
+
+    Raises:
+        RecipeError: the source is not possible, for example a query that is no SELECT.
+        DataError: a row cannot be read, or there are none.
+        TransientError: a Hub or a database cannot be reached.
+    """
+    opened = open_source(source, root)
+    rows: dict[str, list[Row]] = {}
+    totals: dict[str, int | None] = {}
+    for split in opened.splits:
+        rows[split], totals[split] = _sample(opened, source, split, root)
+        if not rows[split]:
+            raise DataError(f"the {split} rows", "there are none", "give files, or a query, with rows")
+    return Sample(rows, totals)
+
+
+def _sample(opened: Source, source: Files | HubDataset | Sql, split: str, root: Path) -> tuple[list[Row], int | None]:
+    """Return rows from all parts of a split, and their number; of what cannot be read anywhere, its beginning."""
+    indexes = opened.indexes(split) if isinstance(source, HubDataset) or _is_small(source, split, root) else None
+    if indexes is not None:
+        total = sum(index.rows for index in indexes)
+        return list(_spread(indexes, total)), total
+    rows: list[Row] = []
+    with contextlib.closing(opened.batches(split)) as batches:
+        for batch in batches:
+            rows += readable(batch)[1]
+            if len(rows) >= SAMPLE_ROWS:
+                return rows[:SAMPLE_ROWS], None
+    return rows, len(rows)
+
+
+def _spread(indexes: Sequence[FileIndex], total: int) -> Iterator[Row]:
+    """Yield all rows, or blocks of rows at even distances: files are often sorted by a label."""
+    blocks = [(index, start) for index in indexes for start in range(0, index.rows, _BLOCK_ROWS)]
+    wanted = len(blocks) if total <= SAMPLE_ROWS else SAMPLE_ROWS // _BLOCK_ROWS
+    for i in range(wanted):
+        index, start = blocks[i * len(blocks) // wanted]
+        for batch in index.piece(start, _BLOCK_ROWS).batches():
+            yield from readable(batch)[1]
+
+
+def _is_small(source: Files | Sql, split: str, root: Path) -> bool:
+    if not isinstance(source, Files):
+        return False
+    pattern = source.patterns[split]
+    paths = [root / name for name in matching(pattern, root)]
+    return sum(path.stat().st_size for path in paths) <= _SCANNED_BYTES
+
+
+def _list_kind(items: Sequence[Any]) -> Kind:
+    if items and all(isinstance(item, dict) for item in items):
+        if all({"role", "content"} <= item.keys() for item in items):
+            return "messages"
+        if all({"label", "start", "end"} <= item.keys() for item in items):
+            return "spans"
+    return "list"

@@ -1,0 +1,242 @@
+"""Measured on the sample with the real tokenizer and the real model: lengths of the rows, and the time of a training step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tasks.scaffold.choices import Choice
+from tasks.scaffold.look import Row
+from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState
+from trainer.objectives.bases.padding import IGNORE_INDEX
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+NO_LIMIT: Final = 1_000_000
+"""As max_length: no row is cut."""
+MEASURED_ROWS: Final = 5_000
+"""The most rows that are tokenized for their lengths."""
+_BATCH_ROWS: Final = 500
+_TRIALS: Final = 6
+_REPEATS: Final = 2
+"""How often each micro-batch is timed; the quicker time counts, because other programs can only slow it down."""
+_LIMIT_S: Final = 10.0
+"""How long the steps are measured, at most; one step is measured in any case."""
+_SMALLEST_GAIN: Final = 1.1
+"""bf16 is used if it is so many times as fast as fp32."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths in tokens, one for each row."""
+
+    inputs: list[int]
+    targets: list[int]
+    """Of seq2seq; else empty."""
+
+    @property
+    def mean(self) -> float:
+        """Mean length of a row."""
+        return sum(self.inputs) / len(self.inputs)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How long the work of a training takes on this machine."""
+
+    micro_batch_s: float
+    """Forward and backward pass of a micro-batch."""
+    forward_s: float
+    """Forward pass of a sequence."""
+    update_s: float
+    """Step of the optimizer."""
+    tokens_per_s: float
+    """Training tokens, padding excluded."""
+
+
+def encoded(
+    rows: Sequence[Row],
+    objective: Objective[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    state: ObjectiveState,
+    *,
+    limit: int,
+) -> Iterator[list[Example]]:
+    """Yield the training sequences of each row, at most `limit` tokens long; none for a row that cannot be encoded."""
+    numbered = [{**row, "row_id": i} for i, row in enumerate(rows)]
+    for start in range(0, len(numbered), _BATCH_ROWS):
+        part = numbered[start : start + _BATCH_ROWS]
+        try:
+            found = objective.encode(part, tokenizer, limit, state)
+        except (ValueError, KeyError, TypeError):
+            found = [_encode_one(row, objective, tokenizer, state, limit) for row in part]
+        yield from (row.examples for row in found)
+
+
+def _encode_one(
+    row: Row, objective: Objective[Any], tokenizer: PreTrainedTokenizerBase, state: ObjectiveState, limit: int
+) -> EncodedRow:
+    try:
+        (found,) = objective.encode([row], tokenizer, limit, state)
+    except (ValueError, KeyError, TypeError):
+        return EncodedRow([])
+    return found
+
+
+def lengths(
+    rows: Sequence[Row], objective: Objective[Any], tokenizer: PreTrainedTokenizerBase, state: ObjectiveState
+) -> Lengths:
+    """Return the lengths of the rows in tokens, special tokens included, as training sees them."""
+    every = max(1, len(rows) // MEASURED_ROWS)
+    inputs, targets = [], []
+    for examples in encoded(rows[::every], objective, tokenizer, state, limit=NO_LIMIT):
+        if not examples:
+            continue
+        inputs.append(sum(map(_length, examples)))
+        if objective.has_target_text:
+            targets.append(max(len(example["labels"]) for example in examples))
+    return Lengths(inputs, targets)
+
+
+def _length(example: Example) -> int:
+    """Return the tokens of a sequence; of a pair, those of the longer one."""
+    size: int = len(example["input_ids"])
+    if "rejected" in example:
+        answer = sum(label != IGNORE_INDEX for label in example["labels"])
+        return size - answer + max(answer, len(example["rejected"]))
+    return size
+
+
+def measure_speed(
+    network: PreTrainedModel,
+    examples: Sequence[Example],
+    objective: Objective[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    micro_batch: int,
+    precision: str = "fp32",
+) -> Speed:
+    """Train on a few micro-batches with a learning rate of 0, and return how long that took.
+
+    Args:
+        network: the model; its weights do not change.
+        examples: sequences, sorted by length if training batches them so.
+        objective: computes the loss.
+        tokenizer: gives the padding.
+        micro_batch: sequences in one forward pass.
+        precision: number format of the passes.
+    """
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network.to(device).train()
+    trained = [weight for weight in network.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.0, weight_decay=0.0, fused=True)
+    loss_of = _loss_function(network, objective, tokenizer)
+    batches = _spread(examples, micro_batch)
+    _pass(batches[0], loss_of, device, precision)
+    optimizer.step()  # its first step makes its state
+    took, tokens, started = [], 0, time.monotonic()
+    for batch in batches:
+        optimizer.zero_grad()
+        took.append(min(_pass(batch, loss_of, device, precision) for _ in range(_REPEATS)))
+        tokens += sum(len(example["input_ids"]) + len(example.get("rejected", ())) for example in batch)
+        if time.monotonic() - started > _LIMIT_S:
+            break
+    begin = time.perf_counter()
+    optimizer.step()
+    _wait(device)
+    update_s = time.perf_counter() - begin
+    network.eval()
+    batch = batches[len(batches) // 2]
+    with torch.inference_mode():
+        forward_s = min(_forward_s(batch, loss_of, device, precision) for _ in range(_REPEATS)) / len(batch)
+    return Speed(sum(took) / len(took), forward_s, update_s, tokens / sum(took))
+
+
+def _spread(examples: Sequence[Example], size: int) -> list[Sequence[Example]]:
+    """Return micro-batches from all parts of the sequences."""
+    size = min(size, len(examples))
+    count = min(_TRIALS, max(1, len(examples) // size))
+    starts = [i * (len(examples) - size) // max(1, count - 1) for i in range(count)]
+    return [examples[start : start + size] for start in starts]
+
+
+def _loss_function(network: PreTrainedModel, objective: Objective[Any], tokenizer: PreTrainedTokenizerBase) -> Any:
+    from trainer.objectives.dpo import DPO
+
+    def loss_of(examples: Sequence[Example], device: Any) -> Any:
+        batch: Mapping[str, Any] = {
+            name: value.to(device) if hasattr(value, "to") else value
+            for name, value in objective.collate(examples, tokenizer).items()
+        }
+        batch = objective.prepare_inputs(network, batch)
+        if isinstance(objective, DPO):
+            objective.reference_logprobs = lambda pairs: objective.completion_logprobs(network, pairs)
+            return objective.score_pairs(network, batch)[0].mean()
+        return network(**batch).loss
+
+    return loss_of
+
+
+def _forward(examples: Sequence[Example], loss_of: Any, device: Any, precision: str) -> Any:
+    import torch
+
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        return loss_of(examples, device)
+
+
+def _forward_s(examples: Sequence[Example], loss_of: Any, device: Any, precision: str) -> float:
+    """Return the seconds of a forward pass."""
+    begin = time.perf_counter()
+    _forward(examples, loss_of, device, precision)
+    _wait(device)
+    return time.perf_counter() - begin
+
+
+def _pass(examples: Sequence[Example], loss_of: Any, device: Any, precision: str) -> float:
+    """Return the seconds of a forward and a backward pass."""
+    begin = time.perf_counter()
+    _forward(examples, loss_of, device, precision).backward()
+    _wait(device)
+    return time.perf_counter() - begin
+
+
+def _wait(device: Any) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def best_precision(
+    network: PreTrainedModel,
+    examples: Sequence[Example],
+    objective: Objective[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    micro: int,
+    speed: Speed,
+) -> tuple[Choice, Speed]:
+    """Return bf16 if it is faster here, which is measured; fp32 without a GPU."""
+    import torch
+
+    if not has_gpu():
+        return Choice("fp32", "there is no GPU here: on one that has it, bf16 is about twice as fast"), speed
+    if not torch.cuda.is_bf16_supported():
+        return Choice("fp32", "the GPU here has no bf16"), speed
+    half = measure_speed(network, examples, objective, tokenizer, micro_batch=micro, precision="bf16")
+    gain = half.tokens_per_s / speed.tokens_per_s
+    if gain < _SMALLEST_GAIN:
+        return Choice("fp32", "bf16 is not faster on this GPU with this model"), speed
+    return Choice("bf16", "faster than fp32 on this GPU, measured"), half
+
+
+def has_gpu() -> bool:
+    """Whether this machine trains on a GPU."""
+    import torch
+
+    return bool(torch.cuda.is_available())

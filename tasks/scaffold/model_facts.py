@@ -1,0 +1,130 @@
+"""What a pretrained model is, from its configuration and the headers of its weights; nothing large is downloaded or loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from params import ModelError
+from params.schema import repo_id_problem
+
+ModelKind = Literal["encoder", "decoder", "encoder-decoder"]
+_ENCODERS: Final = re.compile(
+    r".*bert.*|electra|deberta.*|mpnet|ernie.*|roformer|xlnet|xlm|funnel|longformer|big_bird|nystromformer"
+    r"|canine|esm|data2vec-text|fnet|yoso|mra|luke"
+)
+"""Types of models that read a whole text at once."""
+_DECODER_HEADS: Final = ("ForCausalLM", "LMHeadModel")
+_CONFIG_FILES: Final = ["config.json", "tokenizer*.json", "special_tokens_map.json", "chat_template.jinja", "vocab*"]
+_USUAL_LIMIT: Final = 100_000
+"""Tokenizers without a limit say 1e30."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A pretrained model."""
+
+    path: str
+    """Local folder or Hub repository, as the recipe names it."""
+    revision: str | None
+    """The commit of a repository; None for a folder."""
+    model_type: str
+    kind: ModelKind
+    parameters: int
+    positions: int | None
+    """Longest sequence in tokens; None if there is no limit."""
+    has_chat_template: bool
+
+    @property
+    def size(self) -> str:
+        """The number of parameters, for people: `22.7 M`."""
+        if self.parameters < 100_000:
+            return f"{self.parameters:,}"
+        return f"{self.parameters / 1e9:.1f} B" if self.parameters >= 1e9 else f"{self.parameters / 1e6:.1f} M"
+
+
+def model_facts(model: str, root: Path = Path()) -> ModelFacts:
+    """Return what a model is: a folder, or `owner/name[@revision]` on the Hub, pinned to its commit.
+
+    Raises:
+        ModelError: it does not exist, or cannot be used here.
+    """
+    if (root / model).is_dir():
+        return _facts(model, None, root / model, _local_parameters(root / model))
+    name, _, revision = model.partition("@")
+    if model.startswith((".", "/", "~")) or name.count("/") != 1 or repo_id_problem(name):
+        fix = "give a local folder, or owner/name of a repository on the Hub"
+        raise ModelError("--model", f"there is no folder {model}", fix)
+    from tasks.scaffold import hub
+
+    commit = hub.repository_commit(name, revision or "main", kind="model")
+    folder = hub.download(name, commit, _CONFIG_FILES)
+    return _facts(name, commit, folder, hub.weight_parameters(name, commit))
+
+
+def _facts(path: str, revision: str | None, folder: Path, parameters: int | None) -> ModelFacts:
+    config = _json(folder / "config.json")
+    if "model_type" not in config:
+        raise ModelError(path, "has no config.json with a `model_type`", "give the folder or repository of a model")
+    if parameters is None:
+        fix = "load them where you trust them, and write safetensors with `save_pretrained`"
+        raise ModelError(path, "has no weights as safetensors; other formats are never loaded", fix)
+    if not (folder / "tokenizer.json").exists():
+        raise ModelError(path, "has no tokenizer.json", "save its fast tokenizer into the same folder")
+    tokenizer = _json(folder / "tokenizer_config.json")
+    has_template = bool(tokenizer.get("chat_template")) or (folder / "chat_template.jinja").exists()
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    positions = _positions({**config, **(text or {})}, tokenizer)
+    return ModelFacts(path, revision, str(config["model_type"]), _kind(config), parameters, positions, has_template)
+
+
+def _kind(config: Mapping[str, Any]) -> ModelKind:
+    if config.get("is_encoder_decoder"):
+        return "encoder-decoder"
+    architectures = [str(name) for name in config.get("architectures") or ()]
+    is_encoder = bool(_ENCODERS.fullmatch(str(config["model_type"])))
+    if is_encoder and not (config.get("is_decoder") and any(name.endswith(_DECODER_HEADS) for name in architectures)):
+        return "encoder"
+    return "decoder"
+
+
+def _positions(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int | None:
+    """Return the smallest of the limits that configuration and tokenizer name."""
+    limits = [config.get(name) for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")]
+    found = [int(limit) for limit in limits if isinstance(limit, int) and limit > 0]
+    if found and "roberta" in str(config["model_type"]):
+        found = [
+            limit - int(config.get("pad_token_id") or 1) - 1 for limit in found
+        ]  # its positions begin behind padding
+    if isinstance(limit := tokenizer.get("model_max_length"), int | float) and limit < _USUAL_LIMIT:
+        found.append(int(limit))
+    return min(found, default=None)
+
+
+def _local_parameters(folder: Path) -> int | None:
+    """Count the parameters in the headers of all safetensors; None if there are no such files."""
+    files = sorted(folder.glob("*.safetensors"))
+    return sum(map(_parameters, files)) if files else None
+
+
+def _parameters(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+    except (OSError, ValueError, MemoryError, OverflowError) as error:
+        raise ModelError(str(path), f"is no safetensors file: {error}", "copy or download it again") from error
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

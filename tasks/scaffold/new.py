@@ -1,0 +1,202 @@
+"""`evergreen new`: from data and a model to a checked recipe, its line in dvc.yaml and its deployment, or to nothing at all."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from params import RecipeError
+from params.artifacts import write_whole
+from params.schema import repo_id_problem
+from tasks.diagnostics.check import check
+from tasks.diagnostics.trace import token_lines
+from tasks.scaffold import project, proposal
+from tasks.scaffold.look import Sample, look
+from tasks.scaffold.model_facts import ModelFacts, ModelKind, model_facts
+from tasks.scaffold.plan import Plan, make_plan
+from tasks.scaffold.request import NEW_MODEL, Asker, Request
+from tasks.scaffold.sources import FoundSource, find_source
+from tasks.scaffold.write import recipe_text
+from tasks.tokenization.encoding import Encoder
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CRON: Final = re.compile(r"\S+( \S+){4}")
+_SHOWN_TOKENS: Final = 12
+_SHOWN_CHARACTERS: Final = 200
+
+
+def new(request: Request, ask: Asker) -> None:
+    """Write a recipe, its line and its deployment, check it, and say what comes next.
+
+    Raises:
+        RecipeError: the answer to a question is needed, flags do not fit, or a file holds something else under this name.
+        DataError: the rows cannot be used.
+        ModelError: the model cannot be used.
+    """
+    _check_request(request)
+    root = project.project_root()
+    found = find_source(request, root)
+    sample = look(found.source, root)
+    facts, kind = _model(request, sample, ask, root)
+    chosen = proposal.propose(request, sample, kind, ask)
+    print(f"{request.name}: learn {chosen.meaning} ({chosen.objective})")
+    for line in _seen(found, sample, chosen, facts):
+        print(f"  {line}")
+    plan = make_plan(chosen, sample, facts)
+    for note in plan.quality.notes():
+        print(f"  note: {note}")
+    text = recipe_text(request.name, found, plan, request.repo_id or f"evergreen/{request.name}")
+    changed = _write(root, request, found, chosen.objective, text)
+    print(f"\n{'Wrote' if changed else 'Nothing to do: the project has'} {', '.join(changed or _places(request.name))}")
+    for line in _one_row(plan):
+        print(line)
+    for line in _next_steps(request.name, plan):
+        print(line)
+
+
+def _check_request(request: Request) -> None:
+    if not _NAME.fullmatch(request.name):
+        what = f"{request.name!a} is no name: it needs a letter or digit, then letters, digits, `.`, `_` and `-`"
+        raise RecipeError("NAME", what, "choose another name")
+    if not _CRON.fullmatch(request.schedule):
+        what = f"{request.schedule!a} is not five fields: minute, hour, day, month, weekday"
+        raise RecipeError("--schedule", what, 'write for example "0 3 * * *", every night at three')
+    repo_id = request.repo_id or f"evergreen/{request.name}"
+    if "/" not in repo_id or (problem := repo_id_problem(repo_id)):
+        what = f"the Hub refuses {repo_id!a}: {problem if '/' in repo_id else 'it has no owner'}"
+        raise RecipeError("--repo-id", what, "write another OWNER/NAME")
+
+
+def _model(request: Request, sample: Sample, ask: Asker, root: Path) -> tuple[ModelFacts | None, ModelKind]:
+    """Return the pretrained model, None for a new one, and its kind. Plain text alone gets a new one without being asked."""
+    model = request.model
+    is_text = request.objective == "causal_lm" or (
+        not request.objective and proposal.fitting(sample, request.columns) == ["causal_lm"]
+    )
+    if model is None and is_text:
+        model = NEW_MODEL
+    if model is None:
+        question = "Which model to start from: a local folder, or owner/name on the Hub?"
+        fix = f"add --model FOLDER, --model OWNER/NAME, or --model {NEW_MODEL} for a small one from random weights"
+        model = ask.text("--model", question, fix)
+    if model == NEW_MODEL:
+        return None, "encoder-decoder" if request.objective == "seq2seq" else "decoder"
+    facts = model_facts(model, root)
+    return facts, facts.kind
+
+
+def _seen(found: FoundSource, sample: Sample, chosen: proposal.Proposal, facts: ModelFacts | None) -> Iterator[str]:
+    counts = ", ".join(
+        f"{sample.estimated(split):,}{'' if sample.totals[split] else ' or more'} {split}" for split in sample.rows
+    )
+    yield f"rows: {counts}"
+    yield from found.notes
+    for flag, column in chosen.columns.items():
+        yield f"{flag}: column `{column}`"
+    unused = [name for name in sample.columns if name not in chosen.columns.values()]
+    if unused:
+        yield f"columns that the objective does not read: {', '.join(unused)}"
+    yield (
+        f"model: {facts.path}, {facts.model_type}, {facts.size} parameters"
+        if facts
+        else "model: small, from random weights"
+    )
+
+
+def _places(name: str) -> list[str]:
+    return [f"params/{name}.yaml", f"its line in {project.DVC}", f"its deployment in {project.PREFECT}"]
+
+
+def _write(root: Path, request: Request, found: FoundSource, objective: str, text: str) -> list[str]:
+    """Write what is not there yet, check it, and return what was written; after an error everything is as before."""
+    name = request.name
+    recipe = root / "params" / f"{name}.yaml"
+    before = {path: _read(path) for path in (recipe, root / project.DVC, root / project.PREFECT)}
+    if before[recipe] not in (None, text):
+        fix = f"keep it as it is; or remove it first: evergreen remove {name}; or choose another name"
+        raise RecipeError(str(recipe), "exists, and differs from what these flags and rows give today", fix)
+    after = {
+        recipe: text,
+        root / project.DVC: project.with_line(
+            before[root / project.DVC] or "", name, data=found.watched, objective=objective
+        ),
+        root / project.PREFECT: project.with_deployment(before[root / project.PREFECT] or "", name, request.schedule),
+    }
+    try:
+        for path, content in after.items():
+            if content != before[path]:
+                write_whole(path, content)
+        check(recipe)
+    except BaseException:
+        for path, old in before.items():
+            if old is None:
+                path.unlink(missing_ok=True)
+            elif old != after[path]:
+                write_whole(path, old)
+        raise
+    return [place for place, path in zip(_places(name), after, strict=True) if after[path] != before[path]]
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(str(path), f"cannot be read: {error}", "save it as a text file in UTF-8") from error
+
+
+def _one_row(plan: Plan) -> Iterator[str]:
+    """Yield what becomes of a row of mean length, as `evergreen trace` shows it."""
+    row, examples = plan.example
+    yield "\nOne row, from the source to the model:"
+    for column in plan.proposal.columns.values():
+        value = str(row[column])
+        yield f"  {column}: {value[:_SHOWN_CHARACTERS]}{' ...' if len(value) > _SHOWN_CHARACTERS else ''}"
+    encoder = Encoder(plan.objective, plan.tokenizer, plan.tokenization.max_length, plan.state)
+    for example in examples[:1]:
+        lines = token_lines(encoder, example)
+        yield f"  tokens ({len(example['input_ids'])}; * has a loss):"
+        head, rest = lines[:_SHOWN_TOKENS], lines[_SHOWN_TOKENS:]
+        yield from (f"    {line}" for line in head)
+        if rest:
+            yield f"      ... {len(rest)} lines more"
+        if rest and not isinstance(example["labels"], list):
+            yield f"    {rest[-1]}"
+
+
+def _next_steps(name: str, plan: Plan) -> Iterator[str]:
+    speed, steps = plan.speed, plan.steps
+    batch, micro = (plan.values[f"{key}_size"].value for key in ("training.global_batch", "launch.micro_batch"))
+    training_s = steps * (math.ceil(batch / micro) * speed.micro_batch_s + speed.update_s)
+    held_out = {
+        split: plan.sample.estimated(split)
+        if split in plan.sample.rows
+        else plan.sample.estimated("train") * plan.shares[split].value
+        for split in ("validation", "test")
+    }
+    evaluations = 1 + steps // plan.values["training.eval_steps"].value
+    evaluation_s = speed.forward_s * (evaluations * held_out["validation"] + 3 * held_out["test"])
+    yield (
+        f"\nA run here: {steps:,} steps take about {_duration(training_s)} at {speed.tokens_per_s:,.0f} tokens/s, "
+        f"{evaluations} evaluations and those at the end about {_duration(evaluation_s)}."
+    )
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    busy = f" It is busy (load {load:.1f} on {cpus} CPUs), and faster when it is not." if load > cpus else ""
+    yield f"This is an estimate, from a few micro-batches on this machine as it is now.{busy}"
+    yield "\nNext:"
+    yield f"  evergreen rehearse {name}      the whole pipeline on a few hundred rows, publishing nowhere"
+    yield f"  evergreen run {name}           the real run; publishes the model"
+    yield f"  prefect --no-prompt deploy --name {name}      put its schedule into force"
+    yield f"  git add params/{name}.yaml dvc.yaml prefect.yaml && git commit"
+    yield f"To undo this: evergreen remove {name}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

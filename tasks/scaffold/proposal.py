@@ -1,0 +1,276 @@
+"""Which objective and which columns fit the rows; where several do, it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from params import DataError, RecipeError
+from params.loading import suggestion
+from tasks.scaffold.look import Column, Sample
+from tasks.scaffold.model_facts import ModelKind
+from tasks.scaffold.request import Asker, Option, Request
+from trainer import objectives
+
+_NEEDS_REWARDS: Final = ("grpo", "iterative_sft")
+_USUAL: Final[Mapping[str, tuple[str, ...]]] = {
+    "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
+    "label": ("label", "labels", "category", "class", "intent", "topic", "sentiment", "target", "tag", "type"),
+    "spans": ("spans", "entities"),
+    "prompt": ("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem"),
+    "completion": (
+        "completion",
+        "answer",
+        "response",
+        "output",
+        "target",
+        "summary",
+        "translation",
+        "solution",
+        "reply",
+    ),
+    "messages": ("messages", "conversation", "conversations", "chat"),
+    "chosen": ("chosen", "preferred", "accepted", "better"),
+    "rejected": ("rejected", "dispreferred", "worse"),
+}
+"""Usual names of the columns, most usual first."""
+_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "sequence_classification": {"text": "text_column", "label": "label_column"},
+    "token_classification": {"text": "text_column", "spans": "spans_column"},
+    "sft": {"prompt": "prompt_column", "completion": "completion_column"},
+    "seq2seq": {"prompt": "input_column", "completion": "target_column"},
+    "dpo": {"prompt": "prompt_column", "chosen": "chosen_column", "rejected": "rejected_column"},
+    "causal_lm": {"text": "text_column"},
+}
+"""The columns of each objective: flags of `evergreen new`, and options of the objective."""
+_MEANING: Final = {
+    "sequence_classification": "one label per text",
+    "token_classification": "spans of a text and their names",
+    "sft": "an answer to a prompt",
+    "seq2seq": "a text from another text",
+    "dpo": "the better of two answers",
+    "causal_lm": "the next token of a text",
+}
+_FITS: Final[Mapping[ModelKind, tuple[str, ...]]] = {
+    "encoder": ("sequence_classification", "token_classification"),
+    "decoder": ("sequence_classification", "token_classification", "sft", "dpo", "causal_lm"),
+    "encoder-decoder": ("seq2seq",),
+}
+_MAX_LABELS: Final = 1000
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An objective with its columns."""
+
+    objective: str
+    columns: Mapping[str, str]
+    """The columns by what they hold: `{"text": "question", "label": "intent"}`."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options of the objective that name the columns."""
+        if "messages" in self.columns:
+            return {"messages_column": self.columns["messages"]}
+        return {option: self.columns[flag] for flag, option in _OPTIONS[self.objective].items()}
+
+    @property
+    def meaning(self) -> str:
+        """What the model learns, for people."""
+        return _MEANING[self.objective]
+
+
+def propose(request: Request, sample: Sample, kind: ModelKind, ask: Asker) -> Proposal:
+    """Return the objective that the user names, or that fits rows and model, with its columns.
+
+    Raises:
+        RecipeError: nothing fits, or several do and nobody is there to ask.
+        DataError: the rows have another form than any objective reads.
+    """
+    given = request.columns
+    for flag, column in given.items():
+        if column not in sample.columns:
+            fix = suggestion(column, list(sample.columns), "columns")
+            raise RecipeError(f"--{flag}", f"the rows have no column `{column}`", fix)
+    if request.objective:
+        objective = _named(request.objective, kind)
+    else:
+        possible = [o for o in fitting(sample, given) if o in _FITS[kind]]
+        if not possible:
+            raise _nothing_fits(sample, kind, given)
+        options = [Option(objective, _MEANING[objective]) for objective in possible]
+        objective = ask.choose("--objective", "What the model should learn", options)
+    if objective == "sft" and _messages(sample, given):
+        return Proposal(objective, {"messages": _column("messages", sample, given, ask, objective)})
+    columns: dict[str, str] = {}
+    for flag in _OPTIONS[objective]:
+        columns[flag] = _column(flag, sample, {**columns, **given}, ask, objective)
+    return Proposal(objective, columns)
+
+
+def _named(objective: str, kind: ModelKind) -> str:
+    if objective in _NEEDS_REWARDS:
+        fix = "write the recipe by hand: docs/training.md has an example"
+        raise RecipeError("--objective", f"{objective} needs a reward, which only you can choose", fix)
+    if objective not in _OPTIONS:
+        known = [name for name in objectives.names() if name in _OPTIONS]
+        raise RecipeError(
+            "--objective", f"there is no objective `{objective}`", suggestion(objective, known, "objectives")
+        )
+    if objective not in _FITS[kind]:
+        fix = f"use {', '.join(_FITS[kind])}, or another model"
+        raise RecipeError("--objective", f"{objective} does not work with this {kind} model", fix)
+    return objective
+
+
+def fitting(sample: Sample, given: Mapping[str, str]) -> list[str]:
+    """Return the objectives that the rows allow, best first: the first kind of rows that is recognized decides."""
+    flags = set(given)
+    if flags & {"spans"} or _of_kind(sample, "spans"):
+        return ["token_classification"]
+    if flags & {"chosen", "rejected"} or (_by_name(sample, "chosen") and _by_name(sample, "rejected")):
+        return ["dpo"]
+    if _messages(sample, given):
+        return ["sft"]
+    found = []
+    if flags & {"prompt", "completion"} or (_by_name(sample, "prompt") and _is_answer(sample)):
+        found += ["sft", "seq2seq"]
+    if "label" in flags or (not flags & {"prompt", "completion"} and any(_label_candidates(sample, given))):
+        found = ["sequence_classification"] if "label" in flags or not found else [*found, "sequence_classification"]
+    if not found and ("text" in flags or len(_text_candidates(sample, given)) == 1):
+        found = ["causal_lm"]
+    return found
+
+
+def _is_answer(sample: Sample) -> bool:
+    """Whether a column with a usual name for answers holds texts that are not a few labels."""
+    prompts = _by_name(sample, "prompt")
+    return any(c.name not in [p.name for p in prompts[:1]] and not _is_label(c) for c in _by_name(sample, "completion"))
+
+
+def _column(flag: str, sample: Sample, chosen: Mapping[str, str], ask: Asker, objective: str) -> str:
+    """Return the column for a flag: the one that is given, the only one that fits, or the one with the usual name."""
+    if flag in chosen:
+        return chosen[flag]
+    candidates = [c for c in _CANDIDATES[flag](sample, chosen) if c.name not in chosen.values()]
+    usual = [c for name in _USUAL[flag] for c in candidates if c.name.lower() == name]
+    if len(usual) == 1 or (usual and flag != "label"):
+        candidates = usual[:1]
+    if not candidates:
+        columns = ", ".join(f"{c.name} ({c.kind})" for c in sample.columns.values())
+        raise RecipeError(
+            f"--{flag}", f"{objective} needs a column that no column fits: {columns}", f"add --{flag} COLUMN"
+        )
+    ordered = [*usual, *(c for c in candidates if c not in usual)]
+    return ask.choose(f"--{flag}", _QUESTIONS[flag], [Option(c.name, _facts(c)) for c in ordered])
+
+
+_QUESTIONS: Final = {
+    "text": "The column with the text",
+    "label": "The column with the label",
+    "spans": "The column with the spans",
+    "prompt": "The column with the prompt",
+    "completion": "The column with the answer",
+    "messages": "The column with the conversation",
+    "chosen": "The column with the better answer",
+    "rejected": "The column with the worse answer",
+}
+
+
+def _facts(column: Column) -> str:
+    if _is_label(column):
+        return f"{column.distinct} values"
+    return f"{column.mean_characters:.0f} characters on average" if column.kind == "text" else column.kind
+
+
+def _is_label(column: Column) -> bool:
+    """Whether the values are few, short, and each occurs several times."""
+    if column.kind not in ("text", "integer", "boolean") or not column.filled:
+        return False
+    repeated = column.distinct <= max(2, len(column.filled) / 3)
+    return 1 <= column.distinct <= _MAX_LABELS and repeated and column.mean_characters <= 60
+
+
+def _text_candidates(sample: Sample, chosen: Mapping[str, str]) -> list[Column]:
+    """Return the columns of texts that are neither labels nor names, longest texts first."""
+    texts = [c for c in sample.columns.values() if c.kind == "text" and c.name not in chosen.values()]
+    found = [c for c in texts if not c.is_id and not (_is_label(c) and not c.has_spaces)]
+    found = found or [c for c in texts if not _is_label(c)] or texts
+    wordy = [c for c in found if c.has_spaces]
+    return sorted(wordy or found, key=lambda c: -c.mean_characters)
+
+
+def _label_candidates(sample: Sample, chosen: Mapping[str, str]) -> list[Column]:
+    taken = set(chosen.values())
+    if "text" not in chosen and len(texts := _text_candidates(sample, chosen)) == 1:
+        taken.add(texts[0].name)  # the only one that can be the text
+    return [c for c in sample.columns.values() if c.name not in taken and _is_label(c) and not c.is_id]
+
+
+def _of_kind(sample: Sample, kind: str) -> list[Column]:
+    return [column for column in sample.columns.values() if column.kind == kind]
+
+
+def _by_name(sample: Sample, flag: str) -> list[Column]:
+    """Return the columns with a usual name for a flag, most usual first."""
+    columns = {c.name.lower(): c for c in sample.columns.values()}
+    return [columns[name] for name in _USUAL[flag] if name in columns]
+
+
+def _texts_by_name(flag: str) -> Callable[[Sample, Mapping[str, str]], list[Column]]:
+    def candidates(sample: Sample, _: Mapping[str, str]) -> list[Column]:
+        by_name = [c for c in _by_name(sample, flag) if c.kind == "text"]
+        return by_name or [c for c in sample.columns.values() if c.kind == "text" and not c.is_id]
+
+    return candidates
+
+
+def _messages(sample: Sample, given: Mapping[str, str]) -> bool:
+    return "messages" in given or (bool(_of_kind(sample, "messages")) and not {"prompt", "completion"} & given.keys())
+
+
+_CANDIDATES: Final[Mapping[str, Callable[[Sample, Mapping[str, str]], Sequence[Column]]]] = {
+    "text": _text_candidates,
+    "label": _label_candidates,
+    "spans": lambda sample, _: _of_kind(sample, "spans"),
+    "prompt": _texts_by_name("prompt"),
+    "completion": _texts_by_name("completion"),
+    "messages": lambda sample, _: _of_kind(sample, "messages"),
+    "chosen": _texts_by_name("chosen"),
+    "rejected": _texts_by_name("rejected"),
+}
+
+
+def _nothing_fits(sample: Sample, kind: ModelKind, given: Mapping[str, str]) -> DataError | RecipeError:
+    """Return the error that says why no objective reads these rows."""
+    for hint in _form_hints(sample):
+        return hint
+    possible = fitting(sample, given)
+    columns = ", ".join(f"{c.name} ({c.kind})" for c in sample.columns.values())
+    if possible:
+        what = f"these rows are for {' or '.join(possible)}, which does not work with this {kind} model"
+        return RecipeError("--model", what, "give another model, or name an objective with --objective")
+    what = f"no objective fits these columns: {columns}"
+    return RecipeError("--objective", what, f"name one of {', '.join(_OPTIONS)}, and its columns")
+
+
+def _form_hints(sample: Sample) -> Iterator[DataError]:
+    """Yield errors for forms of rows that have to be converted."""
+    for column in sample.columns.values():
+        first = next(iter(column.filled), None)
+        if column.kind == "record" and isinstance(first, dict):
+            what = f"column `{column.name}` holds records with {', '.join(map(repr, list(first)[:5]))}"
+            fix = "make a column of each: pd.json_normalize(rows).to_json('rows.jsonl', orient='records', lines=True)"
+            yield DataError(column.name, what, fix)
+        if column.kind == "list" and isinstance(first, list) and first and isinstance(first[0], dict):
+            keys = set(first[0])
+            if {"from", "value"} <= keys:
+                fix = "rename from to role and value to content, and write user and assistant for human and gpt"
+                yield DataError(column.name, "holds conversations as {from, value}, not {role, content}", fix)
+    for column in sample.columns.values():
+        if column.kind == "number" and column.name.lower() in _USUAL["label"]:
+            fix = "write a name for each range, for example low, medium and high"
+            yield DataError(
+                column.name, "holds numbers with decimals, and there is no objective that predicts them", fix
+            )

@@ -1,0 +1,163 @@
+"""What is wrong with the rows, and how many of them validation will set aside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from params import DataError
+from tasks.scaffold.look import Row, Sample
+from tasks.scaffold.proposal import Proposal
+from trainer.objectives.bases.objective import Objective
+
+_FEW_ROWS = 5
+"""A label with fewer rows is named."""
+_MAX_REPEATED = 0.05
+"""Up to this share, repeated rows are set aside; more of them are how people write."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The rows of a sample, judged by the checks that validation makes."""
+
+    usable: Sequence[Row]
+    """Training rows that pass the objective's checks."""
+    unusable: Mapping[str, int]
+    """Reasons why rows of any split do not, with the number of rows."""
+    rows: int
+    """Rows of the sample, of all splits."""
+    repeated: int
+    """Rows whose text occurs before, in held-out or training rows."""
+    conflicting: int
+    """Texts that occur with several labels."""
+    labels: Counter[str]
+    """Rows of each label; empty without labels."""
+    unseen: Sequence[str]
+    """Labels that only held-out rows have."""
+
+    @property
+    def repeated_share(self) -> float:
+        """Share of rows that repeat another."""
+        return self.repeated / self.rows
+
+    @property
+    def sets_repeated_aside(self) -> bool:
+        """Whether repeated rows are few enough to be set aside."""
+        return self.repeated_share <= _MAX_REPEATED
+
+    @cached_property
+    def set_aside_share(self) -> float:
+        """Share of rows that validation will set aside."""
+        repeated = self.repeated if self.sets_repeated_aside else 0
+        return (sum(self.unusable.values()) + repeated) / self.rows
+
+    @property
+    def is_imbalanced(self) -> bool:
+        """Whether one label has most of the rows, so that accuracy hides the others."""
+        return bool(self.labels) and max(self.labels.values()) > 0.5 * self.labels.total() and len(self.labels) > 1
+
+    def notes(self) -> Iterator[str]:
+        """Yield what a person should know, one line each."""
+        for reason, count in self.unusable.items():
+            yield f"{count:,} of {self.rows:,} rows will be set aside: {reason}"
+        if self.repeated:
+            fate = "set aside" if self.sets_repeated_aside else "kept, and all in one split"
+            yield f"{self.repeated:,} of {self.rows:,} rows repeat a text; they are {fate}"
+        if self.conflicting:
+            yield f"{self.conflicting} texts occur with several labels; correct them if they are mistakes"
+        few = sorted(label for label, count in self.labels.items() if count < _FEW_ROWS)
+        if few:
+            yield f"{len(few)} labels have fewer than {_FEW_ROWS} rows: {_listed(few)}"
+        if self.unseen:
+            yield f"labels of held-out rows that no training row has: {_listed(self.unseen)}; validation will refuse them"
+
+
+def judge(sample: Sample, proposal: Proposal, objective: Objective[Any]) -> Quality:
+    """Return the quality of the sample for an objective.
+
+    Raises:
+        DataError: no row can be used, or all rows have the same label.
+    """
+    unusable = Counter[str]()
+    held_out, usable = (
+        list(_usable((row for split in splits for row in sample.rows[split]), objective, unusable))
+        for splits in ([split for split in sample.rows if split != "train"], ["train"])
+    )
+    if not usable:
+        reasons = "; ".join(f"{count} rows: {reason}" for reason, count in unusable.most_common(3))
+        raise DataError("the training rows", f"none can be used: {reasons}", "name other columns, or fix the rows")
+    labels = Counter(_labels(usable, proposal))
+    if len(labels) == 1 and "label" in proposal.columns:
+        where = f"column `{proposal.columns['label']}`"
+        what = f"every row has the label {next(iter(labels))!r}, so there is nothing to learn"
+        raise DataError(where, what, "name another column with --label, or add rows with other labels")
+    return Quality(
+        usable=usable,
+        unusable=unusable,
+        rows=sum(map(len, sample.rows.values())),
+        repeated=_repeated([*held_out, *usable], proposal),
+        conflicting=_conflicting(usable, proposal),
+        labels=labels,
+        unseen=sorted(set(_labels(held_out, proposal)) - set(labels)) if sample.is_whole else (),
+    )
+
+
+def key_columns(proposal: Proposal) -> list[str]:
+    """Return the columns whose equal values make two rows the same."""
+    return [column for flag, column in proposal.columns.items() if flag in ("text", "prompt", "completion", "chosen")]
+
+
+def _usable(rows: Iterable[Row], objective: Objective[Any], unusable: Counter[str]) -> Iterator[Row]:
+    """Yield the rows that pass the objective's checks, and count the reasons why others do not."""
+    for row in rows:
+        if reason := _reason(row, objective):
+            unusable[reason] += 1
+        else:
+            yield row
+
+
+def _reason(row: Row, objective: Objective[Any]) -> str | None:
+    for column, kind in objective.columns().items():
+        if row.get(column) is None:
+            return f"no `{column}`"
+        if kind != "list" and not str(row[column]).strip():
+            return f"an empty `{column}`"
+    return _general(objective.reject_reason(row))
+
+
+def _general(reason: str | None) -> str | None:
+    """Return a reason without what differs between rows, so that rows can be counted by it."""
+    if reason is None:
+        return None
+    return "overlapping spans" if " overlaps the span before it" in reason else reason
+
+
+def _labels(rows: Iterable[Row], proposal: Proposal) -> Iterator[str]:
+    if "label" in proposal.columns:
+        yield from (str(row[column]) for row in rows if row.get(column := proposal.columns["label"]) is not None)
+    elif "spans" in proposal.columns:
+        for row in rows:
+            yield from (str(span["label"]) for span in row.get(proposal.columns["spans"]) or ())
+
+
+def _repeated(rows: Sequence[Row], proposal: Proposal) -> int:
+    columns = key_columns(proposal)
+    if not columns:
+        return 0
+    return len(rows) - len({tuple(str(row.get(column)) for column in columns) for row in rows})
+
+
+def _conflicting(rows: Sequence[Row], proposal: Proposal) -> int:
+    if "label" not in proposal.columns:
+        return 0
+    labels: dict[str, set[str]] = {}
+    for row in rows:
+        labels.setdefault(str(row[proposal.columns["text"]]), set()).add(str(row[proposal.columns["label"]]))
+    return sum(len(found) > 1 for found in labels.values())
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"

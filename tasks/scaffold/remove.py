@@ -1,0 +1,56 @@
+"""`evergreen remove`: undo `evergreen new`. Runs and releases stay."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from params import RecipeError
+from params.artifacts import Artifacts, write_whole
+from tasks.scaffold import project
+
+
+def remove(name: str, *, yes: bool) -> None:
+    """Remove a recipe's file, its line and its deployments, after asking.
+
+    Raises:
+        RecipeError: there is nothing of this name.
+    """
+    root = project.project_root()
+    recipe = root / "params" / f"{name}.yaml"
+    dvc, prefect = ((root / path).read_text(encoding="utf-8") for path in (project.DVC, project.PREFECT))
+    new_dvc = project.without_line(dvc, name)
+    new_prefect, deployments = project.without_deployments(prefect, name)
+    what = [f"the recipe {recipe}"] if recipe.is_file() else []
+    what += ["its line in dvc.yaml"] if new_dvc != dvc else []
+    what += [f"the deployment {deployment} in prefect.yaml" for deployment in deployments]
+    if not what:
+        raise RecipeError(name, "no recipe, line or deployment has this name", f"recipes: {', '.join(_recipes(root))}")
+    print(f"This belongs to {name}:")
+    for one in what:
+        print(f"  {one}")
+    if not yes and not sys.stdin.isatty():
+        print("Nothing was removed. To remove it, add --yes.")
+        return
+    if not yes and not typer.confirm("Remove it?"):
+        return
+    if new_prefect != prefect:
+        write_whole(root / project.PREFECT, new_prefect)
+    if new_dvc != dvc:
+        write_whole(root / project.DVC, new_dvc)
+    recipe.unlink(missing_ok=True)
+    print("Removed.")
+    kept = [str(path) for path in (Artifacts(name, root).run, Artifacts(name, root).scratch) if path.exists()]
+    if kept:
+        print(f"Kept: {', '.join(kept)}, and what is published.")
+    if deployments:
+        print(
+            "On a Prefect server, delete what is deployed: "
+            + ", ".join(f"prefect deployment delete retrain/{d}" for d in deployments)
+        )
+
+
+def _recipes(root: Path) -> list[str]:
+    return sorted(path.stem for path in (root / "params").glob("*.yaml"))

@@ -1,0 +1,88 @@
+"""What a user asks `evergreen new` for, and how it asks back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import typer
+
+from params import RecipeError
+
+NEW_MODEL = "new"
+"""`--model new`: a small model from random weights."""
+COLUMN_FLAGS = ("text", "label", "spans", "prompt", "completion", "messages", "chosen", "rejected")
+"""The flags that name a column."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `evergreen new`; None stands for a flag that is not given."""
+
+    name: str
+    data: str
+    query: str | None = None
+    test: str | None = None
+    validation: str | None = None
+    model: str | None = None
+    objective: str | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+    """The columns that the user names, by flag: `{"label": "category"}`."""
+    repo_id: str | None = None
+    schedule: str = "0 3 * * *"
+    yes: bool = False
+
+
+@dataclass(frozen=True)
+class Option:
+    """One possible answer to a question."""
+
+    value: str
+    reason: str = ""
+    """What speaks for it, for people."""
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Asks on a terminal; elsewhere an open question is an error that names the flag."""
+
+    interactive: bool
+
+    @classmethod
+    def of(cls, *, yes: bool) -> Asker:
+        """Return one that asks, if somebody is there to answer, and has not said --yes."""
+        return cls(interactive=not yes and sys.stdin.isatty() and sys.stdout.isatty())
+
+    def choose(self, flag: str, what: str, options: Sequence[Option]) -> str:
+        """Return one of `options`, the first of which is the proposal; without a choice, nobody is asked.
+
+        Raises:
+            RecipeError: there are several, and nobody to ask.
+        """
+        if len(options) == 1:
+            return options[0].value
+        if not self.interactive:
+            listed = ", ".join(
+                f"{option.value} ({option.reason})" if option.reason else option.value for option in options
+            )
+            raise RecipeError(
+                flag, f"{what} is not clear: {listed}", f"add {flag}, for example `{flag} {options[0].value}`"
+            )
+        print(f"\n{what}:")
+        for option in options:
+            print(f"  {option.value}{f'  ({option.reason})' if option.reason else ''}")
+        values = [option.value for option in options]
+        while (answer := str(typer.prompt(f"Which one? {flag}", default=values[0]))) not in values:
+            print(f"Type one of: {', '.join(values)}")
+        return answer
+
+    def text(self, flag: str, question: str, fix: str) -> str:
+        """Return what the user types.
+
+        Raises:
+            RecipeError: there is nobody to ask.
+        """
+        if not self.interactive:
+            raise RecipeError(flag, f"is needed: {question[0].lower()}{question[1:]}", fix)
+        return str(typer.prompt(f"\n{question}"))

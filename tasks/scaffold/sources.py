@@ -1,0 +1,251 @@
+"""Where the rows are: local files, a dataset on a Hub, or a query; which of the files are train, validation and test."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from params import DataError, RecipeError
+from params.schema import Files, HubDataset, Sql, repo_id_problem
+from tasks.ingestion.formats import SUFFIXES
+from tasks.scaffold.file_heads import OTHER_FORMATS, check_head, text_unit
+from tasks.scaffold.request import Request
+
+_NAMES: Final = {
+    "train": ("train", "training"),
+    "test": ("test", "testing", "eval", "evaluation"),
+    "validation": ("validation", "valid", "val", "dev"),
+}
+"""What a file or its folder is called that has the rows of a split."""
+_HUB: Final = re.compile(r"(?:hub:)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+_WILD: Final = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class FoundSource:
+    """The source of a recipe, and what dvc.yaml watches for it."""
+
+    source: Files | HubDataset | Sql
+    watched: str
+    """The file or folder that DVC watches."""
+    notes: tuple[str, ...] = ()
+    """What else was found, for people."""
+
+
+def find_source(request: Request, root: Path = Path()) -> FoundSource:
+    """Return the source that `--data`, `--query`, `--test` and `--validation` describe.
+
+    Raises:
+        RecipeError: flags do not fit together.
+        DataError: there is no such file or dataset, or its files cannot be told apart.
+    """
+    if "://" in request.data:
+        return _sql(request)
+    if request.query:
+        raise RecipeError(
+            "--query", f"needs a database, and --data is {request.data}", "write --data sqlite:///rows.db"
+        )
+    is_local = _looks_local(request.data, root)
+    match = _HUB.fullmatch(request.data)
+    if request.data.startswith("hub:") and not match:
+        raise RecipeError(
+            "--data", f"{request.data} names no dataset", "write hub:owner/name, or hub:owner/name@revision"
+        )
+    if match and (request.data.startswith("hub:") or not is_local):
+        return _hub(request, match["repo"], match["revision"] or "main")
+    return _files(request, root)
+
+
+def _looks_local(data: str, root: Path) -> bool:
+    """Whether a file or folder is meant, even if there is none; else it may be a dataset on the Hub."""
+    path = PurePosixPath(data)
+    return (
+        (root / data).exists()
+        or bool(_WILD.search(data))
+        or path.suffix.lower() in (*SUFFIXES, *OTHER_FORMATS)
+        or (len(path.parts) > 1 and (root / path.parts[0]).is_dir())
+    )
+
+
+def _sql(request: Request) -> FoundSource:
+    if request.test or request.validation:
+        raise RecipeError("--test", "a query has no further files", "remove it: a share of the rows is held out")
+    if not request.query:
+        raise RecipeError("--query", "is needed for a database", 'add --query "SELECT ... ORDER BY ..."')
+    url = request.data
+    if re.search(r"://[^/@:]*:(?!\$\{)[^@/]+@", url):
+        fix = "write `${NAME}` for it, and set that variable: the recipe is published with the model"
+        raise RecipeError("--data", "the address holds a password", fix)
+    database = url.removeprefix("sqlite:///")
+    watched = database if url.startswith("sqlite:///") and database else "tasks/ingestion/sql.py"
+    notes = () if re.search(r"\border\s+by\b", request.query, re.IGNORECASE) else (
+        "the query has no ORDER BY: training depends on the order of the rows",
+    )  # fmt: skip
+    return FoundSource(Sql(kind="sql", url=url, query=request.query), watched, notes)
+
+
+def _hub(request: Request, repo_id: str, revision: str) -> FoundSource:
+    from tasks.scaffold.hub import repository_files
+
+    if problem := repo_id_problem(repo_id):
+        raise DataError(
+            "--data", f"there is no such file, and the Hub refuses {repo_id!a}: {problem}", "check the path"
+        )
+    names = repository_files(repo_id, revision, kind="dataset")
+    patterns, notes = _patterns(request, names, where=f"dataset {repo_id}")
+    source = HubDataset(kind="hub", repo_id=repo_id, revision=revision, **patterns)
+    return FoundSource(source, "tasks/ingestion/hub_dataset.py", notes)
+
+
+def _files(request: Request, root: Path) -> FoundSource:
+    data = _relative(request.data, root)
+    if (root / data).is_file():
+        patterns, notes = {"train": data}, _siblings(root / data, request)
+        patterns |= {split: _relative(path, root) for split, path in _named(request).items()}
+    else:
+        names = _local_names(data, root)
+        patterns, notes = _patterns(request, names, where=data)
+        patterns |= {split: _relative(path, root) for split, path in _named(request).items()}
+    files = {split: [Path(name) for name in matching(pattern, root)] for split, pattern in patterns.items()}
+    for split, paths in files.items():
+        if not paths:
+            flag = "--data" if split == "train" else f"--{split}"
+            raise DataError(flag, f"{patterns[split]}: there is no such file", "check the path")
+        for path in paths:
+            check_head(root / path)
+    unit, why = "paragraph", ""
+    if files["train"][0].suffix.lower() == ".txt":
+        unit, why = text_unit([root / path for path in files["train"]])
+    source = Files.model_validate({"kind": "files", **patterns, "text_unit": unit})
+    return FoundSource(source, _watched(patterns.values(), root), (*notes, *([why] if why else [])))
+
+
+def _named(request: Request) -> dict[str, str]:
+    given = {"test": request.test, "validation": request.validation}
+    return {split: path for split, path in given.items() if path}
+
+
+def _local_names(data: str, root: Path) -> list[str]:
+    """Return the files in a folder, or that match a glob, relative to `root`."""
+    folder = root / data
+    if folder.is_dir():
+        pattern = f"{data.rstrip('/')}/**"
+        found = glob.glob(pattern, root_dir=root, recursive=True)  # noqa: PTH207 - takes absolute paths too
+        found = [name for name in found if PurePosixPath(name).suffix.lower() in SUFFIXES]
+        if not found and (other := next((path for path in sorted(folder.iterdir()) if path.is_file()), None)):
+            check_head(other)
+    else:
+        found = glob.glob(data, root_dir=root, recursive=True)  # noqa: PTH207
+    names = sorted(name for name in found if (root / name).is_file())
+    if not names:
+        what = f"{data}: there are no files that can be read" if folder.exists() else f"{data}: there is no such file"
+        raise DataError("--data", what, f"check the path; files end in {', '.join(SUFFIXES)}")
+    return names
+
+
+def _patterns(request: Request, names: Sequence[str], *, where: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return a path or glob for each split that files are named after, and notes about the others."""
+    readable = [name for name in names if PurePosixPath(name).suffix.lower() in SUFFIXES]
+    by_split: dict[str, list[str]] = {}
+    for name in readable:
+        by_split.setdefault(_split_of(name, where), []).append(name)
+    unnamed = by_split.pop("", [])
+    if "train" not in by_split:
+        if not unnamed:
+            what = f"{where} has no file of training rows: {', '.join(readable) or 'no file that can be read'}"
+            raise DataError("--data", what, "name the file of the training rows")
+        by_split["train"], unnamed = unnamed, []
+    suffixes = sorted({PurePosixPath(name).suffix.lower() for name in by_split["train"]})
+    if len(suffixes) > 1:
+        raise DataError("--data", f"{where} has files of several formats: {', '.join(suffixes)}", "name one, or a glob")
+    notes = [f"not used: {', '.join(unnamed[:5])}{' ...' if len(unnamed) > 5 else ''}"] if unnamed else []
+    patterns = {split: _pattern(files, readable) for split, files in sorted(by_split.items(), reverse=True)}
+    if request.test and where.startswith("dataset"):
+        patterns |= _named(request)
+    notes += [f"{split} rows: {pattern}" for split, pattern in patterns.items() if split != "train"]
+    return patterns, tuple(notes)
+
+
+def _split_of(name: str, where: str) -> str:
+    """Return the split that a file or a folder inside of `where` is named after; empty if there is none."""
+    inner = name.removeprefix(where).lstrip("/")
+    for part in reversed(PurePosixPath(inner).parts):
+        words = set(re.split(r"[._\W]+", part.lower()))
+        for split, known in _NAMES.items():
+            if words & set(known):
+                return split
+    return ""
+
+
+def _pattern(files: Sequence[str], readable: Sequence[str]) -> str:
+    """Return the path of one file, or a glob that matches these and no other file."""
+    if len(files) == 1:
+        return files[0]
+    suffix = PurePosixPath(files[0]).suffix
+    prefix = os.path.commonprefix(files)  # noqa: RUF071 - the beginning of their names, not only of their folders
+    folder = f"{prefix.rpartition('/')[0]}/" if "/" in prefix else ""
+    for pattern in (f"{prefix}*{suffix}", f"{prefix}**/*{suffix}", f"{folder}*{suffix}", f"{folder}**/*{suffix}"):
+        if [name for name in readable if _glob(pattern).fullmatch(name)] == list(files):
+            return pattern
+    raise DataError("--data", f"no single pattern matches {files[0]} and {files[-1]} only", "move them into a folder")
+
+
+def _glob(pattern: str) -> re.Pattern[str]:
+    """Return what `glob` matches, as a regular expression."""
+    return re.compile(re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*"))
+
+
+def _siblings(path: Path, request: Request) -> tuple[str, ...]:
+    """Note held-out rows beside the file, which are used only if they are asked for."""
+    if request.test or _split_of(path.name, "") != "train":
+        return ()
+    found = [p for p in sorted(path.parent.iterdir()) if p.suffix == path.suffix and _split_of(p.name, "") == "test"]
+    return tuple(f"{one} is not used: add --test {one}, or give the folder as --data" for one in found)
+
+
+def matching(pattern: str, root: Path) -> list[str]:
+    """Return the files of a path or glob, relative to `root`."""
+    if (root / pattern).is_file():
+        return [pattern]
+    found = glob.glob(pattern, root_dir=root, recursive=True)  # noqa: PTH207
+    return sorted(name for name in found if (root / name).is_file())
+
+
+def _relative(path: str, root: Path) -> str:
+    """Return a path in the project relative to its root; another path as it is given."""
+    absolute = Path(os.path.normpath((root / path).absolute()))
+    inside = absolute.is_relative_to(root.absolute())
+    return absolute.relative_to(root.absolute()).as_posix() if inside else path
+
+
+def _watched(patterns: Iterable[str], root: Path) -> str:
+    """Return the file, or the folder of the files, that DVC watches.
+
+    Raises:
+        DataError: the folder would hold the whole project.
+    """
+    listed = list(patterns)
+    if len(listed) == 1 and (root / listed[0]).is_file():
+        return listed[0]
+    folders = [os.path.dirname(_WILD.split(pattern)[0]) for pattern in listed]  # noqa: PTH120 - of a text with a glob
+    try:
+        common = os.path.commonpath(folders)
+    except ValueError:
+        common = ""
+    if root.absolute().resolve().is_relative_to((root / common).resolve()):
+        what = f"{', '.join(listed)} have no folder of their own, which DVC could watch"
+        raise DataError("--data", what, "move them into a folder, for example data/rows")
+    return common
+
+
+def described(source: Files | HubDataset | Sql) -> Mapping[str, str]:
+    """Return the keys of a recipe's `data.source`, in the order in which they are written."""
+    first = ["kind", "repo_id", "revision", "url", "query", "train", "validation", "test", "text_unit"]
+    given = source.model_dump(exclude_none=True, exclude_defaults=False)
+    is_text = isinstance(source, Files) and PurePosixPath(source.train).suffix.lower() == ".txt"
+    return {key: str(given[key]) for key in first if key in given and (key != "text_unit" or is_text)}

@@ -1,0 +1,319 @@
+"""`new` writes a recipe that is sound, says the same again, and leaves nothing behind when it fails; `remove` undoes it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from params import EvergreenError, RecipeError, load
+from params.artifacts import Artifacts
+from params.dvc_files import recipe_item
+from tasks.diagnostics.check import check
+from tasks.scaffold import new as new_module
+from tasks.scaffold.new import new
+from tasks.scaffold.remove import remove
+from tasks.scaffold.request import Asker, Request
+from tests.support.pretrained import write_model
+from tests.support.project import ROOT
+from trainer.model import config_check
+
+DATA = ROOT.parent / "shared" / "data"
+LABELS = {"weather": ["rain", "sun"], "food": ["bread", "soup"], "travel": ["train", "road"]}
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of a project without a recipe of its own, with a model and rows."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HF_ENDPOINT", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    # In this process, which is faster; the test of the command uses another one.
+    monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
+    for name in ("dvc.yaml", "prefect.yaml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("params", "data"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small model of each kind."""
+    folder = tmp_path_factory.mktemp("models")
+    for model_type in ("bert", "llama", "t5"):
+        write_model(folder / model_type, model_type)
+    return folder
+
+
+def write_questions(path: Path, rows: int = 300) -> None:
+    chance = random.Random(5)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["question", "topic"])
+        for i in range(rows):
+            label = chance.choice(sorted(LABELS))
+            writer.writerow([f"what about the {chance.choice(LABELS[label])} in place {i}?", label])
+
+
+def write_json(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def make(name: str = "topics", **request: Any) -> None:
+    new(Request(name, **request), Asker(interactive=False))
+
+
+def files(root: Path) -> dict[str, str]:
+    """The content of what `new` may change."""
+    paths = [*root.glob("params/*"), root / "dvc.yaml", root / "prefect.yaml"]
+    return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
+def test_a_recipe_with_reasons(project: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_questions(project / "data/questions.csv")
+    before = files(project)
+    make(data="data/questions.csv", model=str(models / "bert"))
+    said = capsys.readouterr().out
+    for line in (
+        "Wrote params/topics.yaml, its line in dvc.yaml",
+        "question: what about the",
+        "tokens/s",
+        "evergreen run topics",
+    ):
+        assert line in said
+    recipe = load(project / "params/topics.yaml")
+    assert recipe.objective.options == {"text_column": "question", "label_column": "topic"}
+    assert recipe.training.best_metric == "accuracy"
+    assert recipe.publish.repo_id == "evergreen/topics"
+    text = (project / "params/topics.yaml").read_text(encoding="utf-8")
+    for key in (
+        "max_length",
+        "label_column",
+        "epochs",
+        "global_batch_size",
+        "learning_rate",
+        "eval_steps",
+        "max_quarantined",
+    ):
+        line = next(i for i, line in enumerate(text.splitlines()) if line.strip().startswith(f"{key}:"))
+        assert "#" in "".join(text.splitlines()[line - 1 : line + 1]), key
+    assert max(map(len, text.splitlines())) <= 120 + len(str(models))
+    assert "covers" in text
+    assert "3 labels, from" in text
+    steps = recipe.training.epochs * (300 * 0.8 // recipe.training.global_batch_size)
+    assert 15 <= steps / recipe.training.eval_steps <= 25
+
+    capsys.readouterr()
+    written = files(project)
+    make(data="data/questions.csv", model=str(models / "bert"))
+    assert files(project) == written
+    assert "Nothing to do" in capsys.readouterr().out
+
+    remove("topics", yes=True)
+    assert files(project) == before
+
+
+SMALL: dict[str, tuple[list[dict[str, Any]], str | None, str]] = {
+    "sft": (
+        [{"question": f"How much is {i} plus 1?", "answer": f" It is {i + 1}, I think."} for i in range(120)],
+        "llama",
+        "sft",
+    ),
+    "chat": (
+        [
+            {"messages": [{"role": "user", "content": f"Say {i}."}, {"role": "assistant", "content": f"{i}!"}]}
+            for i in range(120)
+        ],
+        "llama",
+        "sft",
+    ),
+    "preferences": (
+        [{"prompt": f"Say {i}.", "chosen": f"Here it is: {i}", "rejected": f"I do not say {i}"} for i in range(120)],
+        "llama",
+        "dpo",
+    ),
+    "translation": (
+        [{"source": f"number {i}, please", "target": f"die Zahl {i} bitte"} for i in range(120)],
+        "t5",
+        "seq2seq",
+    ),
+    "spans": (
+        [
+            {"text": f"a table for {10 + i} people", "spans": [{"label": "n", "start": 12, "end": 14}]}
+            for i in range(80)
+        ],
+        "bert",
+        "token_classification",
+    ),
+    "plain text": (
+        [{"text": f"This is the text with the number {i}, and it goes on." * 4} for i in range(120)],
+        None,
+        "causal_lm",
+    ),
+    "numbers as labels": (
+        [{"text": f"a text about {i}", "label": i % 3} for i in range(120)],
+        "llama",
+        "sequence_classification",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", SMALL)
+def test_each_objective_gets_a_sound_recipe(form: str, project: Path, models: Path) -> None:
+    rows, model, objective = SMALL[form]
+    write_json(project / "data/rows.jsonl", rows)
+    make(data="data/rows.jsonl", model=model and str(models / model))
+    recipe = load(project / "params/topics.yaml")
+    assert recipe.objective.name == objective
+    check(project / "params/topics.yaml")
+
+
+def test_rows_of_a_database(project: Path, models: Path) -> None:
+    with sqlite3.connect(project / "data/rows.db") as database:
+        database.execute("CREATE TABLE questions (id INTEGER, question TEXT, topic TEXT)")
+        rows = [(i, f"what about the place {i}?", f"topic {i % 3}") for i in range(200)]
+        database.executemany("INSERT INTO questions VALUES (?, ?, ?)", rows)
+    query = "SELECT question, topic FROM questions WHERE topic <> 'none' ORDER BY id"
+    make(data="sqlite:///data/rows.db", query=query, model=str(models / "bert"))
+    source = load(project / "params/topics.yaml").data.source
+    assert source.model_dump() == {"kind": "sql", "url": "sqlite:///data/rows.db", "query": query}
+    assert recipe_item(Artifacts("topics", project))["data"] == "data/rows.db"
+
+
+def test_repeated_and_messy_rows_show_in_the_recipe(project: Path, models: Path) -> None:
+    rows = [{"text": f"text {i % 100}", "label": f"label {i % 2}", "group": i % 7} for i in range(200)]
+    write_json(project / "data/rows.jsonl", [*rows, {"text": "", "label": "label 0", "group": 1}])
+    make(data="data/rows.jsonl", model=str(models / "bert"), columns={"label": "label"})
+    recipe = load(project / "params/topics.yaml")
+    assert recipe.data.group_by == ["text"]
+    assert recipe.validation.expectations == []
+    text = (project / "params/topics.yaml").read_text(encoding="utf-8")
+    assert "1 of 201 rows will be set aside: an empty `text`" in text
+    assert "100 of 201 rows repeat a text; they are kept, and all in one split" in text
+
+
+def test_a_failed_check_leaves_nothing(project: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_questions(project / "data/questions.csv")
+    before = files(project)
+
+    def fail(path: Path) -> None:
+        assert path.is_file()
+        assert "topics" in (project / "dvc.yaml").read_text()
+        raise RecipeError(str(path), "is wrong", "correct it")
+
+    monkeypatch.setattr(new_module, "check", fail)
+    with pytest.raises(RecipeError, match="is wrong"):
+        make(data="data/questions.csv", model=str(models / "bert"))
+    assert files(project) == before
+
+
+@pytest.mark.parametrize("file", ["params/topics.yaml", "dvc.yaml", "prefect.yaml"])
+def test_what_differs_is_never_overwritten(file: str, project: Path, models: Path) -> None:
+    write_questions(project / "data/questions.csv")
+    arguments = {"data": "data/questions.csv", "model": str(models / "bert")}
+    make(**arguments)
+    text = (project / file).read_text(encoding="utf-8")
+    for old, new_ in (
+        ("epochs: ", "epochs: 1"),
+        ("topics: {data: data/questions.csv", "topics: {data: data"),
+        ("0 3 * * *", "0 5 * * *"),
+    ):
+        place = text.rfind(old)
+        text = text if place < 0 else f"{text[:place]}{new_}{text[place + len(old) :]}"
+    (project / file).write_text(text, encoding="utf-8")
+    before = files(project)
+    with pytest.raises(RecipeError, match="evergreen remove topics"):
+        make(**arguments)
+    assert files(project) == before
+
+
+def test_what_is_missing_is_added(project: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_questions(project / "data/questions.csv")
+    arguments = {"data": "data/questions.csv", "model": str(models / "bert")}
+    make(**arguments)
+    written = files(project)
+    shutil.copy(ROOT / "prefect.yaml", project / "prefect.yaml")
+    capsys.readouterr()
+    make(**arguments)
+    assert files(project) == written
+    assert "Wrote its deployment in prefect.yaml" in capsys.readouterr().out
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no model": ({"data": "data/questions.csv"}, "--model: is needed"),
+    "a name": ({"name": "a b", "data": "data/questions.csv"}, "is no name"),
+    "a schedule": ({"data": "data/questions.csv", "schedule": "daily"}, "is not five fields"),
+    "a repository": ({"data": "data/questions.csv", "repo_id": "topics"}, "it has no owner"),
+    "an empty file": ({"data": "data/empty.csv", "model": "new"}, "the file is empty"),
+    "one label": (
+        {"data": "data/one.csv", "model": "new", "objective": "sequence_classification", "columns": {"label": "topic"}},
+        "every row has the label",
+    ),
+    "too few rows": ({"data": "data/few.csv", "model": "new"}, "."),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_a_recipe_is_an_error_and_writes_nothing(case: str, project: Path) -> None:
+    write_questions(project / "data/questions.csv")
+    (project / "data/empty.csv").write_text("")
+    (project / "data/one.csv").write_text("question,topic\n" + "what is it?,a\nwho is it?,a\nis it so?,a\n" * 9)
+    (project / "data/few.csv").write_text("question,topic\nwhat is it?,a\n")
+    before = files(project)
+    arguments, what = WRONG[case]
+    with pytest.raises(EvergreenError, match=what):
+        make(**arguments)
+    assert files(project) == before
+
+
+def test_outside_of_a_project_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(RecipeError, match="run this in the root of the project"):
+        make(data="rows.csv")
+    with pytest.raises(RecipeError, match="run this in the root of the project"):
+        remove("topics", yes=True)
+
+
+def test_remove_asks_and_keeps_what_runs_left(project: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_questions(project / "data/questions.csv")
+    make(data="data/questions.csv", model=str(models / "bert"))
+    before = files(project)
+    (project / "runs/topics/release").mkdir(parents=True)
+    remove("topics", yes=False)
+    assert files(project) == before
+    assert "add --yes" in capsys.readouterr().out
+    remove("topics", yes=True)
+    said = capsys.readouterr().out
+    assert "Kept: runs/topics" in said
+    assert (project / "runs/topics/release").is_dir()
+    assert "prefect deployment delete retrain/topics" in said
+    with pytest.raises(RecipeError, match="no recipe, line or deployment has this name"):
+        remove("topics", yes=True)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the data is beside a checkout, and not here")
+@pytest.mark.parametrize(
+    ("name", "model", "objective"),
+    [
+        ("banking77", "bert", "sequence_classification"),
+        ("restaurant8k", "bert", "token_classification"),
+        pytest.param("gsm8k", "new", "sft", marks=pytest.mark.slow),
+        ("gsm8k-preferences", "llama", "dpo"),
+        pytest.param("tinyshakespeare", None, "causal_lm", marks=pytest.mark.slow),
+    ],
+)
+def test_real_data(name: str, model: str | None, objective: str, project: Path, models: Path) -> None:
+    shutil.copytree(DATA / name, project / "data" / name)
+    make(name, data=f"data/{name}", model=str(models / model) if model in ("bert", "llama") else model)
+    recipe = load(project / "params" / f"{name}.yaml")
+    assert recipe.objective.name == objective
+    has_test = (DATA / name).joinpath("test.csv").exists() or (DATA / name).joinpath("test.jsonl").exists()
+    assert (recipe.data.source.patterns.get("test") is not None) == has_test  # type: ignore[union-attr]

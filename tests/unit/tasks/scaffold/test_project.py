@@ -1,0 +1,97 @@
+"""dvc.yaml and prefect.yaml: one item more or less, and every other byte as it was."""
+
+from __future__ import annotations
+
+import pytest
+from ruamel.yaml import YAML
+
+from params import RecipeError
+from tasks.scaffold.project import with_deployment, with_line, without_deployments, without_line
+from tests.support.project import ROOT
+
+DVC = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
+PREFECT = (ROOT / "prefect.yaml").read_text(encoding="utf-8")
+ITEM = {"data": "data/my rows", "objective": "sft"}
+
+
+def read(text: str):
+    return YAML(typ="safe").load(text)
+
+
+def added(before: str, after: str) -> list[str]:
+    """The new lines, if all others are as they were."""
+    old, new = before.splitlines(), after.splitlines()
+    start = next(i for i, line in enumerate(new) if i >= len(old) or line != old[i])
+    count = len(new) - len(old)
+    assert new[:start] + new[start + count :] == old
+    return new[start : start + count]
+
+
+@pytest.mark.parametrize("name", ["rows", "123", "yes", "a.b-c"])
+def test_a_line_is_added_and_removed(name: str) -> None:
+    after = with_line(DVC, name, **ITEM)
+    assert len(added(DVC, after)) == 1
+    expected = {"data": "data/my rows", "objective": "sft", "code": "trainer/losses.py"}
+    assert read(after)["vars"][0]["recipes"][name] == expected
+    assert with_line(after, name, **ITEM) == after
+    assert without_line(after, name) == DVC
+    assert without_line(DVC, name) == DVC
+
+
+def test_a_line_that_differs_is_refused() -> None:
+    with pytest.raises(RecipeError, match="lists default with other data"):
+        with_line(DVC, "default", **ITEM)
+    with pytest.raises(RecipeError, match="no list of recipes"):
+        with_line("stages: {}\n", "rows", **ITEM)
+
+
+def test_a_line_that_a_person_wrote_is_removed_with_all_its_lines() -> None:
+    own = """\
+vars:
+  - recipes:
+      # the first
+      first: {data: a, objective: sft, code: b}
+      second:   # ours
+        data: a
+        objective: sft
+
+        code: b
+      # the third
+      third: {data: a, objective: sft, code: b}
+stages: {}
+"""
+    after = without_line(own, "second")
+    assert after == own.replace(own[own.index("      second") : own.index("      # the third")], "")
+    assert list(read(with_line(after, "fourth", **ITEM))["vars"][0]["recipes"]) == ["first", "third", "fourth"]
+
+
+def test_a_deployment_is_added_and_removed() -> None:
+    after = with_deployment(PREFECT, "rows", "30 4 * * 1")
+    lines = added(PREFECT, after)
+    assert lines[-1] or lines[0] == ""
+    deployment = next(one for one in read(after)["deployments"] if one["name"] == "rows")
+    assert deployment["parameters"] == {"recipe": "rows"}
+    assert deployment["schedules"] == [{"cron": "30 4 * * 1", "timezone": "UTC", "active": True}]
+    assert deployment["entrypoint"] == "flows/retrain.py:retrain"
+    assert deployment["work_pool"] == read(PREFECT)["definitions"]["retrain"]["work_pool"]
+    assert with_deployment(after, "rows", "30 4 * * 1") == after
+    assert without_deployments(after, "rows") == (PREFECT, ["rows"])
+    with pytest.raises(RecipeError, match="has another deployment rows"):
+        with_deployment(after, "rows", "0 0 * * *")
+
+
+def test_all_deployments_of_a_recipe_are_removed_and_no_other() -> None:
+    text = with_deployment(PREFECT, "rows", "0 3 * * *")
+    after, names = without_deployments(text, "default")
+    assert names == ["default", "default-on-notice", "default-often"]
+    assert [one["name"] for one in read(after)["deployments"]] == ["rows"]
+    assert "For workers with nothing but Python" in after
+    assert without_deployments(after, "none") == (after, [])
+
+
+def test_a_file_of_another_form_is_left_alone() -> None:
+    flow = "deployments: [{name: a, parameters: {recipe: rows}, entrypoint: 'flows/retrain.py:retrain'}]\n"
+    with pytest.raises(RecipeError, match="no line says"):
+        without_deployments(flow, "rows")
+    with pytest.raises(RecipeError, match="has no `&retrain`"):
+        with_deployment(flow, "rows", "0 3 * * *")

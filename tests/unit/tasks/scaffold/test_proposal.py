@@ -1,0 +1,152 @@
+"""Objective and columns that fit the rows: of real data, of rows of every form, and where a person has to choose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from params import DataError, RecipeError
+from tasks.scaffold.look import Sample, look
+from tasks.scaffold.model_facts import ModelKind
+from tasks.scaffold.proposal import Proposal, propose
+from tasks.scaffold.request import Asker, Request
+from tasks.scaffold.sources import find_source
+from tests.support.project import ROOT
+
+DATA = ROOT.parent / "shared" / "data"
+SILENT = Asker(interactive=False)
+
+
+def sample(**columns: list[Any]) -> Sample:
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return Sample({"train": rows}, {"train": len(rows)})
+
+
+def proposed(rows: Sample, kind: ModelKind = "encoder", **request: Any) -> Proposal:
+    return propose(Request("x", "", **request), rows, kind, SILENT)
+
+
+TEXTS = [f"a text about the number {i}" for i in range(60)]
+LABELS = [f"label {i % 4}" for i in range(60)]
+SHARED = {
+    "banking77": ("encoder", "sequence_classification", {"text": "text", "label": "category"}),
+    "restaurant8k": ("encoder", "token_classification", {"text": "text", "spans": "spans"}),
+    "gsm8k": ("decoder", "sft", {"prompt": "question", "completion": "answer"}),
+    "gsm8k-preferences": ("decoder", "dpo", {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}),
+    "tinyshakespeare": ("decoder", "causal_lm", {"text": "text"}),
+}
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the data is beside a checkout, and not here")
+@pytest.mark.parametrize("name", SHARED)
+def test_real_data(name: str) -> None:
+    kind, objective, columns = SHARED[name]
+    rows = look(find_source(Request("x", str(DATA / name)), Path()).source)
+    assert proposed(rows, kind) == Proposal(objective, columns)  # type: ignore[arg-type]
+    if name == "gsm8k":
+        assert proposed(rows, "encoder-decoder").objective == "seq2seq"
+        with pytest.raises(RecipeError, match="for sft or seq2seq, which does not work with this encoder model"):
+            proposed(rows, "encoder")
+
+
+CHAT = [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]] * 60
+SPANS = [[{"label": "who", "start": 0, "end": 1}], []] * 30
+FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = {
+    "labels as numbers": (
+        {"text": TEXTS, "label": [i % 3 for i in range(60)]},
+        "encoder",
+        "sequence_classification",
+        {"text": "text", "label": "label"},
+    ),
+    "labels as booleans": (
+        {"body": TEXTS, "spam": [i % 3 == 0 for i in range(60)]},
+        "encoder",
+        "sequence_classification",
+        {"text": "body", "label": "spam"},
+    ),
+    "an id beside": (
+        {"id": list(range(60)), "text": TEXTS, "uuid": [f"x{i}" for i in range(60)], "kind": LABELS},
+        "encoder",
+        "sequence_classification",
+        {"text": "text", "label": "kind"},
+    ),
+    "a usual name among others": (
+        {"text": TEXTS, "label": LABELS, "language": ["de", "en"] * 30},
+        "encoder",
+        "sequence_classification",
+        {"text": "text", "label": "label"},
+    ),
+    "a conversation": ({"messages": CHAT, "id": list(range(60))}, "decoder", "sft", {"messages": "messages"}),
+    "spans": (
+        {"sentence": TEXTS, "entities": SPANS},
+        "encoder",
+        "token_classification",
+        {"text": "sentence", "spans": "entities"},
+    ),
+    "an instruction": (
+        {"instruction": TEXTS, "input": [""] * 60, "output": [f"{text}, too" for text in TEXTS]},
+        "decoder",
+        "sft",
+        {"prompt": "instruction", "completion": "output"},
+    ),
+    "one text": ({"anything": TEXTS}, "decoder", "causal_lm", {"text": "anything"}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_each_form(form: str) -> None:
+    columns, kind, objective, expected = FORMS[form]
+    assert proposed(sample(**columns), kind) == Proposal(objective, expected)
+
+
+def test_two_texts_need_a_choice() -> None:
+    rows = sample(title=TEXTS, summary_text=[f"more {text}" for text in TEXTS], label=LABELS)
+    with pytest.raises(RecipeError, match="--text: The column with the text is not clear") as error:
+        proposed(rows)
+    assert "add --text" in error.value.fix
+    assert proposed(rows, columns={"text": "title"}).columns == {"text": "title", "label": "label"}
+
+
+def test_two_labels_need_a_choice() -> None:
+    rows = sample(text=TEXTS, urgency=["high", "low"] * 30, team=LABELS)
+    with pytest.raises(RecipeError, match=r"--label: .* urgency \(2 values\), team \(4 values\)"):
+        proposed(rows)
+    assert proposed(rows, columns={"label": "team"}).columns["label"] == "team"
+
+
+def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = iter(["nothing", "team"])
+    monkeypatch.setattr("typer.prompt", lambda text, default: next(answers))
+    rows = sample(text=TEXTS, urgency=["high", "low"] * 30, team=LABELS)
+    assert propose(Request("x", ""), rows, "encoder", Asker(interactive=True)).columns["label"] == "team"
+    assert "Type one of: urgency, team" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("request_", "what"),
+    [
+        ({"columns": {"label": "labl"}}, "--label: the rows have no column `labl`\n.*did you mean `label`"),
+        ({"objective": "sequence_clasification"}, "did you mean `sequence_classification`"),
+        ({"objective": "grpo"}, "needs a reward, which only you can choose"),
+        ({"objective": "sft"}, "sft does not work with this encoder model"),
+    ],
+)
+def test_a_flag_that_does_not_fit_is_an_error(request_: dict[str, Any], what: str) -> None:
+    with pytest.raises(RecipeError, match=what):
+        proposed(sample(text=TEXTS, label=LABELS), **request_)
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({"data": [{"text": text, "label": "a"} for text in TEXTS]}, "column `data` holds records|holds records"),
+        ({"conversations": [[{"from": "human", "value": "a"}]] * 60}, "holds conversations as {from, value}"),
+        ({"score": [i / 7 for i in range(60)]}, "no objective fits these columns: score"),
+        ({"id": list(range(60))}, "no objective fits these columns"),
+    ],
+)
+def test_rows_of_another_form_are_named(columns: dict[str, list[Any]], what: str) -> None:
+    with pytest.raises((DataError, RecipeError), match=what):
+        proposed(sample(**columns), "decoder")

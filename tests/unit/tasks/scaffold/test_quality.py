@@ -1,0 +1,79 @@
+"""What is wrong with rows: what validation will set aside, and what a person should know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from params import DataError
+from params.schema import ObjectiveChoice
+from tasks.scaffold.look import Sample
+from tasks.scaffold.proposal import Proposal
+from tasks.scaffold.quality import Quality, judge
+from trainer import objectives
+
+CLASSES = Proposal("sequence_classification", {"text": "text", "label": "label"})
+
+
+def judged(
+    train: list[dict[str, Any]], test: list[dict[str, Any]] | None = None, proposal: Proposal = CLASSES
+) -> Quality:
+    rows = {"train": train} | ({"test": test} if test else {})
+    objective = objectives.build(ObjectiveChoice(name=proposal.objective, **proposal.options))
+    return judge(Sample(rows, {split: len(found) for split, found in rows.items()}), proposal, objective)
+
+
+def rows(count: int, **changes: Any) -> list[dict[str, Any]]:
+    return [{"text": f"text {i}", "label": f"label {i % 2}"} | changes for i in range(count)]
+
+
+def test_sound_rows_give_no_notes() -> None:
+    found = judged(rows(20))
+    assert list(found.notes()) == []
+    assert (found.set_aside_share, found.labels) == (0.0, {"label 0": 10, "label 1": 10})
+
+
+def test_rows_that_validation_sets_aside_are_counted() -> None:
+    bad = [{"text": " ", "label": "label 0"}, {"text": "a", "label": None}, {"text": None, "label": "label 0"}]
+    repeats = [{"text": "text 1", "label": "label 1"}]
+    found = judged([*rows(93), *bad, *repeats], [{"text": "text 2", "label": "label 0"}, *rows(2)[1:]])
+    assert found.unusable == {"an empty `text`": 1, "no `label`": 1, "no `text`": 1}
+    assert found.repeated == 3
+    assert found.set_aside_share == pytest.approx(6 / 99)
+    assert "3 of 99 rows repeat a text; they are set aside" in list(found.notes())
+
+
+def test_many_repeated_rows_are_how_people_write() -> None:
+    found = judged([*rows(50), *rows(50)])
+    assert not found.sets_repeated_aside
+    assert found.set_aside_share == 0
+
+
+def test_labels_that_contradict_each_other_are_few_or_unseen_are_named() -> None:
+    train = [*rows(20), {"text": "text 1", "label": "label 0"}, {"text": "rare", "label": "x"}]
+    found = judged(train, [{"text": "new", "label": "unheard"}])
+    notes = "\n".join(found.notes())
+    assert "1 texts occur with several labels" in notes
+    assert "1 labels have fewer than 5 rows: x" in notes
+    assert "no training row has: unheard; validation will refuse them" in notes
+
+
+def test_most_rows_with_one_label_are_an_imbalance() -> None:
+    assert not judged(rows(20)).is_imbalanced
+    assert judged([*rows(20), *[{"text": f"t{i}", "label": "label 0"} for i in range(20)]]).is_imbalanced
+
+
+def test_rows_without_anything_to_learn_are_refused() -> None:
+    with pytest.raises(DataError, match="every row has the label 'label 0'"):
+        judged(rows(10, label="label 0"))
+    with pytest.raises(DataError, match="none can be used: 10 rows: an empty `text`"):
+        judged(rows(10, text=""))
+
+
+def test_the_objectives_own_reasons_count() -> None:
+    spans = [{"label": "a", "start": 0, "end": 3}, {"label": "b", "start": 2, "end": 4}]
+    train = [{"text": f"text {i}", "spans": spans if i == 7 else spans[:1]} for i in range(20)]
+    found = judged(train, proposal=Proposal("token_classification", {"text": "text", "spans": "spans"}))
+    assert found.unusable == {"overlapping spans": 1}
+    assert found.labels == {"a": 19}
