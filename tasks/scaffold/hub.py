@@ -89,16 +89,31 @@ def _error(error: Exception, repo_id: str, revision: str) -> EvergreenError:
     where = f"{constants.ENDPOINT}/{repo_id}"
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         return _error(error.__cause__, repo_id, revision)
-    if isinstance(error, GatedRepoError):
-        fix = "accept its terms on the Hub, with the account of the token in HF_TOKEN"
-        return HubRefusedError(where, "needs an access request (it is gated)", fix)
-    if isinstance(error, RevisionNotFoundError):
-        return DataError(where, f"has no revision {revision}", "write a branch, a tag or a commit behind the @")
-    if isinstance(error, RepositoryNotFoundError):
-        fix = "check the name; a local path needs a file or folder that exists; for a private repository set HF_TOKEN"
-        return DataError(where, "does not exist, or is private", fix)
-    if isinstance(error, OfflineModeIsEnabled):
-        return DataError(where, "HF_HUB_OFFLINE forbids to ask the Hub", "unset HF_HUB_OFFLINE, or give a local path")
+    known: dict[type[Exception], tuple[type[EvergreenError], str, str]] = {
+        GatedRepoError: (
+            HubRefusedError,
+            "needs an access request (it is gated)",
+            "accept its terms on the Hub, with the account of the token in HF_TOKEN",
+        ),
+        RevisionNotFoundError: (
+            DataError,
+            f"has no revision {revision}",
+            "write a branch, a tag or a commit behind the @",
+        ),
+        RepositoryNotFoundError: (
+            DataError,
+            "does not exist, or is private",
+            "check the name; a local path needs a file or folder that exists; for a private repository set HF_TOKEN",
+        ),
+        OfflineModeIsEnabled: (
+            DataError,
+            "HF_HUB_OFFLINE forbids to ask the Hub",
+            "unset HF_HUB_OFFLINE, or give a local path",
+        ),
+    }
+    for kind, (error_class, what, fix) in known.items():  # a gated repository is also one that is not found
+        if isinstance(error, kind):
+            return error_class(where, what, fix)
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
     if status in (401, 403):
         return HubRefusedError(where, f"the Hub refuses access ({status})", "set HF_TOKEN to a token that may read it")

@@ -106,7 +106,7 @@ def _length(example: Example) -> int:
     size: int = len(example["input_ids"])
     if "rejected" in example:
         answer = sum(label != IGNORE_INDEX for label in example["labels"])
-        return size - answer + max(answer, len(example["rejected"]))
+        size += max(0, len(example["rejected"]) - answer)
     return size
 
 

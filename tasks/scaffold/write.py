@@ -170,7 +170,6 @@ def _evaluation(plan: Plan) -> list[str]:
         "  split: test",
         *_line(2, "compare_untrained", Choice(value=True, why="the first release must be better")),
     ]
-    lines += ["  metrics: null"]
     label = plan.proposal.columns.get("label")
     if label and len(plan.quality.labels) <= _MAX_SLICES:
         lines += _line(2, "slices", Choice([label], "metrics for each label, too"))
