@@ -9,7 +9,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PlainSerializer,
+    PositiveFloat,
+)
 from pydantic import model_validator as validate_model
 from pydantic_core import PydanticCustomError
 
@@ -20,8 +29,6 @@ Seconds = Annotated[float, Field(gt=0.0, le=31_536_000.0)]
 """A time limit of at most a year; Python's timers fail above a few hundred years."""
 Hours = Annotated[float, Field(ge=0.0, le=8_760.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-Interval = PositiveInt | Annotated[float, Field(gt=0.0, lt=1.0)]
-"""Optimizer steps, or a share of all steps."""
 IMPORTABLE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 Importable = Annotated[str, Field(pattern=IMPORTABLE)]
 """A Python object, as `package.module:name`."""
@@ -44,6 +51,18 @@ def conflict(what: str, fix: str) -> PydanticCustomError:
     return PydanticCustomError("conflict", "{what}", {"what": what, "fix": fix})
 
 
+def _whole_steps(value: float) -> float:
+    if value >= 1 and value != int(value):
+        raise conflict(
+            f"{value} is neither a number of steps nor a share of them", "write a whole number, or one below 1"
+        )
+    return int(value) if value >= 1 else value
+
+
+Interval = Annotated[
+    float, Field(gt=0.0, le=_MAX_INT), AfterValidator(_whole_steps), PlainSerializer(lambda value: value)
+]
+"""Optimizer steps, or a share of all steps."""
 _REPO_NAME = re.compile(r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?", re.ASCII)
 _RESERVED_OWNERS = frozenset({"api", "buckets", "datasets", "kernels", "models", "spaces", "uploads"})
 
