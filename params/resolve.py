@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
@@ -13,6 +14,8 @@ from ruamel.yaml.comments import CommentedMap
 from params.artifacts import Artifacts, write_whole
 from params.loading import load, read
 from params.schema import Recipe
+
+_NULL: Final = "tag:yaml.org,2002:null"
 
 
 def resolve(artifacts: Artifacts) -> None:
@@ -41,7 +44,8 @@ def annotated(artifacts: Artifacts) -> str:
         RecipeError: the recipe is invalid.
     """
     content = load(artifacts.recipe_path).model_dump(mode="json")
-    return _text(_annotated(content, read(artifacts.recipe_path).content))
+    text = _text(_annotated(content, read(artifacts.recipe_path).content))
+    return re.sub(r" +# default$", "  # default", text, flags=re.MULTILINE)
 
 
 def _annotated(values: Mapping[str, Any], given: Any) -> CommentedMap:
@@ -61,6 +65,7 @@ def _text(content: Mapping[str, Any]) -> str:
     yaml = YAML()
     yaml.width = 10_000
     yaml.default_flow_style = False
+    yaml.representer.add_representer(type(None), lambda dumper, _: dumper.represent_scalar(_NULL, "null"))
     text = io.StringIO()
     yaml.dump(content, text)
     return text.getvalue()

@@ -105,5 +105,11 @@ class TestResolved:
         write(artifacts, short("sft", PRETRAINED, training={"max_steps": 3}, seed=5))
         text = annotated(artifacts)
         lines = [" ".join(line.split()) for line in text.splitlines()]
-        assert {"seed: 5", "max_steps: 3", "name: sft", "learning_rate: 2e-05 # default"} <= set(lines)
+        assert {
+            "seed: 5",
+            "max_steps: 3",
+            "name: sft",
+            "learning_rate: 2e-05 # default",
+            "lora: null # default",
+        } <= set(lines)
         assert YAML(typ="safe").load(text) == load(artifacts.recipe_path).model_dump(mode="json")
