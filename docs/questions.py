@@ -13,7 +13,11 @@ from collections.abc import Iterator
 STARTS = ("Hi, ", "Hello! ", "Please help: ", "", "", "Excuse me, ", "Quick question: ")
 ENDS = ("", " Thanks.", " I ordered it on day {n}.", " My customer number is {n}.", " This is urgent, case {n}.")
 INTENTS = {
-    "card_arrival": ("where is my new card?", "my card has not arrived yet", "how long does the delivery of a card take?"),
+    "card_arrival": (
+        "where is my new card?",
+        "my card has not arrived yet",
+        "how long does the delivery of a card take?",
+    ),
     "card_lost": ("I lost my card", "somebody stole my card", "I cannot find my card any more, block it"),
     "change_pin": ("how do I change my PIN?", "I want another PIN", "where can I set a new PIN?"),
     "exchange_rate": ("what is your exchange rate?", "the rate for euros was wrong", "how do you convert currencies?"),

@@ -165,6 +165,8 @@ def groups_in_one_split(rows: RawRows, set_aside: Positions) -> CheckResult:
     """
     columns: Any = {"column_list": rows.splits["train"].group_by}
     groups = Expectation(type="expect_compound_columns_to_be_unique", ignore_row_if="all_values_are_missing", **columns)
+    if len(columns["column_list"]) == 1:  # Great Expectations ignores nulls only in a check of one column
+        groups = Expectation(type="expect_column_values_to_be_unique", column=columns["column_list"][0])
     with _hashed(groups, rows, set_aside) as keys:
         found = find_in_two_splits(keys, [rows.span(split).stop for split in ORDER])
     result = CheckResult(Expectation(type=GROUP_IS_IN_ONE_SPLIT, **columns), "recipe", success=True, failing=NOTHING)

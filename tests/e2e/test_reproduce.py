@@ -47,8 +47,8 @@ def released(tmp_path_factory, prefect_home):
     made.run("dvc", "remote", "add", "-q", "--default", "there", "../../remote")
     made.run("git", "add", "-A")
     made.run("git", "commit", "-q", "-m", "start")
-    made.stages("params/tiny.yaml", STAGES[:-1])
-    made.run("dvc", "commit", "-q", "--force", *(f"{stage}@tiny" for stage in STAGES[:4]))
+    made.stages("params/tiny.yaml", ("resolve", *STAGES[:-1]))
+    made.run("dvc", "commit", "-q", "--force", *(f"{stage}@tiny" for stage in ("resolve", *STAGES[:4])))
     made.stages("params/tiny.yaml", STAGES[-1:])
     made.run("dvc", "push", "-q", "ingest@tiny")
     try:

@@ -213,8 +213,8 @@ def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
     company = None
     try:
         with hub:
-            project.stages(RECIPE, STAGES[:5])
-            project.run("dvc", "commit", "--force", *(f"{stage}@tiny" for stage in STAGES[:5]))
+            project.stages(RECIPE, ("resolve", *STAGES[:5]))
+            project.run("dvc", "commit", "--force", *(f"{stage}@tiny" for stage in ("resolve", *STAGES[:5])))
             company = Company(project, hub, folder)
             yield company
     finally:

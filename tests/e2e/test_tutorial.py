@@ -27,6 +27,8 @@ def test_the_tutorial_is_true(project: Project) -> None:
         output = project.run("bash", "-c", command.partition("  # ")[0])
         same = checker.check_output(expected, output, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
         shown = textwrap.indent(output, "    ")
-        assert same or not expected.strip(), f"{command}\n  prints\n{shown}\n  and the page says\n{textwrap.indent(expected, '    ')}"
+        assert same or not expected.strip(), (
+            f"{command}\n  prints\n{shown}\n  and the page says\n{textwrap.indent(expected, '    ')}"
+        )
         seen.append(command.split()[:2])
     assert {tuple(one) for one in seen} >= {("evergreen", name) for name in ("new", "rehearse", "run", "try", "remove")}

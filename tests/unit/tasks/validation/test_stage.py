@@ -57,10 +57,10 @@ def test_a_group_is_in_one_split_and_held_out_rows_stay(tmp_path):
     assert report.rows_out == {"train": 3, "validation": 3, "test": 3}
     check = "group_is_in_one_split(column_list=['user']), repeats row"
     assert quarantine_reasons(artifacts) == {
-        ("train", 1): [f"{check} 0 of validation"],
-        ("train", 2): [f"{check} 0 of validation"],
-        ("train", 5): [f"{check} 0 of test"],
-        ("validation", 3): [f"{check} 0 of test"],
+        ("train", 1): [f"{check} 6 of validation"],
+        ("train", 2): [f"{check} 6 of validation"],
+        ("train", 5): [f"{check} 10 of test"],
+        ("validation", 9): [f"{check} 10 of test"],
     }
     assert "group_is_in_one_split" in (artifacts.validated / "report.html").read_text()
 
@@ -71,7 +71,7 @@ def test_a_row_that_is_set_aside_is_of_no_group(tmp_path):
     artifacts = write_raw(tmp_path, train=train, test=held_out)
     group(artifacts, "user", "country")
     run_validation(artifacts)
-    assert list(quarantine_reasons(artifacts)) == [("test", 0)]
+    assert list(quarantine_reasons(artifacts)) == [("test", 3)]
     assert good_rows(artifacts) == [0, 1]
 
 
