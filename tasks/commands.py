@@ -326,7 +326,7 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
         sys.stdout.flush()
         print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):  # Abort: during a question
         print("\ninterrupted", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
     return os.EX_OK

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from params import ModelError
 from tasks.scaffold.choices import Choice
 from tasks.scaffold.look import Row
 from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX
+from trainer.runtime.library_errors import is_out_of_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -155,6 +157,33 @@ def measure_speed(
     with torch.inference_mode():
         forward_s = min(_forward_s(batch, loss_of, device, precision) for _ in range(_REPEATS)) / len(batch)
     return Speed(sum(took) / len(took), forward_s, update_s, tokens / sum(took))
+
+
+def fitting_speed(
+    network: PreTrainedModel,
+    examples: Sequence[Example],
+    objective: Objective[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    micro_batch: int,
+) -> tuple[int, Speed]:
+    """Return the largest micro-batch that fits into memory, `micro_batch` or its half and so on, and its speed.
+
+    Raises:
+        ModelError: no micro-batch fits, or the model cannot compute a loss.
+    """
+    while True:
+        try:
+            return micro_batch, measure_speed(network, examples, objective, tokenizer, micro_batch=micro_batch)
+        except (RuntimeError, ValueError, TypeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                what = f"fails at a micro-batch of the rows: {error}"
+                raise ModelError("--model", what, "choose another model or objective") from error
+            if micro_batch == 1:
+                fix = "take a smaller model, or a machine with more memory"
+                raise ModelError("--model", "one sequence does not fit into memory", fix) from error
+        network.zero_grad()
+        micro_batch //= 2
 
 
 def _spread(examples: Sequence[Example], size: int) -> list[Sequence[Example]]:

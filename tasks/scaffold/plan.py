@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -75,7 +76,9 @@ def make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None) -> P
         ModelError: tokenizer or model cannot be loaded or used.
     """
     model, lora = start.model_choice(proposal, facts)
-    with left_out(*([] if lora.value else ["peft", "torchao"])):
+    # transformers notes at its import what is installed
+    unused = [] if lora.value or "transformers" in sys.modules else ["peft", "torchao"]
+    with left_out(*unused):
         return _make_plan(proposal, sample, facts, model=model, lora=lora)
 
 
@@ -111,9 +114,13 @@ def _make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None, *, 
     if values["training.group_by_length"].value:
         examples.sort(key=lambda example: len(example["input_ids"]))
     micro = values["launch.micro_batch_size"].value
-    speed = measure.measure_speed(network, examples, objective, tokenizer, micro_batch=micro)
+    fitting, speed = measure.fitting_speed(network, examples, objective, tokenizer, micro_batch=micro)
+    if fitting < micro:
+        why = f"{micro} did not fit into the memory of this machine"
+        values["launch.micro_batch_size"] = Choice(fitting, why)
+        values["launch.eval_batch_size"] = Choice(fitting, "as many as in training")
     values["training.precision"], speed = measure.best_precision(
-        network, examples, objective, tokenizer, micro=micro, speed=speed
+        network, examples, objective, tokenizer, micro=fitting, speed=speed
     )
     return Plan(
         proposal=proposal,

@@ -11,9 +11,16 @@ from tasks.tokenization.tokenizers import train_tokenizer
 CONFIGS: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
     "llama": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "opt": {
+        "hidden_size": 32,
+        "ffn_dim": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "word_embed_proj_dim": 32,
+    },
     "t5": {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2},
 }
-_CLASSES = {"bert": "AutoModelForMaskedLM", "llama": "AutoModelForCausalLM", "t5": "AutoModelForSeq2SeqLM"}
+_CLASSES = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
 _TEXTS = ["what about the rain in this place", "a train and a road", "bread, soup and rice", "How do I get there?"]
 
 
@@ -27,6 +34,6 @@ def write_model(folder: Path, model_type: str = "bert", *, chat_template: str = 
     ids = {"pad_token_id": tokenizer.pad_token_id, "decoder_start_token_id": tokenizer.pad_token_id}
     full = {"vocab_size": len(tokenizer), **ids, **CONFIGS[model_type], **config}
     made = transformers.AutoConfig.for_model(model_type, **full)
-    getattr(transformers, _CLASSES[model_type]).from_config(made).save_pretrained(folder)
+    getattr(transformers, _CLASSES.get(model_type, "AutoModelForCausalLM")).from_config(made).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -133,9 +133,10 @@ def test_error_sets_the_exit_code(monkeypatch, capsys):
     assert capsys.readouterr().err == "\nStorageError: params/tiny.yaml: cannot be written\n  fix: free space\n"
 
 
-def test_interrupt_exits_with_130(monkeypatch, capsys):
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, typer.Abort])
+def test_interrupt_exits_with_130(kind, monkeypatch, capsys):
     def interrupt(path):
-        raise KeyboardInterrupt
+        raise kind
 
     monkeypatch.setattr("tasks.diagnostics.check.check", interrupt)
     assert main(["check", "tiny"]) == 130

@@ -53,6 +53,7 @@ vars:
       first: {data: a, objective: sft, code: b}
       second:   # ours
         data: a
+      # in its middle
         objective: sft
 
         code: b
@@ -90,6 +91,9 @@ def test_all_deployments_of_a_recipe_are_removed_and_no_other() -> None:
 
 
 def test_a_file_of_another_form_is_left_alone() -> None:
+    two_lists = "meta:\n  recipes:\n    old: {}\nvars:\n  - recipes:\n      first: {}\n"
+    with pytest.raises(RecipeError, match="cannot be edited automatically"):
+        with_line(two_lists, "rows", **ITEM)
     flow = "deployments: [{name: a, parameters: {recipe: rows}, entrypoint: 'flows/retrain.py:retrain'}]\n"
     with pytest.raises(RecipeError, match="no line says"):
         without_deployments(flow, "rows")

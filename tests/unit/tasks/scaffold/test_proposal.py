@@ -91,6 +91,12 @@ FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = 
         "sft",
         {"prompt": "instruction", "completion": "output"},
     ),
+    "one text that repeats": (
+        {"command": ["yes, please", "no, thanks"] * 30},
+        "decoder",
+        "causal_lm",
+        {"text": "command"},
+    ),
     "one text": ({"anything": TEXTS}, "decoder", "causal_lm", {"text": "anything"}),
 }
 

@@ -47,6 +47,11 @@ CASES = {
         "data/q",
         {"train": "data/q/train/*.jsonl", "validation": "data/q/validation/0.jsonl"},
     ),
+    "folders of folders": (
+        ["data/q/train/a/0.jsonl", "data/q/train/b/1.jsonl"],
+        "data/q",
+        {"train": "data/q/train/**/*.jsonl"},
+    ),
     "a glob": (["data/q/x-1.csv", "data/q/x-2.csv", "data/q/y.csv"], "data/q/x-*.csv", {"train": "data/q/x-*.csv"}),
     "no names": (["data/q/x.csv", "data/q/y.csv"], "data/q", {"train": "data/q/*.csv"}),
     "a folder called test": (["data/test/x.csv"], "data/test/x.csv", {"train": "data/test/x.csv"}),
