@@ -6,13 +6,10 @@ is a function here: its name, its docstring and its parameters are all that the 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import resource
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -20,10 +17,11 @@ from typing import Annotated
 import typer
 from typer.completion import shell_complete
 
-from params import EvergreenError, TransientError, command_result, load
+from params import EvergreenError, command_result, load
 from params.artifacts import Artifacts
 from params.loading import find_recipe, recipes_like
 from tasks.scaffold import commands as scaffold
+from tasks.stage_command import run_stage
 
 app = typer.Typer(
     add_completion=False,
@@ -65,7 +63,7 @@ def _stage_command(stage: str) -> Callable[[Path], None]:
         from trainer.runtime.imports import leave_out_unused
 
         leave_out_unused(load(recipe))
-        _run_stage(stage, recipe)
+        run_stage(stage, recipe)
 
     return command
 
@@ -308,10 +306,9 @@ def hub(
 def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:
     """Run a command and return its exit status: 0, 2 for wrong usage, or the `exit_code` of an error in params.errors."""
     group = typer.main.get_command(commands)
-    if instruction := os.environ.get(
-        f"_{name.upper()}_COMPLETE"
-    ):  # a shell asks; only the group's own `main` looks at it
-        return shell_complete(group, {}, name, f"_{name.upper()}_COMPLETE", instruction)
+    variable = f"_{name.upper()}_COMPLETE"
+    if instruction := os.environ.get(variable):  # a shell asks; only the group's own `main` looks at it
+        return shell_complete(group, {}, name, variable, instruction)
     try:
         # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.
         arguments = list(sys.argv[1:] if argv is None else argv)
@@ -330,58 +327,3 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
         print("\ninterrupted", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
     return os.EX_OK
-
-
-def _run_stage(stage: str, recipe: Path) -> None:
-    """Run a stage, note what it took, and bring the run's page up to date where it ends."""
-    from tasks import stages
-    from tasks.report.timings import Timing, record_timing
-
-    start = time.monotonic()
-    print(f"{stage}: {recipe}", flush=True)
-    failed, page_due = "", stage == "publish"
-    try:
-        report = stages.run(stage, recipe)
-        if stage == "evaluate":
-            from tasks.training.stage import discard_recorded  # not before `run` has read the stage's inputs
-
-            discard_recorded(Artifacts(recipe.stem))
-        for name, value in stages.flatten(report.model_dump(mode="json")):
-            print(f"  {name}: {value}")
-    except BaseException as error:
-        failed = str(error) or type(error).__name__
-        page_due = page_due or (isinstance(error, EvergreenError) and not isinstance(error, TransientError))
-        raise
-    finally:
-        seconds = time.monotonic() - start
-        timing = Timing(
-            stage=stage,
-            seconds=round(seconds, 2),
-            peak_memory_mib=round(_peak_memory_mib(), 1),
-            outcome="failed" if failed else "ran",
-            error=failed,
-        )
-        with contextlib.suppress(EvergreenError):  # a full disk, which fails the stage itself if it needs to write
-            record_timing(Artifacts(recipe.stem), timing)
-        if page_due:
-            _write_page(Artifacts(recipe.stem))
-    print(f"{stage}: done in {seconds:.1f} s", flush=True)
-
-
-def _write_page(artifacts: Artifacts) -> None:
-    """Write the run's page; that it cannot be written is no failure of the run."""
-    try:
-        from tasks.report.page import write_report
-
-        print(f"report: {write_report(artifacts)}", flush=True)
-    except EvergreenError as error:
-        print(f"report: {error.where}: {error.what}", flush=True)
-    except Exception:
-        logging.getLogger(__name__).warning("the report could not be written", exc_info=True)
-
-
-def _peak_memory_mib() -> float:
-    """Most memory that this process or one of its children held."""
-    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return float(max(own, children)) / unit

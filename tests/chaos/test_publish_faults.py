@@ -23,9 +23,14 @@ SINGLE_SEED = os.environ.get("EVERGREEN_CHAOS_PUBLISH")
 
 @pytest.fixture
 def campaign(tmp_path: Path) -> Iterator[Campaign]:
+    """A campaign with a fork server of its own: tests.support.forked has another one in this process."""
+    server = multiprocessing.forkserver._forkserver
+    server._stop()
+    preloaded = server._preload_modules
     with quick_client(), FaultyHub(tmp_path / "hub", tokens={TOKEN: "alice"}, part_bytes=PART_BYTES) as hub:
         yield Campaign(hub, tmp_path)
-    multiprocessing.forkserver._forkserver._stop()
+    server._stop()
+    server.set_forkserver_preload(preloaded)
 
 
 @pytest.mark.timeout(60 + 4 * PUBLISHES)

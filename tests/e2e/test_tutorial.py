@@ -16,8 +16,7 @@ PAGE = ROOT / "docs" / "tutorial.md"
 def commands() -> Iterator[tuple[str, str]]:
     """Each command of the page that begins with `$`, and the output that the page shows."""
     for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL):
-        for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, flags=re.MULTILINE):
-            yield command, output
+        yield from re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, flags=re.MULTILINE)
 
 
 def test_the_tutorial_is_true(project: Project) -> None:

@@ -1,0 +1,68 @@
+"""One stage as a command: what it took is recorded, and the run's page is brought up to date where the run ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+import sys
+import time
+from pathlib import Path
+
+from params import EvergreenError, TransientError
+from params.artifacts import Artifacts
+
+
+def run_stage(stage: str, recipe: Path) -> None:
+    """Run a stage and print its report."""
+    from tasks import stages
+    from tasks.report.timings import Timing, record_timing
+
+    start = time.monotonic()
+    print(f"{stage}: {recipe}", flush=True)
+    failed, page_due = "", stage == "publish"
+    try:
+        report = stages.run(stage, recipe)
+        if stage == "evaluate":
+            from tasks.training.stage import discard_recorded  # not before `run` has read the stage's inputs
+
+            discard_recorded(Artifacts(recipe.stem))
+        for name, value in stages.flatten(report.model_dump(mode="json")):
+            print(f"  {name}: {value}")
+    except BaseException as error:
+        failed = str(error) or type(error).__name__
+        page_due = page_due or (isinstance(error, EvergreenError) and not isinstance(error, TransientError))
+        raise
+    finally:
+        seconds = time.monotonic() - start
+        timing = Timing(
+            stage=stage,
+            seconds=round(seconds, 2),
+            peak_memory_mib=round(_peak_memory_mib(), 1),
+            outcome="failed" if failed else "ran",
+            error=failed,
+        )
+        with contextlib.suppress(EvergreenError):  # a full disk, which fails the stage itself if it needs to write
+            record_timing(Artifacts(recipe.stem), timing)
+        if page_due:
+            _write_page(Artifacts(recipe.stem))
+    print(f"{stage}: done in {seconds:.1f} s", flush=True)
+
+
+def _write_page(artifacts: Artifacts) -> None:
+    """Write the run's page; that it cannot be written is no failure of the run."""
+    try:
+        from tasks.report.page import write_report
+
+        print(f"report: {write_report(artifacts)}", flush=True)
+    except EvergreenError as error:
+        print(f"report: {error.where}: {error.what}", flush=True)
+    except Exception:
+        logging.getLogger(__name__).warning("the report could not be written", exc_info=True)
+
+
+def _peak_memory_mib() -> float:
+    """Most memory that this process or one of its children held."""
+    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return float(max(own, children)) / unit
