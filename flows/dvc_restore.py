@@ -64,8 +64,8 @@ def run(repo: Any, name: str, *, force: bool) -> None:
         repo.reproduce(name, single_item=True, force=force)
 
 
-def restore_input(repo: Any, name: str, path: Path) -> None:
-    """Bring the input of a stage at `path` to the state that dvc.lock records, if there is a remote and it has that.
+def restore_inputs(repo: Any, name: str, path: Path | None = None) -> None:
+    """Bring the inputs of a stage, or only the one at `path`, to their recorded state, if there is a remote and it has that.
 
     Raises:
         RemoteRefusedError, TransientError: it cannot be fetched.
@@ -73,7 +73,8 @@ def restore_input(repo: Any, name: str, path: Path) -> None:
     remote = DvcRemote.of(repo)
     (stage,) = repo.stage.collect(name)
     if remote:
-        _Recorded(repo, remote).restore(dep for dep in stage.deps if Path(dep.fs_path) == path.absolute())
+        deps = [dep for dep in stage.deps if path is None or Path(dep.fs_path) == path.absolute()]
+        _Recorded(repo, remote).restore(deps)
 
 
 def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:

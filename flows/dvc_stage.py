@@ -52,15 +52,15 @@ def is_stale(*names: str) -> bool:
         raise error_of(name, error) from None
 
 
-def restore_input(name: str, path: Path) -> None:
-    """Bring the input of a stage at `path` to the state that dvc.lock records, if there is a DVC remote and it has that.
+def restore_inputs(name: str, path: Path | None = None) -> None:
+    """Bring the inputs of a stage, or only the one at `path`, to their recorded state, if a DVC remote has that.
 
     Raises:
         EvergreenError: it cannot be brought; the kinds are those of `is_stale`.
     """
     logging.getLogger("dvc").setLevel(logging.ERROR)
     with opened(name) as repo, repo.lock:
-        dvc_restore.restore_input(repo, name, path)
+        dvc_restore.restore_inputs(repo, name, path)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ _UNUSABLE: Final = {"ConfigError", "RemoteMissingDepsError", "ImportError", "NoS
 
 
 def update(repo: Any, recipe: str) -> None:
-    """Bring the imported files that a recipe reads up to date; those that are not here only if ingest needs them.
+    """Bring the imported files that a recipe reads up to date; those that are not here only if the recipe or ingest is stale.
 
     Raises:
         RecipeError: no import brought a file of the source.
@@ -49,7 +49,8 @@ def update(repo: Any, recipe: str) -> None:
                 _update(repo, stage.addressing)
     with lock_repo(repo):
         lacking = [name for name in names if not _collect(repo, name).outs[0].exists]
-        if lacking and dvc_restore.is_stale(repo, _collect(repo, f"ingest@{recipe}")):
+        readers = (_collect(repo, f"{stage}@{recipe}") for stage in ("resolve", "ingest"))
+        if lacking and any(dvc_restore.is_stale(repo, stage) for stage in readers):
             for name in lacking:
                 _update(repo, name)
 

@@ -12,7 +12,7 @@ import glob
 import time
 from typing import Final
 
-from flows import commands, dvc_imports, dvc_stage
+from flows import commands, dvc_stage
 from flows.child_process import Logger
 from params import DataError, EvergreenError, ModelError, RecipeError, load
 from params.artifacts import Artifacts
@@ -64,14 +64,18 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
 
 
 def bring_missing_files(artifacts: Artifacts, log: Logger) -> None:
-    """Download imported files that are not here, as in a new clone: the check of a recipe reads some of its rows.
+    """Bring files of the source that are not here, as in a new clone: the check of a recipe reads some of its rows.
 
     Raises:
-        EvergreenError: as `reads_again` does.
+        EvergreenError: they cannot be brought.
     """
-    source = dvc_imports.refreshed_source(artifacts)
-    if source and not all(any(glob.iglob(p, recursive=True)) for p in source.patterns.values()):  # noqa: PTH207
+    source = load(artifacts.recipe_path).data.source
+    if not isinstance(source, Files) or all(any(glob.iglob(p, recursive=True)) for p in source.patterns.values()):  # noqa: PTH207
+        return
+    if source.refresh:
         reads_again(artifacts, log)
+    else:
+        dvc_stage.restore_inputs(f"ingest@{artifacts.recipe}")
 
 
 def _is_unwatched(source: object) -> bool:
@@ -96,7 +100,7 @@ def _has_new_commit(source: HubDataset, artifacts: Artifacts, log: Logger) -> bo
 
     report = artifacts.report("ingest")
     try:  # it is not in a new clone, and of an earlier run if another worker has recorded one since
-        dvc_stage.restore_input(f"publish@{artifacts.recipe}", report)
+        dvc_stage.restore_inputs(f"publish@{artifacts.recipe}", report)
     except EvergreenError as error:
         log.warning("ingest@%s: may read the dataset again: %s", artifacts.recipe, error)
     return not report.exists() or HubSource(source).revision != read_report(artifacts, IngestReport).revision

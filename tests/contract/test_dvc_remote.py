@@ -276,15 +276,22 @@ class TestPush:
 
 def test_a_part_of_an_output_is_brought_for_who_asks_for_it(clone: Path) -> None:
     about = clone / "made/about"
-    dvc_stage.restore_input("sum", Path("made/about"))
+    dvc_stage.restore_inputs("sum", Path("made/about"))
     assert about.read_text() == "two\n"
     assert [path.name for path in about.parent.iterdir()] == ["about"]
     assert not dvc_stage.is_stale("make")
     remove_from_remote(clone, "two\n")
     shutil.rmtree(clone / ".dvc/cache")
     about.unlink(missing_ok=True)
-    dvc_stage.restore_input("sum", Path("made/about"))
+    dvc_stage.restore_inputs("sum", Path("made/about"))
     assert not about.exists()
+
+
+def test_all_that_a_stage_reads_is_brought(clone: Path) -> None:
+    dvc_stage.restore_inputs("sum")
+    assert [Path(name).read_text() for name in ("used", "made/about")] == ["one\n", "two\n"]
+    assert not Path("made/rows").exists()
+    assert ran(clone) == []
 
 
 def test_the_default_remote_is_known_without_opening_the_project(there: Path) -> None:

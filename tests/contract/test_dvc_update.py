@@ -6,7 +6,9 @@ import contextlib
 import functools
 import hashlib
 import http.server
+import logging
 import re
+import shutil
 import sqlite3
 import subprocess
 import threading
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import dvc_command, dvc_imports, dvc_push, dvc_update
+from flows import dvc_command, dvc_imports, dvc_push, dvc_update, unwatched_sources
 from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError, command_result
 from params.artifacts import STAGES, Artifacts
 from tests.support import tiny
@@ -29,6 +31,7 @@ pytestmark = [
 ]
 DVC_YAML = """\
 stages:
+  resolve: {foreach: [tiny], do: {cmd: cp recipe resolved, deps: [recipe], outs: [resolved]}}
   ingest: {foreach: [tiny], do: {cmd: wc data/rows.csv > raw, deps: [data/rows.csv], outs: [raw]}}
 """
 DVC_YAML += "".join(f"  {stage}: {{foreach: [tiny], do: {{cmd: echo}}}}\n" for stage in STAGES[1:])
@@ -95,6 +98,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = {"kind": "files", "train": "data/rows.csv", "refresh": True}
     tiny.write(Path("params/tiny.yaml"), tiny.recipe({}) | {"data": {"source": source}})
     Path("dvc.yaml").write_text(DVC_YAML)
+    Path("recipe").write_text("seed: 3\n")
     dvc("init", "--no-scm", "-q")
     return made
 
@@ -276,15 +280,35 @@ def test_rows_of_a_database(root: Path, tmp_path: Path) -> None:
     assert rows() == "text\none\ntwo\n"
 
 
-def test_files_that_are_not_here_are_downloaded_if_ingest_needs_them(root: Path, site: Site) -> None:
+def test_files_that_are_not_here_are_downloaded_if_somebody_reads_them(root: Path, site: Site) -> None:
     dvc("import-url", site.url, "data/rows.csv")
     dvc("remote", "add", "-q", "-d", "storage", "../storage")
-    dvc("repro", "-q", "ingest@tiny")
+    dvc("repro", "-q", "resolve@tiny", "ingest@tiny")
     Path("data/rows.csv").unlink()
     assert update() is None
     assert not Path("data/rows.csv").exists(), "the rows are those that ingest has read"
+    Path("recipe").write_text("seed: 4\n")
+    assert update() is None
+    assert rows() == "text\none\n", "the check of the recipe reads rows"
+    dvc("repro", "-q", "resolve@tiny")
+    Path("data/rows.csv").unlink()
+    assert update() is None
+    assert not Path("data/rows.csv").exists()
     Path("dvc.yaml").write_text(DVC_YAML.replace("wc ", "wc -l "))
     assert update() is None
+    assert rows() == "text\none\n"
+
+
+def test_files_that_dvc_keeps_are_brought_for_the_check_of_a_recipe(root: Path) -> None:
+    source = {"kind": "files", "train": "data/*.csv"}
+    tiny.write(Path("params/tiny.yaml"), tiny.recipe({}) | {"data": {"source": source}})
+    Path("data/rows.csv").write_text("text\none\n")
+    dvc("add", "-q", "data/rows.csv")
+    dvc("remote", "add", "-q", "-d", "storage", "../storage")
+    dvc("push", "-q")
+    for path in (Path("data/rows.csv"), Path(".dvc/cache")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    unwatched_sources.bring_missing_files(Artifacts("tiny"), logging.getLogger())
     assert rows() == "text\none\n"
 
 

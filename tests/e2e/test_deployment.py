@@ -90,6 +90,9 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callab
     made = Deployed(root, make_prefect_home())
     with (root / "prefect.yaml").open("a", encoding="utf-8") as file:
         file.write(TINY_DEPLOYMENT)
+    (root / "params/slow_steps.py").write_text(SLOW_STEPS, encoding="utf-8")
+    made.edit("params/tiny.yaml", "training:\n", "training:\n  callbacks: ['params.slow_steps:SlowSteps']\n")
+    made.edit("dvc.yaml", "trainer/losses.py}", "params/slow_steps.py}")
     listening = ExitStack()
     try:
         made.received = listening.enter_context(webhook())
@@ -193,12 +196,9 @@ def test_a_killed_worker_leaves_no_trainer_and_the_next_run_goes_on(deployed: De
 @pytest.mark.slow
 @pytest.mark.parametrize("away_s", [10, pytest.param(600, marks=pytest.mark.timeout(2400))])
 def test_a_run_survives_an_absent_server(deployed: Deployed, away_s: int) -> None:
-    (deployed.root / "params/slow_steps.py").write_text(SLOW_STEPS, encoding="utf-8")
     recipe = deployed.root / "params/tiny.yaml"
     text = re.sub(r"max_steps: \d+", f"max_steps: {150 + away_s}", recipe.read_text(encoding="utf-8"))
-    text = text.replace("training:\n", "training:\n  callbacks: ['params.slow_steps:SlowSteps']\n")
     recipe.write_text(text, encoding="utf-8")
-    deployed.edit("dvc.yaml", "trainer/losses.py}", "params/slow_steps.py}")
     slow = deployed.root / "slow"
     slow.touch()
     deployed.run("prefect", "deployment", "run", "retrain/tiny")

@@ -61,7 +61,7 @@ def test_a_position_that_is_not_restored_is_found(project: Project) -> None:
 def test_a_nondeterministic_training_is_not_mistaken_for_a_faulty_resume(project: Project) -> None:
     """Its collator draws random numbers that cannot be seeded."""
     project.edit(
-        "trainer/objectives/causal_lm.py",
+        "trainer/objectives/bases/objective.py",
         "        return pad_batch(examples, tokenizer)\n",
         "        import os\n\n        batch = pad_batch(examples, tokenizer)\n"
         '        batch["input_ids"][0, 0] = 3 + os.urandom(1)[0]\n        return batch\n',
