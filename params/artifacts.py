@@ -120,6 +120,8 @@ class Artifacts:
     """tokenize: the tokenizer, as transformers saves it."""
     model = _Below("run", "model")
     """train: the best weights, with configuration and tokenizer."""
+    adapter = _Below("model", "adapter")
+    """train: with `model.lora` on a pretrained model, the adapters by themselves; those in the model are merged."""
     checkpoint = _Below("run", "checkpoint")
     """train: the last full state, from which training can resume."""
     history = _Below("run", "history")

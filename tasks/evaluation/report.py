@@ -207,8 +207,15 @@ class Blessing(Verdict):
     saved_as: ClassVar[str] = "blessing"
     model: str
     """Digest of the candidate's weights."""
+    releases: tuple[str, ...] = ()
+    """Digests of the weights of its releases, in each form that it can be published in (`publish.adapter`)."""
     data: str
     """Digest of the validated rows."""
     recipe: str
     """Digest of the recipe's sections that the evaluation depends on."""
     champion: Champion | None
+
+    @property
+    def is_champion(self) -> bool:
+        """Whether the candidate is the published model, in whatever form that is published."""
+        return self.champion is not None and self.champion.weights in (self.model, *self.releases)

@@ -12,26 +12,30 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from params import GateRefusedError, ModelError, load
+from params import GateRefusedError, ModelError, RecipeError, StaleBlessingError, load
 from params.artifacts import Artifacts, whole_folder
 from params.dvc_files import Inputs, check_earlier_stages
-from params.schema import Evaluation, Model, ObjectiveChoice, Publish
+from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice, Publish
 from tasks import digests
 from tasks.evaluation.receipt_log import log_receipt, log_verdict
-from tasks.evaluation.report import Blessing, EvaluationReport
+from tasks.evaluation.report import Blessing, Champion, EvaluationReport
 from tasks.hub_client.connection import chosen_endpoint, experiment, open_repository
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
+from tasks.publishing import base_model
 from tasks.stages import read_report, save_report
 from tasks.training.report import TrainingReport
 from trainer import objectives
+from trainer.model.adapters import BaseModel
 from trainer.objectives.bases.objective import Objective
 
 if TYPE_CHECKING:
+    from tasks.hub_client.repository import Repository
     from tasks.publishing.exactly_once import PublishedRelease
     from tasks.publishing.proposal import Proposal
 
@@ -60,27 +64,31 @@ def publish(
         HubRefusedError: no token, no access, or the tag holds something else.
         TransientError: the Hub gives no clear answer; nothing is lost, the next run publishes.
     """
-    blessing = read_report(artifacts, Blessing)
+    if publish.adapter != "merged" and (found := base_model.problem(model)):
+        raise RecipeError("publish.adapter", *found)
+    blessing, releases = read_report(artifacts, Blessing), digests.release_digests(artifacts)
     recipe = digests.recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
-    _check_blessing(artifacts, blessing, recipe=recipe, repo_id=publish.repo_id)
+    _check_blessing(artifacts, blessing, model=releases["merged"], recipe=recipe, repo_id=publish.repo_id)
     if name := experiment():
-        receipt = _experiment_receipt(name, artifacts, blessing, publish)
-        save_report(receipt, artifacts.receipt)
-        return receipt
+        unpublished = _experiment_receipt(name, artifacts, blessing, publish)
+        save_report(unpublished, artifacts.receipt)
+        return unpublished
     evaluated = read_report(artifacts, EvaluationReport)
-    if blessing.verdict != "publish" and publish.approval != "none":
-        _withdraw_proposals(artifacts, blessing, publish)
     if blessing.verdict == "refuse":
+        _withdraw_proposals(artifacts, blessing, publish)
         endpoint = chosen_endpoint(publish.endpoint)
         log_verdict(artifacts, "refused", blessing, evaluated, repo_id=publish.repo_id, endpoint=endpoint)
         fix = "read the report; change the data, the training or evaluation.gate"
         raise GateRefusedError(
             str(artifacts.blessing), f"the gate refuses the model: {'; '.join(blessing.reasons)}", fix
         )
-    if blessing.verdict == "keep":
+    may_change_form = blessing.is_champion and len(releases) > 1 and not publish.dry_run
+    receipt: Receipt | None = None
+    if blessing.verdict == "publish" or may_change_form:
+        receipt = _publish_model(artifacts, blessing, publish, objectives.build(objective), inputs, releases=releases)
+    if receipt is None:
+        _withdraw_proposals(artifacts, blessing, publish)
         receipt = _keep_champion(blessing)
-    else:
-        receipt = _publish_model(artifacts, blessing, publish, objectives.build(objective), inputs)
     for reason in receipt.reasons:
         logger.info("publish: %s: %s", receipt.status, reason)
     log_receipt(artifacts, receipt, blessing, evaluated)  # first: a stage that was killed in between logs it only once
@@ -88,12 +96,12 @@ def publish(
     return receipt
 
 
-def _check_blessing(artifacts: Artifacts, blessing: Blessing, *, recipe: str, repo_id: str) -> None:
+def _check_blessing(artifacts: Artifacts, blessing: Blessing, *, model: str, recipe: str, repo_id: str) -> None:
     """Refuse a blessing that was given for something else."""
     different = [
         what
         for what, blessed, current in (
-            ("model", blessing.model, digests.model_digest(artifacts)),
+            ("model", blessing.model, model),
             ("data", blessing.data, digests.data_digest(artifacts)),
             ("recipe", blessing.recipe, recipe),
             ("repository", blessing.champion.repo_id if blessing.champion else repo_id, repo_id),
@@ -137,6 +145,8 @@ def _keep_champion(blessing: Blessing) -> Receipt:
 
 
 def _withdraw_proposals(artifacts: Artifacts, blessing: Blessing, publish: Publish) -> None:
+    if publish.approval == "none":
+        return
     from tasks.publishing.proposal import withdraw_proposals
 
     reason = f"The gate no longer lets this model replace the published one: {'; '.join(blessing.reasons)}"
@@ -145,13 +155,17 @@ def _withdraw_proposals(artifacts: Artifacts, blessing: Blessing, publish: Publi
 
 
 def _publish_model(
-    artifacts: Artifacts, blessing: Blessing, publish: Publish, objective: Objective[Any], inputs: Inputs
-) -> Receipt:
+    artifacts: Artifacts,
+    blessing: Blessing,
+    publish: Publish,
+    objective: Objective[Any],
+    inputs: Inputs,
+    *,
+    releases: Mapping[AdapterForm, str],
+) -> Receipt | None:
+    """Publish the model in the form that the recipe asks for; None if main holds it so, and nothing is to be published."""
     check_earlier_stages("publish", artifacts)
-    folder = artifacts.staged_release
-    with whole_folder(folder) as staging:
-        _assemble(artifacts, publish, objective, staging)
-    inputs.check()  # the release holds the recipe as it is now
+    weights = _asked_weights(artifacts, publish, releases)
     writes = not publish.dry_run
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=writes) as opened:
         from tasks.publishing.description import describe
@@ -159,6 +173,18 @@ def _publish_model(
         from tasks.publishing.proposal import propose_release
         from tasks.publishing.release import plan_release
 
+        replaced = blessing.champion
+        if writes:
+            if publish.adapter != "merged":
+                base = BaseModel.of(artifacts.adapter)
+                base_model.require_readable(opened, base.name, base.revision, private=publish.private)
+            replaced = _replaced(opened, blessing, publish, releases)
+            if replaced and (replaced.weights == weights or _is_rolled_back(opened, blessing, weights, releases)):
+                return None
+        folder = artifacts.staged_release
+        with whole_folder(folder) as staging:
+            _assemble(artifacts, publish, objective, staging, replaced)
+        inputs.check()  # the release holds the recipe as it is now
         training = read_report(artifacts, TrainingReport)
         release = plan_release(
             folder,
@@ -169,12 +195,15 @@ def _publish_model(
                 "run": training.run,
                 "data_sha256": read_report(artifacts, IngestReport).data_sha256,
                 "git_commit": training.git_commit,
-                "replaces": blessing.champion.commit if blessing.champion else None,
+                "replaces": replaced.commit if replaced else None,
             },
         )
+        reasons = blessing.reasons if blessing.verdict == "publish" else ()
+        if replaced != blessing.champion or blessing.is_champion:
+            reasons += (f"the model was published in another form; publish.adapter is `{publish.adapter}`",)
         receipt = Receipt(
             status="dry-run",
-            reasons=blessing.reasons,
+            reasons=reasons,
             repo_id=publish.repo_id,
             endpoint=chosen_endpoint(publish.endpoint),
             commit=None,
@@ -187,7 +216,7 @@ def _publish_model(
         else:
             logger.info("publish: %s to %s", release.tag, where)
             repository = replace(opened, timeout_s=publish.timeout_s, log=lambda line: logger.info("publish: %s", line))
-            replaces = blessing.champion.weights if blessing.champion else None
+            replaces = replaced.weights if replaced else None
             if publish.approval == "none":
                 done: PublishedRelease | Proposal = publish_release(repository, release, replaces=replaces)
             else:
@@ -198,6 +227,56 @@ def _publish_model(
             receipt = _with_result(receipt, done)
     shutil.rmtree(folder)
     return receipt
+
+
+def _asked_weights(artifacts: Artifacts, publish: Publish, releases: Mapping[AdapterForm, str]) -> str:
+    """Return the digest of the release's weights in the form that the recipe asks for."""
+    if publish.adapter not in releases:
+        what = "there are no adapters by themselves; an earlier version of Evergreen trained the model"
+        raise ModelError(str(artifacts.adapter), what, "run the train stage again")
+    return releases[publish.adapter]
+
+
+def _replaced(
+    repository: Repository, blessing: Blessing, publish: Publish, releases: Mapping[AdapterForm, str]
+) -> Champion | None:
+    """Return the model that the release replaces: the champion, or this very model in another form, if main holds that.
+
+    A champion with the weights of the release: nothing is to be published. Repeated after the release has landed, the result is
+    the same, so that the release is found.
+    """
+    asked, champion = releases[publish.adapter], blessing.champion
+    other = repository.newest_other(asked) if len(releases) > 1 else None
+    if other is None or other.weights not in releases.values():
+        return champion
+    if champion and champion.weights == asked and (head := repository.head()) and head.weights == asked:
+        return champion
+    return Champion(
+        endpoint=chosen_endpoint(publish.endpoint),
+        repo_id=publish.repo_id,
+        commit=other.commit,
+        tag=other.tag,
+        weights=other.weights,
+    )
+
+
+def _is_rolled_back(
+    repository: Repository, blessing: Blessing, weights: str, releases: Mapping[AdapterForm, str]
+) -> bool:
+    """Whether somebody rolled back from the form of the published model that the recipe asks for.
+
+    Raises:
+        StaleBlessingError: the model itself was rolled back since the evaluation.
+    """
+    from tasks.hub_client.release_log import rolled_back_reason
+
+    if repository.head() is None:
+        return False
+    reason = rolled_back_reason(repository, [weights]) or rolled_back_reason(repository, releases.values())
+    if reason and not blessing.is_champion:
+        fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
+        raise StaleBlessingError(repository.where, f"the model was rolled back since its evaluation, {reason}", fix)
+    return reason is not None
 
 
 def _with_result(receipt: Receipt, done: PublishedRelease | Proposal) -> Receipt:
@@ -245,13 +324,15 @@ def is_current(artifacts: Artifacts, publish: Publish) -> bool:
     champion = blessing.champion
     if head is None:
         return champion is None
-    if head.weights == blessing.model:
+    if head.weights in (blessing.model, *blessing.releases):
         return True
     endpoint = chosen_endpoint(publish.endpoint)
     return champion is not None and (champion.endpoint, champion.weights) == (endpoint, head.weights)
 
 
-def _assemble(artifacts: Artifacts, publish: Publish, objective: Objective[Any], folder: Path) -> None:
+def _assemble(
+    artifacts: Artifacts, publish: Publish, objective: Objective[Any], folder: Path, replaced: Champion | None
+) -> None:
     """Collect the files of a release: the model, the record of how it was made, its data's profile, the card, the report.
 
     Rows of the data are quoted only if the repository is private. A public release has the profile, from which numbers can be
@@ -262,8 +343,13 @@ def _assemble(artifacts: Artifacts, publish: Publish, objective: Objective[Any],
     from tasks.report.chart_data import card_pictures
     from tasks.report.page import render
 
-    shutil.copytree(artifacts.model, folder, dirs_exist_ok=True)
-    record = provenance.provenance(artifacts)
+    if publish.adapter == "adapter":
+        shutil.copytree(artifacts.adapter, folder, dirs_exist_ok=True)
+        shutil.copytree(artifacts.tokenizer, folder, dirs_exist_ok=True)
+    else:
+        without = [artifacts.adapter.name] if publish.adapter == "merged" else []
+        shutil.copytree(artifacts.model, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*without))
+    record = provenance.provenance(artifacts, publish.adapter)
     (folder / provenance.FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     asks_for_drift = "drift" in load(artifacts.recipe_path).validation.model_fields_set
     if artifacts.data_profile.exists() and (publish.private or asks_for_drift):
@@ -277,6 +363,7 @@ def _assemble(artifacts: Artifacts, publish: Publish, objective: Objective[Any],
         publish,
         pipeline_tag=objective.pipeline_tag,
         auto_class=objective.auto_class,
+        replaced=replaced,
         pictures=[name for name in PICTURES if name in pictures],
         has_report=True,
         record=record,

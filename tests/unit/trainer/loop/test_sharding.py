@@ -79,9 +79,7 @@ def test_fsdp_shards_the_model_and_trains_like_data_parallelism(sharded, tmp_pat
 def test_fsdp_model_is_published_unsharded(sharded):
     assert {p.name for p in sharded.model.iterdir()} >= {"model.safetensors", "config.json", "tokenizer.json"}
     assert "lm_head.weight" not in weights(sharded), "tied weights are stored once"
-    model = network.trained_model(
-        sharded.model, objectives.build(ObjectiveChoice(name="causal_lm", text_column="text"))
-    )
+    model = network.trained_model(sharded.model, AutoModelForCausalLM)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(model.lm_head.weight, weights(sharded)["model.embed_tokens.weight"])
