@@ -11,14 +11,14 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
+from transformers import AutoModelForCausalLM
 
 from params import CheckpointError, KilledError, ModelError
 from params.artifacts import Artifacts
-from params.schema import Launch, ObjectiveChoice
+from params.schema import Launch
 from tests.support import tiny
 from tests.support.project import ROOT
 from tests.support.training import curve, run_train
-from trainer import objectives
 from trainer.loop import sharding
 from trainer.model import network
 

@@ -45,6 +45,11 @@ def parts(job):
     }
 
 
+def written(trained, root, job):
+    """The trained model in `root`/published, its adapters by themselves in `root`/adapter; its number of parameters."""
+    return network.write_adapted(trained, root / "published", root / "adapter", job.model, **parts(job))
+
+
 CLASSES = tiny.CLASSES | {"training": tiny.RECIPE["training"]}
 
 
@@ -85,7 +90,7 @@ def test_adapters_are_trained_saved_and_merged_for_publishing(tmp_path, sections
             assert sum(weight.nbytes for weight in saved.values()) < whole / 4
     assert best.step == 6, "the loss falls, so the weights in memory are the best"
 
-    parameters = network.merge_adapters(best.folder, tmp_path / "published", planned.model, **parts(planned))
+    parameters = written(best.folder, tmp_path, planned)
     published = auto_class.from_pretrained(tmp_path / "published", use_safetensors=True).eval()
     assert {path.name for path in (tmp_path / "published").iterdir()} <= {
         "config.json",
@@ -164,7 +169,7 @@ def test_adapters_of_a_quantized_model_are_merged_into_the_full_model(tmp_path, 
     assert layer.weight.nbytes == 64 * 64 * bits // 8
 
     best = best_weights(planned.folder, planned.direction)
-    network.merge_adapters(best.folder, tmp_path / "published", planned.model, **parts(planned))
+    written(best.folder, tmp_path, planned)
     published = AutoModelForCausalLM.from_pretrained(tmp_path / "published")
     weights, base = published.state_dict(), untrained(planned).state_dict()
     assert all(weight.dtype == torch.float32 for weight in weights.values())
