@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from params.artifacts import SPLITS, Artifacts
+from params.artifacts import ADAPTER, SPLITS, Artifacts
 from params.errors import ModelError
 from params.hashing import file_sha256
 from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice
 from trainer.data import shards
-
-_ADAPTER: Final = f"{Artifacts('any').adapter.name}/"
 
 
 def model_digest(artifacts: Artifacts) -> str:
@@ -48,8 +46,10 @@ def files_of(form: AdapterForm, files: Mapping[str, str]) -> dict[str, str]:
     if form == "both":
         return dict(files)
     if form == "merged":
-        return {path: digest for path, digest in files.items() if not path.startswith(_ADAPTER)}
-    return {path.removeprefix(_ADAPTER): digest for path, digest in files.items() if path.startswith(_ADAPTER)}
+        return {path: digest for path, digest in files.items() if not path.startswith(f"{ADAPTER}/")}
+    return {
+        path.removeprefix(f"{ADAPTER}/"): digest for path, digest in files.items() if path.startswith(f"{ADAPTER}/")
+    }
 
 
 def data_digest(artifacts: Artifacts) -> str:

@@ -138,8 +138,11 @@ class Repository:
 
         return self.retry_until_clear(look)
 
-    def newest_other(self, weights: str) -> Head | None:
-        """Return the newest commit of main with other weights than those with the digest `weights`; None if it has none."""
+    def newest_other(self, weights: str, *, since: str | None) -> Head | None:
+        """Return the newest commit of main whose weights have another digest than `weights`, and None if they have none.
+
+        Commits before `since` are not looked at.
+        """
 
         def look() -> Head | None:
             try:
@@ -150,6 +153,8 @@ class Repository:
                 found = tree_weights(self.tree(commit))
                 if found != weights:
                     return Head(commit, _tag(tags, commit), found) if found else None
+                if commit == since:
+                    return None
             return None
 
         return self.retry_until_clear(look)

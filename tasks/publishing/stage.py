@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from params import GateRefusedError, ModelError, RecipeError, StaleBlessingError, load
+from params import GateRefusedError, ModelError, RecipeError, load
 from params.artifacts import Artifacts, whole_folder
 from params.dvc_files import Inputs, check_earlier_stages
 from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice, Publish
@@ -27,7 +27,7 @@ from tasks.evaluation.report import Blessing, Champion, EvaluationReport
 from tasks.hub_client.connection import chosen_endpoint, experiment, open_repository
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
-from tasks.publishing import base_model
+from tasks.publishing import base_model, release_form
 from tasks.stages import read_report, save_report
 from tasks.training.report import TrainingReport
 from trainer import objectives
@@ -35,7 +35,6 @@ from trainer.model.adapters import BaseModel
 from trainer.objectives.bases.objective import Objective
 
 if TYPE_CHECKING:
-    from tasks.hub_client.repository import Repository
     from tasks.publishing.exactly_once import PublishedRelease
     from tasks.publishing.proposal import Proposal
 
@@ -67,6 +66,9 @@ def publish(
     if publish.adapter != "merged" and (found := base_model.problem(model)):
         raise RecipeError("publish.adapter", *found)
     blessing, releases = read_report(artifacts, Blessing), digests.release_digests(artifacts)
+    if publish.adapter not in releases:
+        what = "the adapters are not there by themselves: another version of Evergreen trained the model"
+        raise ModelError(str(artifacts.adapter), what, "run the train stage again")
     recipe = digests.recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
     _check_blessing(artifacts, blessing, model=releases["merged"], recipe=recipe, repo_id=publish.repo_id)
     if name := experiment():
@@ -165,7 +167,6 @@ def _publish_model(
 ) -> Receipt | None:
     """Publish the model in the form that the recipe asks for; None if main holds it so, and nothing is to be published."""
     check_earlier_stages("publish", artifacts)
-    weights = _asked_weights(artifacts, publish, releases)
     writes = not publish.dry_run
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=writes) as opened:
         from tasks.publishing.description import describe
@@ -178,8 +179,11 @@ def _publish_model(
             if publish.adapter != "merged":
                 base = BaseModel.of(artifacts.adapter)
                 base_model.require_readable(opened, base.name, base.revision, private=publish.private)
-            replaced = _replaced(opened, blessing, publish, releases)
-            if replaced and (replaced.weights == weights or _is_rolled_back(opened, blessing, weights, releases)):
+            replaced = release_form.replaced_model(opened, blessing, publish, releases)
+            if replaced and (
+                replaced.weights == releases[publish.adapter]
+                or release_form.is_rolled_back(opened, blessing, publish, releases)
+            ):
                 return None
         folder = artifacts.staged_release
         with whole_folder(folder) as staging:
@@ -227,56 +231,6 @@ def _publish_model(
             receipt = _with_result(receipt, done)
     shutil.rmtree(folder)
     return receipt
-
-
-def _asked_weights(artifacts: Artifacts, publish: Publish, releases: Mapping[AdapterForm, str]) -> str:
-    """Return the digest of the release's weights in the form that the recipe asks for."""
-    if publish.adapter not in releases:
-        what = "there are no adapters by themselves; an earlier version of Evergreen trained the model"
-        raise ModelError(str(artifacts.adapter), what, "run the train stage again")
-    return releases[publish.adapter]
-
-
-def _replaced(
-    repository: Repository, blessing: Blessing, publish: Publish, releases: Mapping[AdapterForm, str]
-) -> Champion | None:
-    """Return the model that the release replaces: the champion, or this very model in another form, if main holds that.
-
-    A champion with the weights of the release: nothing is to be published. Repeated after the release has landed, the result is
-    the same, so that the release is found.
-    """
-    asked, champion = releases[publish.adapter], blessing.champion
-    other = repository.newest_other(asked) if len(releases) > 1 else None
-    if other is None or other.weights not in releases.values():
-        return champion
-    if champion and champion.weights == asked and (head := repository.head()) and head.weights == asked:
-        return champion
-    return Champion(
-        endpoint=chosen_endpoint(publish.endpoint),
-        repo_id=publish.repo_id,
-        commit=other.commit,
-        tag=other.tag,
-        weights=other.weights,
-    )
-
-
-def _is_rolled_back(
-    repository: Repository, blessing: Blessing, weights: str, releases: Mapping[AdapterForm, str]
-) -> bool:
-    """Whether somebody rolled back from the form of the published model that the recipe asks for.
-
-    Raises:
-        StaleBlessingError: the model itself was rolled back since the evaluation.
-    """
-    from tasks.hub_client.release_log import rolled_back_reason
-
-    if repository.head() is None:
-        return False
-    reason = rolled_back_reason(repository, [weights]) or rolled_back_reason(repository, releases.values())
-    if reason and not blessing.is_champion:
-        fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
-        raise StaleBlessingError(repository.where, f"the model was rolled back since its evaluation, {reason}", fix)
-    return reason is not None
 
 
 def _with_result(receipt: Receipt, done: PublishedRelease | Proposal) -> Receipt:
@@ -343,12 +297,7 @@ def _assemble(
     from tasks.report.chart_data import card_pictures
     from tasks.report.page import render
 
-    if publish.adapter == "adapter":
-        shutil.copytree(artifacts.adapter, folder, dirs_exist_ok=True)
-        shutil.copytree(artifacts.tokenizer, folder, dirs_exist_ok=True)
-    else:
-        without = [artifacts.adapter.name] if publish.adapter == "merged" else []
-        shutil.copytree(artifacts.model, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*without))
+    release_form.copy_model(artifacts, publish.adapter, folder)
     record = provenance.provenance(artifacts, publish.adapter)
     (folder / provenance.FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     asks_for_drift = "drift" in load(artifacts.recipe_path).validation.model_fields_set

@@ -16,13 +16,15 @@ from huggingface_hub import HfApi
 from tasks.commands import main
 from tasks.hub_server.server import LocalHub
 from tasks.inference.hub_trials import HubTrials
-from tests.support import tiny_releases
+from tests.support import base_models, tiny_releases
 from tests.support.browser import needs_browser, open_page
 from tests.support.html import Outline
 from trainer import objectives
 
 TOKEN, OTHER = "hf_" + "1" * 40, "hf_" + "2" * 40
 TEXT = "The king likes the rain: number 7."
+ADAPTERS = [f"{kind}-{form}" for kind in base_models.KINDS for form in ("adapter", "both")]
+"""Models with adapters that are published by themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +32,14 @@ def hub(tmp_path_factory) -> Iterator[LocalHub]:
     """A Hub with a model of every kind, and the environment of its user."""
     root = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch, LocalHub(root / ".hub", tokens={TOKEN: "tests"}) as running:
-        patch.setenv("HF_ENDPOINT", running.endpoint)
-        patch.setenv("HF_TOKEN", TOKEN)
-        patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root / "cache"))
+        base_models.use_hub(patch, running.endpoint, TOKEN, root / "cache")
         for kind in tiny_releases.KINDS:
             tiny_releases.publish(root / kind, kind, private=kind == "dpo")
+        for model_type in ("llama", "bert", "t5"):
+            base_models.upload(HfApi(endpoint=running.endpoint, token=TOKEN), root / model_type)
+        for name in ADAPTERS:
+            kind, _, form = name.partition("-")
+            tiny_releases.publish_adapters(root / name, kind, form)
         patch.chdir(root / "sequence_classification")
         running.root = root
         yield running
@@ -46,16 +50,15 @@ def test_every_objective_is_here():
     assert known == set(objectives.names())
 
 
-@pytest.mark.parametrize("kind", tiny_releases.KINDS)
-def test_snippets_of_the_card_run(hub, kind, capsys, monkeypatch, tmp_path):
-    """Here, and not in a process of its own, whose imports take long; what it reads of the environment, it read at import."""
-    for place, url in (("ENDPOINT", ""), ("HUGGINGFACE_CO_URL_TEMPLATE", "/{repo_id}/resolve/{revision}/{filename}")):
-        monkeypatch.setattr(f"huggingface_hub.constants.{place}", f"{hub.endpoint}{url}")
-    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.endpoint)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    card = Path(HfApi().hf_hub_download(f"tests/{kind}", "README.md", local_dir=tmp_path))
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21.2 causes it
+@pytest.mark.parametrize("name", [*tiny_releases.KINDS, *ADAPTERS])
+def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
+    """Here, and not in a process of its own, whose imports take long."""
+    base_models.use_hub(monkeypatch, hub.endpoint, TOKEN, tmp_path / "cache")
+    kind, _, form = name.partition("-")
+    card = Path(HfApi().hf_hub_download(f"tests/{name}", "README.md", local_dir=tmp_path))
     snippets = re.findall(r"^```python\n(.*?)^```$", card.read_text(), re.MULTILINE | re.DOTALL)
+    assert any("PeftModel" in snippet for snippet in snippets) == bool(form)
     capsys.readouterr()
     for snippet in snippets:
         exec(compile(snippet, str(card), "exec"), {})

@@ -36,7 +36,7 @@ def recipe(kind: str, changes: dict[str, Any] | None = None, *, base: str = "") 
     model_type, sections = KINDS[kind]
     base = base or f"tests/{model_type}"
     model = {"pretrained": base, "lora": LORA}
-    tokenization = {"tokenizer": {"kind": "pretrained", "path": base}, "max_length": 32}
+    tokenization = {"tokenizer": {"kind": "pretrained", "path": base}, "max_length": 64}
     # Few steps teach little, and a first release is compared with the untrained model if there is one.
     settings = {"evaluation.compare_untrained": False, "publish.private": False, **(changes or {})}
     return tiny.recipe(settings, **{**sections, "model": model, "tokenization": tokenization})
