@@ -23,7 +23,7 @@ from trainer import objectives
 
 TOKEN, OTHER = "hf_" + "1" * 40, "hf_" + "2" * 40
 TEXT = "The king likes the rain: number 7."
-ADAPTERS = [f"{kind}-{form}" for kind in base_models.KINDS for form in ("adapter", "both")]
+ADAPTERS = [*(f"{kind}-adapter" for kind in base_models.KINDS), "sft-both", "sequence_classification-both"]
 """Models with adapters that are published by themselves."""
 
 
@@ -121,6 +121,20 @@ def test_generated_text_repeats_unless_drawn(hub, capsys, kind):
         assert len(drawn) > 1
 
 
+@pytest.mark.parametrize("kind", ["sft", "sequence_classification"])
+def test_adapters_answer_like_the_merged_model(hub, capsys, kind):
+    told = tried(capsys, f"tests/{kind}-adapter", TEXT, "--against", f"tests/{kind}-both@main", "--json")
+    body = json.loads(told)
+    assert body["differ"] is False
+    ours, merged = ({name: one.get(name) for name in ("generated", "labels")} for one in body["answers"])
+    if kind == "sft":
+        assert ours == merged
+    else:
+        assert [one["name"] for one in ours["labels"]] == [one["name"] for one in merged["labels"]]
+        assert ours["labels"][0]["probability"] == pytest.approx(merged["labels"][0]["probability"], abs=1e-5)
+        assert ours["labels"][0]["name"] in {"cat", "dog", "friend", "king"}
+
+
 def test_lines_of_standard_input(hub, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{TEXT}\n\n A dog hears a bird.\n"))
     lines = tried(capsys, "tiny", "--json").splitlines()
@@ -176,12 +190,14 @@ def test_two_revisions_side_by_side(hub, capsys, monkeypatch):
         (("tests/half", TEXT), "its weights lack classifier.bias, classifier.weight, so its answers would be random"),
         (("tests/mute", TEXT), "has no tokenizer, which reads the text"),
         (("tests/code", TEXT), "cannot be loaded"),
+        (("tests/prompts", TEXT), "its adapter_config.json names no task, for which there is no way to try it"),
+        (("tests/orphan", TEXT), "tests/gone: cannot be loaded"),
     ],
 )
 def test_errors_name_the_fix(hub, capsys, arguments, message):
     api = HfApi(endpoint=hub.endpoint, token=TOKEN)
     repo_id = arguments[0]
-    if repo_id in {f"tests/{name}" for name in ("empty", "odd", "half", "mute", "code")}:
+    if repo_id in {f"tests/{name}" for name in ("empty", "odd", "half", "mute", "code", "prompts", "orphan")}:
         api.create_repo(repo_id)
         if repo_id != "tests/empty":
             _upload_broken(api, repo_id, hub.root)
@@ -194,6 +210,13 @@ def _upload_broken(api, repo_id, root):
     from safetensors.torch import load_file, save_file
 
     folder = root / repo_id
+    if repo_id in ("tests/prompts", "tests/orphan"):
+        api.snapshot_download("tests/sft-adapter", local_dir=folder)
+        changed = {"task_type": None} if repo_id == "tests/prompts" else {"base_model_name_or_path": "tests/gone"}
+        adapter = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(adapter | changed))
+        api.upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=["*.json", "*.safetensors"])
+        return
     api.snapshot_download("tests/sequence_classification", local_dir=folder)
     config = json.loads((folder / "config.json").read_text())
     if repo_id == "tests/odd":
@@ -261,6 +284,8 @@ def test_page_of_a_model_answers(open_hub, browser):
     assert 'class="message">' in ask(browser, "causal_lm", TEXT).text
     tag = HfApi(endpoint=open_hub.endpoint, token=TOKEN).list_repo_refs("tests/causal_lm").tags[0].name
     assert ask(browser, "causal_lm", TEXT, tag).status_code == 200
+    adapters = ask(browser, "sequence_classification-adapter", TEXT)
+    assert re.search(r"king\s*0\.\d{3}", Outline(adapters.text).text)
     assert len(open_hub.answer._models) == 2, "the last two stay in memory"
 
 

@@ -25,6 +25,7 @@ from tasks.publishing.stage import is_current, is_there
 from tasks.releases.rollback import roll_back
 from tests.support import base_models, releases, tiny
 from trainer import objectives
+from trainer.data import tokens
 from trainer.model.network import trained_model
 
 TOKEN = "hf_" + "1" * 40
@@ -106,12 +107,11 @@ LOADED = {
         "AutoModelForCausalLM.from_pretrained('tests/sft-both')",
         "PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained('tests/llama'), 'tests/sft-both', subfolder='adapter')",
     ),
-    "sequence_classification": (
-        "AutoModelForSequenceClassification.from_pretrained('tests/sequence_classification-merged')",
-        "AutoPeftModelForSequenceClassification.from_pretrained('tests/sequence_classification-adapter', num_labels=4)",
-        "PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained('tests/bert', "
-        "revision=PeftConfig.from_pretrained('tests/sequence_classification-adapter').revision, "
-        "config=AutoConfig.from_pretrained('tests/sequence_classification-adapter')), 'tests/sequence_classification-adapter')",
+    "classes": (
+        "AutoModelForSequenceClassification.from_pretrained('tests/classes-merged')",
+        "AutoPeftModelForSequenceClassification.from_pretrained('tests/classes-adapter', num_labels=4)",
+        "PeftModel.from_pretrained(classifier('tests/classes-adapter'), 'tests/classes-adapter')",
+        "PeftModel.from_pretrained(classifier('tests/classes-both', 'adapter'), 'tests/classes-both', subfolder='adapter')",
     ),
 }
 LOADER = """
@@ -123,6 +123,11 @@ import torch
 
 def tag(repo_id):
     return HfApi().list_repo_refs(repo_id).tags[0].name
+
+def classifier(repo_id, subfolder=None):
+    base = PeftConfig.from_pretrained(repo_id, subfolder=subfolder)
+    config = AutoConfig.from_pretrained(repo_id)
+    return AutoModelForSequenceClassification.from_pretrained(base.base_model_name_or_path, revision=base.revision, config=config)
 
 for kind, expressions in json.load(sys.stdin).items():
     for expression in expressions:
@@ -137,21 +142,18 @@ def test_every_form_loads_elsewhere_as_the_trained_model(api, tmp_path, monkeypa
     """By transformers and PEFT alone, in a process of its own; the classifier's base model has another main by then."""
     expected = {}
     for kind in LOADED:
-        artifacts, recipe = releases.tokenized(tmp_path / kind, base_models.recipe(kind))
+        objective = {"classes": "sequence_classification"}.get(kind, kind)
+        artifacts, recipe = releases.tokenized(tmp_path / kind, base_models.recipe(objective))
         releases.learn(artifacts, recipe, STEPS)
         for form, files in FORMS.items():
-            recipe = load(
-                tiny.write(
-                    artifacts.recipe_path,
-                    base_models.recipe(kind, {"publish.repo_id": f"tests/{kind}-{form}", "publish.adapter": form}),
-                )
-            )
+            changes = {"publish.repo_id": f"tests/{kind}-{form}", "publish.adapter": form}
+            recipe = load(tiny.write(artifacts.recipe_path, base_models.recipe(objective, changes)))
             releases.evaluate(artifacts, recipe)
             assert releases.publish(artifacts, recipe).status == "published"
             if kind == "sft":
                 assert weights_and_configs(api, f"tests/{kind}-{form}") == files
         model = trained_model(artifacts.model, objectives.build(recipe.objective).model_class()).eval()
-        inputs = tiny_tokens(artifacts)
+        inputs = token_ids(artifacts)
         with torch.no_grad():
             expected[kind] = model(**inputs).logits
     base_models.upload(api, tmp_path / "moved" / "bert", "moved")
@@ -174,15 +176,13 @@ def test_every_form_loads_elsewhere_as_the_trained_model(api, tmp_path, monkeypa
             torch.testing.assert_close(logits, expected[kind], rtol=1e-4, atol=1e-5, msg=expression)
 
 
-def tiny_tokens(artifacts: Artifacts) -> dict[str, torch.Tensor]:
-    from trainer.data import tokens
-
+def token_ids(artifacts: Artifacts) -> dict[str, torch.Tensor]:
     encoded = tokens.read_tokenizer(artifacts.tokens)(TEXT, return_tensors="pt")
     return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
 
 def test_release_says_what_it_is(api, project, tmp_path):
-    artifacts, recipe = project
+    _, recipe = project
     repo_id, base = recipe.publish.repo_id, api.model_info("tests/llama").sha
     for form in FORMS:
         receipt = publish(project, form)
