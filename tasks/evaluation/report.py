@@ -215,7 +215,11 @@ class Blessing(Verdict):
     """Digest of the recipe's sections that the evaluation depends on."""
     champion: Champion | None
 
+    def is_in_release(self, weights: str) -> bool:
+        """Whether a release whose weights have this digest holds the candidate, in whatever form."""
+        return weights in (self.model, *self.releases)
+
     @property
     def is_champion(self) -> bool:
-        """Whether the candidate is the published model, in whatever form that is published."""
-        return self.champion is not None and self.champion.weights in (self.model, *self.releases)
+        """Whether the candidate is the published model, in whatever form."""
+        return self.champion is not None and self.is_in_release(self.champion.weights)

@@ -224,7 +224,8 @@ def _publish_model(
             if publish.approval == "none":
                 done: PublishedRelease | Proposal = publish_release(repository, release, replaces=replaces)
             else:
-                description = describe(artifacts, blessing, read_report(artifacts, EvaluationReport))
+                evaluated = read_report(artifacts, EvaluationReport)
+                description = describe(artifacts, blessing, evaluated, reasons=reasons, replaced=replaced)
                 done = propose_release(
                     repository, release, recipe=artifacts.recipe, description=description, replaces=replaces
                 )
@@ -278,7 +279,7 @@ def is_current(artifacts: Artifacts, publish: Publish) -> bool:
     champion = blessing.champion
     if head is None:
         return champion is None
-    if head.weights in (blessing.model, *blessing.releases):
+    if blessing.is_in_release(head.weights):
         return True
     endpoint = chosen_endpoint(publish.endpoint)
     return champion is not None and (champion.endpoint, champion.weights) == (endpoint, head.weights)

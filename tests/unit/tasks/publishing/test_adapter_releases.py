@@ -234,7 +234,10 @@ def test_change_of_form_may_need_an_approval(api, project):
     releases.evaluate(artifacts, recipe)
     waiting = publish(project, "adapter", approval="pull_request")
     assert waiting.status == "proposed"
-    assert [one.status for one in api.get_repo_discussions(repo_id)] == ["open"]
+    (proposal,) = api.get_repo_discussions(repo_id)
+    assert proposal.status == "open"
+    described = api.get_discussion_details(repo_id, proposal.num).events[0].content
+    assert described.startswith("The published model of the recipe `tiny` in another form. It replaces release-")
     api.merge_pull_request(repo_id, waiting.pull_request)
     done = publish(project, "adapter", approval="pull_request")
     assert done.status == "published"
