@@ -76,19 +76,3 @@ def test_dvc_changes_it_back(served) -> None:
     assert project.flow() == []
     assert len(releases(api)) == 3
     assert {"model.safetensors", "adapter/adapter_model.safetensors"} <= set(api.list_repo_files("tests/tiny"))
-
-
-def test_champion_with_adapters_is_compared_by_a_recipe_without(served) -> None:
-    """Its processes leave out peft until they see the champion."""
-    project, api = served
-    project.edit("params/tiny.yaml", ", adapter: both", ", adapter: adapter")
-    assert project.flow() == ["publish"]
-    assert project.flow() == []
-    project.edit("params/tiny.yaml", "  lora: {r: 4}\n", "")
-    project.edit("params/tiny.yaml", ", adapter: adapter", "")
-    project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 60")
-    assert project.flow() == ["train", "evaluate", "publish"]
-    blessing = project.json("runs/tiny/evaluation/blessing.json")
-    assert (blessing["verdict"], blessing["first_release"]) == ("publish", False)
-    assert project.json("runs/tiny/evaluation/metrics.json")["champion"]
-    assert "adapter_config.json" not in api.list_repo_files("tests/tiny")

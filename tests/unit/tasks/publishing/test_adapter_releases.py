@@ -24,6 +24,7 @@ from tasks.publishing.provenance import FILE
 from tasks.publishing.stage import is_current, is_there
 from tasks.releases.rollback import roll_back
 from tests.support import base_models, releases, tiny
+from tests.support.project import ROOT
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model.network import trained_model
@@ -290,6 +291,23 @@ def test_champion_and_candidate_in_any_form(api, project, first, then):
     made_from = json.loads(Repository(api, recipe.publish.repo_id).read(receipt.commit, "evergreen-release.json"))
     blessing = json.loads(artifacts.blessing.read_text())
     assert made_from["made_from"]["replaces"] == blessing["champion"]["commit"]
+
+
+def test_champion_with_adapters_is_compared_by_a_recipe_without(api, project, monkeypatch):
+    """The process of the stage has left out peft, which its recipe does not use."""
+    artifacts, recipe = project
+    publish(project, "adapter")
+    as_candidate = json.loads(artifacts.report("evaluate").read_text())["model"]
+    changes = {"publish.repo_id": recipe.publish.repo_id, "model.lora": None}
+    whole = load(tiny.write(artifacts.recipe_path, base_models.recipe("sft", changes)))
+    releases.learn(artifacts, whole, STEPS)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    command = [sys.executable, "-m", "tasks", "evaluate", "params/tiny.yaml"]
+    done = subprocess.run(command, cwd=artifacts.root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(artifacts.report("evaluate").read_text())
+    assert report["champion"] == pytest.approx(as_candidate, rel=1e-5)
 
 
 def test_adapters_that_others_cannot_load_are_refused(api, project, tmp_path):
