@@ -38,6 +38,7 @@ from trainer import objectives
 from trainer.conflicts import conflicts
 from trainer.loop import extensions
 from trainer.model import config_check
+from trainer.model.adapters import BaseModel
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 60.0
@@ -292,7 +293,8 @@ def _adapter_problems(model: Model, publish: Publish) -> Iterator[Problem]:
     try:
         with open_repository(Artifacts("check"), repo_id=publish.repo_id, endpoint=publish.endpoint) as opened:
             hurried = replace(opened, timeout_s=_HUB_S, retries=RetryPolicy(attempts=2))
-            base_model.require_readable(hurried, str(model.pretrained), model.revision, private=publish.private)
+            base = BaseModel(str(model.pretrained), model.revision)
+            base_model.require_readable(hurried, base, private=publish.private)
     except HubRefusedError as error:
         yield Problem(key, f"{error.where}: {error.what}", error.fix)
     except TransientError as error:

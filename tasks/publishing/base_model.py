@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from params import HubRefusedError
 from params.schema import Model
+from trainer.model.adapters import BaseModel
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository
@@ -27,7 +28,7 @@ def problem(model: Model) -> tuple[str, str] | None:
     return None
 
 
-def require_readable(repository: Repository, base: str, revision: str | None, *, private: bool) -> None:
+def require_readable(repository: Repository, base: BaseModel, *, private: bool) -> None:
     """Refuse an adapter in `repository` if those who may read it cannot read its base model on the same Hub.
 
     A release that is not `private` is for everybody, so the base model is asked for without a token.
@@ -40,12 +41,12 @@ def require_readable(repository: Repository, base: str, revision: str | None, *,
 
     def look() -> None:
         try:
-            repository.api.model_info(base, revision=revision, token=None if private else False)
+            repository.api.model_info(base.name, revision=base.revision, token=None if private else False)
         except RevisionNotFoundError:
-            what = f"the adapters' base model, {base}, has no revision {revision} there"
+            what = f"the adapters' base model, {base.name}, has no revision {base.revision} there"
         except RepositoryNotFoundError:
             reader = "with this token" if private else "by everybody, and publish.private is false"
-            what = f"the adapters' base model, {base}, cannot be read there {reader}"
+            what = f"the adapters' base model, {base.name}, cannot be read there {reader}"
         else:
             return
         fix = f"train on a base model that readers of this Hub can load; or {_MERGED}"

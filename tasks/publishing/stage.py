@@ -67,8 +67,9 @@ def publish(
         raise RecipeError("publish.adapter", *found)
     blessing, releases = read_report(artifacts, Blessing), digests.release_digests(artifacts)
     if publish.adapter not in releases:
-        what = "the adapters are not there by themselves: another version of Evergreen trained the model"
-        raise ModelError(str(artifacts.adapter), what, "run the train stage again")
+        what = "the adapters are not there by themselves: the base model lacks layers that they do not hold, its commit was not known"
+        what += " when they were trained, or an older version of Evergreen trained them"
+        raise ModelError(str(artifacts.adapter), what, "run the train stage again, or remove publish.adapter")
     recipe = digests.recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
     _check_blessing(artifacts, blessing, model=releases["merged"], recipe=recipe, repo_id=publish.repo_id)
     if name := experiment():
@@ -177,8 +178,7 @@ def _publish_model(
         replaced = blessing.champion
         if writes:
             if publish.adapter != "merged":
-                base = BaseModel.of(artifacts.adapter)
-                base_model.require_readable(opened, base.name, base.revision, private=publish.private)
+                base_model.require_readable(opened, BaseModel.of(artifacts.adapter), private=publish.private)
             replaced = release_form.replaced_model(opened, blessing, publish, releases)
             if replaced and (
                 replaced.weights == releases[publish.adapter]

@@ -47,7 +47,7 @@ class BaseModel:
     """Hub repository or local folder."""
     revision: str | None
     """Commit, tag or branch of the repository."""
-    task: str | None
+    task: str | None = None
     """One of the values of `TASKS`."""
 
     @classmethod
@@ -82,7 +82,7 @@ def add(network: PreTrainedModel, lora: Lora, objective: Objective[Any], new: Se
         lora_dropout=lora.dropout,
         target_modules=lora.target_modules,
         task_type=TASKS.get(objective.pipeline_tag),
-        modules_to_save=_trained_in_full(network, objective, new) or None,
+        modules_to_save=_trained_in_full(objective, new) or None,
     )
     try:
         with _ignore_peft_warning():
@@ -94,20 +94,15 @@ def add(network: PreTrainedModel, lora: Lora, objective: Objective[Any], new: Se
     return adapted
 
 
-def _trained_in_full(network: PreTrainedModel, objective: Objective[Any], new: Sequence[str]) -> list[str]:
+def _trained_in_full(objective: Objective[Any], new: Sequence[str]) -> list[str]:
     # peft finds heads by itself, but for token classification only after it has chosen the layers to adapt
     heads = list(_HEADS) if objective.pipeline_tag == "token-classification" else []
     layers = sorted({name.rpartition(".")[0] for name in new})
-    weights = dict(network.named_parameters())
-    quantized = {name.rpartition(".")[0] for name in new if name in weights and not weights[name].is_floating_point()}
-    return heads + [name for name in layers if name not in quantized and not set(name.split(".")) & set(_HEADS)]
+    return heads + [name for name in layers if name and not set(name.split(".")) & set(_HEADS)]
 
 
-def merge(network: PreTrainedModel, folder: Path, missing: Sequence[str]) -> PreTrainedModel:
-    """Merge the adapter in `folder` into its base model; ModelError if it lacks weights that the base model is `missing`."""
-    if lacking := sorted(set(missing) - _names(folder)):
-        what = f"neither the adapter nor its base model has {', '.join(lacking[:5])}"
-        raise ModelError(str(folder), what, "use the objective and the base model that the adapter was trained with")
+def merge(network: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Merge the adapter in `folder` into its base model."""
     bring_back("peft")
     from peft import PeftModel
 
@@ -127,12 +122,12 @@ def write(trained: Path, target: Path, *, base: str, commit: str | None) -> None
     shutil.copyfile(trained / _WEIGHTS, target / _WEIGHTS)
 
 
-def _names(folder: Path) -> set[str]:
-    """Return the names of an adapter's weights, those of layers that were trained in full as the model names them."""
+def lacking(folder: Path, missing: Sequence[str]) -> list[str]:
+    """Return which of the weights that the base model is `missing` the adapter in `folder` does not have either, sorted."""
     from safetensors import safe_open
 
     with safe_open(folder / _WEIGHTS, framework="pt") as file:
-        return {name.removeprefix(_PREFIX) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        return sorted(set(missing) - {name.removeprefix(_PREFIX) for name in file.keys()})  # noqa: SIM118 - no mapping
 
 
 @contextlib.contextmanager

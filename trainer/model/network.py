@@ -72,7 +72,8 @@ def write_adapted(
     Args:
         trained: the folder with the adapters, of a checkpoint.
         target: gets the base model with the adapters merged into it.
-        adapter: gets the adapters by themselves; not with random weights as the base model, which nobody could load.
+        adapter: gets the adapters by themselves, unless they need random weights that only `target` has, or the Hub does not
+            say which commit of the base model was loaded.
         model: the recipe's section.
         objective: as for `initial_model`, like the rest.
         state: of the objective.
@@ -82,12 +83,14 @@ def write_adapted(
     from transformers.utils.hub import resolve_revision
 
     resolved = resolve_revision(model.pretrained, model.revision)
+    commit = getattr(resolved, "resolved", None)
     pinned = model.model_copy(update={"revision": resolved})
     base, new = _untrained(pinned, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
-    merged = adapters.merge(base, trained, new)
+    merged = adapters.merge(base, trained)
     merged.save_pretrained(str(target))
-    if model.pretrained is not None:
-        adapters.write(trained, adapter, base=model.pretrained, commit=getattr(resolved, "resolved", None))
+    is_known = model.pretrained is not None and (commit or Path(model.pretrained).is_dir())
+    if is_known and not adapters.lacking(trained, new):
+        adapters.write(trained, adapter, base=str(model.pretrained), commit=commit)
         if objective.model_config(state):  # the base model's configuration lacks the labels
             shutil.copyfile(target / "config.json", adapter / "config.json")
     return sum(weight.numel() for weight in merged.parameters())
@@ -158,7 +161,12 @@ def trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
         base = adapters.BaseModel.of(folder)
         changed = {"config": AutoConfig.from_pretrained(folder)} if (folder / "config.json").exists() else {}
         network, missing = _load(base.name, model_class, revision=base.revision, **changed)
-        return adapters.merge(network, folder, missing)
+        if lacking := adapters.lacking(folder, missing):
+            what = f"neither the adapter nor its base model, {base.name}, has {', '.join(lacking[:5])}"
+            raise ModelError(
+                str(folder), what, "use the objective and the base model that the adapter was trained with"
+            )
+        return adapters.merge(network, folder)
     network, missing = _load(str(folder), model_class, revision=None)
     if missing:
         what = f"lacks {', '.join(missing[:5])}, which {type(network).__name__} has"

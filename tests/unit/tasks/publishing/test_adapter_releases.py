@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file
 
-from params import HubRefusedError, RecipeError, StaleBlessingError
+from params import HubRefusedError, ModelError, RecipeError, StaleBlessingError
 from params.artifacts import Artifacts
 from params.loading import Recipe, load
 from tasks.hub_client.repository import Repository
@@ -329,6 +329,10 @@ def test_adapters_that_others_cannot_load_are_refused(api, project, tmp_path):
         with pytest.raises(HubRefusedError, match=message):
             releases.publish(artifacts, recipe, adapter="adapter", private=private)
     assert not api.repo_exists(recipe.publish.repo_id)
+    shutil.rmtree(artifacts.adapter)
+    releases.evaluate(artifacts, recipe)
+    with pytest.raises(ModelError, match="the adapters are not there by themselves"):
+        releases.publish(artifacts, recipe, adapter="both")
     whole = recipe.model_copy(update={"model": recipe.model.model_copy(update={"lora": None})})
     with pytest.raises(RecipeError, match="there are no adapters to publish"):
         releases.publish(artifacts, whole, adapter="both")
