@@ -14,6 +14,8 @@ from pathlib import Path
 from params.errors import EvergreenError, StorageError
 
 SPLITS = ("train", "validation", "test")
+ADAPTER = "adapter"
+"""Folder of a model with the adapters that are merged into it."""
 GROUP_BY = "evergreen.group_by"
 """Key of the metadata of Parquet files that names, as JSON, the columns by which their rows belong together."""
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
@@ -120,6 +122,8 @@ class Artifacts:
     """tokenize: the tokenizer, as transformers saves it."""
     model = _Below("run", "model")
     """train: the best weights, with configuration and tokenizer."""
+    adapter = _Below("model", ADAPTER)
+    """train: with `model.lora` on a pretrained model, the adapters by themselves; those in the model are merged."""
     checkpoint = _Below("run", "checkpoint")
     """train: the last full state, from which training can resume."""
     history = _Below("run", "history")

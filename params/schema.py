@@ -303,8 +303,8 @@ class ObjectiveChoice(BaseModel):
 class Lora(Section):
     """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685).
 
-    The weights of the base model stay fixed; small matrices beside its linear layers learn. The published model has the
-    adapters merged into its weights.
+    The weights of the base model stay fixed; small matrices beside its linear layers learn, and layers that the base model lacks,
+    such as a new head. `publish.adapter` says whether the adapters are published merged into the weights or by themselves.
     """
 
     r: PositiveInt = 16
@@ -320,7 +320,7 @@ class Lora(Section):
 class Quantization(Section):
     """The base model in 4 or 8 bits while adapters learn (QLoRA, Dettmers et al. 2023, https://arxiv.org/abs/2305.14314).
 
-    Needs `model.lora`, and the extra `quantization`. The published model has the adapters merged into the base model's
+    Needs `model.lora`, and the extra `quantization`. The adapters are evaluated, and published merged, with the base model's
     unquantized weights.
     """
 
@@ -607,6 +607,9 @@ class Evaluation(Section):
     """What the model must achieve to be published."""
 
 
+AdapterForm = Literal["merged", "adapter", "both"]
+
+
 class Publish(Section):
     """Where to publish the model."""
 
@@ -614,6 +617,9 @@ class Publish(Section):
     """Repository, as `owner/name`."""
     endpoint: str = "local"
     """URL of the Hub, or `local` for the Hub in the folder .hub. If HF_ENDPOINT is set, it replaces `local`."""
+    adapter: AdapterForm = "merged"
+    """With `model.lora`, what a release holds: `merged`, a whole model with the adapters in its weights; `adapter`, the adapters only,
+    which PEFT loads on their base model from the Hub; `both`, the whole model, and the adapters in the folder `adapter`."""
     private: bool = True
     """Create the repository as a private one. An existing repository stays as it is."""
     license: str = "other"

@@ -8,16 +8,48 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from params.artifacts import SPLITS, Artifacts
+from params.artifacts import ADAPTER, SPLITS, Artifacts
 from params.errors import ModelError
 from params.hashing import file_sha256
-from params.schema import Evaluation, Model, ObjectiveChoice
+from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice
 from trainer.data import shards
 
 
 def model_digest(artifacts: Artifacts) -> str:
-    """Return the digest of the trained weights."""
-    return folder_weights(artifacts.model)
+    """Return the digest of the trained weights, adapters merged.
+
+    Raises:
+        ModelError: there are none.
+    """
+    return release_digests(artifacts)["merged"]
+
+
+def release_digests(artifacts: Artifacts) -> dict[AdapterForm, str]:
+    """Return the digest of the weights in a release of the trained model, for each form that it can be published in.
+
+    Raises:
+        ModelError: there are no weights.
+    """
+    files = weights_in(artifacts.model)
+    merged, adapter = files_of("merged", files), files_of("adapter", files)
+    forms: dict[AdapterForm, dict[str, str]] = {"merged": merged}
+    if adapter:
+        forms |= {"adapter": adapter, "both": files}
+    digests = {form: weights_digest(found) for form, found in forms.items()}
+    if digests["merged"] is None:
+        raise ModelError(str(artifacts.model), f"there is no {WEIGHTS} file in it", "train the model first")
+    return {form: digest for form, digest in digests.items() if digest is not None}
+
+
+def files_of(form: AdapterForm, files: Mapping[str, str]) -> dict[str, str]:
+    """Return which of a trained model's files a release in a form has, by their paths in the release."""
+    if form == "both":
+        return dict(files)
+    if form == "merged":
+        return {path: digest for path, digest in files.items() if not path.startswith(f"{ADAPTER}/")}
+    return {
+        path.removeprefix(f"{ADAPTER}/"): digest for path, digest in files.items() if path.startswith(f"{ADAPTER}/")
+    }
 
 
 def data_digest(artifacts: Artifacts) -> str:
@@ -46,18 +78,6 @@ def weights_digest(files: Mapping[str, str]) -> str | None:
     """
     lines = [f"{path} {files[path]}\n" for path in sorted(files) if path.endswith(WEIGHTS)]
     return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else None
-
-
-def folder_weights(folder: Path) -> str:
-    """The same digest for a model in a local folder.
-
-    Raises:
-        ModelError: there are no weights in it.
-    """
-    digest = weights_digest(weights_in(folder))
-    if digest is None:
-        raise ModelError(str(folder), f"there is no {WEIGHTS} file in it", "train the model first")
-    return digest
 
 
 def weights_in(folder: Path) -> dict[str, str]:

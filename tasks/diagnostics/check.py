@@ -13,10 +13,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from params import EvergreenError, Problem
+from params import EvergreenError, HubRefusedError, Problem, TransientError
+from params.artifacts import Artifacts
 from params.importing import bind, is_project_file, source_files
 from params.loading import Document, Key, parse, read, suggestion, valid_sections
 from params.schema import (
@@ -27,6 +29,7 @@ from params.schema import (
     Model,
     ObjectiveChoice,
     PretrainedTokenizer,
+    Publish,
     Training,
     repo_id_problem,
 )
@@ -35,10 +38,13 @@ from trainer import objectives
 from trainer.conflicts import conflicts
 from trainer.loop import extensions
 from trainer.model import config_check
+from trainer.model.adapters import BaseModel
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 60.0
 """How long each check may run the code that a recipe names."""
+_HUB_S = 10.0
+"""How long to wait for a Hub."""
 
 
 def check(path: Path) -> None:
@@ -272,6 +278,29 @@ def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
         yield from _error(key, write_token, endpoint)
 
 
+def _adapter_problems(model: Model, publish: Publish) -> Iterator[Problem]:
+    """Find out whether others could load adapters that are published by themselves; asks the Hub only then."""
+    from tasks.hub_client.connection import chosen_endpoint, open_repository
+    from tasks.hub_client.repository import RetryPolicy
+    from tasks.publishing import base_model
+
+    key = ("publish", "adapter")
+    if publish.adapter == "merged" or _error(key, chosen_endpoint, publish.endpoint):
+        return
+    if found := base_model.problem(model):
+        yield Problem(key, *found)
+        return
+    try:
+        with open_repository(Artifacts("check"), repo_id=publish.repo_id, endpoint=publish.endpoint) as opened:
+            hurried = replace(opened, timeout_s=_HUB_S, retries=RetryPolicy(attempts=2))
+            base = BaseModel(str(model.pretrained), model.revision)
+            base_model.require_readable(hurried, base, private=publish.private)
+    except HubRefusedError as error:
+        yield Problem(key, f"{error.where}: {error.what}", error.fix)
+    except TransientError as error:
+        logger.warning("check: whether others can load %s was not checked: %s", model.pretrained, error.what)
+
+
 def _secret_problems(document: Document) -> Iterator[Problem]:
     """Find secrets in the recipe, which is published with the model."""
     from tasks.publishing.secrets import find_secrets
@@ -340,5 +369,6 @@ _CHECKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
     (_gate_problems, ("objective", "evaluation")),
     (_launch_problems, ("training", "launch")),
     (_publish_problems, ("publish", "launch")),
+    (_adapter_problems, ("model", "publish")),
 ]
 """Checks, and the sections that each of them needs to be valid."""

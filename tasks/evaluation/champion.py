@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +37,11 @@ class PublishedModel:
     """Why the model in question was rolled back after an earlier release; None if it was not."""
 
 
-def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: str) -> PublishedModel:
-    """Find the champion, and download it unless it is the model with the digest `weights`, or is here already."""
+def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collection[str]) -> PublishedModel:
+    """Find the champion, and download it unless it is here already, or is the model in question.
+
+    `weights` are the digests of that model's releases, in each form that it can be published in.
+    """
     with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
         from tasks.hub_client.release_log import rolled_back_reason
 
@@ -47,7 +51,7 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: str) ->
         champion = Champion(
             endpoint=chosen_endpoint(endpoint), repo_id=repo_id, commit=head.commit, tag=head.tag, weights=head.weights
         )
-        if champion.weights == weights:
+        if champion.weights in weights:
             return PublishedModel(champion, None, None)
         reason = rolled_back_reason(repository, weights)
         folder = artifacts.champion / champion.commit
@@ -71,7 +75,7 @@ def _download(repository: Repository, commit: str, folder: Path) -> None:
 def load(
     folder: Path, objective: Objective[Any], state: ObjectiveState, champion: Champion
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the champion and its tokenizer, with this run's labels.
+    """Load the champion and its tokenizer, with this run's labels. An adapter is merged into its base model.
 
     Raises:
         ModelError: it is a model for another task.
@@ -83,7 +87,7 @@ def load(
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
         objective.prepare_tokenizer(tokenizer)
-        model = objective.remap_labels(network.trained_model(folder, objective), state)
+        model = objective.remap_labels(network.trained_model(folder, objective.model_class()), state)
     except Exception as error:
         what = f"the champion, {champion.tag or champion.commit}, cannot be scored: {type(error).__name__}: {error}"
         fix = "if it is a model for another task, publish to another repository (publish.repo_id)"

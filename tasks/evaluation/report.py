@@ -207,8 +207,19 @@ class Blessing(Verdict):
     saved_as: ClassVar[str] = "blessing"
     model: str
     """Digest of the candidate's weights."""
+    releases: tuple[str, ...] = ()
+    """Digests of the weights of its releases, in each form that it can be published in (`publish.adapter`)."""
     data: str
     """Digest of the validated rows."""
     recipe: str
     """Digest of the recipe's sections that the evaluation depends on."""
     champion: Champion | None
+
+    def is_in_release(self, weights: str) -> bool:
+        """Whether a release whose weights have this digest holds the candidate, in whatever form."""
+        return weights in (self.model, *self.releases)
+
+    @property
+    def is_champion(self) -> bool:
+        """Whether the candidate is the published model, in whatever form."""
+        return self.champion is not None and self.is_in_release(self.champion.weights)

@@ -81,10 +81,10 @@ def evaluate(
     resampler = Resampler(
         built, state, resamples=settings.resamples, confidence=settings.comparison_confidence, seed=seed
     )
-    weights = digests.model_digest(artifacts)
-    data, where = digests.data_digest(artifacts), chosen_endpoint(endpoint)
-    published = champion.fetch(artifacts, repo_id=repo_id, endpoint=endpoint, weights=weights)
-    is_champion = published.champion is not None and published.champion.weights == weights
+    releases = digests.release_digests(artifacts)
+    weights, data, where = releases["merged"], digests.data_digest(artifacts), chosen_endpoint(endpoint)
+    published = champion.fetch(artifacts, repo_id=repo_id, endpoint=endpoint, weights=releases.values())
+    is_champion = published.champion is not None and published.champion.weights in releases.values()
     with whole_folder(artifacts.evaluation) as folder:
         rows = SplitRows(artifacts.rows / evaluation.split)
         groups = RowGroups.read(rows)
@@ -112,6 +112,7 @@ def evaluate(
         blessing = Blessing(
             **verdict.model_dump(),
             model=weights,
+            releases=tuple(releases.values()),
             data=data,
             recipe=digests.recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation),
             champion=published.champion,
@@ -172,7 +173,9 @@ class _Scorer:
             )
 
         self.objective.set_reference(load_untrained)
-        model = self._score("model", lambda: trained_model(self.artifacts.model, self.objective), tokenizer)
+        model = self._score(
+            "model", lambda: trained_model(self.artifacts.model, self.objective.model_class()), tokenizer
+        )
         untrained = None
         if self.evaluation.compare_untrained:
             untrained = self._score("untrained", load_untrained, tokenizer)

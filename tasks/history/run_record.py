@@ -212,7 +212,6 @@ def _evaluated(artifacts: Artifacts, blessing: Blessing) -> Evaluated | None:
         return None
     metric, champion = blessing.metric, evaluation.champion
     value = finite(evaluation.model.get(metric))
-    is_champion = blessing.champion is not None and blessing.champion.weights == blessing.model
     against: Literal["champion", "untrained"] = "champion" if blessing.champion else "untrained"
     compared = next((one for one in details.comparisons if (one.against, one.metric) == (against, metric)), None)
     interval = details.intervals.get("model", {}).get(metric)
@@ -222,7 +221,7 @@ def _evaluated(artifacts: Artifacts, blessing: Blessing) -> Evaluated | None:
         value=value,
         low=finite(interval.low) if interval else None,
         high=finite(interval.high) if interval else None,
-        champion=value if is_champion else finite(champion.get(metric)) if champion else None,
+        champion=value if blessing.is_champion else finite(champion.get(metric)) if champion else None,
         against=against if compared else None,
         gain=finite(compared.gain) if compared else None,
         gain_low=finite(compared.low) if compared else None,

@@ -6,7 +6,7 @@ print(line)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Final, Literal
@@ -93,14 +93,17 @@ def _entries(repository: Repository) -> list[LogEntry]:
     return entries
 
 
-def rolled_back_reason(repository: Repository, weights: str) -> str | None:
-    """Return who rolled back from the model with these weights, and why; None if it was published again since."""
+def rolled_back_reason(repository: Repository, weights: Collection[str]) -> str | None:
+    """Return who rolled back from the model, and why; None if it was published again since.
+
+    `weights` are the digests of its releases, which may hold it in several forms.
+    """
     entries = releases(repository)
     rollbacks = [number for number, entry in enumerate(entries) if entry.kind == "rollback"]
     for entry in entries[: rollbacks[-1] + 1 if rollbacks else 0]:
-        if repository.weights(entry.commit) == weights:
+        if repository.weights(entry.commit) in weights:
             return None
-        if entry.kind == "rollback" and entry.came_from and repository.weights(entry.came_from) == weights:
+        if entry.kind == "rollback" and entry.came_from and repository.weights(entry.came_from) in weights:
             return f"by {entry.by}: {entry.why}"
     return None
 

@@ -57,7 +57,7 @@ class Refs(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """The model that main holds."""
+    """A model that main holds, or held."""
 
     commit: str
     tag: str | None
@@ -134,8 +134,28 @@ class Repository:
                 return None
             if (commit := branches.get(MAIN)) is None or (weights := tree_weights(self.tree(commit))) is None:
                 return None
-            here = sorted((not name.startswith("release-"), name) for name, target in tags.items() if target == commit)
-            return Head(commit, here[0][1] if here else None, weights)
+            return Head(commit, _tag(tags, commit), weights)
+
+        return self.retry_until_clear(look)
+
+    def newest_other(self, weights: str, *, since: str | None) -> Head | None:
+        """Return the newest commit of main whose weights have another digest than `weights`, and None if they have none.
+
+        Commits before `since` are not looked at.
+        """
+
+        def look() -> Head | None:
+            try:
+                tags, commits = self.refs().tags, [entry.commit_id for entry in self.history()]
+            except RepositoryNotFoundError:
+                return None
+            for commit in commits:
+                found = tree_weights(self.tree(commit))
+                if found != weights:
+                    return Head(commit, _tag(tags, commit), found) if found else None
+                if commit == since:
+                    return None
+            return None
 
         return self.retry_until_clear(look)
 
@@ -222,6 +242,12 @@ class Repository:
             parent_commit=parent,
         )
         return str(made.oid)
+
+
+def _tag(tags: Mapping[str, str], commit: str) -> str | None:
+    """Return the tag of a commit that publishing made, else another one; None without any."""
+    here = sorted((not name.startswith("release-"), name) for name, target in tags.items() if target == commit)
+    return here[0][1] if here else None
 
 
 def tree_weights(files: Tree) -> str | None:

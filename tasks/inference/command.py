@@ -17,6 +17,7 @@ from params import DataError
 from tasks.inference.answer import Answer
 from tasks.inference.published_model import ModelFiles, ModelName, fetch
 from tasks.inference.tried_model import AnswerOptions, TriedModel
+from trainer.model.adapters import is_adapter
 from trainer.runtime.imports import leave_out
 
 _GAP = "  |  "
@@ -56,7 +57,7 @@ def _needs_more(folder: Path) -> bool:
     """Whether a model needs peft or torchao, which take seconds to import: it has adapters or quantized weights."""
     config = folder / "config.json"
     is_quantized = config.exists() and "quantization_config" in config.read_text(encoding="utf-8", errors="replace")
-    return is_quantized or (folder / "adapter_config.json").exists()
+    return is_quantized or is_adapter(folder)
 
 
 def _standard_input() -> Iterator[str]:

@@ -1,7 +1,7 @@
 """A model from a folder, ready to answer: by the pipelines of transformers, where they have one for its task.
 
-The task follows from the architecture that config.json names. Weights are read from safetensors only, and no code of a
-repository is run. What a release records of its objective says how a prompt is written (tasks.publishing.prompt_form).
+The task follows from the architecture that config.json names, or from what an adapter says; an adapter is merged into its base
+model, which comes from the Hub of HF_ENDPOINT. Weights are read from safetensors only, and no code of a repository is run. What a release records of its objective says how a prompt is written (tasks.publishing.prompt_form).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from params import DataError, ModelError
 from tasks.inference.answer import Answer, Label, Span
 from tasks.publishing.prompt_form import PromptForm
 from tasks.publishing.provenance import FILE
+from trainer.model.adapters import TASKS, BaseModel, is_adapter
+from trainer.model.network import trained_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -67,18 +69,24 @@ class TriedModel:
         Raises:
             ModelError: it has no weights, no tokenizer or no task that can be used here.
         """
+        import transformers
         from transformers import AutoConfig, AutoTokenizer, pipeline
 
-        with _load_errors(where):
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        task = _task(config, where)
-        network = _load_network(folder, task, where)
+        if is_adapter(folder):
+            with _load_errors(where):
+                task = _adapter_task(BaseModel.of(folder).task, where)
+                network = trained_model(folder, getattr(transformers, _AUTO_CLASSES[task]))
+        else:
+            with _load_errors(where):
+                config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            task = _task(config, where)
+            network = _load_network(folder, task, where)
         if not any(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)):
             what = "has no tokenizer, which reads the text"  # transformers would make an empty one
             raise ModelError(where, what, "name a revision that has the tokenizer beside the model")
         with _load_errors(where, "its tokenizer "):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        positions = getattr(config, "max_position_embeddings", None)
+        positions = getattr(network.config, "max_position_embeddings", None)
         if positions and tokenizer.model_max_length > _NO_LIMIT:
             tokenizer.model_max_length = positions
         form = PromptForm.of(_objective(folder), has_template=bool(tokenizer.chat_template))
@@ -183,6 +191,14 @@ def _objective(folder: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _adapter_task(name: str | None, where: str) -> Task:
+    for task in _AUTO_CLASSES:
+        if TASKS[task] == name:
+            return task
+    what = f"its adapter_config.json names {name or 'no task'}, for which there is no way to try it"
+    raise ModelError(where, what, f"try adapters for {', '.join(_AUTO_CLASSES)}")
 
 
 def _task(config: Any, where: str) -> Task:

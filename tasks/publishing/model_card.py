@@ -19,7 +19,7 @@ from params import Recipe, load
 from params.artifacts import Artifacts
 from params.schema import HubDataset, Publish
 from tasks.drift.report import DriftReport
-from tasks.evaluation.report import Blessing, Details, EvaluationReport, SliceResult, confidence_text
+from tasks.evaluation.report import Blessing, Champion, Details, EvaluationReport, SliceResult, confidence_text
 from tasks.ingestion.report import IngestReport
 from tasks.publishing.prompt_form import PromptForm
 from tasks.publishing.provenance import FILE, provenance
@@ -27,6 +27,7 @@ from tasks.stages import read_report
 from tasks.tokenization.report import TokenizationReport
 from tasks.training.report import TrainingReport
 from tasks.validation.report import ValidationReport
+from trainer.model.adapters import BaseModel
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
@@ -117,13 +118,15 @@ def write_card(
     *,
     pipeline_tag: str,
     auto_class: str,
+    replaced: Champion | None = None,
     pictures: Sequence[str] = (),
     has_report: bool = False,
     record: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the text of README.md: metadata for the Hub, then the card.
 
-    `pictures` are the paths in the release of the charts that the card shows, see `PICTURES`.
+    `pictures` are the paths in the release of the charts that the card shows, see `PICTURES`. `replaced` is the model that the
+    release replaces, by default the champion that it was compared with.
 
     Raises:
         RecipeError: the recipe cannot be read, or holds a password.
@@ -132,7 +135,7 @@ def write_card(
     import jinja2
 
     run = _Run.read(artifacts, publish)
-    record = provenance(artifacts) if record is None else record
+    record = provenance(artifacts, publish.adapter) if record is None else record
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -148,6 +151,9 @@ def write_card(
         auto_class=auto_class,
         form=PromptForm.of(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
+        adapter=publish.adapter,
+        adapted=BaseModel.of(artifacts.adapter) if publish.adapter != "merged" else None,
+        has_own_config=(artifacts.adapter / "config.json").exists(),
         base=run.recipe.model,
         base_repository=_base_repository(run),
         ingest=run.ingested,
@@ -158,6 +164,7 @@ def write_card(
         details=run.details,
         confidence=confidence_text(run.details.confidence),
         blessing=run.blessing,
+        replaced=replaced or run.blessing.champion,
         drift=[one.sentence for one in (run.drift, run.details.champion_confidence) if one],
         comparisons=[one for one in run.details.comparisons if one.metric == evaluated.metric],
         slices=_slices(run.details),
@@ -181,12 +188,14 @@ def _metadata(run: _Run, pipeline_tag: str) -> ModelCardData:
     known = [_HUB_METRICS[name].type for name in run.metrics if name in _HUB_METRICS]
     source = run.recipe.data.source
     lora = ["lora"] if run.recipe.model.lora else []
+    is_adapter = run.publish.adapter == "adapter"
     return ModelCardData(
         license=run.publish.license if is_listed else "other",
         license_name=None if is_listed else run.publish.license,
-        library_name="transformers",
+        library_name="peft" if is_adapter else "transformers",
         pipeline_tag=pipeline_tag,
         base_model=_base_repository(run),
+        base_model_relation="adapter" if is_adapter else None,
         datasets=[source.repo_id] if isinstance(source, HubDataset) and not source.endpoint else None,
         tags=["evergreen", run.recipe.objective.name.replace("_", "-"), *lora],
         metrics=list(dict.fromkeys(known)) or None,

@@ -10,7 +10,8 @@ from typing import Any, Final
 from params import RecipeError, load
 from params.artifacts import Artifacts
 from params.dvc_files import is_training_recorded, recipe_item, recorded_stages
-from tasks.digests import weights_in
+from params.schema import AdapterForm
+from tasks.digests import files_of, weights_in
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
 from tasks.training.report import TrainingReport
@@ -25,8 +26,10 @@ _PASSWORD = re.compile(r"[A-Za-z][\w+.-]*://[^\s/:@\"']*:(?!\$\{\w+\}@)[^\s/@\"'
 """A password in a URL, unless it is the placeholder of an environment variable."""
 
 
-def provenance(artifacts: Artifacts) -> dict[str, Any]:
+def provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") -> dict[str, Any]:
     """Return everything that decided the weights of a trained run, as JSON values: the content of `FILE`.
+
+    `adapter` is the form of the release.
 
     It has no times, no environment variables, and no paths of this machine except those in the recipe.
 
@@ -60,7 +63,8 @@ def provenance(artifacts: Artifacts) -> dict[str, Any]:
         },
         "dvc_lock": _dvc_lock(artifacts),
         "commands": [f"python -m tasks {stage} params/{artifacts.recipe}.yaml" for stage in REBUILT],
-        "weights": weights_in(artifacts.model),
+        "adapter": adapter,
+        "weights": files_of(adapter, weights_in(artifacts.model)),
     }
 
 

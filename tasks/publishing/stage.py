@@ -12,23 +12,26 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from params import GateRefusedError, ModelError, load
+from params import GateRefusedError, ModelError, RecipeError, load
 from params.artifacts import Artifacts, whole_folder
 from params.dvc_files import Inputs, check_earlier_stages
-from params.schema import Evaluation, Model, ObjectiveChoice, Publish
+from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice, Publish
 from tasks import digests
 from tasks.evaluation.receipt_log import log_receipt, log_verdict
-from tasks.evaluation.report import Blessing, EvaluationReport
+from tasks.evaluation.report import Blessing, Champion, EvaluationReport
 from tasks.hub_client.connection import chosen_endpoint, experiment, open_repository
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
+from tasks.publishing import base_model, release_form
 from tasks.stages import read_report, save_report
 from tasks.training.report import TrainingReport
 from trainer import objectives
+from trainer.model.adapters import BaseModel
 from trainer.objectives.bases.objective import Objective
 
 if TYPE_CHECKING:
@@ -60,27 +63,35 @@ def publish(
         HubRefusedError: no token, no access, or the tag holds something else.
         TransientError: the Hub gives no clear answer; nothing is lost, the next run publishes.
     """
-    blessing = read_report(artifacts, Blessing)
+    if publish.adapter != "merged" and (found := base_model.problem(model)):
+        raise RecipeError("publish.adapter", *found)
+    blessing, releases = read_report(artifacts, Blessing), digests.release_digests(artifacts)
+    if publish.adapter not in releases:
+        what = "the adapters are not there by themselves: the base model lacks layers that they do not hold, its commit was not known"
+        what += " when they were trained, or an older version of Evergreen trained them"
+        raise ModelError(str(artifacts.adapter), what, "run the train stage again, or remove publish.adapter")
     recipe = digests.recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
-    _check_blessing(artifacts, blessing, recipe=recipe, repo_id=publish.repo_id)
+    _check_blessing(artifacts, blessing, model=releases["merged"], recipe=recipe, repo_id=publish.repo_id)
     if name := experiment():
-        receipt = _experiment_receipt(name, artifacts, blessing, publish)
-        save_report(receipt, artifacts.receipt)
-        return receipt
+        unpublished = _experiment_receipt(name, artifacts, blessing, publish)
+        save_report(unpublished, artifacts.receipt)
+        return unpublished
     evaluated = read_report(artifacts, EvaluationReport)
-    if blessing.verdict != "publish" and publish.approval != "none":
-        _withdraw_proposals(artifacts, blessing, publish)
     if blessing.verdict == "refuse":
+        _withdraw_proposals(artifacts, blessing, publish)
         endpoint = chosen_endpoint(publish.endpoint)
         log_verdict(artifacts, "refused", blessing, evaluated, repo_id=publish.repo_id, endpoint=endpoint)
         fix = "read the report; change the data, the training or evaluation.gate"
         raise GateRefusedError(
             str(artifacts.blessing), f"the gate refuses the model: {'; '.join(blessing.reasons)}", fix
         )
-    if blessing.verdict == "keep":
+    may_change_form = blessing.is_champion and len(releases) > 1 and not publish.dry_run
+    receipt: Receipt | None = None
+    if blessing.verdict == "publish" or may_change_form:
+        receipt = _publish_model(artifacts, blessing, publish, objectives.build(objective), inputs, releases=releases)
+    if receipt is None:
+        _withdraw_proposals(artifacts, blessing, publish)
         receipt = _keep_champion(blessing)
-    else:
-        receipt = _publish_model(artifacts, blessing, publish, objectives.build(objective), inputs)
     for reason in receipt.reasons:
         logger.info("publish: %s: %s", receipt.status, reason)
     log_receipt(artifacts, receipt, blessing, evaluated)  # first: a stage that was killed in between logs it only once
@@ -88,12 +99,12 @@ def publish(
     return receipt
 
 
-def _check_blessing(artifacts: Artifacts, blessing: Blessing, *, recipe: str, repo_id: str) -> None:
+def _check_blessing(artifacts: Artifacts, blessing: Blessing, *, model: str, recipe: str, repo_id: str) -> None:
     """Refuse a blessing that was given for something else."""
     different = [
         what
         for what, blessed, current in (
-            ("model", blessing.model, digests.model_digest(artifacts)),
+            ("model", blessing.model, model),
             ("data", blessing.data, digests.data_digest(artifacts)),
             ("recipe", blessing.recipe, recipe),
             ("repository", blessing.champion.repo_id if blessing.champion else repo_id, repo_id),
@@ -137,6 +148,8 @@ def _keep_champion(blessing: Blessing) -> Receipt:
 
 
 def _withdraw_proposals(artifacts: Artifacts, blessing: Blessing, publish: Publish) -> None:
+    if publish.approval == "none":
+        return
     from tasks.publishing.proposal import withdraw_proposals
 
     reason = f"The gate no longer lets this model replace the published one: {'; '.join(blessing.reasons)}"
@@ -145,13 +158,16 @@ def _withdraw_proposals(artifacts: Artifacts, blessing: Blessing, publish: Publi
 
 
 def _publish_model(
-    artifacts: Artifacts, blessing: Blessing, publish: Publish, objective: Objective[Any], inputs: Inputs
-) -> Receipt:
+    artifacts: Artifacts,
+    blessing: Blessing,
+    publish: Publish,
+    objective: Objective[Any],
+    inputs: Inputs,
+    *,
+    releases: Mapping[AdapterForm, str],
+) -> Receipt | None:
+    """Publish the model in the form that the recipe asks for; None if main holds it so, and nothing is to be published."""
     check_earlier_stages("publish", artifacts)
-    folder = artifacts.staged_release
-    with whole_folder(folder) as staging:
-        _assemble(artifacts, publish, objective, staging)
-    inputs.check()  # the release holds the recipe as it is now
     writes = not publish.dry_run
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=writes) as opened:
         from tasks.publishing.description import describe
@@ -159,6 +175,20 @@ def _publish_model(
         from tasks.publishing.proposal import propose_release
         from tasks.publishing.release import plan_release
 
+        replaced = blessing.champion
+        if writes:
+            if publish.adapter != "merged":
+                base_model.require_readable(opened, BaseModel.of(artifacts.adapter), private=publish.private)
+            replaced = release_form.replaced_model(opened, blessing, publish, releases)
+            if replaced and (
+                replaced.weights == releases[publish.adapter]
+                or release_form.is_rolled_back(opened, blessing, publish, releases)
+            ):
+                return None
+        folder = artifacts.staged_release
+        with whole_folder(folder) as staging:
+            _assemble(artifacts, publish, objective, staging, replaced)
+        inputs.check()  # the release holds the recipe as it is now
         training = read_report(artifacts, TrainingReport)
         release = plan_release(
             folder,
@@ -169,12 +199,15 @@ def _publish_model(
                 "run": training.run,
                 "data_sha256": read_report(artifacts, IngestReport).data_sha256,
                 "git_commit": training.git_commit,
-                "replaces": blessing.champion.commit if blessing.champion else None,
+                "replaces": replaced.commit if replaced else None,
             },
         )
+        reasons = blessing.reasons if blessing.verdict == "publish" else ()
+        if replaced != blessing.champion or blessing.is_champion:
+            reasons += (f"the model was published in another form; publish.adapter is `{publish.adapter}`",)
         receipt = Receipt(
             status="dry-run",
-            reasons=blessing.reasons,
+            reasons=reasons,
             repo_id=publish.repo_id,
             endpoint=chosen_endpoint(publish.endpoint),
             commit=None,
@@ -187,11 +220,12 @@ def _publish_model(
         else:
             logger.info("publish: %s to %s", release.tag, where)
             repository = replace(opened, timeout_s=publish.timeout_s, log=lambda line: logger.info("publish: %s", line))
-            replaces = blessing.champion.weights if blessing.champion else None
+            replaces = replaced.weights if replaced else None
             if publish.approval == "none":
                 done: PublishedRelease | Proposal = publish_release(repository, release, replaces=replaces)
             else:
-                description = describe(artifacts, blessing, read_report(artifacts, EvaluationReport))
+                evaluated = read_report(artifacts, EvaluationReport)
+                description = describe(artifacts, blessing, evaluated, reasons=reasons, replaced=replaced)
                 done = propose_release(
                     repository, release, recipe=artifacts.recipe, description=description, replaces=replaces
                 )
@@ -245,13 +279,15 @@ def is_current(artifacts: Artifacts, publish: Publish) -> bool:
     champion = blessing.champion
     if head is None:
         return champion is None
-    if head.weights == blessing.model:
+    if blessing.is_in_release(head.weights):
         return True
     endpoint = chosen_endpoint(publish.endpoint)
     return champion is not None and (champion.endpoint, champion.weights) == (endpoint, head.weights)
 
 
-def _assemble(artifacts: Artifacts, publish: Publish, objective: Objective[Any], folder: Path) -> None:
+def _assemble(
+    artifacts: Artifacts, publish: Publish, objective: Objective[Any], folder: Path, replaced: Champion | None
+) -> None:
     """Collect the files of a release: the model, the record of how it was made, its data's profile, the card, the report.
 
     Rows of the data are quoted only if the repository is private. A public release has the profile, from which numbers can be
@@ -262,8 +298,8 @@ def _assemble(artifacts: Artifacts, publish: Publish, objective: Objective[Any],
     from tasks.report.chart_data import card_pictures
     from tasks.report.page import render
 
-    shutil.copytree(artifacts.model, folder, dirs_exist_ok=True)
-    record = provenance.provenance(artifacts)
+    release_form.copy_model(artifacts, publish.adapter, folder)
+    record = provenance.provenance(artifacts, publish.adapter)
     (folder / provenance.FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     asks_for_drift = "drift" in load(artifacts.recipe_path).validation.model_fields_set
     if artifacts.data_profile.exists() and (publish.private or asks_for_drift):
@@ -277,6 +313,7 @@ def _assemble(artifacts: Artifacts, publish: Publish, objective: Objective[Any],
         publish,
         pipeline_tag=objective.pipeline_tag,
         auto_class=objective.auto_class,
+        replaced=replaced,
         pictures=[name for name in PICTURES if name in pictures],
         has_report=True,
         record=record,

@@ -27,7 +27,7 @@ from params import EvergreenError, KilledError, ModelError, RecipeError, Transie
 from params.artifacts import Artifacts, storage_errors
 from params.command_result import CommandResult
 from params.errors import class_of
-from params.schema import HubDataset
+from params.schema import AdapterForm, HubDataset
 from tasks.publishing.provenance import FILE
 from trainer.runtime.lifetime import stop_group
 
@@ -66,6 +66,7 @@ class ProvenanceRecord(pydantic.BaseModel):
     versions: dict[str, str]
     data: RecordedData
     dvc_lock: dict[str, Any] | None
+    adapter: AdapterForm = "merged"
     weights: dict[str, Sha256]
 
 

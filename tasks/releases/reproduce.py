@@ -25,7 +25,7 @@ from pydantic import ConfigDict
 
 from params import ModelError, RecipeError
 from params.artifacts import Artifacts
-from tasks.digests import WEIGHTS, weights_in
+from tasks.digests import WEIGHTS, files_of, weights_in
 from tasks.hub_client.connection import open_repository
 from tasks.publishing.provenance import FILE, REBUILT
 from tasks.releases.clone import ProvenanceRecord, ReproducibleRelease, cloned, write_recipe
@@ -114,7 +114,7 @@ def reproduce(
         rows_from = bring_rows(clone, made, release, timeout_s)
         for stage in REBUILT[1:]:
             clone.stage(stage, recipe.name, timeout_s=timeout_s)
-        rebuilt = weights_in(made.model)
+        rebuilt = files_of(record.adapter, weights_in(made.model))
         run = read_report(made, RebuiltTraining).run
         files = tuple(
             WeightsFile(path=name, released=release.weights.get(name), rebuilt=rebuilt.get(name))

@@ -58,7 +58,7 @@ def _judged(results: RunResults, blessing: Blessing) -> Headline:
     if blessing.verdict == "refuse":
         return Headline("bad", "Refused", "The candidate misses a demand of the gate and is not published.", reasons)
     if blessing.verdict == "keep":
-        if blessing.champion and blessing.champion.weights == blessing.model:
+        if blessing.is_champion:
             return Headline("good", "Published already", "The published model has the same weights.", reasons)
         sentence = "The candidate did not pass the gate; the published model stays."
         return Headline("note", "Kept the champion", sentence, reasons)

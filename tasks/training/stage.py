@@ -135,7 +135,7 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
     with whole_folder(artifacts.model) as target:
         not_weights = shutil.ignore_patterns(MANIFEST, BEST_NOTE, IDENTITY)
         if job.model.lora:
-            parameters = _merge(job, best.folder, target)
+            parameters = _write_adapted(job, best.folder, target, target / artifacts.adapter.name)
         else:
             shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=not_weights)
         shutil.copytree(artifacts.tokenizer, target, dirs_exist_ok=True)
@@ -160,11 +160,12 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
     return report
 
 
-def _merge(job: Job, adapters: Path, target: Path) -> int:
-    """Merge the adapters into their base model; return its number of parameters."""
-    return network.merge_adapters(
-        adapters,
+def _write_adapted(job: Job, trained: Path, target: Path, adapter: Path) -> int:
+    """Write the model with the adapters merged, and the adapters by themselves; return the model's number of parameters."""
+    return network.write_adapted(
+        trained,
         target,
+        adapter,
         job.model,
         objective=objectives.build(job.objective),
         state=tokens.read_state(job.tokens),

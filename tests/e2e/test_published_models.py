@@ -16,13 +16,15 @@ from huggingface_hub import HfApi
 from tasks.commands import main
 from tasks.hub_server.server import LocalHub
 from tasks.inference.hub_trials import HubTrials
-from tests.support import tiny_releases
+from tests.support import base_models, tiny_releases
 from tests.support.browser import needs_browser, open_page
 from tests.support.html import Outline
 from trainer import objectives
 
 TOKEN, OTHER = "hf_" + "1" * 40, "hf_" + "2" * 40
 TEXT = "The king likes the rain: number 7."
+ADAPTERS = [*(f"{kind}-adapter" for kind in base_models.KINDS), "sft-both", "sequence_classification-both"]
+"""Models with adapters that are published by themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +32,14 @@ def hub(tmp_path_factory) -> Iterator[LocalHub]:
     """A Hub with a model of every kind, and the environment of its user."""
     root = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch, LocalHub(root / ".hub", tokens={TOKEN: "tests"}) as running:
-        patch.setenv("HF_ENDPOINT", running.endpoint)
-        patch.setenv("HF_TOKEN", TOKEN)
-        patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root / "cache"))
+        base_models.use_hub(patch, running.endpoint, TOKEN, root / "cache")
         for kind in tiny_releases.KINDS:
             tiny_releases.publish(root / kind, kind, private=kind == "dpo")
+        for model_type in ("llama", "bert", "t5"):
+            base_models.upload(HfApi(endpoint=running.endpoint, token=TOKEN), root / model_type)
+        for name in ADAPTERS:
+            kind, _, form = name.partition("-")
+            tiny_releases.publish_adapters(root / name, kind, form)
         patch.chdir(root / "sequence_classification")
         running.root = root
         yield running
@@ -46,16 +50,15 @@ def test_every_objective_is_here():
     assert known == set(objectives.names())
 
 
-@pytest.mark.parametrize("kind", tiny_releases.KINDS)
-def test_snippets_of_the_card_run(hub, kind, capsys, monkeypatch, tmp_path):
-    """Here, and not in a process of its own, whose imports take long; what it reads of the environment, it read at import."""
-    for place, url in (("ENDPOINT", ""), ("HUGGINGFACE_CO_URL_TEMPLATE", "/{repo_id}/resolve/{revision}/{filename}")):
-        monkeypatch.setattr(f"huggingface_hub.constants.{place}", f"{hub.endpoint}{url}")
-    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.endpoint)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    card = Path(HfApi().hf_hub_download(f"tests/{kind}", "README.md", local_dir=tmp_path))
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21.2 causes it
+@pytest.mark.parametrize("name", [*tiny_releases.KINDS, *ADAPTERS])
+def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
+    """Here, and not in a process of its own, whose imports take long."""
+    base_models.use_hub(monkeypatch, hub.endpoint, TOKEN, tmp_path / "cache")
+    kind, _, form = name.partition("-")
+    card = Path(HfApi().hf_hub_download(f"tests/{name}", "README.md", local_dir=tmp_path))
     snippets = re.findall(r"^```python\n(.*?)^```$", card.read_text(), re.MULTILINE | re.DOTALL)
+    assert any("PeftModel" in snippet for snippet in snippets) == bool(form)
     capsys.readouterr()
     for snippet in snippets:
         exec(compile(snippet, str(card), "exec"), {})
@@ -118,6 +121,20 @@ def test_generated_text_repeats_unless_drawn(hub, capsys, kind):
         assert len(drawn) > 1
 
 
+@pytest.mark.parametrize("kind", ["sft", "sequence_classification"])
+def test_adapters_answer_like_the_merged_model(hub, capsys, kind):
+    told = tried(capsys, f"tests/{kind}-adapter", TEXT, "--against", f"tests/{kind}-both@main", "--json")
+    body = json.loads(told)
+    assert body["differ"] is False
+    ours, merged = ({name: one.get(name) for name in ("generated", "labels")} for one in body["answers"])
+    if kind == "sft":
+        assert ours == merged
+    else:
+        assert [one["name"] for one in ours["labels"]] == [one["name"] for one in merged["labels"]]
+        assert ours["labels"][0]["probability"] == pytest.approx(merged["labels"][0]["probability"], abs=1e-5)
+        assert ours["labels"][0]["name"] in {"cat", "dog", "friend", "king"}
+
+
 def test_lines_of_standard_input(hub, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{TEXT}\n\n A dog hears a bird.\n"))
     lines = tried(capsys, "tiny", "--json").splitlines()
@@ -173,12 +190,14 @@ def test_two_revisions_side_by_side(hub, capsys, monkeypatch):
         (("tests/half", TEXT), "its weights lack classifier.bias, classifier.weight, so its answers would be random"),
         (("tests/mute", TEXT), "has no tokenizer, which reads the text"),
         (("tests/code", TEXT), "cannot be loaded"),
+        (("tests/prompts", TEXT), "its adapter_config.json names no task, for which there is no way to try it"),
+        (("tests/orphan", TEXT), "tests/gone: cannot be loaded"),
     ],
 )
 def test_errors_name_the_fix(hub, capsys, arguments, message):
     api = HfApi(endpoint=hub.endpoint, token=TOKEN)
     repo_id = arguments[0]
-    if repo_id in {f"tests/{name}" for name in ("empty", "odd", "half", "mute", "code")}:
+    if repo_id in {f"tests/{name}" for name in ("empty", "odd", "half", "mute", "code", "prompts", "orphan")}:
         api.create_repo(repo_id)
         if repo_id != "tests/empty":
             _upload_broken(api, repo_id, hub.root)
@@ -191,6 +210,13 @@ def _upload_broken(api, repo_id, root):
     from safetensors.torch import load_file, save_file
 
     folder = root / repo_id
+    if repo_id in ("tests/prompts", "tests/orphan"):
+        api.snapshot_download("tests/sft-adapter", local_dir=folder)
+        changed = {"task_type": None} if repo_id == "tests/prompts" else {"base_model_name_or_path": "tests/gone"}
+        adapter = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(adapter | changed))
+        api.upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=["*.json", "*.safetensors"])
+        return
     api.snapshot_download("tests/sequence_classification", local_dir=folder)
     config = json.loads((folder / "config.json").read_text())
     if repo_id == "tests/odd":
@@ -258,6 +284,8 @@ def test_page_of_a_model_answers(open_hub, browser):
     assert 'class="message">' in ask(browser, "causal_lm", TEXT).text
     tag = HfApi(endpoint=open_hub.endpoint, token=TOKEN).list_repo_refs("tests/causal_lm").tags[0].name
     assert ask(browser, "causal_lm", TEXT, tag).status_code == 200
+    adapters = ask(browser, "sequence_classification-adapter", TEXT)
+    assert re.search(r"king\s*0\.\d{3}", Outline(adapters.text).text)
     assert len(open_hub.answer._models) == 2, "the last two stay in memory"
 
 

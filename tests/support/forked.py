@@ -279,6 +279,15 @@ def _is_forked() -> bool:
     return multiprocessing.parent_process() is not None
 
 
+def _use_hub(endpoint: str, home: Path) -> None:
+    """Let the Hub's client use what it reads of the environment when it is imported, which was before the fork."""
+    from huggingface_hub import constants, hf_api
+
+    constants.ENDPOINT = hf_api.api.endpoint = endpoint
+    constants.HUGGINGFACE_CO_URL_TEMPLATE = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    constants.HF_HUB_CACHE = str(home / "hub")
+
+
 def _begin(
     call: Callable[..., Any],
     arguments: Sequence[Any],
@@ -305,6 +314,8 @@ def _begin(
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # asked for when a library was imported
+    if endpoint := environment.get("HF_ENDPOINT"):
+        _use_hub(endpoint, Path(environment.get("HF_HOME", folder)))
     os.chdir(folder)
     for path in environment.get("PYTHONPATH", "").split(os.pathsep):
         if path and (site := Path(path, "sitecustomize.py")).exists():

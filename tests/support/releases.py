@@ -22,7 +22,7 @@ from tests.support import tiny
 from trainer import objectives
 from trainer.data import tokens
 from trainer.job import Job
-from trainer.model.network import initial_model
+from trainer.model.network import initial_model, write_adapted
 
 SIZES = {"train": 60, "validation": 12, "test": 40}
 BATCH = 32
@@ -58,7 +58,13 @@ def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11) -
         network(**batch).loss.backward()
         optimizer.step()
     shutil.rmtree(artifacts.model, ignore_errors=True)
-    network.save_pretrained(artifacts.model)
+    if recipe.model.lora:
+        trained = artifacts.scratch / "adapters"
+        network.save_pretrained(trained, save_embedding_layers=False)
+        parts = {"objective": objective, "state": state, "tokenizer": tokenizer, "seed": recipe.seed}
+        write_adapted(trained, artifacts.model, artifacts.adapter, recipe.model, **parts)
+    else:
+        network.save_pretrained(artifacts.model)
     tokenizer.save_pretrained(artifacts.model)
     trained = TrainingReport(
         run=Job.of(recipe, artifacts).folder.name,

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from params.artifacts import Artifacts
+from params.schema import AdapterForm
 from tasks.tokenization.stage import tokenize
-from tests.support import releases, tiny
+from tests.support import base_models, releases, tiny
 
 CHAT = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
 _PROMPTS = {
@@ -40,6 +41,18 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "iterative_sft": (0, {"objective": {"name": "iterative_sft", **_PROMPTS}}),
 }
 """How many steps each learns, and the sections of its recipe."""
+SIZES = {"train": 60, "validation": 8, "test": 12}
+"""Rows of each split."""
+
+
+def publish_adapters(root: Path, kind: str, form: AdapterForm) -> Artifacts:
+    """Publish adapters of a kind as tests/<kind>-<form>; `base_models` has their kinds, and has uploaded the base models."""
+    changes = {"publish.repo_id": f"tests/{kind}-{form}", "publish.adapter": form}
+    artifacts, recipe = releases.tokenized(root, base_models.recipe(kind, changes), SIZES)
+    releases.learn(artifacts, recipe, KINDS[kind][0])
+    assert releases.evaluate(artifacts, recipe).verdict == "publish"
+    assert releases.publish(artifacts, recipe).status == "published"
+    return artifacts
 
 
 def publish(root: Path, kind: str, *, steps: int | None = None, private: bool = False) -> Artifacts:
@@ -48,8 +61,7 @@ def publish(root: Path, kind: str, *, steps: int | None = None, private: bool = 
     changes = {"publish.repo_id": f"tests/{kind}", "publish.private": private}
     if kind == "conversations":
         changes["tokenization.max_length"] = 64
-    content = tiny.recipe(changes, **sections)
-    sizes = {"train": 60, "validation": 8, "test": 12}
+    content, sizes = tiny.recipe(changes, **sections), SIZES
     if kind == "conversations":
         artifacts, _ = releases.tokenized(root, tiny.recipe(), sizes)
         recipe = tiny.load(tiny.write(artifacts.recipe_path, content))

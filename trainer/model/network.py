@@ -1,21 +1,21 @@
 """The model: built from a configuration, or loaded from safetensors; never from pickle, never with remote code.
 
 With adapters (`model.lora`) the base model is frozen, and in 4 or 8 bits with `model.quantization`. Checkpoints hold only the
-trained parameters; for publishing, `merge_adapters` adds them to the base model in full precision.
+trained parameters; `write_adapted` adds them to the base model in full precision, and writes them by themselves.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import warnings
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params import ModelError, Problem, TransientError
-from params.schema import Launch, Lora, Model, Quantization
+from params.schema import Launch, Model, Quantization
+from trainer.model import adapters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,10 +32,10 @@ def initial_model(
 
     ModelError if the configuration or the folder is invalid, TransientError if the Hub cannot be reached.
     """
-    network = untrained_model(
+    network, new = _untrained(
         model, objective=objective, state=state, tokenizer=tokenizer, seed=seed, quantization=model.quantization
     )
-    return _with_adapters(network, model.lora, objective) if model.lora else network
+    return adapters.add(network, model.lora, objective, new) if model.lora else network
 
 
 def conflicts(model: Model, launch: Launch) -> Iterator[Problem]:
@@ -56,9 +56,10 @@ def conflicts(model: Model, launch: Launch) -> Iterator[Problem]:
         yield Problem(key, "bitsandbytes is not installed", "pip install 'evergreen[quantization]'")
 
 
-def merge_adapters(
-    adapters: Path,
+def write_adapted(
+    trained: Path,
     target: Path,
+    adapter: Path,
     model: Model,
     *,
     objective: Objective[Any],
@@ -66,17 +67,43 @@ def merge_adapters(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> int:
-    """Merge the adapters in the folder `adapters` into the base model, write it to `target`, and count its parameters."""
-    from peft import PeftModel
+    """Write what adapters have learned; return the number of parameters of the whole model.
 
-    network = untrained_model(model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
-    with _ignore_peft_warning():
-        merged = PeftModel.from_pretrained(network, str(adapters)).merge_and_unload()
+    Args:
+        trained: the folder with the adapters, of a checkpoint.
+        target: gets the base model with the adapters merged into it.
+        adapter: gets the adapters by themselves, unless they need random weights that only `target` has, or the Hub does not
+            say which commit of the base model was loaded.
+        model: the recipe's section.
+        objective: as for `initial_model`, like the rest.
+        state: of the objective.
+        tokenizer: of the model.
+        seed: of random weights.
+    """
+    from transformers.utils.hub import resolve_revision
+
+    resolved = resolve_revision(model.pretrained, model.revision)
+    commit = getattr(resolved, "resolved", None)
+    pinned = model.model_copy(update={"revision": resolved})
+    base, new = _untrained(pinned, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
+    merged = adapters.merge(base, trained)
     merged.save_pretrained(str(target))
+    is_known = model.pretrained is not None and (commit or Path(model.pretrained).is_dir())
+    if is_known and not adapters.lacking(trained, new):
+        adapters.write(trained, adapter, base=str(model.pretrained), commit=commit)
+        if objective.model_config(state):  # the base model's configuration lacks the labels
+            shutil.copyfile(target / "config.json", adapter / "config.json")
     return sum(weight.numel() for weight in merged.parameters())
 
 
 def untrained_model(
+    model: Model, *, objective: Objective[Any], state: ObjectiveState, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> PreTrainedModel:
+    """As `initial_model`, without adapters, which start as zero, and in full precision."""
+    return _untrained(model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)[0]
+
+
+def _untrained(
     model: Model,
     *,
     objective: Objective[Any],
@@ -84,15 +111,16 @@ def untrained_model(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
     quantization: Quantization | None = None,
-) -> PreTrainedModel:
-    """As `initial_model`, without adapters, which start as zero, and by default in full precision."""
+) -> tuple[PreTrainedModel, list[str]]:
+    """Return a model, and the names of the weights that its base model lacks; none if all weights are new."""
     from transformers import set_seed
 
     set_seed(seed)
+    new: list[str] = []
     if model.pretrained is not None:
         quantized = {"quantization_config": _bitsandbytes(quantization)} if quantization else {}
         overrides = {**objective.model_config(state), **quantized}
-        network = _load(model.pretrained, objective, revision=model.revision, **overrides)
+        network, new = _load(model.pretrained, objective.model_class(), revision=model.revision, **overrides)
         for layer in network.modules():
             # bitsandbytes 0.50.2 would round the scales of weights at the first evaluation on some CPUs, for good
             if hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -105,7 +133,7 @@ def untrained_model(
         network = _build(dict(model.config or {}), objective, state, tokenizer)
     if network.config.model_type == "gpt2" and network.loss_type is None:
         network.loss_type = "ForCausalLM"  # its own loss is scaled by (T-1)/T under accumulation
-    return network
+    return network, new
 
 
 def _bitsandbytes(quantization: Quantization) -> Any:
@@ -122,54 +150,34 @@ def _bitsandbytes(quantization: Quantization) -> Any:
     )
 
 
-def trained_model(folder: Path, objective: Objective[Any]) -> PreTrainedModel:
-    """Load the model that a train stage wrote; ModelError if it is for another task, so that its head would be random."""
-    return _load(str(folder), objective, revision=None, is_whole=True)
+def trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
+    """Load a trained model by an auto class of transformers: a whole one, or an adapter, which is merged into its base model.
+
+    ModelError if it is for another task, so that its head would be random.
+    """
+    if adapters.is_adapter(folder):
+        from transformers import AutoConfig
+
+        base = adapters.BaseModel.of(folder)
+        changed = {"config": AutoConfig.from_pretrained(folder)} if (folder / "config.json").exists() else {}
+        network, missing = _load(base.name, model_class, revision=base.revision, **changed)
+        if lacking := adapters.lacking(folder, missing):
+            what = f"neither the adapter nor its base model, {base.name}, has {', '.join(lacking[:5])}"
+            raise ModelError(
+                str(folder), what, "use the objective and the base model that the adapter was trained with"
+            )
+        return adapters.merge(network, folder)
+    network, missing = _load(str(folder), model_class, revision=None)
+    if missing:
+        what = f"lacks {', '.join(missing[:5])}, which {type(network).__name__} has"
+        raise ModelError(str(folder), what, "use the objective that the model was trained with")
+    return network
 
 
 def has_only_pickle(folder: Path) -> bool:
     """Return whether a local model folder has weights, but none that are safe to load."""
     suffixes = {path.suffix for path in folder.iterdir()}
     return ".safetensors" not in suffixes and bool(suffixes & {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
-
-
-_PEFT_TASKS = {
-    "text-generation": "CAUSAL_LM",
-    "text-classification": "SEQ_CLS",
-    "token-classification": "TOKEN_CLS",
-    "text2text-generation": "SEQ_2_SEQ_LM",
-}
-"""peft's names of the tasks, from which it knows which head is new and trained in full."""
-
-
-@contextlib.contextmanager
-def _ignore_peft_warning() -> Iterator[None]:
-    """Ignore the warning that peft 0.21.2 causes by an old name of transformers."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        yield
-
-
-def _with_adapters(network: PreTrainedModel, lora: Lora, objective: Objective[Any]) -> PreTrainedModel:
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=lora.target_modules,
-        task_type=_PEFT_TASKS.get(objective.pipeline_tag),
-        # peft finds this by itself, but for token classification only after it has chosen the layers to adapt
-        modules_to_save=["classifier", "score"] if objective.pipeline_tag == "token-classification" else None,
-    )
-    try:
-        with _ignore_peft_warning():
-            adapted: PreTrainedModel = get_peft_model(network, config)
-    except ValueError as error:
-        names = sorted({name.rpartition(".")[2] for name, _ in network.named_modules() if name})
-        fix = f"choose from the model's layers: {', '.join(names)}"
-        raise ModelError("model.lora", f"peft rejects it: {error}", fix) from error
-    return adapted
 
 
 def _build(
@@ -197,15 +205,16 @@ def _build(
 
 
 def _load(
-    path: str, objective: Objective[Any], *, revision: str | None, is_whole: bool = False, **overrides: Any
-) -> PreTrainedModel:
+    path: str, model_class: type[Any], *, revision: str | None, **overrides: Any
+) -> tuple[PreTrainedModel, list[str]]:
+    """Return a model from a folder or a repository, and the names of the weights that these lack, sorted."""
     import torch
 
     if Path(path).is_dir() and has_only_pickle(Path(path)):
         fix = "convert them to safetensors with `save_pretrained`, and use that folder"
         raise ModelError(path, "has weights as pickle only, which can run code when loaded", fix)
     try:
-        network, info = objective.model_class().from_pretrained(
+        network, info = model_class.from_pretrained(
             path,
             revision=revision or "main",
             use_safetensors=True,
@@ -219,8 +228,4 @@ def _load(
     except (OSError, ValueError, RuntimeError) as error:
         fix = "check the path, the revision and the model's type"
         raise ModelError(path, f"cannot be loaded: {error}", fix) from error
-    if is_whole and (missing := sorted(info["missing_keys"])):
-        what = f"lacks {', '.join(missing[:5])}, which {type(network).__name__} has"
-        raise ModelError(path, what, "use the objective that the model was trained with")
-    loaded: PreTrainedModel = network
-    return loaded
+    return network, sorted(info["missing_keys"])

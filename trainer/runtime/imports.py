@@ -24,6 +24,12 @@ def leave_out(*packages: str) -> None:
         sys.modules.setdefault(package, None)  # type: ignore[arg-type]
 
 
+def bring_back(package: str) -> None:
+    """Let a package be imported after all, by what turns out to need it."""
+    if package in sys.modules and sys.modules[package] is None:
+        del sys.modules[package]
+
+
 @contextlib.contextmanager
 def left_out(*packages: str) -> Iterator[None]:
     """Leave packages out of what the block imports; those that are imported already stay."""

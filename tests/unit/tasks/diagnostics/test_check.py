@@ -11,15 +11,18 @@ import time
 from pathlib import Path
 
 import pytest
+from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
 
 from params import DataError, RecipeError
 from params.loading import read
 from params.schema import Launch, Recipe, Training
 from tasks.commands import main
+from tasks.diagnostics import check as check_module
 from tasks.diagnostics.check import _column_problems, all_problems, check
+from tasks.hub_server.server import LocalHub
 from tasks.stages import run
-from tests.support import prompts, tiny
+from tests.support import base_models, prompts, tiny
 from tests.support.project import ROOT
 from trainer.loop import arguments
 from trainer.model import config_check
@@ -205,6 +208,55 @@ def test_wrong_recipe_has_exactly_this_problem(changes, key, message):
     found = problems(changes)
     assert list(found) == [key], found
     assert message in found[key]
+
+
+@pytest.mark.parametrize("form", ["adapter", "both"])
+def test_adapters_by_themselves_need_a_base_model_that_others_have(form):
+    """All problems are reported together."""
+    found = problems({"publish.adapter": form, "training.best_metric": "acuracy"})
+    assert found.keys() == {"publish.adapter", "training.best_metric"}
+    fix = "add `lora: {}` to the model, or remove publish.adapter"
+    assert (
+        found["publish.adapter"]
+        == f"there are no adapters to publish: without `model.lora`, all weights are trained; {fix}"
+    )
+    found = problems({"publish.adapter": form, "model.lora": {}, "launch.accelerate_config": "params/none.yaml"})
+    assert found.keys() == {"publish.adapter", "model.lora", "launch.accelerate_config"}
+    assert "the adapters' base model has random weights" in found["publish.adapter"]
+    base = model_folder("base", "config.json")
+    found = problems({"publish.adapter": form}, model={"pretrained": base, "lora": {}})
+    assert "the folder base, which nobody else can load; upload it to the Hub" in found["publish.adapter"]
+    assert problems({"publish.adapter": "merged"}) == {}, "as `evergreen show` prints it"
+
+
+def test_base_model_of_adapters_is_on_the_hub_that_they_go_to(tmp_path, monkeypatch, caplog):
+    token = "hf_" + "1" * 40
+    with LocalHub(tmp_path / "hub", tokens={token: "tests"}) as hub:
+        base_models.use_hub(monkeypatch, hub.endpoint, token, tmp_path / "cache")
+        api = HfApi(endpoint=hub.endpoint, token=token)
+        base_models.upload(api, tmp_path / "llama")
+        base_models.upload(api, tmp_path / "secret" / "llama", "secret", private=True)
+
+        def found(base, **publish):
+            changes = {"publish.adapter": "adapter"} | {f"publish.{key}": value for key, value in publish.items()}
+            content = base_models.recipe("sft", changes, base=base)
+            document = read(tiny.write(Path("trial.yaml"), content))
+            return {".".join(map(str, p.key)): p.what for p in all_problems(document)}
+
+        assert found("tests/llama") == {}
+        assert found("tests/secret", private=True) == {}
+        assert (
+            "cannot be read there by everybody, and publish.private is false"
+            in found("tests/secret")["publish.adapter"]
+        )
+        assert "tests/nothing, cannot be read" in found("tests/nothing", private=True)["publish.adapter"]
+        assert "api/x" in found("api/x")["model.pretrained"]
+        monkeypatch.delenv("HF_ENDPOINT")
+        assert "tests/llama, cannot be read" in found("tests/llama")["publish.adapter"], "another Hub: the one in .hub"
+    monkeypatch.setattr(check_module, "_HUB_S", 0.1)
+    monkeypatch.setenv("HF_ENDPOINT", api.endpoint)
+    assert found("tests/llama") == {}, "it cannot be asked"
+    assert "whether others can load tests/llama was not checked" in caplog.text
 
 
 NAN, INFINITY = float("nan"), float("inf")

@@ -110,7 +110,7 @@ def mean_confidence(folder: Path, recipe: Recipe, texts: list[str]) -> float:
     from transformers import AutoTokenizer
 
     model, tokenizer = (
-        trained_model(folder, objectives.build(recipe.objective)).eval(),
+        trained_model(folder, objectives.build(recipe.objective).model_class()).eval(),
         AutoTokenizer.from_pretrained(folder),
     )
     with torch.no_grad():
@@ -246,7 +246,7 @@ def test_scores_that_are_not_finite_are_a_reason(project: tuple[Artifacts, str],
     artifacts, _ = project
     recipe = prepare(artifacts, UNCLEAR)
     objective = objectives.build(recipe.objective)
-    network = trained_model(artifacts.model, objective)
+    network = trained_model(artifacts.model, objective.model_class())
     torch.nn.init.constant_(network.classifier.bias, torch.nan)
     encoder = Encoder(objective, tokens.read_tokenizer(artifacts.tokens), 32, tokens.read_state(artifacts.tokens))
     drift = read_report(artifacts, ValidationReport).drift

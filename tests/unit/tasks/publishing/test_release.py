@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from params.artifacts import Artifacts
 from params.errors import ModelError, RecipeError
-from tasks.digests import folder_weights, weights_digest
+from tasks.digests import release_digests, weights_digest, weights_in
 from tasks.publishing.release import RELEASE_FILE
 from tests.support.publications import REPO, plan
 
@@ -120,15 +121,19 @@ def test_empty_folder_and_invalid_name_are_refused(folder: Path, tmp_path: Path)
 def test_weights_digest_covers_only_the_weights(folder: Path, tmp_path: Path) -> None:
     first = plan(folder).weights
     sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    assert first == hashlib.sha256(f"model.safetensors {sha256}\n".encode()).hexdigest() == folder_weights(folder)
+    assert (
+        first
+        == hashlib.sha256(f"model.safetensors {sha256}\n".encode()).hexdigest()
+        == weights_digest(weights_in(folder))
+    )
     (folder / "config.json").write_text("{}")
     assert plan(folder).weights == first
     (folder / "sub/more.safetensors").write_bytes(b"more")
     both = plan(folder).weights
-    assert both == folder_weights(folder) != first
+    assert both == weights_digest(weights_in(folder)) != first
     assert both == weights_digest(dict(reversed([(file.path, file.sha256) for file in plan(folder).files])))
     (folder / "sub/more.safetensors").rename(folder / "sub/other.safetensors")
     assert plan(folder).weights != both, "the digest includes the name"
     assert weights_digest({"README.md": sha256}) is None
     with pytest.raises(ModelError, match=r"no \.safetensors"):
-        folder_weights(tmp_path / "sub")
+        release_digests(Artifacts("nothing", tmp_path))

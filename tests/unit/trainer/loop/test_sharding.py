@@ -11,14 +11,14 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
+from transformers import AutoModelForCausalLM
 
 from params import CheckpointError, KilledError, ModelError
 from params.artifacts import Artifacts
-from params.schema import Launch, ObjectiveChoice
+from params.schema import Launch
 from tests.support import tiny
 from tests.support.project import ROOT
 from tests.support.training import curve, run_train
-from trainer import objectives
 from trainer.loop import sharding
 from trainer.model import network
 
@@ -79,9 +79,7 @@ def test_fsdp_shards_the_model_and_trains_like_data_parallelism(sharded, tmp_pat
 def test_fsdp_model_is_published_unsharded(sharded):
     assert {p.name for p in sharded.model.iterdir()} >= {"model.safetensors", "config.json", "tokenizer.json"}
     assert "lm_head.weight" not in weights(sharded), "tied weights are stored once"
-    model = network.trained_model(
-        sharded.model, objectives.build(ObjectiveChoice(name="causal_lm", text_column="text"))
-    )
+    model = network.trained_model(sharded.model, AutoModelForCausalLM)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(model.lm_head.weight, weights(sharded)["model.embed_tokens.weight"])

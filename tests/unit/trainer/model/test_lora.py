@@ -1,8 +1,9 @@
-"""LoRA adapters: only they are trained and saved; the published model is merged. Also on quantized models."""
+"""LoRA adapters: only they are trained and saved; then they are merged, and written by themselves. Also on quantized models."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 
 import pytest
@@ -14,6 +15,7 @@ from params import ModelError
 from params.schema import Launch, Model
 from tests.support import tiny
 from tests.support.in_process import job, losses, trained, trainer_of
+from tests.support.pretrained import write_model
 from tests.support.training import curve, run_train
 from trainer import objectives
 from trainer.checkpoints.sealed import best_weights
@@ -43,6 +45,11 @@ def parts(job):
         "tokenizer": tokens.read_tokenizer(job.tokens),
         "seed": job.seed,
     }
+
+
+def written(trained, root, job):
+    """The trained model in `root`/published, its adapters by themselves in `root`/adapter; its number of parameters."""
+    return network.write_adapted(trained, root / "published", root / "adapter", job.model, **parts(job))
 
 
 CLASSES = tiny.CLASSES | {"training": tiny.RECIPE["training"]}
@@ -85,7 +92,7 @@ def test_adapters_are_trained_saved_and_merged_for_publishing(tmp_path, sections
             assert sum(weight.nbytes for weight in saved.values()) < whole / 4
     assert best.step == 6, "the loss falls, so the weights in memory are the best"
 
-    parameters = network.merge_adapters(best.folder, tmp_path / "published", planned.model, **parts(planned))
+    parameters = written(best.folder, tmp_path, planned)
     published = auto_class.from_pretrained(tmp_path / "published", use_safetensors=True).eval()
     assert {path.name for path in (tmp_path / "published").iterdir()} <= {
         "config.json",
@@ -104,6 +111,57 @@ def test_adapters_are_trained_saved_and_merged_for_publishing(tmp_path, sections
         assert (logits - untrained(planned).eval()(**batch).logits).abs().max() > 1e-2
     for name in head:
         assert not torch.equal(published.state_dict()[name], base[name]), "a new head is trained fully"
+
+
+def test_adapters_by_themselves_name_their_base_model(tmp_path):
+    """They and their base model are the merged model, and are written with the same bytes each time."""
+    write_model(tmp_path / "base", "bert")
+    planned = adapter_job(
+        tmp_path, model={"pretrained": str(tmp_path / "base")}, **{k: CLASSES[k] for k in ("objective", "training")}
+    )
+    trained(planned)
+    best = best_weights(planned.folder, planned.direction)
+    written(best.folder, tmp_path, planned)
+    adapter = tmp_path / "adapter"
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == (planned.model.pretrained, None)
+    assert config["target_modules"] == sorted(config["target_modules"])
+    assert {"bert.pooler.dense", "classifier"} <= set(config["modules_to_save"]), "the base model has neither"
+    together = network.trained_model(adapter, AutoModelForSequenceClassification)
+    merged = network.trained_model(tmp_path / "published", AutoModelForSequenceClassification)
+    assert together.config.id2label == merged.config.id2label
+    weights = merged.state_dict()
+    assert together.state_dict().keys() == weights.keys()
+    assert all(torch.equal(weight, weights[name]) for name, weight in together.state_dict().items())
+    first = {path.name: path.read_bytes() for path in adapter.iterdir()}
+    for name in ("published", "adapter"):
+        shutil.rmtree(tmp_path / name)
+    written(best.folder, tmp_path, planned)
+    assert {path.name: path.read_bytes() for path in adapter.iterdir()} == first
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", "names no base model\n  fix: add `base_model_name_or_path`"),
+        ("[]", "cannot be read"),
+        ('{"base_model_name_or_path": "no/such/model"}', "no/such/model: cannot be loaded"),
+    ],
+)
+def test_adapters_that_cannot_be_loaded_are_named(tmp_path, content, message):
+    (tmp_path / "adapter_config.json").write_text(content)
+    with pytest.raises(ModelError) as caught:
+        network.trained_model(tmp_path, AutoModelForCausalLM)
+    assert message in str(caught.value)
+
+
+def test_adapters_without_the_head_of_the_objective_are_refused(tmp_path):
+    planned = adapter_job(tmp_path, model={"pretrained": str(write_model(tmp_path / "base", "llama"))})
+    trained(planned)
+    best = best_weights(planned.folder, planned.direction)
+    written(best.folder, tmp_path, planned)
+    with pytest.raises(ModelError, match=r"neither the adapter nor its base model, .*, has score\.weight"):
+        network.trained_model(tmp_path / "adapter", AutoModelForSequenceClassification)
 
 
 @pytest.mark.slow
@@ -164,7 +222,7 @@ def test_adapters_of_a_quantized_model_are_merged_into_the_full_model(tmp_path, 
     assert layer.weight.nbytes == 64 * 64 * bits // 8
 
     best = best_weights(planned.folder, planned.direction)
-    network.merge_adapters(best.folder, tmp_path / "published", planned.model, **parts(planned))
+    written(best.folder, tmp_path, planned)
     published = AutoModelForCausalLM.from_pretrained(tmp_path / "published")
     weights, base = published.state_dict(), untrained(planned).state_dict()
     assert all(weight.dtype == torch.float32 for weight in weights.values())

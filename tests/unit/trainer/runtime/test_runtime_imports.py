@@ -35,6 +35,16 @@ def test_package_is_left_out_inside_the_block_only(package: str) -> None:
     assert sys.modules[package]
 
 
+def test_package_that_turns_out_to_be_needed_is_imported(package: str) -> None:
+    imports.leave_out(package)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(package)
+    imports.bring_back(package)
+    found = importlib.import_module(package)
+    imports.bring_back(package)
+    assert sys.modules[package] is found
+
+
 def test_module_is_imported_when_one_of_its_names_is_used(package: str) -> None:
     imports.defer(f"{package}.statistics")
     from evergreen_example import statistics

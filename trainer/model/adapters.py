@@ -1,0 +1,138 @@
+"""LoRA adapters: put beside the layers of a base model, merged into its weights, or written by themselves.
+
+A folder with `adapter_config.json` holds an adapter as peft writes it: what was trained, and the name of its base model. Ours also
+name the base model's commit, and have the whole model's `config.json` where the objective changes it: labels belong to the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from params import ModelError
+from params.schema import Lora
+from trainer.runtime.imports import bring_back
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from trainer.objectives.bases.objective import Objective
+
+CONFIG: Final = "adapter_config.json"
+_WEIGHTS: Final = "adapter_model.safetensors"
+_PREFIX: Final = "base_model.model."
+"""peft writes it before the name of each weight."""
+TASKS: Final[Mapping[str, str]] = {
+    "text-generation": "CAUSAL_LM",
+    "text-classification": "SEQ_CLS",
+    "token-classification": "TOKEN_CLS",
+    "text2text-generation": "SEQ_2_SEQ_LM",
+}
+"""peft's names of the tasks, from which it knows which head is new and trained in full."""
+_HEADS: Final = ("classifier", "score")
+"""Heads that peft trains in full and writes with the adapters."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """What an adapter says of the model that it was trained on."""
+
+    name: str
+    """Hub repository or local folder."""
+    revision: str | None
+    """Commit, tag or branch of the repository."""
+    task: str | None = None
+    """One of the values of `TASKS`."""
+
+    @classmethod
+    def of(cls, folder: Path) -> BaseModel:
+        """Read it from the folder of an adapter; ModelError if that does not say it."""
+        try:
+            config = json.loads((folder / CONFIG).read_bytes())
+            name, revision, task = (config.get(key) for key in ("base_model_name_or_path", "revision", "task_type"))
+        except (OSError, ValueError, AttributeError) as error:
+            raise ModelError(str(folder / CONFIG), f"cannot be read: {error}", "write the adapter with peft") from error
+        if not isinstance(name, str) or not name:
+            fix = "add `base_model_name_or_path` with its repository on the Hub"
+            raise ModelError(str(folder / CONFIG), "names no base model", fix)
+        return cls(name, revision if isinstance(revision, str) else None, task if isinstance(task, str) else None)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder holds an adapter instead of a whole model."""
+    return (folder / CONFIG).exists()
+
+
+def add(network: PreTrainedModel, lora: Lora, objective: Objective[Any], new: Sequence[str]) -> PreTrainedModel:
+    """Return the model with adapters. Layers that hold weights `new` to the base model are trained in full.
+
+    ModelError if peft rejects the settings.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        task_type=TASKS.get(objective.pipeline_tag),
+        modules_to_save=_trained_in_full(objective, new) or None,
+    )
+    try:
+        with _ignore_peft_warning():
+            adapted: PreTrainedModel = get_peft_model(network, config)
+    except ValueError as error:
+        names = sorted({name.rpartition(".")[2] for name, _ in network.named_modules() if name})
+        fix = f"choose from the model's layers: {', '.join(names)}"
+        raise ModelError("model.lora", f"peft rejects it: {error}", fix) from error
+    return adapted
+
+
+def _trained_in_full(objective: Objective[Any], new: Sequence[str]) -> list[str]:
+    # peft finds heads by itself, but for token classification only after it has chosen the layers to adapt
+    heads = list(_HEADS) if objective.pipeline_tag == "token-classification" else []
+    layers = sorted({name.rpartition(".")[0] for name in new})
+    return heads + [name for name in layers if name and not set(name.split(".")) & set(_HEADS)]
+
+
+def merge(network: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Merge the adapter in `folder` into its base model."""
+    bring_back("peft")
+    from peft import PeftModel
+
+    with _ignore_peft_warning():
+        merged: PreTrainedModel = PeftModel.from_pretrained(network, str(folder)).merge_and_unload()
+    return merged
+
+
+def write(trained: Path, target: Path, *, base: str, commit: str | None) -> None:
+    """Write the adapter in the folder `trained`, of a checkpoint, by itself to `target`; `base` and `commit` name its base model."""
+    target.mkdir()
+    config = json.loads((trained / CONFIG).read_bytes()) | {"base_model_name_or_path": base, "revision": commit}
+    for key in ("target_modules", "modules_to_save"):
+        if isinstance(config.get(key), list):
+            config[key] = sorted(set(config[key]))  # peft writes sets, in any order
+    (target / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    shutil.copyfile(trained / _WEIGHTS, target / _WEIGHTS)
+
+
+def lacking(folder: Path, missing: Sequence[str]) -> list[str]:
+    """Return which of the weights that the base model is `missing` the adapter in `folder` does not have either, sorted."""
+    from safetensors import safe_open
+
+    with safe_open(folder / _WEIGHTS, framework="pt") as file:
+        return sorted(set(missing) - {name.removeprefix(_PREFIX) for name in file.keys()})  # noqa: SIM118 - no mapping
+
+
+@contextlib.contextmanager
+def _ignore_peft_warning() -> Iterator[None]:
+    """Ignore the warning that peft 0.21.2 causes by an old name of transformers."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield
