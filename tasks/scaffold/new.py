@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,8 @@ from tasks.tokenization.encoding import Encoder
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CRON: Final = re.compile(r"\S+( \S+){4}")
+_BUSY: Final = 1.3
+"""So many times as long as alone: then other programs are worth a word."""
 _SHOWN_TOKENS: Final = 12
 _SHOWN_CHARACTERS: Final = 200
 
@@ -181,13 +182,15 @@ def _next_steps(name: str, plan: Plan) -> Iterator[str]:
     }
     evaluations = 1 + steps // plan.values["training.eval_steps"].value
     evaluation_s = speed.forward_s * (evaluations * held_out["validation"] + 3 * held_out["test"])
+    total_s = training_s + evaluation_s
     yield (
-        f"\nA run here: {steps:,} steps take about {_duration(training_s)} at {speed.tokens_per_s:,.0f} tokens/s, "
-        f"{evaluations} evaluations and those at the end about {_duration(evaluation_s)}."
+        f"\nA run here takes about {_duration(total_s)}: {steps:,} steps {_duration(training_s)}, at {speed.tokens_per_s:,.0f} tokens/s; "
+        f"{evaluations} evaluations and those at the end {_duration(evaluation_s)}."
     )
-    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
-    busy = f" It is busy (load {load:.1f} on {cpus} CPUs), and faster when it is not." if load > cpus else ""
-    yield f"This is an estimate, from a few micro-batches on this machine as it is now.{busy}"
+    if speed.slowdown > _BUSY:
+        now = _duration(speed.slowdown * total_s)
+        yield f"Other programs use this machine now; if they go on, it takes about {now}."
+    yield "This is an estimate, from a few micro-batches."
     yield "\nNext:"
     yield f"  evergreen rehearse {name}      the whole pipeline on a few hundred rows, publishing nowhere"
     yield f"  evergreen run {name}           the real run; publishes the model"
