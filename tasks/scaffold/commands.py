@@ -66,7 +66,6 @@ def new(
         columns={flag: column for flag, column in given.items() if column},
         repo_id=repo_id,
         schedule=schedule,
-        yes=yes,
     )
     new(request, Asker.of(yes=yes))
 
