@@ -13,6 +13,7 @@ from params.artifacts import write_whole
 from params.schema import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
+from tasks.report.formatting import duration
 from tasks.scaffold import project, proposal
 from tasks.scaffold.look import Sample, look
 from tasks.scaffold.model_facts import ModelFacts, ModelKind, model_facts
@@ -184,22 +185,14 @@ def _next_steps(name: str, plan: Plan) -> Iterator[str]:
     evaluation_s = speed.forward_s * (evaluations * held_out["validation"] + 3 * held_out["test"])
     total_s = training_s + evaluation_s
     yield (
-        f"\nA run here takes about {_duration(total_s)}: {steps:,} steps {_duration(training_s)}, at {speed.tokens_per_s:,.0f} tokens/s; "
-        f"{evaluations} evaluations and those at the end {_duration(evaluation_s)}."
+        f"\nA run here: about {duration(total_s)}, of which {steps:,} steps at {speed.tokens_per_s:,.0f} tokens/s take "
+        f"{duration(training_s)}, and {evaluations} evaluations and those at the end {duration(evaluation_s)}."
     )
-    if speed.slowdown > _BUSY:
-        now = _duration(speed.slowdown * total_s)
-        yield f"Other programs use this machine now; if they go on, it takes about {now}."
-    yield "This is an estimate, from a few micro-batches."
+    beside = f" Beside the programs that use this machine now, {duration(speed.slowdown * total_s)}."
+    yield f"This is an estimate, from a few micro-batches.{beside if speed.slowdown > _BUSY else ''}"
     yield "\nNext:"
     yield f"  evergreen rehearse {name}      the whole pipeline on a few hundred rows, publishing nowhere"
     yield f"  evergreen run {name}           the real run; publishes the model"
     yield f"  prefect --no-prompt deploy --name {name}      put its schedule into force"
     yield f"  git add params/{name}.yaml dvc.yaml prefect.yaml && git commit"
     yield f"To undo this: evergreen remove {name}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
