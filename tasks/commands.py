@@ -54,7 +54,6 @@ def set_up() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     for package in ("params", "trainer", "tasks"):
         logging.getLogger(package).setLevel(logging.INFO)
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in tasks.training.processes, before torch is imported
     if not sys.stdout.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 

@@ -50,6 +50,9 @@ _TIMED_S: Final = 12.0
 """How long the timed steps take, about."""
 _BUSY: Final = 1.3
 """A machine on which the work takes so many times as long as it would alone is busy."""
+_ADVICE: Final = (
+    "other programs use this machine: OMP_WAIT_POLICY=passive can make the training many times as fast beside them"
+)
 _CLOCK: Final = "clock.json"
 _UP_TO_TRAIN: Final = STAGES[: STAGES.index("train") + 1]
 
@@ -73,7 +76,10 @@ class _Pass:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long the steps took as on a machine that does nothing else; on a GPU, nobody knows."""
+        """How many times as long, at least, the steps took as without other programs; on a GPU, nobody knows.
+
+        CPU time is an upper limit: a thread that waits for another may spin.
+        """
         cpu_s = sum(self.clock.steps_cpu_s[-len(self.steps_s) :]) / self.clock.threads
         return 1.0 if self.clock.gpu_memory_bytes else max(1.0, sum(self.steps_s) / cpu_s)
 
@@ -86,7 +92,7 @@ class Estimate:
     seconds: dict[str, float]
     """By stage, on the machine as it is now. To send the release to a Hub over a network comes on top."""
     slowdown: float
-    """How many times as long that is as on a machine that does nothing else."""
+    """How many times as long that is, at least, as without other programs."""
     basis: str
     """What was measured."""
     memory_bytes: int
@@ -100,7 +106,7 @@ class Estimate:
         stages = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in self.seconds.items())
         total, alone = sum(self.seconds.values()), ""
         if self.slowdown > _BUSY:
-            alone = f"; this machine is busy, alone it may take {duration(total / self.slowdown)}"
+            alone = f"; without other programs at most {duration(total / self.slowdown)}"
         memory = f"{self.memory_bytes / 2**30:.1f} GiB"
         if self.gpu_memory_bytes:
             memory += f", and {self.gpu_memory_bytes / 2**30:.1f} GiB of its GPU"
@@ -109,6 +115,7 @@ class Estimate:
             f"the time follows from {self.basis}",
             f"memory: {memory} for each training process, with the longest rows",
             f"disk: {self.disk_bytes / 2**30:.1f} GiB for checkpoints",
+            *([_ADVICE] if alone and "OMP_WAIT_POLICY" not in os.environ else []),
         ]
 
 

@@ -60,14 +60,11 @@ def launch_command(launch: Launch, job_path: Path, machine: int = 0) -> list[str
 def start_processes(job: Job, job_path: Path, machine: int = 0) -> subprocess.Popen[bytes]:
     """Start the processes of one machine: the launcher, which starts them, or the only one.
 
-    It leads a session of its own, so that neither Ctrl-C nor a signal to our process group reaches the ranks. Its threads sleep
-    while they wait for each other: those that spin take the CPU from the thread that they wait for, and beside other programs
-    a step then took ten times as long.
+    It leads a session of its own, so that neither Ctrl-C nor a signal to our process group reaches the ranks.
     """
     on_this_machine = job.launch.num_processes // job.launch.num_machines
     environment = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // on_this_machine)),
-        "OMP_WAIT_POLICY": "passive",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
         **rendezvous.environment(job.launch),

@@ -73,5 +73,5 @@ def test_the_estimate_is_steps_times_their_time_and_what_comes_on_top() -> None:
     assert found.seconds["evaluate"] == pytest.approx(5.0 + 3 * 100 / 50.0)
     assert found.slowdown == pytest.approx(2.0)
     lines = "\n".join(found.lines())
-    assert "100 steps); this machine is busy, alone it may take" in lines
+    assert "100 steps); without other programs at most" in lines
     assert "the time follows from 2 steps of 1.0 s and evaluations of 50 rows/s" in lines
