@@ -1,8 +1,7 @@
-"""The rows of a rehearsal: some that are spread over what is read of the source, and the longest of them."""
+"""The rows of a rehearsal: some of all parts of the source, and the longest of them."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from params.schema import Data
 from tasks.ingestion.batches import readable
 from tasks.ingestion.source import Source, open_source
 
-logger = logging.getLogger(__name__)
+Row = dict[str, Any]
 _POOL: Final = 4096
 _READ_S: Final = 15.0
 """How long each split is read."""
@@ -26,40 +25,42 @@ _READ_S: Final = 15.0
 class RehearsalRows:
     """Rows of one split of a source."""
 
-    usual: Sequence[dict[str, Any]]
-    """At regular distances among the rows that were read."""
-    longest: Sequence[dict[str, Any]]
-    """Those with the longest texts of the pool that `usual` is from, the longest first."""
+    pool: Sequence[Row]
+    """Rows at regular distances among all that were read."""
     total: int
     """Rows that were read."""
     is_whole: bool
     """Whether these are all rows."""
     schema: pa.Schema
+    """The types of all rows that were read."""
 
-    def table(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
+    def usual(self, count: int) -> list[Row]:
+        """Return so many rows from all parts of the pool, or all of it."""
+        count = min(count, len(self.pool))
+        return [self.pool[i * len(self.pool) // count] for i in range(count)]
+
+    def table(self, rows: Sequence[Row]) -> pa.Table:
         """Return some of the rows as a table with the types of all that were read."""
         return pa.Table.from_pylist(list(rows), self.schema)
 
+    def longest(self, count: int) -> list[Row]:
+        """Return the rows with the longest texts of the pool."""
+        return sorted(self.pool, key=_length, reverse=True)[:count]
 
-def read_rows(data: Data, wanted: dict[str, int], longest: int, root: Path = Path()) -> dict[str, RehearsalRows]:
-    """Read rows of each split that the source has.
 
-    Args:
-        data: says where they are.
-        wanted: how many usual rows of each split.
-        longest: how many of the longest rows.
-        root: of the project.
+def read_rows(data: Data, root: Path = Path()) -> dict[str, RehearsalRows]:
+    """Read rows of each split that the source has; `root` is that of the project.
 
     Raises:
         DataError: the source cannot be read, or has no rows.
         RecipeError, TransientError: as for the ingest stage.
     """
     source = open_source(data.source, root)
-    return {split: _read(source, split, wanted[split], longest) for split in source.splits}
+    return {split: _read(source, split) for split in source.splits}
 
 
-def _read(source: Source, split: str, wanted: int, longest: int) -> RehearsalRows:
-    pool: list[tuple[int, dict[str, Any]]] = []
+def _read(source: Source, split: str) -> RehearsalRows:
+    pool: list[tuple[int, Row]] = []
     schema = pa.schema([])
     distance, total, is_whole, end = 1, 0, True, time.monotonic() + _READ_S
     batches = source.batches(split)
@@ -81,9 +82,7 @@ def _read(source: Source, split: str, wanted: int, longest: int) -> RehearsalRow
         batches.close()
     if not pool:
         raise DataError("data.source", f"the {split} split has no rows", "give it rows")
-    rows = [row for _, row in pool]
-    usual = rows[:: max(1, len(rows) // wanted)][:wanted]
-    return RehearsalRows(usual, sorted(rows, key=_length, reverse=True)[:longest], total, is_whole, schema)
+    return RehearsalRows([row for _, row in pool], total, is_whole, schema)
 
 
 def _length(value: Any) -> int:

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import random
 import shutil
 import statistics
 import time
@@ -27,7 +28,7 @@ from params.artifacts import STAGES, Artifacts
 from params.resolve import save
 from tasks import stages
 from tasks.diagnostics.check import check
-from tasks.diagnostics.rehearsal_rows import RehearsalRows, read_rows
+from tasks.diagnostics.rehearsal_rows import RehearsalRows, Row, read_rows
 from tasks.hub_client.connection import LOCAL
 from tasks.report.formatting import duration
 from tasks.stages import read_report
@@ -40,10 +41,18 @@ from trainer.reporting.step_clock import Clock, StepClock
 from trainer.runtime.lifetime import exclusive
 
 logger = logging.getLogger(__name__)
-_STEPS: Final = 6
+_ROWS: Final = 1000
+_HELD_OUT_ROWS: Final = 128
 _WARM_UP: Final = 2
 """Steps that are not timed: they also load kernels and fill caches."""
-_ROWS: Final = {"train": 1000, "validation": 64, "test": 64}
+_TIMED_STEPS: Final = (4, 30)
+_TIMED_S: Final = 12.0
+"""How long the timed steps take, about."""
+_BUSY: Final = 1.3
+"""A machine on which the work takes so many times as long as it would alone is busy."""
+_ADVICE: Final = (
+    "other programs use this machine: OMP_WAIT_POLICY=passive can make the training many times as fast beside them"
+)
 _CLOCK: Final = "clock.json"
 _UP_TO_TRAIN: Final = STAGES[: STAGES.index("train") + 1]
 
@@ -58,7 +67,21 @@ class _Pass:
     report: TokenizationReport
     quarantined: int
     disk_bytes: int
-    """Of the run's folder: a checkpoint, weights, and what the stages made of the rows."""
+    """Of the last checkpoint."""
+
+    @property
+    def steps_s(self) -> list[float]:
+        """Seconds of the timed steps."""
+        return self.clock.steps_s[_WARM_UP:] or self.clock.steps_s
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long, at least, the steps took as without other programs; on a GPU, nobody knows.
+
+        CPU time is an upper limit: a thread that waits for another may spin.
+        """
+        cpu_s = sum(self.clock.steps_cpu_s[-len(self.steps_s) :]) / self.clock.threads
+        return 1.0 if self.clock.gpu_memory_bytes else max(1.0, sum(self.steps_s) / cpu_s)
 
 
 @dataclass(frozen=True)
@@ -67,7 +90,11 @@ class Estimate:
 
     steps: int
     seconds: dict[str, float]
-    """By stage. To send the release to a Hub over a network comes on top."""
+    """By stage, on the machine as it is now. To send the release to a Hub over a network comes on top."""
+    slowdown: float
+    """How many times as long that is, at least, as without other programs."""
+    basis: str
+    """What was measured."""
     memory_bytes: int
     """Of each training process, on batches of the longest rows."""
     gpu_memory_bytes: int
@@ -77,20 +104,25 @@ class Estimate:
     def lines(self) -> list[str]:
         """Return the estimate for people."""
         stages = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in self.seconds.items())
+        total, alone = sum(self.seconds.values()), ""
+        if self.slowdown > _BUSY:
+            alone = f"; without other programs at most {duration(total / self.slowdown)}"
         memory = f"{self.memory_bytes / 2**30:.1f} GiB"
         if self.gpu_memory_bytes:
             memory += f", and {self.gpu_memory_bytes / 2**30:.1f} GiB of its GPU"
         return [
-            f"time: about {duration(sum(self.seconds.values()))} ({stages}; {self.steps:,} steps)",
+            f"time: about {duration(total)} ({stages}; {self.steps:,} steps){alone}",
+            f"the time follows from {self.basis}",
             f"memory: {memory} for each training process, with the longest rows",
             f"disk: {self.disk_bytes / 2**30:.1f} GiB for checkpoints",
+            *([_ADVICE] if alone and "OMP_WAIT_POLICY" not in os.environ else []),
         ]
 
 
 def rehearse(recipe_path: Path) -> Estimate:
-    """Run all stages of a recipe on few rows, twice: on usual rows to the release, on the longest rows to the training.
+    """Run all stages of a recipe on few rows, twice: on the longest rows to the training, on usual rows to the release.
 
-    Prints what each stage takes, and the estimate.
+    Prints what each stage does, and the estimate.
 
     Raises:
         EvergreenError: what the real run would fail with, too.
@@ -101,22 +133,24 @@ def rehearse(recipe_path: Path) -> Estimate:
     with exclusive(artifacts.scratch / "rehearsal.lock", f"a rehearsal of {artifacts.recipe}"):
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            longest = recipe.training.global_batch_size + 2 * recipe.launch.eval_batch_size
-            rows = read_rows(recipe.data, _ROWS, longest)
+            rows = read_rows(recipe.data)
             read = ", ".join(
                 f"{split} {'' if one.is_whole else 'more than '}{one.total:,}" for split, one in rows.items()
             )
             logger.info("rehearse: rows of the source: %s", read)
-            chosen = {split: one.table(one.usual) for split, one in rows.items()}
-            usual = _run("usual rows", recipe, chosen, folder / "usual", names=STAGES, steps=_STEPS)
-            hardest = usual
-            if dealt := _longest(recipe, rows["train"]):
-                hardest = _run(
-                    "the longest rows", recipe, dealt, folder / "longest", names=_UP_TO_TRAIN, steps=_WARM_UP
-                )
+            hardest, steps = None, _TIMED_STEPS[0]
+            count = recipe.training.global_batch_size + 2 * recipe.launch.eval_batch_size
+            if len(rows["train"].pool) > count:
+                longest = _dealt(recipe, rows["train"], rows["train"].longest(count), {})
+                hardest = _run("the longest rows", recipe, longest, folder / "longest", names=_UP_TO_TRAIN, steps=2)
+                fitting = round(_TIMED_S / hardest.clock.steps_s[-1])
+                steps = min(max(fitting, _TIMED_STEPS[0]), _TIMED_STEPS[1])
+            held_out = {split: one for split, one in rows.items() if split != "train"}
+            some = _dealt(recipe, rows["train"], rows["train"].usual(_ROWS), held_out)
+            usual = _run("usual rows", recipe, some, folder / "usual", names=STAGES, steps=_WARM_UP + steps)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    found = _estimate(recipe, rows, usual, hardest)
+    found = _estimate(recipe, rows, usual, hardest or usual, has_champion=artifacts.receipt.exists())
     for line in [*_warnings(recipe, usual), *found.lines()]:
         logger.info("rehearse: %s", line)
     return found
@@ -157,8 +191,6 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
         "kind": "files",
         **{split: str(root / "data" / f"{split}.parquet") for split in splits},
     }
-    for split, share in content["data"]["split"].items():
-        content["data"]["split"][split] = share and max(share, 0.1)
     content["validation"] |= {"max_quarantined": 0.99, "drift": "off"}
     for expectation in content["validation"]["expectations"]:
         if expectation["type"] not in ROW_BY_ROW | BY_KEY:  # few rows say nothing about a whole column
@@ -185,20 +217,30 @@ def _with_enough_sequences(recipe: Recipe, artifacts: Artifacts) -> Recipe:
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"global_batch_size": size})})
 
 
-def _longest(recipe: Recipe, rows: RehearsalRows) -> dict[str, pa.Table]:
-    """Deal the longest rows out to the splits; empty if they are too few. Training sees each label of the held-out rows."""
+def _dealt(
+    recipe: Recipe, train: RehearsalRows, rows: Sequence[Row], held_out: Mapping[str, RehearsalRows]
+) -> dict[str, pa.Table]:
+    """Deal training rows out to the splits that have no rows of their own. Training sees each label of the held-out rows."""
     labels = [column for column, kind in objectives.build(recipe.objective).columns().items() if kind == "label"]
-    first: dict[tuple[str, ...], dict[str, Any]] = {}
-    for row in rows.longest:
-        first.setdefault(tuple(str(row.get(column)) for column in labels), row)
-    train = list(first.values())
-    known = {id(row) for row in train}
-    others = [row for row in rows.longest if id(row) not in known]
-    held_out = min(recipe.launch.eval_batch_size, len(others) // 4)
-    if not held_out:
-        return {}
-    validation, test, more = others[:held_out], others[held_out : 2 * held_out], others[2 * held_out :]
-    return {"train": rows.table(train + more), "validation": rows.table(validation), "test": rows.table(test)}
+
+    def label_of(row: Row) -> tuple[str, ...]:
+        return tuple(str(row.get(column)) for column in labels)
+
+    known = {label_of(row): row for row in rows}
+    kept = {id(row) for row in known.values()}
+    others = [row for row in rows if id(row) not in kept]
+    random.Random(0).shuffle(others)  # noqa: S311 - files are often sorted by a label
+    count = min(_HELD_OUT_ROWS, len(others) // 4)
+    tables = {}
+    for split in ("validation", "test"):
+        source = held_out.get(split)
+        if source:
+            found = [row for row in source.usual(_HELD_OUT_ROWS) if label_of(row) in known]
+        else:
+            found, others = others[:count], others[count:]
+        if found:
+            tables[split] = (source or train).table(found)
+    return {"train": train.table([*known.values(), *others]), **tables}
 
 
 @contextlib.contextmanager
@@ -212,35 +254,37 @@ def _own_hub() -> Iterator[None]:
             os.environ["HF_ENDPOINT"] = endpoint
 
 
-def _estimate(recipe: Recipe, rows: Mapping[str, RehearsalRows], usual: _Pass, hardest: _Pass) -> Estimate:
+def _estimate(
+    recipe: Recipe, rows: Mapping[str, RehearsalRows], usual: _Pass, hardest: _Pass, *, has_champion: bool
+) -> Estimate:
     split, training = recipe.data.split, recipe.training
     total = {name: one.total for name, one in rows.items()}
+    train_rows = total["train"]
     for name in ("validation", "test"):
         if name not in total:
-            total[name] = round(rows["train"].total * getattr(split, name))
+            total[name] = round(train_rows * getattr(split, name))
             total["train"] -= total[name]
     counted = usual.report.splits["train"]
     steps = total_steps(training, round(total["train"] * counted.sequences / max(1, counted.rows)))
-    speed = statistics.median(usual.clock.eval_rows_per_s)
-    step_s = statistics.fmean(usual.clock.steps_s[_WARM_UP:])
+    speed, step_s = usual.clock.eval_rows_per_s[-1], statistics.fmean(usual.steps_s)
     evaluations = 1 + math.ceil(steps / every(training.eval_steps, steps))
-    models = 2 + recipe.evaluation.compare_untrained  # the champion is the second
+    models = 1 + recipe.evaluation.compare_untrained + has_champion
 
-    def more_rows(stage: str) -> float:
-        """The seconds of a stage whose work is that on its rows."""
-        a_row = (usual.seconds[stage] - hardest.seconds[stage]) / max(1, usual.rows - hardest.rows)
-        return usual.seconds[stage] + max(0.0, a_row) * (sum(total.values()) - usual.rows)
+    def of_all_rows(stage: str) -> float:
+        """The seconds of a stage whose work is that on its rows; the first pass also imports what it needs."""
+        return hardest.seconds[stage] + usual.seconds[stage] * max(0.0, sum(total.values()) / usual.rows - 1)
 
-    seconds = {stage: more_rows(stage) for stage in STAGES[: STAGES.index("train")]}
-    start_s = (
-        usual.seconds["train"] - sum(usual.clock.steps_s) - 2 * usual.report.splits["validation"].sequences / speed
-    )
+    seconds = {stage: of_all_rows(stage) for stage in STAGES[: STAGES.index("train")]}
+    validated = usual.report.splits["validation"].sequences
+    start_s = usual.seconds["train"] - sum(usual.clock.steps_s) - 2 * validated / speed
     seconds["train"] = max(0.0, start_s) + steps * step_s + evaluations * total["validation"] / speed
     seconds["evaluate"] = usual.seconds["evaluate"] + models * total[recipe.evaluation.split] / speed
     seconds["publish"] = usual.seconds["publish"]
     return Estimate(
         steps=steps,
         seconds=seconds,
+        slowdown=usual.slowdown,
+        basis=f"{len(usual.steps_s)} steps of {duration(step_s)} and evaluations of {speed:,.0f} rows/s",
         memory_bytes=max(usual.clock.memory_bytes, hardest.clock.memory_bytes),
         gpu_memory_bytes=max(usual.clock.gpu_memory_bytes, hardest.clock.gpu_memory_bytes),
         disk_bytes=usual.disk_bytes * (training.keep_checkpoints + 1),

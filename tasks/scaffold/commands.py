@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -51,6 +52,9 @@ def new(
     Looks at a sample of the rows and at the model, and writes params/NAME.yaml with a reason for every choice, its line in
     dvc.yaml and its deployment in prefect.yaml. The same call again changes nothing; `remove` undoes it.
     """
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "passive"
+    )  # before torch is imported: threads that spin take CPU time, too
     from tasks.scaffold.new import new
     from tasks.scaffold.request import COLUMN_FLAGS, Asker, Request
 
@@ -66,7 +70,6 @@ def new(
         columns={flag: column for flag, column in given.items() if column},
         repo_id=repo_id,
         schedule=schedule,
-        yes=yes,
     )
     new(request, Asker.of(yes=yes))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -17,13 +18,13 @@ from params import DataError
 
 _HEAD_BYTES: Final = 256 << 10
 OTHER_FORMATS: Final = {
-    ".tsv": 'pd.read_csv({path!r}, sep="\\t")',
-    ".xlsx": "pd.read_excel({path!r})",
-    ".xls": "pd.read_excel({path!r})",
-    ".gz": "pd.read_csv({path!r})",
-    ".zip": "pd.read_csv({path!r})",
-    ".feather": "pd.read_feather({path!r})",
-    ".arrow": "pd.read_feather({path!r})",
+    ".tsv": 'pd.read_csv({path}, sep="\\t")',
+    ".xlsx": "pd.read_excel({path})",
+    ".xls": "pd.read_excel({path})",
+    ".gz": "pd.read_csv({path})",
+    ".zip": "pd.read_csv({path})",
+    ".feather": "pd.read_feather({path})",
+    ".arrow": "pd.read_feather({path})",
     ".pkl": None,
 }
 """How pandas reads what the sources do not."""
@@ -76,7 +77,7 @@ def _check_csv(path: Path, text: str) -> None:
     for delimiter, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")):
         if delimiter in lines[0] and "," not in lines[0]:
             what = f"its columns are separated by {name}: {lines[0][:60]!r}"
-            raise _convert(path, what, f"pd.read_csv({{path!r}}, sep={delimiter!r})")
+            raise _convert(path, what, f"pd.read_csv({{path}}, sep={json.dumps(delimiter)})")
     try:
         records = list(csv.reader(io.StringIO("\n".join(text.splitlines()[:2000]))))
     except csv.Error:
@@ -84,7 +85,7 @@ def _check_csv(path: Path, text: str) -> None:
     records = [cells for cells in records if cells]
     if why := _no_header(records):
         names = [f"column{i}" for i in range(1, len(records[0]) + 1)]
-        read = f"pd.read_csv({{path!r}}, header=None, names={names!r})"
+        read = f"pd.read_csv({{path}}, header=None, names={json.dumps(names)})"
         raise _convert(path, f"has no header: {why}", read, hint=", with names of your own")
 
 
@@ -107,7 +108,7 @@ def _no_header(records: Sequence[Sequence[str]]) -> str | None:
 def _check_json(path: Path, text: str) -> None:
     start = text.lstrip()
     if start.startswith("["):
-        raise _convert(path, "is a JSON array, and must have one object per line", "pd.read_json({path!r})", lines=True)
+        raise _convert(path, "is a JSON array, and must have one object per line", "pd.read_json({path})", lines=True)
     first = start.splitlines()[0].strip() if start else ""
     if first == "{" or (first.startswith("{") and not first.endswith("}") and len(start.splitlines()) > 1):
         fix = "write each object in one line, for example with `jq -c . FILE`"
@@ -120,8 +121,12 @@ def _convert(path: Path, what: str, read: str | None, *, hint: str = "", lines: 
         return DataError(str(path), f"{what}: loading it can run code", "write it as Parquet where you trust it")
     lines = lines or ".json" in path.suffixes
     target = _clean_name(path, ".jsonl" if lines else ".csv")
-    write = f'to_json({target!r}, orient="records", lines=True)' if lines else f"to_csv({target!r}, index=False)"
-    code = f"import pandas as pd; {read.format(path=str(path))}.{write}"
+    write = (
+        f'to_json({json.dumps(target)}, orient="records", lines=True)'
+        if lines
+        else f"to_csv({json.dumps(target)}, index=False)"
+    )
+    code = f"import pandas as pd; {read.format(path=json.dumps(str(path)))}.{write}"
     return DataError(str(path), what, f"convert it{hint}: python -c {shlex.quote(code)}")
 
 

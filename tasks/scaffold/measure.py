@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,8 +14,10 @@ from tasks.scaffold.look import Row
 from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.runtime.library_errors import is_out_of_memory
+from trainer.runtime.memory import keep_freed_memory
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 NO_LIMIT: Final = 1_000_000
@@ -23,10 +26,10 @@ MEASURED_ROWS: Final = 5_000
 """The most rows that are tokenized for their lengths."""
 _BATCH_ROWS: Final = 500
 _TRIALS: Final = 6
-_REPEATS: Final = 2
-"""How often each micro-batch is timed; the quicker time counts, because other programs can only slow it down."""
+_REPEATS: Final = 3
+"""How often each micro-batch is timed; the quickest time counts, because other programs can only slow it down."""
 _LIMIT_S: Final = 10.0
-"""How long the steps are measured, at most; one step is measured in any case."""
+"""How long the passes are measured, at most; one micro-batch is measured in any case."""
 _SMALLEST_GAIN: Final = 1.1
 """bf16 is used if it is so many times as fast as fp32."""
 
@@ -47,7 +50,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Speed:
-    """How long the work of a training takes on this machine."""
+    """How long the work of a training takes on this machine while it does nothing else."""
 
     micro_batch_s: float
     """Forward and backward pass of a micro-batch."""
@@ -57,6 +60,8 @@ class Speed:
     """Step of the optimizer."""
     tokens_per_s: float
     """Training tokens, padding excluded."""
+    slowdown: float
+    """How many times as long it takes now, because of other programs."""
 
 
 def encoded(
@@ -133,30 +138,63 @@ def measure_speed(
     """
     import torch
 
+    keep_freed_memory()  # as the training process does
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network.to(device).train()
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0, weight_decay=0.0, fused=True)
     loss_of = _loss_function(network, objective, tokenizer)
-    batches = _spread(examples, micro_batch)
-    _pass(batches[0], loss_of, device, precision)
+
+    def forward(batch: Sequence[Example]) -> Any:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+            return loss_of(batch, device)
+
+    watch, batches = _Stopwatch(device), _spread(examples, micro_batch)
+    forward(batches[0]).backward()
     optimizer.step()  # its first step makes its state
+    update_s = watch.quickest(optimizer.step)
+    optimizer.zero_grad()
     took, tokens, started = [], 0, time.monotonic()
     for batch in batches:
-        optimizer.zero_grad()
-        took.append(min(_pass(batch, loss_of, device, precision) for _ in range(_REPEATS)))
+        took.append(watch.quickest(lambda batch=batch: forward(batch).backward()))  # type: ignore[misc]
         tokens += sum(len(example["input_ids"]) + len(example.get("rejected", ())) for example in batch)
         if time.monotonic() - started > _LIMIT_S:
             break
-    begin = time.perf_counter()
-    optimizer.step()
-    _wait(device)
-    update_s = time.perf_counter() - begin
     network.eval()
-    batch = batches[len(batches) // 2]
+    batch = batches[0]
     with torch.inference_mode():
-        forward_s = min(_forward_s(batch, loss_of, device, precision) for _ in range(_REPEATS)) / len(batch)
-    return Speed(sum(took) / len(took), forward_s, update_s, tokens / sum(took))
+        forward_s = watch.quickest(lambda: forward(batch)) / len(batch)
+    return Speed(sum(took) / len(took), forward_s, update_s, tokens / sum(took), watch.slowdown)
+
+
+class _Stopwatch:
+    """Times work, and tells from its CPU time how long it would take if no other program ran."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._took_s = self._alone_s = 0.0
+
+    def quickest(self, work: Callable[[], object]) -> float:
+        """Do the work several times, and return the seconds of the quickest one, without other programs."""
+        import torch
+
+        quickest = math.inf
+        for _ in range(_REPEATS):
+            start, cpu_start = time.perf_counter(), time.process_time()
+            work()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize()
+            took_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
+            alone_s = took_s if self._device.type == "cuda" else min(took_s, cpu_s / torch.get_num_threads())
+            self._took_s += took_s
+            self._alone_s += alone_s
+            quickest = min(quickest, alone_s)
+        return quickest
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long all work took as it would without other programs."""
+        return self._took_s / self._alone_s
 
 
 def fitting_speed(
@@ -187,10 +225,12 @@ def fitting_speed(
 
 
 def _spread(examples: Sequence[Example], size: int) -> list[Sequence[Example]]:
-    """Return micro-batches from all parts of the sequences."""
+    """Return micro-batches from all parts of the sequences; the first are from the middle, for what is too slow for all."""
     size = min(size, len(examples))
     count = min(_TRIALS, max(1, len(examples) // size))
-    starts = [i * (len(examples) - size) // max(1, count - 1) for i in range(count)]
+    last = len(examples) - size
+    starts = [i * last // (count - 1) for i in range(count)] if count > 1 else [last // 2]
+    starts.sort(key=lambda start: abs(start - last / 2))
     return [examples[start : start + size] for start in starts]
 
 
@@ -209,36 +249,6 @@ def _loss_function(network: PreTrainedModel, objective: Objective[Any], tokenize
         return network(**batch).loss
 
     return loss_of
-
-
-def _forward(examples: Sequence[Example], loss_of: Any, device: Any, precision: str) -> Any:
-    import torch
-
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-        return loss_of(examples, device)
-
-
-def _forward_s(examples: Sequence[Example], loss_of: Any, device: Any, precision: str) -> float:
-    """Return the seconds of a forward pass."""
-    begin = time.perf_counter()
-    _forward(examples, loss_of, device, precision)
-    _wait(device)
-    return time.perf_counter() - begin
-
-
-def _pass(examples: Sequence[Example], loss_of: Any, device: Any, precision: str) -> float:
-    """Return the seconds of a forward and a backward pass."""
-    begin = time.perf_counter()
-    _forward(examples, loss_of, device, precision).backward()
-    _wait(device)
-    return time.perf_counter() - begin
-
-
-def _wait(device: Any) -> None:
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def best_precision(

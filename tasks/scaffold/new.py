@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from params.artifacts import write_whole
 from params.schema import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
+from tasks.report.formatting import duration
 from tasks.scaffold import project, proposal
 from tasks.scaffold.look import Sample, look
 from tasks.scaffold.model_facts import ModelFacts, ModelKind, model_facts
@@ -25,6 +25,8 @@ from tasks.tokenization.encoding import Encoder
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CRON: Final = re.compile(r"\S+( \S+){4}")
+_BUSY: Final = 1.3
+"""So many times as long as alone: then other programs are worth a word."""
 _SHOWN_TOKENS: Final = 12
 _SHOWN_CHARACTERS: Final = 200
 
@@ -181,22 +183,16 @@ def _next_steps(name: str, plan: Plan) -> Iterator[str]:
     }
     evaluations = 1 + steps // plan.values["training.eval_steps"].value
     evaluation_s = speed.forward_s * (evaluations * held_out["validation"] + 3 * held_out["test"])
+    total_s = training_s + evaluation_s
     yield (
-        f"\nA run here: {steps:,} steps take about {_duration(training_s)} at {speed.tokens_per_s:,.0f} tokens/s, "
-        f"{evaluations} evaluations and those at the end about {_duration(evaluation_s)}."
+        f"\nA run here: about {duration(total_s)}, of which {steps:,} steps at {speed.tokens_per_s:,.0f} tokens/s take "
+        f"{duration(training_s)}, and {evaluations} evaluations and those at the end {duration(evaluation_s)}."
     )
-    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
-    busy = f" It is busy (load {load:.1f} on {cpus} CPUs), and faster when it is not." if load > cpus else ""
-    yield f"This is an estimate, from a few micro-batches on this machine as it is now.{busy}"
+    beside = f" Beside the programs that use this machine now, {duration(speed.slowdown * total_s)}."
+    yield f"This is an estimate, from a few micro-batches.{beside if speed.slowdown > _BUSY else ''}"
     yield "\nNext:"
     yield f"  evergreen rehearse {name}      the whole pipeline on a few hundred rows, publishing nowhere"
     yield f"  evergreen run {name}           the real run; publishes the model"
     yield f"  prefect --no-prompt deploy --name {name}      put its schedule into force"
     yield f"  git add params/{name}.yaml dvc.yaml prefect.yaml && git commit"
     yield f"To undo this: evergreen remove {name}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -138,7 +138,8 @@ def fitting(sample: Sample, given: Mapping[str, str]) -> list[str]:
         found += ["sft", "seq2seq"]
     if "label" in flags or (not flags & {"prompt", "completion"} and any(_label_candidates(sample, given))):
         found = ["sequence_classification"] if "label" in flags or not found else [*found, "sequence_classification"]
-    if not found and ("text" in flags or len(_text_candidates(sample, given)) == 1):
+    is_text = len(_text_candidates(sample, given)) == 1 and not any(_form_hints(sample))
+    if not found and ("text" in flags or is_text):
         found = ["causal_lm"]
     return found
 
@@ -257,20 +258,31 @@ def _nothing_fits(sample: Sample, kind: ModelKind, given: Mapping[str, str]) -> 
 
 def _form_hints(sample: Sample) -> Iterator[DataError]:
     """Yield errors for forms of rows that have to be converted."""
+    has_texts = any(c.kind == "text" for c in sample.columns.values())
     for column in sample.columns.values():
         first = next(iter(column.filled), None)
-        if column.kind == "record" and isinstance(first, dict):
+        if column.kind == "record" and isinstance(first, dict) and not has_texts:
             what = f"column `{column.name}` holds records with {', '.join(map(repr, list(first)[:5]))}"
-            fix = "make a column of each: pd.json_normalize(rows).to_json('rows.jsonl', orient='records', lines=True)"
+            read = 'pd.json_normalize(pd.read_json("FILE", lines=True).to_dict("records"))'
+            write = 'to_json("rows.jsonl", orient="records", lines=True)'
+            fix = f"make a column of each: python -c 'import pandas as pd; {read}.{write}'"
             yield DataError(column.name, what, fix)
         if column.kind == "list" and isinstance(first, list) and first and isinstance(first[0], dict):
-            keys = set(first[0])
-            if {"from", "value"} <= keys:
+            if len(column.values) == 1:
+                fix = f"write one object per line: jq -c '.{column.name}[]' FILE > rows.jsonl"
+                yield DataError(column.name, "holds all rows as one list", fix)
+            elif {"from", "value"} <= set(first[0]):
                 fix = "rename from to role and value to content, and write user and assistant for human and gpt"
                 yield DataError(column.name, "holds conversations as {from, value}, not {role, content}", fix)
-    for column in sample.columns.values():
-        if column.kind == "number" and column.name.lower() in _USUAL["label"]:
+        if column.name.lower() not in _USUAL["label"]:
+            continue
+        if column.kind == "number" and all(float(value).is_integer() for value in column.filled):
+            fix = "write 1 for 1.0; to learn from the texts alone, add --objective causal_lm"
+            yield DataError(column.name, "holds whole numbers with decimals, which are no names of classes", fix)
+        elif column.kind == "number":
             fix = "write a name for each range, for example low, medium and high"
-            yield DataError(
-                column.name, "holds numbers with decimals, and there is no objective that predicts them", fix
-            )
+            what = "holds numbers with decimals, and there is no objective that predicts them"
+            yield DataError(column.name, what, fix)
+        elif column.kind == "list":
+            fix = "write one label per text; to learn from the texts alone, add --objective causal_lm"
+            yield DataError(column.name, "holds lists, and there is no objective with several labels per text", fix)

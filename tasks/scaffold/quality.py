@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from params import DataError
@@ -15,8 +14,6 @@ from trainer.objectives.bases.objective import Objective
 
 _FEW_ROWS = 5
 """A label with fewer rows is named."""
-_MAX_REPEATED = 0.05
-"""Up to this share, repeated rows are set aside; more of them are how people write."""
 
 
 @dataclass(frozen=True)
@@ -30,29 +27,20 @@ class Quality:
     rows: int
     """Rows of the sample, of all splits."""
     repeated: int
-    """Rows whose text occurs before, in held-out or training rows."""
+    """Training rows whose text occurs before: most often short texts, which people write again and again."""
+    known: int
+    """Held-out rows whose text training rows have, too."""
     conflicting: int
-    """Texts that occur with several labels."""
+    """Texts of training rows that occur with different labels or spans."""
     labels: Counter[str]
     """Rows of each label; empty without labels."""
     unseen: Sequence[str]
     """Labels that only held-out rows have."""
 
     @property
-    def repeated_share(self) -> float:
-        """Share of rows that repeat another."""
-        return self.repeated / self.rows
-
-    @property
-    def sets_repeated_aside(self) -> bool:
-        """Whether repeated rows are few enough to be set aside."""
-        return self.repeated_share <= _MAX_REPEATED
-
-    @cached_property
     def set_aside_share(self) -> float:
         """Share of rows that validation will set aside."""
-        repeated = self.repeated if self.sets_repeated_aside else 0
-        return (sum(self.unusable.values()) + repeated) / self.rows
+        return sum(self.unusable.values()) / self.rows
 
     @property
     def is_imbalanced(self) -> bool:
@@ -64,10 +52,12 @@ class Quality:
         for reason, count in self.unusable.items():
             yield f"{count:,} of {self.rows:,} rows will be set aside: {reason}"
         if self.repeated:
-            fate = "set aside" if self.sets_repeated_aside else "kept, and all in one split"
-            yield f"{self.repeated:,} of {self.rows:,} rows repeat a text; they are {fate}"
+            yield f"{self.repeated:,} training rows repeat a text; they are kept"
+        if self.known:
+            fix = "to set those of training aside, name its column in data.group_by"
+            yield f"{self.known:,} held-out rows have a text that training rows have, too; {fix}"
         if self.conflicting:
-            yield f"{self.conflicting} texts occur with several labels; correct them if they are mistakes"
+            yield f"{self.conflicting} texts occur with different labels; correct them if they are mistakes"
         few = sorted(label for label, count in self.labels.items() if count < _FEW_ROWS)
         if few:
             yield f"{len(few)} labels have fewer than {_FEW_ROWS} rows: {_listed(few)}"
@@ -89,7 +79,7 @@ def judge(sample: Sample, proposal: Proposal, objective: Objective[Any]) -> Qual
     if not usable:
         reasons = "; ".join(f"{count} rows: {reason}" for reason, count in unusable.most_common(3))
         raise DataError("the training rows", f"none can be used: {reasons}", "name other columns, or fix the rows")
-    labels = Counter(_labels(usable, proposal))
+    labels, texts = Counter(_labels(usable, proposal)), set(_keys(usable, proposal))
     if len(labels) == 1 and "label" in proposal.columns:
         where = f"column `{proposal.columns['label']}`"
         what = f"every row has the label {next(iter(labels))!r}, so there is nothing to learn"
@@ -98,16 +88,17 @@ def judge(sample: Sample, proposal: Proposal, objective: Objective[Any]) -> Qual
         usable=usable,
         unusable=unusable,
         rows=sum(map(len, sample.rows.values())),
-        repeated=_repeated([*held_out, *usable], proposal),
+        repeated=len(usable) - len(texts) if texts else 0,
+        known=sum(text in texts for text in _keys(held_out, proposal)),
         conflicting=_conflicting(usable, proposal),
         labels=labels,
         unseen=sorted(set(_labels(held_out, proposal)) - set(labels)) if sample.is_whole else (),
     )
 
 
-def key_columns(proposal: Proposal) -> list[str]:
-    """Return the columns whose equal values make two rows the same."""
-    return [column for flag, column in proposal.columns.items() if flag in ("text", "prompt", "completion", "chosen")]
+def key_column(proposal: Proposal) -> str | None:
+    """Return the column of the input: rows that have the same one are alike, whatever their label or answer is."""
+    return proposal.columns.get("text") or proposal.columns.get("prompt")
 
 
 def _usable(rows: Iterable[Row], objective: Objective[Any], unusable: Counter[str]) -> Iterator[Row]:
@@ -143,19 +134,18 @@ def _labels(rows: Iterable[Row], proposal: Proposal) -> Iterator[str]:
             yield from (str(span["label"]) for span in row.get(proposal.columns["spans"]) or ())
 
 
-def _repeated(rows: Sequence[Row], proposal: Proposal) -> int:
-    columns = key_columns(proposal)
-    if not columns:
-        return 0
-    return len(rows) - len({tuple(str(row.get(column)) for column in columns) for row in rows})
+def _keys(rows: Iterable[Row], proposal: Proposal) -> Iterator[str]:
+    if column := key_column(proposal):
+        yield from (str(row.get(column)) for row in rows)
 
 
 def _conflicting(rows: Sequence[Row], proposal: Proposal) -> int:
-    if "label" not in proposal.columns:
+    target = proposal.columns.get("label") or proposal.columns.get("spans")
+    if not target:
         return 0
     labels: dict[str, set[str]] = {}
-    for row in rows:
-        labels.setdefault(str(row[proposal.columns["text"]]), set()).add(str(row[proposal.columns["label"]]))
+    for text, row in zip(_keys(rows, proposal), rows, strict=True):
+        labels.setdefault(text, set()).add(str(row[target]))
     return sum(len(found) > 1 for found in labels.values())
 
 

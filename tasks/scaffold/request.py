@@ -31,7 +31,6 @@ class Request:
     """The columns that the user names, by flag: `{"label": "category"}`."""
     repo_id: str | None = None
     schedule: str = "0 3 * * *"
-    yes: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Final
 from params.schema import PretrainedTokenizer
 from tasks.scaffold.choices import Choice
 from tasks.scaffold.plan import Plan
-from tasks.scaffold.quality import key_columns
+from tasks.scaffold.quality import key_column
 from tasks.scaffold.sources import FoundSource, described
 from tasks.scaffold.start import SEED
 from tasks.scaffold.yaml_text import scalar
@@ -78,28 +78,19 @@ def _data(found: FoundSource, plan: Plan) -> list[str]:
         lines += _line(4, key, Choice(value, why))
     if plan.shares:
         lines += ["  split:", *_lines(4, plan.shares)]
-    keys = key_columns(plan.proposal)
-    if plan.quality.repeated and not plan.quality.sets_repeated_aside and len(keys) == 1:
-        why = f"{plan.quality.repeated:,} rows repeat a text: so it is either in training or in held-out rows"
-        lines += _line(2, "group_by", Choice(keys, why))
+    column = key_column(plan.proposal)
+    if column and plan.shares and plan.quality.repeated and not plan.quality.known:
+        why = f"{plan.quality.repeated:,} rows repeat a text: all rows with it are in one split"
+        lines += _line(2, "group_by", Choice([column], why))
     return lines
 
 
 def _validation(plan: Plan) -> list[str]:
-    keys = key_columns(plan.proposal)
-    lines = ["validation:", *_lines(2, _of(plan, "validation", "max_quarantined"))]
-    if not keys or not plan.quality.sets_repeated_aside:
-        return [*lines, "  # Columns and types are checked anyway, and each row as the objective needs it."]
-    lines += [
-        "  # Columns, types and empty values are checked anyway. Each of these is a Great Expectations check.",
-        "  expectations:",
+    return [
+        "validation:",
+        *_lines(2, _of(plan, "validation", "max_quarantined")),
+        "  # Columns and types are checked anyway, and each row as the objective needs it. `expectations` adds checks.",
     ]
-    why = "a training row that repeats a held-out one is set aside, too"
-    if len(keys) == 1:
-        lines += ["    - type: expect_column_values_to_be_unique", *_line(6, "column", Choice(keys[0], why))]
-    else:
-        lines += ["    - type: expect_compound_columns_to_be_unique", *_line(6, "column_list", Choice(keys, why))]
-    return lines
 
 
 def _tokenization(plan: Plan) -> list[str]:

@@ -18,6 +18,10 @@ class Clock:
     """What one process of a training took."""
 
     steps_s: list[float]
+    steps_cpu_s: list[float]
+    """CPU time of each step: of all threads together."""
+    threads: int
+    """Threads that compute."""
     eval_rows_per_s: list[float]
     memory_bytes: int
     gpu_memory_bytes: int
@@ -28,17 +32,19 @@ class StepClock(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._start = 0.0
+        self._start = self._start_cpu = 0.0
         self._steps: list[float] = []
+        self._steps_cpu: list[float] = []
         self._rows_per_s: list[float] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the clock."""
-        self._start = time.monotonic()
+        self._start, self._start_cpu = time.monotonic(), time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop the clock."""
         self._steps.append(time.monotonic() - self._start)
+        self._steps_cpu.append(time.process_time() - self._start_cpu)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
         """Note the speed of an evaluation."""
@@ -47,7 +53,16 @@ class StepClock(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write it all."""
         if state.is_world_process_zero:
-            found = Clock(self._steps, self._rows_per_s, _memory_bytes(), _gpu_memory_bytes())
+            import torch
+
+            found = Clock(
+                steps_s=self._steps,
+                steps_cpu_s=self._steps_cpu,
+                threads=torch.get_num_threads(),
+                eval_rows_per_s=self._rows_per_s,
+                memory_bytes=_memory_bytes(),
+                gpu_memory_bytes=_gpu_memory_bytes(),
+            )
             self._path.write_text(json.dumps(asdict(found)), encoding="utf-8")
 
 

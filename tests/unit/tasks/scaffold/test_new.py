@@ -197,7 +197,7 @@ def test_repeated_and_messy_rows_show_in_the_recipe(project: Path, models: Path)
     assert recipe.validation.expectations == []
     text = (project / "params/topics.yaml").read_text(encoding="utf-8")
     assert "1 of 201 rows will be set aside: an empty `text`" in text
-    assert "100 of 201 rows repeat a text; they are kept, and all in one split" in text
+    assert "100 training rows repeat a text; they are kept" in text
 
 
 def test_a_model_that_cannot_pack_batches_by_length(project: Path, tmp_path: Path) -> None:

@@ -156,3 +156,25 @@ def test_a_flag_that_does_not_fit_is_an_error(request_: dict[str, Any], what: st
 def test_rows_of_another_form_are_named(columns: dict[str, list[Any]], what: str) -> None:
     with pytest.raises((DataError, RecipeError), match=what):
         proposed(sample(**columns), "decoder")
+
+
+@pytest.mark.parametrize(
+    ("labels", "what", "fix"),
+    [
+        ([float(i % 3) for i in range(60)], "holds whole numbers with decimals", "write 1 for 1.0"),
+        ([i / 7 for i in range(60)], "there is no objective that predicts them", "a name for each range"),
+        ([["a", "b"][: 1 + i % 2] for i in range(60)], "several labels per text", "write one label per text"),
+    ],
+)
+def test_labels_of_another_form_are_not_passed_over(labels: list[Any], what: str, fix: str) -> None:
+    rows = sample(text=TEXTS, label=labels)
+    with pytest.raises(DataError, match=what) as error:
+        proposed(rows, "decoder")
+    assert fix in error.value.fix
+    assert proposed(rows, "decoder", objective="causal_lm").columns == {"text": "text"}
+
+
+def test_all_rows_in_one_object_get_the_command_that_writes_them_apart() -> None:
+    with pytest.raises(DataError, match="holds all rows as one list") as error:
+        proposed(sample(data=[[{"text": "a", "label": "b"}]]))
+    assert "jq -c '.data[]'" in error.value.fix

@@ -36,25 +36,24 @@ def test_sound_rows_give_no_notes() -> None:
 
 def test_rows_that_validation_sets_aside_are_counted() -> None:
     bad = [{"text": " ", "label": "label 0"}, {"text": "a", "label": None}, {"text": None, "label": "label 0"}]
-    repeats = [{"text": "text 1", "label": "label 1"}]
-    found = judged([*rows(93), *bad, *repeats], [{"text": "text 2", "label": "label 0"}, *rows(2)[1:]])
+    found = judged([*rows(96), *bad])
     assert found.unusable == {"an empty `text`": 1, "no `label`": 1, "no `text`": 1}
-    assert found.repeated == 3
-    assert found.set_aside_share == pytest.approx(6 / 99)
-    assert "3 of 99 rows repeat a text; they are set aside" in list(found.notes())
+    assert found.set_aside_share == pytest.approx(3 / 99)
 
 
-def test_many_repeated_rows_are_how_people_write() -> None:
-    found = judged([*rows(50), *rows(50)])
-    assert not found.sets_repeated_aside
-    assert found.set_aside_share == 0
+def test_repeated_rows_are_how_people_write_and_stay() -> None:
+    found = judged([*rows(50), *rows(5)], [{"text": "text 2", "label": "label 0"}, {"text": "new", "label": "label 1"}])
+    assert (found.repeated, found.known, found.set_aside_share) == (5, 1, 0)
+    notes = list(found.notes())
+    assert notes[0] == "5 training rows repeat a text; they are kept"
+    assert notes[1].startswith("1 held-out rows have a text that training rows have, too")
 
 
 def test_labels_that_contradict_each_other_are_few_or_unseen_are_named() -> None:
     train = [*rows(20), {"text": "text 1", "label": "label 0"}, {"text": "rare", "label": "x"}]
     found = judged(train, [{"text": "new", "label": "unheard"}])
     notes = "\n".join(found.notes())
-    assert "1 texts occur with several labels" in notes
+    assert "1 texts occur with different labels" in notes
     assert "1 labels have fewer than 5 rows: x" in notes
     assert "no training row has: unheard; validation will refuse them" in notes
 
@@ -77,3 +76,11 @@ def test_the_objectives_own_reasons_count() -> None:
     found = judged(train, proposal=Proposal("token_classification", {"text": "text", "spans": "spans"}))
     assert found.unusable == {"overlapping spans": 1}
     assert found.labels == {"a": 19}
+
+
+def test_equal_texts_with_other_spans_contradict_each_other() -> None:
+    people, time = ([{"label": label, "start": 0, "end": 1}] for label in ("people", "time"))
+    train = [{"text": str(i // 2), "spans": people if i < 19 else time} for i in range(20)]
+    found = judged(train, proposal=Proposal("token_classification", {"text": "text", "spans": "spans"}))
+    assert (found.repeated, found.conflicting) == (10, 1)
+    assert "1 texts occur with different labels; correct them if they are mistakes" in list(found.notes())

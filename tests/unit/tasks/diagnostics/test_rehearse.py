@@ -1,0 +1,77 @@
+"""The rows of a rehearsal, and the arithmetic of its estimate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from params import Recipe
+from tasks.diagnostics import rehearse
+from tasks.diagnostics.rehearsal_rows import RehearsalRows
+from tasks.tokenization.report import SplitStatistics, TokenizationReport
+from tests.support import tiny
+from trainer.reporting.step_clock import Clock
+
+
+def rows_of(labels: list[str]) -> RehearsalRows:
+    pool = [{"text": f"text {i}" + "!" * (i % 7), "label": label} for i, label in enumerate(labels)]
+    return RehearsalRows(pool, len(pool), is_whole=True, schema=pa.Table.from_pylist(pool).schema)
+
+
+def classifier(**changes: Any) -> Recipe:
+    return Recipe.model_validate(tiny.recipe(changes, **tiny.CLASSES))
+
+
+def test_usual_rows_are_of_all_parts_of_a_sorted_file() -> None:
+    rows = rows_of([f"label {i // 50}" for i in range(2501)])
+    found = Counter(row["label"] for row in rows.usual(1000))
+    assert found.total() == 1000
+    assert len(found) >= 50
+    assert min(found[f"label {i}"] for i in range(50)) >= 19
+    assert rows.usual(9999) == rows.pool
+    assert [row["text"].count("!") for row in rows.longest(3)] == [6, 6, 6]
+
+
+def test_training_sees_each_label_of_the_held_out_rows() -> None:
+    rows = rows_of(["usual"] * 99 + ["rare"])
+    test = rows_of(["usual", "rare", "unheard"] * 5)
+    tables = rehearse._dealt(classifier(), rows, rows.usual(100), {"test": test})
+    labels = {split: set(table["label"].to_pylist()) for split, table in tables.items()}
+    assert labels == {"train": {"usual", "rare"}, "validation": {"usual"}, "test": {"usual", "rare"}}
+    assert sum(len(tables[split]) for split in ("train", "validation")) == 100
+    assert set(tables["train"]["text"].to_pylist()).isdisjoint(tables["validation"]["text"].to_pylist())
+
+
+def passed(*, rows: int, train_s: float, steps_s: list[float], cpu_s: float) -> rehearse._Pass:
+    counts = {"tokens": 1, "longest": 1, "mean_length": 1, "learned_tokens": 1, "truncated_rows": 0, "unused_rows": 0}
+    splits = {s: SplitStatistics(rows=100, sequences=100, **counts) for s in ("train", "validation", "test")}
+    seconds = {"ingest": 1.0, "validate": 2.0, "tokenize": 3.0, "train": train_s, "evaluate": 5.0, "publish": 6.0}
+    clock = Clock(
+        steps_s=steps_s,
+        steps_cpu_s=[cpu_s] * len(steps_s),
+        threads=2,
+        eval_rows_per_s=[1.0, 50.0],
+        memory_bytes=2**30,
+        gpu_memory_bytes=0,
+    )
+    report = TokenizationReport(vocab_size=300, max_length=32, characters_per_token=3, splits=splits)
+    return rehearse._Pass(rows, seconds, clock, report, quarantined=0, disk_bytes=1000)
+
+
+def test_the_estimate_is_steps_times_their_time_and_what_comes_on_top() -> None:
+    recipe = classifier(**{"training.max_steps": 100, "training.eval_steps": 25})
+    usual = passed(rows=200, train_s=30.0, steps_s=[9.0, 9.0, 0.5, 1.5], cpu_s=1.0)
+    hardest = passed(rows=50, train_s=9.0, steps_s=[9.0, 9.0], cpu_s=9.0)
+    rows = {"train": rows_of(["a"] * 2000)}
+    found = rehearse._estimate(recipe, rows, usual, hardest, has_champion=True)
+    start_s = 30.0 - 20.0 - 2 * 100 / 50.0
+    assert found.seconds["train"] == pytest.approx(start_s + 100 * 1.0 + 5 * 100 / 50.0)
+    assert found.seconds["validate"] == pytest.approx(2.0 + 2.0 * 9)
+    assert found.seconds["evaluate"] == pytest.approx(5.0 + 3 * 100 / 50.0)
+    assert found.slowdown == pytest.approx(2.0)
+    lines = "\n".join(found.lines())
+    assert "100 steps); without other programs at most" in lines
+    assert "the time follows from 2 steps of 1.0 s and evaluations of 50 rows/s" in lines
