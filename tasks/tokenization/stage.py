@@ -71,7 +71,8 @@ def tokenize(
             max_length=tokenization.max_length,
         )
         encoder = Encoder(method, tokenizer, tokenization.max_length, state)
-        with ShardWorkers(artifacts, "tokenize", launch, inputs) as workers:
+        imports = ["transformers", "tasks.tokenization.encoding"]
+        with ShardWorkers(artifacts, "tokenize", launch, inputs, imports=imports) as workers:
             encoded = encode_splits(rows, folder, encoder, workers, settings=settings)
         train, characters = encoded["train"].statistics, encoded["train"].characters
         target_tokens = train.learned_tokens if method.has_target_text else 0
