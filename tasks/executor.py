@@ -58,7 +58,7 @@ class Workers:
         self._launch = launch
         self._folder = folder
         self._imports = imports
-        self._processes = launch.data_workers or _usable_cpus()
+        self._processes = launch.data_workers or usable_cpus()
         self._open = contextlib.ExitStack()
         self._executor: Executor | Cluster | None = None
 
@@ -167,7 +167,8 @@ def _surroundings() -> dict[str, str]:
     return {"Evergreen": _code(), **versions()}
 
 
-def _usable_cpus() -> int:
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

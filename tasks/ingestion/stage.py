@@ -71,7 +71,7 @@ def ingest(
             revision=source.revision,
             rows={split: len(rows[split]) for split in SPLITS},
             columns={field.name: str(field.type) for field in rows["train"].schema},
-            data_sha256={split: digest(folder / split) for split in SPLITS},
+            data_sha256={split: digest(folder / split, shards[split]) for split in SPLITS},
         )
         _refuse_empty_splits(report.rows, source.splits, data.split)
         save_report(report, folder / artifacts.report("ingest").name)
