@@ -153,6 +153,8 @@ class _Cache:
                 work.files[number].parent.mkdir(parents=True, exist_ok=True)
                 link_or_copy(entry / str(number), work.files[number])
         except (OSError, UnicodeDecodeError) as error:
+            for file in work.files:  # equal work in another process has just replaced the entry
+                file.unlink(missing_ok=True)
             raise LookupError(entry) from error
         return result
 

@@ -19,7 +19,7 @@ from tasks.validation.by_key import Duplicates, Keys, find_duplicates, find_in_t
 from tasks.validation.by_row import RowCheck, check_each_row, check_rows
 from tasks.validation.expectations import columns_of, passes
 from tasks.validation.kinds import BY_KEY, kind_of
-from tasks.validation.raw_rows import NOTHING, ORDER, Positions, RawRows, union
+from tasks.validation.raw_rows import NOTHING, ORDER, PartWork, Positions, RawRows, union
 from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
 from trainer.objectives.bases.objective import Objective, Row
 
@@ -193,11 +193,23 @@ def _repeating(result: CheckResult, found: Duplicates, rows: RawRows, *, success
 
 def known_to_training(method: Objective[Any], rows: RawRows, set_aside: Positions) -> CheckResult:
     """Compare the remaining rows with the remaining train split, as the objective does."""
-    train = (row for part in rows.parts_of("train") for _, row in part.each(set_aside))
-    state = method.collect_state(train)
+    labels = rows.run(
+        partial(row_labels_of, method),
+        rows.parts_of("train"),
+        what="labels of rows",
+        columns=list(method.columns()),
+        skip=set_aside,
+        objective=_identity(method),
+    )
+    state = method.state_of(set().union(*labels))
     unseen_label = partial(method.unseen_label, state=state)
     found = check_each_row(unseen_label, rows, set_aside, objective=_identity(method), state=state)
     return _result(("objective", ROW_IS_KNOWN), found, explain=unseen_label)
+
+
+def row_labels_of(method: Objective[Any], work: PartWork) -> set[str]:
+    """Return the labels in the rows of one shard, as the objective sees them."""
+    return {label for _, row in work.part.each(work.skip, work.columns) for label in method.row_labels(row)}
 
 
 def _identity(objective: Objective[Any]) -> list[Any]:
