@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from params import KilledError, RecipeError
 from params.schema import Launch
 from tasks.progress import progress
-from trainer.runtime.memory import collect_rarely
+from trainer.runtime.memory import collect_rarely, return_freed_memory
 
 if TYPE_CHECKING:
     from tasks.cluster import Call, Cluster
@@ -173,7 +173,10 @@ def usable_cpus() -> int:
 
 
 def _call(function: Path, item: Any) -> Any:
-    return _function(function)(item)
+    try:
+        return _function(function)(item)
+    finally:
+        return_freed_memory()  # which items of another kind would find in pieces
 
 
 @lru_cache(maxsize=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from params.artifacts import storage_errors
 from params.schema import Expectation
 from tasks.validation.by_column import check_columns
 from tasks.validation.by_key import Duplicates, Keys, find_duplicates, find_in_two_splits, hash_keys
@@ -176,13 +174,8 @@ def groups_in_one_split(rows: RawRows, set_aside: Positions) -> CheckResult:
 @contextlib.contextmanager
 def _hashed(expectation: Expectation, rows: RawRows, skip: Positions) -> Iterator[Keys]:
     """Hash the keys of the rows; the files are there inside the block."""
-    shutil.rmtree(rows.scratch, ignore_errors=True)  # a killed stage leaves it
-    with storage_errors(rows.scratch):
-        rows.scratch.mkdir(parents=True)
-        try:
-            yield hash_keys(expectation, rows, rows.scratch, skip)
-        finally:
-            shutil.rmtree(rows.scratch)
+    with rows.folder() as folder:
+        yield hash_keys(expectation, rows, folder, skip)
 
 
 def _repeating(result: CheckResult, found: Duplicates, rows: RawRows, *, success: bool) -> CheckResult:

@@ -107,9 +107,8 @@ def compared_rows(expectation: Expectation, frame: pd.DataFrame) -> NDArray[np.i
     Raises:
         ValidationEngineError: the values cannot be compared, or the condition cannot be evaluated.
     """
+    _import()
     from great_expectations.execution_engine import PandasExecutionEngine
-
-    import tasks.validation.gx  # noqa: F401
 
     built = _build(expectation, 0, (expectation.type,))[0]
     names = ("column", "column_list", "row_condition", "condition_parser", "ignore_row_if")
@@ -138,11 +137,10 @@ def recipe_error(problems: Sequence[Problem]) -> RecipeError:
 
 
 def _build(expectation: Expectation, position: int, key: Key) -> tuple[Any, list[Problem]]:
+    _import()
     from great_expectations.compatibility import pydantic
     from great_expectations.exceptions import GreatExpectationsError
     from great_expectations.expectations import registry
-
-    import tasks.validation.gx  # noqa: F401
 
     name = expectation.type
     names = sorted(registry.list_registered_expectation_implementations())
@@ -174,6 +172,11 @@ def _explain(error: Any, key: Key, name: str, known: list[str]) -> list[Problem]
             problem = Problem(place, f"{name}: {e['msg']}", "write a valid value")
         found.setdefault(place, problem)
     return list(found.values())
+
+
+def _import() -> None:
+    """Import GX before any of its modules, as tasks.validation.gx does it."""
+    import tasks.validation.gx  # noqa: F401
 
 
 def _run(expectations: list[Any], frame: pd.DataFrame) -> list[Any]:
