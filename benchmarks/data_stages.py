@@ -25,6 +25,7 @@ from params.artifacts import SPLITS, Artifacts
 from params.dvc_files import Inputs
 from params.schema import Data, Expectation, Launch, ObjectiveChoice, Tokenization, TrainTokenizer, Validation
 from trainer.data.shards import digest
+from trainer.runtime.memory import collect_rarely
 
 STAGES = ("ingest", "validate", "tokenize")
 LABELS, WORDS = 77, 20_000
@@ -52,7 +53,8 @@ def write(path: Path, count: int, *, start: int = 0) -> None:
 
 
 def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
-    """Run one stage in this process."""
+    """Run one stage in this process, which looks for garbage as that of a stage does."""
+    collect_rarely()
     artifacts, launch = Artifacts("rows", root), Launch(micro_batch_size=1, data_workers=workers)
     inputs = Inputs(stage, artifacts, {}, {"benchmarks": {"data_stages.py": ""}})  # with code, work is kept
     objective = ObjectiveChoice(name="sequence_classification")

@@ -7,6 +7,7 @@ how many run at once. Items name files by path, so a cluster needs storage that 
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import logging
 import multiprocessing
@@ -14,20 +15,21 @@ import os
 import pickle
 import platform
 import socket
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from importlib.metadata import version
+from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from params import KilledError, RecipeError
 from params.schema import Launch
 from tasks.progress import progress
-from trainer.runtime.lifetime import die_with_parent
-from trainer.runtime.memory import collect_rarely
+from trainer.runtime.memory import collect_rarely, return_freed_memory
 
 if TYPE_CHECKING:
     from tasks.cluster import Call, Cluster
@@ -49,12 +51,14 @@ class Workers:
     Args:
         launch: says how many processes, or which cluster.
         folder: where functions are written for the processes to read; a cluster must share it.
+        imports: modules that the work needs. They are imported once, and the processes of this machine share them.
     """
 
-    def __init__(self, launch: Launch, folder: Path) -> None:
+    def __init__(self, launch: Launch, folder: Path, imports: Sequence[str] = ()) -> None:
         self._launch = launch
         self._folder = folder
-        self._processes = launch.data_workers or _usable_cpus()
+        self._imports = imports
+        self._processes = launch.data_workers or usable_cpus()
         self._open = contextlib.ExitStack()
         self._executor: Executor | Cluster | None = None
 
@@ -63,6 +67,11 @@ class Workers:
 
     def __exit__(self, *error: object) -> None:
         self._close()
+
+    def expect(self, items: int) -> None:
+        """Begin with the imports for work on so many items, while this process does something else."""
+        if not self._launch.data_cluster and self._are_worth(items):
+            _start_server(self._imports)
 
     def map(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, what: str) -> Iterator[ResultT]:
         """Yield `function(item)` of each item, in order. This process computes them if they are few.
@@ -78,9 +87,12 @@ class Workers:
             TransientError: the cluster does not answer any more.
             EvergreenError: the error of the first item that has one.
         """
-        alone = len(items) < _FEWEST or (self._processes == 1 and not self._launch.data_cluster)
-        found = map(function, items) if alone else self._elsewhere(function, items)
+        found = self._elsewhere(function, items) if self._are_worth(len(items)) else map(function, items)
         yield from progress(found, what=what, total=len(items))
+
+    def _are_worth(self, items: int) -> bool:
+        """Whether so many items are worth other processes."""
+        return items >= _FEWEST and (self._processes > 1 or bool(self._launch.data_cluster))
 
     def _elsewhere(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> Iterator[ResultT]:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -123,6 +135,7 @@ class Workers:
 
     def _start(self) -> Executor | Cluster:
         if not self._launch.data_cluster:
+            _start_server(self._imports)
             return self._open.enter_context(_processes(self._processes))
         from tasks.cluster import connect
 
@@ -154,12 +167,16 @@ def _surroundings() -> dict[str, str]:
     return {"Evergreen": _code(), **versions()}
 
 
-def _usable_cpus() -> int:
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _call(function: Path, item: Any) -> Any:
-    return _function(function)(item)
+    try:
+        return _function(function)(item)
+    finally:
+        return_freed_memory()  # which items of another kind would find in pieces
 
 
 @lru_cache(maxsize=4)
@@ -185,9 +202,18 @@ def _function(path: Path) -> Callable[[Any], Any]:
     return function
 
 
+def _start_server(imports: Sequence[str]) -> None:
+    """Start the process that imports modules and is then forked for each process, if it does not run yet.
+
+    It has one thread, so a fork is safe, which one of this process is not.
+    """
+    set_forkserver_preload(["__main__", __name__, *imports])
+    ensure_running()
+
+
 @contextlib.contextmanager
 def _processes(count: int) -> Iterator[Executor]:
-    executor = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_prepare)
+    executor = ProcessPoolExecutor(count, multiprocessing.get_context("forkserver"), initializer=_prepare)
     try:
         yield executor
     finally:  # also after an error: nothing waits for calls whose results nobody takes
@@ -196,7 +222,15 @@ def _processes(count: int) -> Iterator[Executor]:
 
 def _prepare() -> None:
     """Prepare a process: it ends with its stage, and has one thread, because there is a process for each CPU."""
-    die_with_parent()
+    threading.Thread(target=_end_with_stage, daemon=True).start()
+    gc.freeze()  # a look for garbage would copy the pages of what was imported, which all processes share
     collect_rarely()
     for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+
+
+def _end_with_stage() -> None:
+    stage = multiprocessing.parent_process()
+    assert stage, "this is a process of a stage"
+    stage.join()
+    os._exit(os.EX_TEMPFAIL)

@@ -17,7 +17,7 @@ import logging
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ class Work(Protocol):
 
 
 WorkT = TypeVar("WorkT", bound=Work)
+ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 
@@ -57,12 +58,21 @@ class ShardWorkers:
         stage: its name.
         launch: says where the work is done.
         inputs: of the stage. Without them, or if they name no code, nothing is kept, because other code may give other results.
+        imports: modules that the work needs.
     """
 
-    def __init__(self, artifacts: Artifacts, stage: str, launch: Launch, inputs: Inputs | None = None) -> None:
+    def __init__(
+        self,
+        artifacts: Artifacts,
+        stage: str,
+        launch: Launch,
+        inputs: Inputs | None = None,
+        *,
+        imports: Sequence[str] = (),
+    ) -> None:
         folder = artifacts.shards / stage
         self._stage = stage
-        self._workers = Workers(launch, folder)
+        self._workers = Workers(launch, folder, imports)
         self._cache = _Cache(folder, _digest([inputs.code, versions()])) if inputs and inputs.code else None
         self._used: set[str] = set()
 
@@ -74,6 +84,14 @@ class ShardWorkers:
         self._workers.__exit__(*error)
         if error[0] is None and self._cache:
             self._cache.drop_all_but(self._used)
+
+    def expect(self, shards: int) -> None:
+        """Begin with the imports for work on so many shards, while this process does something else."""
+        self._workers.expect(shards)
+
+    def map(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, what: str) -> Iterator[ResultT]:
+        """Yield `function(item)` of each item, in order, as `Workers.map` does it; nothing is kept."""
+        return self._workers.map(function, items, what=f"{self._stage}: {what}")
 
     def run(self, function: Callable[[WorkT], ResultT], works: Sequence[WorkT], *, what: str) -> list[ResultT]:
         """Return `function(work)` of each; that of earlier runs, with its files, where nothing has changed.
@@ -89,25 +107,21 @@ class ShardWorkers:
             EvergreenError: the error of the first shard that has one.
         """
         if not self._cache:
-            return list(self._workers.map(function, works, what=f"{self._stage}: {what}"))
-        found: dict[int, ResultT] = {}
-        for number, work in enumerate(works):
-            self._used.add(self._cache.entry(work).name)
-            with contextlib.suppress(LookupError):
-                found[number] = self._cache.find(work)
-        if found:
-            logger.info("%s: %d of %d %s are those of an earlier run", self._stage, len(found), len(works), what)
-        new = [number for number in range(len(works)) if number not in found]
-        kept = partial(_do_and_keep, function, self._cache)
-        results = self._workers.map(kept, [works[number] for number in new], what=f"{self._stage}: {what}")
-        found.update(zip(new, results, strict=True))
-        return [found[number] for number in range(len(works))]
+            return list(self.map(function, works, what=what))
+        self._used.update(self._cache.entry(work).name for work in works)
+        done = list(self.map(partial(_find_or_do, function, self._cache), works, what=what))
+        if found := sum(is_found for _, is_found in done):
+            logger.info("%s: %d of %d %s are those of an earlier run", self._stage, found, len(works), what)
+        return [result for result, _ in done]
 
 
-def _do_and_keep(function: Callable[[WorkT], ResultT], cache: _Cache, work: WorkT) -> ResultT:
+def _find_or_do(function: Callable[[WorkT], ResultT], cache: _Cache, work: WorkT) -> tuple[ResultT, bool]:
+    """Return what the work gives, and whether an earlier run did it."""
+    with contextlib.suppress(LookupError):
+        return cache.find(work), True
     result = function(work)
     cache.keep(work, result)
-    return result
+    return result, False
 
 
 @dataclass(frozen=True)
@@ -139,6 +153,8 @@ class _Cache:
                 work.files[number].parent.mkdir(parents=True, exist_ok=True)
                 link_or_copy(entry / str(number), work.files[number])
         except (OSError, UnicodeDecodeError) as error:
+            for file in work.files:  # equal work in another process has just replaced the entry
+                file.unlink(missing_ok=True)
             raise LookupError(entry) from error
         return result
 

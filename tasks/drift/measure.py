@@ -70,7 +70,7 @@ def measure(
     columns = Columns.of(rows, kinds, drift.ignore)
     scanned = scan(rows, columns, workers, artifacts.validation_keys)
     smallest = scanned.smallest
-    profile = Profile.of(scanned, columns, sample(rows, columns, smallest.row_ids[:MAX_SAMPLED]))
+    profile = Profile.of(scanned, columns, sample(rows, columns, smallest.row_ids[:MAX_SAMPLED], workers))
     profile.save(folder / artifacts.data_profile.name)
 
     published = fetch(artifacts, repo_id=repo_id, endpoint=endpoint, must_answer=drift.on_drift == "fail")
@@ -91,7 +91,7 @@ def measure(
         report = report.model_copy(update={"status": "nothing_new", "looked_at": looked_at})
         if is_new.any():
             new_ids = smallest.row_ids[is_new][:MAX_SAMPLED]
-            report = _compared(report, reference, rows, columns, new_ids, drift=drift, seed=seed)
+            report = _compared(report, reference, rows, columns, new_ids, workers=workers, drift=drift, seed=seed)
     logger.info("validate: %s", report.sentence)
     return report
 
@@ -103,10 +103,11 @@ def _compared(
     columns: Columns,
     new_ids: NDArray[np.int64],
     *,
+    workers: ShardWorkers,
     drift: Drift,
     seed: int,
 ) -> DriftReport:
-    findings = compare(reference, sample(rows, columns, new_ids), drift, seed)
+    findings = compare(reference, sample(rows, columns, new_ids, workers), drift, seed)
     changes = tuple(finding.change for finding in findings)
     known_rows = max(len(one.values) for one in reference.samples)
     shown = _shown(findings, new_ids)

@@ -18,7 +18,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -209,19 +209,18 @@ def _hashes(columns: Sequence[Sequence[Any]]) -> NDArray[np.uint64]:
     return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
 
 
-def sample(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64]) -> SampledRows:
+def sample(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64], workers: ShardWorkers) -> SampledRows:
     """Read the rows with these ids, and keep what is compared of them; the result has the order of `row_ids`."""
+    chosen = np.sort(row_ids)
+    starts = np.searchsorted(chosen, [shard.first_row_id for shard in rows.manifest.shards])
+    works = [
+        (rows.only(shard), own)
+        for shard, own in zip(rows.manifest.shards, np.split(chosen, starts)[1:], strict=True)
+        if len(own)
+    ]
     found: dict[int, dict[str, Any]] = {}
-    for row in rows.pick(row_ids, [*columns.content, *columns.numbers, *columns.group_by]):
-        made_progress()
-        texts = {column: text_of(row[column]) for column in columns.texts}
-        found[row[ROW_ID]] = {
-            "group": hash_of([row[column] for column in columns.group_by]),
-            "labels": [str(row[column]) for column in columns.labels],
-            "lengths": [float(len(text)) for text in texts.values()],
-            "numbers": [np.nan if row[column] is None else float(row[column]) for column in columns.numbers],
-            "features": features_of(texts.values()),
-        }
+    for own in workers.map(partial(_compared, columns), works, what="shards (sampled rows)"):
+        found |= own
     ordered = [found[row_id] for row_id in row_ids.tolist()]
 
     def columns_of(kind: str, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -235,6 +234,22 @@ def sample(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64]) -> Sam
         {name: np.array(values, float) for name, values in columns_of("numbers", columns.numbers).items()},
         [row["features"] for row in ordered],
     )
+
+
+def _compared(columns: Columns, work: tuple[SplitRows, NDArray[np.int64]]) -> dict[int, dict[str, Any]]:
+    """Return by row_id what is compared of some rows of a shard."""
+    rows, row_ids = work
+    found = {}
+    for row in rows.pick(row_ids, [*columns.content, *columns.numbers, *columns.group_by]):
+        texts = {column: text_of(row[column]) for column in columns.texts}
+        found[row[ROW_ID]] = {
+            "group": hash_of([row[column] for column in columns.group_by]),
+            "labels": [str(row[column]) for column in columns.labels],
+            "lengths": [float(len(text)) for text in texts.values()],
+            "numbers": [np.nan if row[column] is None else float(row[column]) for column in columns.numbers],
+            "features": features_of(texts.values()),
+        }
+    return found
 
 
 def are_ids(values: NDArray[np.float64]) -> bool:

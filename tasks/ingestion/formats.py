@@ -29,7 +29,7 @@ SUFFIXES = (".csv", *JSON_SUFFIXES, ".parquet", ".txt")
 _MAX_CELL_BYTES = 64 << 20
 PLACE_ROWS = 512
 """Rows from one place to the next, about."""
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # below 2**63; `007` is text, not a number
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?")  # integers up to 15 digits are exact
 CsvColumns = Mapping[str, Callable[[str], Any]]
@@ -230,16 +230,16 @@ def scan_json(path: Path) -> tuple[list[Place], int]:
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES) + file.readline():
             data = np.frombuffer(block, np.uint8)
-            ends = np.flatnonzero(data[:-1] == ord("\n")) + 1
-            starts = np.concatenate([[0], ends])
+            starts = np.concatenate([[0], np.flatnonzero(data[:-1] == ord("\n")) + 1])
             is_row = data[starts] == ord("{")
             for i in np.flatnonzero(~is_row).tolist():  # a blank line, or one that begins with a space
-                stop = ends[i] if i < len(ends) else len(block)
+                stop = starts[i + 1] if i + 1 < len(starts) else len(block)
                 is_row[i] = bool(_decoded(block[starts[i] : stop], line + i).strip())
-            number = rows + np.cumsum(is_row) - is_row
-            for i in np.flatnonzero(is_row & (number % PLACE_ROWS == 0)).tolist():
-                places.append(Place(int(number[i]), offset + int(starts[i]), line + i))
-            rows += int(is_row.sum())
+            own = np.flatnonzero(is_row)
+            for number in range(-rows % PLACE_ROWS, len(own), PLACE_ROWS):
+                i = int(own[number])
+                places.append(Place(rows + number, offset + int(starts[i]), line + i))
+            rows += len(own)
             line += len(starts)
             offset += len(block)
     return places, rows

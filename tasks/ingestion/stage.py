@@ -49,7 +49,10 @@ def ingest(
     """
     source = open_source(data.source, artifacts.root)
     shares = _shares(source.splits, data.split)
-    with whole_folder(artifacts.raw) as folder, ShardWorkers(artifacts, "ingest", launch, inputs) as workers:
+    with (
+        whole_folder(artifacts.raw) as folder,
+        ShardWorkers(artifacts, "ingest", launch, inputs, imports=[__name__]) as workers,
+    ):
         columns, shards, row_id = dict[str, Column](), {split: list[Shard]() for split in SPLITS}, 0
         for source_split in source.splits:
             splitting = Splitting(source_split, shares if source_split == "train" else {}, data.group_by, seed)
@@ -68,7 +71,7 @@ def ingest(
             revision=source.revision,
             rows={split: len(rows[split]) for split in SPLITS},
             columns={field.name: str(field.type) for field in rows["train"].schema},
-            data_sha256={split: digest(folder / split) for split in SPLITS},
+            data_sha256={split: digest(folder / split, shards[split]) for split in SPLITS},
         )
         _refuse_empty_splits(report.rows, source.splits, data.split)
         save_report(report, folder / artifacts.report("ingest").name)

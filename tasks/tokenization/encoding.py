@@ -68,6 +68,34 @@ def read_rows(rows: SplitRows) -> Iterator[Row]:
     return itertools.chain.from_iterable(read_batches(rows))
 
 
+def collect_labels(rows: SplitRows, objective: Objective[Any], workers: ShardWorkers, *, settings: str) -> set[str]:
+    """Return the `row_labels` of all rows of a split; `settings` is a hash of the objective's options."""
+    if type(objective).row_labels is Objective.row_labels:
+        return set()
+    works = [_LabelsWork(rows.only(shard), shard, settings) for shard in rows.manifest.shards]
+    found: set[str] = set()
+    return found.union(*workers.run(partial(_labels_of_shard, objective), works, what="shards (labels)"))
+
+
+@dataclass(frozen=True)
+class _LabelsWork:
+    """One shard of rows whose labels are to be found."""
+
+    rows: SplitRows
+    shard: Shard
+    settings: str
+    files: tuple[Path, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return f"labels {self.shard.sha256} {self.rows.schema} {self.settings}"
+
+
+def _labels_of_shard(objective: Objective[Any], work: _LabelsWork) -> set[str]:
+    rows = work.rows.rows(list(objective.columns()))
+    return {label for row in rows for label in objective.row_labels(row)}
+
+
 @dataclass(frozen=True)
 class Encoded:
     """What the rows of a split became."""

@@ -8,7 +8,7 @@
                                tokens/statistics.json  the report
 
 Rows stream through in batches, so memory does not grow with their number; only the lengths of a shard's sequences are kept,
-to sort them. The train rows are read once to train a tokenizer, once to fit an objective, and once to encode them;
+to sort them. The train rows are read once to train a tokenizer, once to collect their labels, and once to encode them;
 what a recipe does not need is not read.
 """
 
@@ -25,7 +25,7 @@ from params.schema import Launch, ObjectiveChoice, Tokenization, TrainTokenizer
 from tasks.shard_work import ShardWorkers, settings_key
 from tasks.split_rows import SplitRows
 from tasks.stages import save_report
-from tasks.tokenization.encoding import Encoder, encode_splits, read_rows
+from tasks.tokenization.encoding import Encoder, collect_labels, encode_splits, read_rows
 from tasks.tokenization.report import TokenizationReport
 from tasks.tokenization.tokenizers import build_tokenizer, sampled
 from trainer import objectives
@@ -57,22 +57,28 @@ def tokenize(
     if isinstance(tokenization.tokenizer, TrainTokenizer):
         logger.info("tokenize: training a tokenizer with %d tokens", tokenization.tokenizer.vocab_size)
         texts = sampled(texts, len(rows["train"]), tokenization.tokenizer.sample_rows)
-    with whole_folder(artifacts.tokens) as folder:
+    imports = ["transformers", "tasks.tokenization.encoding"]
+    with (
+        whole_folder(artifacts.tokens) as folder,
+        ShardWorkers(artifacts, "tokenize", launch, inputs, imports=imports) as workers,
+    ):
+        workers.expect(sum(len(one.manifest.shards) for one in rows.values()))
         tokenizer = build_tokenizer(tokenization, texts)
         method.prepare_tokenizer(tokenizer)
         tokenizer.save_pretrained(folder / "tokenizer")
-        state = method.collect_state(read_rows(rows["train"]))
+        options = objective.model_dump(mode="json")
+        labels = collect_labels(rows["train"], method, workers, settings=settings_key(objective=options))
+        state = method.state_of(labels)
         (folder / STATE).write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
 
         settings = settings_key(
             tokenizer=digest(folder / "tokenizer"),
             state=file_sha256(folder / STATE),
-            objective=objective.model_dump(mode="json"),
+            objective=options,
             max_length=tokenization.max_length,
         )
         encoder = Encoder(method, tokenizer, tokenization.max_length, state)
-        with ShardWorkers(artifacts, "tokenize", launch, inputs) as workers:
-            encoded = encode_splits(rows, folder, encoder, workers, settings=settings)
+        encoded = encode_splits(rows, folder, encoder, workers, settings=settings)
         train, characters = encoded["train"].statistics, encoded["train"].characters
         target_tokens = train.learned_tokens if method.has_target_text else 0
         report = TokenizationReport(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params.schema import Expectation
+from tasks.shard_work import ShardWorkers
 from tasks.validation.by_column import whole_frame
 from tasks.validation.expectations import as_text, columns_of, compared_rows
 from tasks.validation.kinds import columns_read, condition_columns, without_condition
@@ -25,7 +26,7 @@ from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, wit
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BUCKET_ROWS: Final = 1 << 19
+BUCKET_ROWS: Final = 1 << 18
 """Rows of a bucket, about; while it is read, one takes around 100 bytes."""
 _NULL: Final = b"\xfe"
 _SEPARATOR: Final = b"\xff"
@@ -44,6 +45,8 @@ class Keys:
     starts: tuple[int, ...]
     """Position of the first row of each shard."""
     rows: int
+    workers: ShardWorkers
+    """Look for equal keys."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def hash_keys(expectation: Expectation, rows: RawRows, folder: Path, skip: Posit
         paths=files,
         expectation=as_text(expectation),
     )
-    return Keys(tuple(files), tuple(part.start for part in rows.parts), sum(counts))
+    return Keys(tuple(files), tuple(part.start for part in rows.parts), sum(counts), rows.workers)
 
 
 def hash_part(expectation: Expectation, work: PartWork) -> int:
@@ -145,24 +148,36 @@ def find_in_two_splits(keys: Keys, ends: Sequence[int]) -> Duplicates:
     return _in_buckets(keys, partial(_in_later_split, np.asarray(ends)))
 
 
-def _in_buckets(keys: Keys, find: Callable[[NDArray[np.int64], NDArray[np.uint64]], Duplicates]) -> Duplicates:
-    """Return what `find` finds among the rows with equal keys, from the numbers of their keys and from their places."""
+_Find = Callable[[NDArray[np.int64], NDArray[np.uint64]], Duplicates]
+"""Finds rows among those with equal keys, from the numbers of their keys and from their places."""
+
+
+def _in_buckets(keys: Keys, find: _Find) -> Duplicates:
+    """Return what `find` finds among all rows with equal keys."""
     buckets = 1 << max(0, (keys.rows // BUCKET_ROWS).bit_length())
     width = (1 << 64) // buckets
-    found = [find(*_equal_keys(keys, n * width, (n + 1) * width - 1)) for n in range(buckets)]
+    ranges = [(n * width, (n + 1) * width - 1) for n in range(buckets)]
+    work = partial(_in_bucket, find, keys.files, keys.starts)
+    found = list(keys.workers.map(work, ranges, what="buckets (equal rows)"))
     failing = np.concatenate([NOTHING, *(one.failing for one in found)])
     order = np.argsort(failing)
     repeats = np.concatenate([NOTHING, *(one.repeats for one in found)])
     return Duplicates(sum(one.members for one in found), failing[order], repeats[order])
 
 
-def _equal_keys(keys: Keys, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+def _in_bucket(find: _Find, files: Sequence[Path], starts: Sequence[int], bucket: tuple[int, int]) -> Duplicates:
+    return find(*_equal_keys(files, starts, *bucket))
+
+
+def _equal_keys(
+    files: Sequence[Path], starts: Sequence[int], first: int, last: int
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Return a number for the key, and the place with the form, of each row that has the key of another.
 
     Only rows whose hash begins with a number from `first` to `last` are read.
     """
     read: list[Any] = [np.zeros((3, 0), np.uint64)]
-    for path, position in zip(keys.files, keys.starts, strict=True):
+    for path, position in zip(files, starts, strict=True):
         stored = np.load(path, mmap_mode="r")
         start = np.searchsorted(stored[0], np.uint64(first))
         stop = np.searchsorted(stored[0], np.uint64(last), side="right")

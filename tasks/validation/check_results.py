@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,14 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from params.artifacts import storage_errors
 from params.schema import Expectation
 from tasks.validation.by_column import check_columns
 from tasks.validation.by_key import Duplicates, Keys, find_duplicates, find_in_two_splits, hash_keys
 from tasks.validation.by_row import RowCheck, check_each_row, check_rows
 from tasks.validation.expectations import columns_of, passes
 from tasks.validation.kinds import BY_KEY, kind_of
-from tasks.validation.raw_rows import NOTHING, ORDER, Positions, RawRows, union
+from tasks.validation.raw_rows import NOTHING, ORDER, PartWork, Positions, RawRows, union
 from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
 from trainer.objectives.bases.objective import Objective, Row
 
@@ -176,13 +174,8 @@ def groups_in_one_split(rows: RawRows, set_aside: Positions) -> CheckResult:
 @contextlib.contextmanager
 def _hashed(expectation: Expectation, rows: RawRows, skip: Positions) -> Iterator[Keys]:
     """Hash the keys of the rows; the files are there inside the block."""
-    shutil.rmtree(rows.scratch, ignore_errors=True)  # a killed stage leaves it
-    with storage_errors(rows.scratch):
-        rows.scratch.mkdir(parents=True)
-        try:
-            yield hash_keys(expectation, rows, rows.scratch, skip)
-        finally:
-            shutil.rmtree(rows.scratch)
+    with rows.folder() as folder:
+        yield hash_keys(expectation, rows, folder, skip)
 
 
 def _repeating(result: CheckResult, found: Duplicates, rows: RawRows, *, success: bool) -> CheckResult:
@@ -193,11 +186,23 @@ def _repeating(result: CheckResult, found: Duplicates, rows: RawRows, *, success
 
 def known_to_training(method: Objective[Any], rows: RawRows, set_aside: Positions) -> CheckResult:
     """Compare the remaining rows with the remaining train split, as the objective does."""
-    train = (row for part in rows.parts_of("train") for _, row in part.each(set_aside))
-    state = method.collect_state(train)
+    labels = rows.run(
+        partial(row_labels_of, method),
+        rows.parts_of("train"),
+        what="labels of rows",
+        columns=list(method.columns()),
+        skip=set_aside,
+        objective=_identity(method),
+    )
+    state = method.state_of(set().union(*labels))
     unseen_label = partial(method.unseen_label, state=state)
     found = check_each_row(unseen_label, rows, set_aside, objective=_identity(method), state=state)
     return _result(("objective", ROW_IS_KNOWN), found, explain=unseen_label)
+
+
+def row_labels_of(method: Objective[Any], work: PartWork) -> set[str]:
+    """Return the labels in the rows of one shard, as the objective sees them."""
+    return {label for _, row in work.part.each(work.skip, work.columns) for label in method.row_labels(row)}
 
 
 def _identity(objective: Objective[Any]) -> list[Any]:

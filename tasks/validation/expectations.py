@@ -7,7 +7,6 @@ with times and random ids, so they are sorted, and only what depends on the data
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from params import Problem, RecipeError, ValidationEngineError
 from params.loading import Key, suggestion
 from params.schema import Expectation
-from trainer.runtime.imports import defer, left_out
 
 if TYPE_CHECKING:
     import numpy as np
@@ -177,19 +175,11 @@ def _explain(error: Any, key: Key, name: str, known: list[str]) -> list[Problem]
 
 
 def _import() -> None:
-    """Import GX without databases and clouds, which frames do not need, and statistics only when a check uses them.
-
-    It would log hundreds of lines at import; its errors are in its results, or raised.
-    """
-    logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
-    logging.getLogger("great_expectations.data_context.types.base").disabled = True  # sets its own level
-    defer("scipy.stats")
-    with left_out("sqlalchemy", "google"):
-        import great_expectations  # noqa: F401
+    """Import GX before any of its modules, as tasks.validation.gx does it."""
+    import tasks.validation.gx  # noqa: F401
 
 
 def _run(expectations: list[Any], frame: pd.DataFrame) -> list[Any]:
-    _import()
     import great_expectations as gx
     import pandas as pd
     from great_expectations.exceptions import GreatExpectationsError

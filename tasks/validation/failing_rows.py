@@ -10,7 +10,7 @@ import numpy as np
 
 from params.artifacts import SPLITS
 from tasks.validation.check_results import CheckResult, reasons
-from tasks.validation.raw_rows import NOTHING, Positions, RawRows, union, within
+from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union, within
 from tasks.validation.report import ShownRow, ValidationReport, render, shorten
 
 if TYPE_CHECKING:
@@ -66,11 +66,27 @@ def _write_quarantine(path: Path, rows: RawRows, results: Sequence[CheckResult],
 
 def _tables(rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> Iterator[pa.Table]:
     """Yield the failing rows of each shard that has some, in the order of the splits."""
-    for split in SPLITS:
-        for part in rows.parts_of(split):
-            own = within(positions, part.start, part.stop)
-            if len(own):
-                yield _table(part.table().take(own - part.start), split, reasons(results, rows, own))
+    import pyarrow as pa
+
+    parts = [part for split in SPLITS for part in rows.parts_of(split)]
+    parts = [part for part in parts if len(within(positions, part.start, part.stop))]
+    with rows.folder() as folder:
+        files = [folder / f"{number:05}.arrow" for number in range(len(parts))]
+        columns = rows.schema.names
+        rows.run(copy_failing, parts, what="failing rows", columns=columns, skip=positions, paths=files)
+        for part, file in zip(parts, files, strict=True):
+            with pa.memory_map(str(file)) as source:
+                bad = pa.ipc.open_stream(source).read_all()
+            yield _table(bad, part.split, reasons(results, rows, within(positions, part.start, part.stop)))
+
+
+def copy_failing(work: PartWork) -> None:
+    """Write the failing rows of one shard, those at `skip`, to a file."""
+    import pyarrow as pa
+
+    bad = work.part.table().take(work.skip)
+    with pa.ipc.new_stream(str(work.files[0]), bad.schema) as writer:
+        writer.write_table(bad)
 
 
 def _table(bad: pa.Table, split: str, why: list[list[str]]) -> pa.Table:

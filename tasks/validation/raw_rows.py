@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params import DataError
-from params.artifacts import SPLITS
+from params.artifacts import SPLITS, storage_errors
 from params.loading import suggestion
 from tasks.shard_work import ShardWorkers, settings_key
 from tasks.split_rows import SplitRows
@@ -184,6 +186,17 @@ class RawRows:
     def schema(self) -> pa.Schema:
         """The columns of all splits."""
         return self.splits["train"].schema
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        """Yield an empty folder for what does not fit into memory; it is there inside the block."""
+        shutil.rmtree(self.scratch, ignore_errors=True)  # a killed stage leaves it
+        with storage_errors(self.scratch):
+            self.scratch.mkdir(parents=True)
+            try:
+                yield self.scratch
+            finally:
+                shutil.rmtree(self.scratch)
 
     def run(
         self, function: Callable[[PartWork], ResultT], parts: Sequence[Part], *, what: str, **settings: Any

@@ -52,6 +52,7 @@ from tasks.validation.good_rows import write_good_rows
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, read_raw_rows, within
 from tasks.validation.report import ValidationReport, describe
 from trainer import objectives
+from trainer.data.shards import Manifest
 from trainer.objectives.bases.objective import Objective
 
 if TYPE_CHECKING:
@@ -82,13 +83,14 @@ def validate(
         ValidationEngineError: a check could not be run.
     """
     method = objectives.build(objective)
-    problems = expectation_problems(validation.expectations)
-    if problems:
-        raise recipe_error(problems)
     kinds = method.columns()
     needed = dict.fromkeys(columns_of(validation.expectations), "a check in validation.expectations")
     needed |= dict.fromkeys(kinds, f"the objective {objective.name}")
-    with ShardWorkers(artifacts, "validate", launch, inputs) as workers:
+    imports = ["tasks.validation.gx", "tasks.validation.check_results"]
+    with ShardWorkers(artifacts, "validate", launch, inputs, imports=imports) as workers:
+        workers.expect(sum(len(Manifest.read(artifacts.raw / split).shards) for split in SPLITS))
+        if problems := expectation_problems(validation.expectations):
+            raise recipe_error(problems)
         rows = read_raw_rows(artifacts.raw, kinds, needed, workers, artifacts.validation_keys)
         logger.info("validate: checking %d rows", len(rows))
         results = _run_all_checks(method, validation.expectations, rows)

@@ -35,6 +35,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import tasks.executor
+
 if TYPE_CHECKING:
     from trainer.job import Job
 
@@ -62,6 +64,7 @@ LIBRARIES = [
 _ROOT = str(Path(__file__).parents[2])
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(LIBRARIES)
+tasks.executor.set_forkserver_preload = lambda imports: None  # stages that tests run share this server
 _ONCE: Mapping[str, str] = {"GX_ANALYTICS_ENABLED": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
 """What the project sets before it imports a library."""
 

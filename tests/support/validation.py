@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from params.artifacts import SPLITS, Artifacts
 from params.dvc_files import Inputs
 from params.schema import Expectation, Launch, ObjectiveChoice, Validation
-from tasks.drift.rows import Columns, Scan, scan
+from tasks.drift.rows import Columns, SampledRows, Scan, sample, scan
 from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
 from tasks.validation.report import ValidationReport
@@ -64,3 +66,9 @@ def quarantine_reasons(artifacts: Artifacts) -> dict[tuple[str, int], list[str]]
     """The reasons in quarantine.parquet, by split and row_id."""
     rows = pq.read_table(artifacts.validated / "quarantine.parquet").to_pylist()
     return {(row["split"], row["row_id"]): row["reasons"] for row in rows}
+
+
+def sampled(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64]) -> SampledRows:
+    """What drift compares of some rows."""
+    with workers(rows.folder) as own:
+        return sample(rows, columns, row_ids, own)

@@ -10,6 +10,7 @@ A shard does not hold the `row_id` of its rows but `_row`, their place in the sh
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -82,7 +83,12 @@ class Manifest:
         return self.folder / shard.name
 
 
-def digest(folder: Path) -> str:
-    """Return SHA-256 over the files of a split: the lines `<name> <sha256>` of all of them, the manifest too, in order of name."""
-    lines = (f"{path.name} {file_sha256(path)}\n" for path in sorted(folder.iterdir()))
+def digest(folder: Path, known: Sequence[Shard] = ()) -> str:
+    """Return SHA-256 over the files of a split: the lines `<name> <sha256>` of all of them, the manifest too, in order of name.
+
+    The files of `known` shards are not read, because they were just written.
+    """
+    hashes = {shard.name: shard.sha256 for shard in known}
+    paths = sorted(folder.iterdir())
+    lines = (f"{path.name} {hashes.get(path.name) or file_sha256(path)}\n" for path in paths)
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -7,7 +7,7 @@ The labels are the sorted labels of the train split. The loss is the mean negati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from params.schema import Direction, Expectation, Section
@@ -72,8 +72,11 @@ class SequenceClassification(Classifier[Options]):
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
 
-    def collect_state(self, rows: Iterable[Row]) -> ObjectiveState:
-        return {"labels": sorted({str(row[self.options.label_column]) for row in rows})}
+    def row_labels(self, row: Row) -> Iterable[str]:
+        return (str(row[self.options.label_column]),)
+
+    def state_of(self, labels: Collection[str]) -> ObjectiveState:
+        return {"labels": sorted(labels)}
 
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState

@@ -18,7 +18,7 @@ where a predicted span is correct if its label and both ends are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -96,13 +96,15 @@ class TokenClassification(Classifier[Options]):
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
 
-    def collect_state(self, rows: Iterable[Row]) -> ObjectiveState:
+    def row_labels(self, row: Row) -> Iterable[str]:
+        return (label for label, _, _ in self._spans(row))
+
+    def state_of(self, labels: Collection[str]) -> ObjectiveState:
         """The tags, ordered by label: O, B-date, I-date, B-people, ..."""
-        found = sorted({label for row in rows for label, _, _ in self._spans(row)})
-        if not found:
+        if not labels:
             what = "no row of the train split has a span"
             raise DataError(self.options.spans_column, what, "add rows with spans")
-        return {"labels": [OUTSIDE, *(f"{tag}-{label}" for label in found for tag in "BI")]}
+        return {"labels": [OUTSIDE, *(f"{tag}-{label}" for label in sorted(labels) for tag in "BI")]}
 
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState

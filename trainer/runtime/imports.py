@@ -11,6 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from params.importing import source_files
@@ -35,6 +36,18 @@ def left_out(*packages: str) -> Iterator[None]:
     """Leave packages out of what the block imports; those that are imported already stay."""
     missing = [package for package in packages if package not in sys.modules]
     leave_out(*missing)
+    try:
+        yield
+    finally:
+        for package in missing:
+            del sys.modules[package]
+
+
+@contextlib.contextmanager
+def left_empty(*packages: str) -> Iterator[None]:
+    """Give empty modules to what the block imports, for packages that it imports but will not use here."""
+    missing = [package for package in packages if package not in sys.modules]
+    sys.modules |= {package: ModuleType(package) for package in missing}
     try:
         yield
     finally:

@@ -54,11 +54,18 @@ def killed(number: int, *, folder: Path, times: int) -> int:
     return number
 
 
+def workers_of(stage: psutil.Process) -> list[psutil.Process]:
+    """The processes that the server of a stage has forked."""
+    return [
+        worker for child in stage.children() if "forkserver" in " ".join(child.cmdline()) for worker in child.children()
+    ]
+
+
 def test_results_come_in_order_from_other_processes(tmp_path: Path) -> None:
     found = list(run_all(square, range(20), tmp_path))
     assert [result for result, _ in found] == [number * number for number in range(20)]
     assert len({process for _, process in found} - {os.getpid()}) == 2
-    assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+    assert not workers_of(psutil.Process())
 
 
 @pytest.mark.parametrize(("items", "workers"), [([4, 5, 6], 2), ([1, 2, 3, 4], 1), ([], 2)])
@@ -95,23 +102,37 @@ def test_a_process_that_is_always_killed_ends_the_work(tmp_path: Path) -> None:
     assert caught.value.where == "launch.data_workers"
 
 
-def test_processes_end_with_the_stage(tmp_path: Path) -> None:
+def stage(work: str, folder: Path) -> list[str]:
+    """A command that lets two processes work."""
     code = (
         "import sys, time; from pathlib import Path; from params.schema import Launch; from tasks.executor import Workers\n"
         "if __name__ == '__main__':\n"
-        "    workers = Workers(Launch(micro_batch_size=1, data_workers=2), Path(sys.argv[1]))\n"
-        "    list(workers.map(time.sleep, [60.0] * 4, what='naps'))"
+        "    workers = Workers(Launch(micro_batch_size=1, data_workers=2), Path(sys.argv[1]), imports=['imaplib'])\n"
+        f"    {work}"
     )
-    stage = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT)
+    return [sys.executable, "-c", code, str(folder)]
+
+
+def test_processes_share_what_is_imported_once(tmp_path: Path) -> None:
+    looks = ["'imaplib' in __import__('sys').modules"] * 4
+    work = f"with workers: workers.expect(4); print(*workers.map(eval, {looks}, what='looks'), {looks[0]})"
+    found = subprocess.run(stage(work, tmp_path), cwd=ROOT, check=True, capture_output=True, text=True)
+    assert found.stdout.split() == ["True"] * 4 + ["False"]
+
+
+def test_processes_end_with_the_stage(tmp_path: Path) -> None:
+    command = stage("list(workers.map(time.sleep, [60.0] * 4, what='naps'))", tmp_path)
+    process = psutil.Popen(command, cwd=ROOT)
     try:
-        process, workers, until = psutil.Process(stage.pid), list[psutil.Process](), time.monotonic() + 60
+        workers, until = list[psutil.Process](), time.monotonic() + 60
         while len(workers) < 2 and time.monotonic() < until:
-            workers = [child for child in process.children() if "spawn_main" in " ".join(child.cmdline())]
+            workers = workers_of(process)
             time.sleep(0.1)
         assert len(workers) == 2
-        time.sleep(2)  # until they have asked the kernel to end with the stage
+        time.sleep(2)  # until they watch the stage
+        everything = process.children(recursive=True)
     finally:
-        stage.kill()
-        stage.wait()
-    _, alive = psutil.wait_procs(workers, timeout=20)
+        process.kill()
+        process.wait()
+    _, alive = psutil.wait_procs(everything, timeout=20)
     assert not alive

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from params import Problem
@@ -98,9 +98,17 @@ class Objective(ABC, Generic[OptionsT]):
         """Return why a row is unusable although each column alone is valid. The validate stage sets such rows aside."""
         return None
 
-    def collect_state(self, rows: Iterable[Row]) -> ObjectiveState:
-        """Return what encoding needs to know about the whole train split, such as its labels."""
+    def row_labels(self, row: Row) -> Iterable[str]:
+        """Return the labels in a row of the train split that encoding needs to know; the row has the objective's columns."""
+        return ()
+
+    def state_of(self, labels: Collection[str]) -> ObjectiveState:
+        """Return what encoding needs to know about the whole train split, whose rows have these `row_labels`."""
         return {}
+
+    def collect_state(self, rows: Iterable[Row]) -> ObjectiveState:
+        """Return the same from the rows of the train split."""
+        return self.state_of({label for row in rows for label in self.row_labels(row)})
 
     def unseen_label(self, row: Row, state: ObjectiveState) -> str | None:
         """Return which label of a row the train split lacks, as a message. One such row fails the validate stage."""

@@ -8,10 +8,10 @@ import pytest
 
 from tasks.drift import rows as module
 from tasks.drift.profile import Profile
-from tasks.drift.rows import MAX_SAMPLED, Columns, label_hash, sample
+from tasks.drift.rows import MAX_SAMPLED, Columns, label_hash
 from tasks.split_rows import SplitRows
 from tests.support import tiny
-from tests.support.validation import scanned
+from tests.support.validation import sampled, scanned
 
 COLUMNS = Columns(("label",), ("text",), ("price", "number"), ("customer",))
 
@@ -30,7 +30,7 @@ def write(path, numbers):
 
 def profile_of(rows):
     found = scanned(rows, COLUMNS)
-    return Profile.of(found, COLUMNS, sample(rows, COLUMNS, found.smallest.row_ids[:MAX_SAMPLED]))
+    return Profile.of(found, COLUMNS, sampled(rows, COLUMNS, found.smallest.row_ids[:MAX_SAMPLED]))
 
 
 @pytest.fixture

@@ -18,12 +18,11 @@ from tasks.drift.rows import (
     are_ids,
     features_of,
     hash_of,
-    sample,
     text_of,
 )
 from tasks.split_rows import SplitRows
 from tests.support import tiny
-from tests.support.validation import scanned
+from tests.support.validation import sampled, scanned
 
 KINDS = {"text": "string", "label": "label"}
 
@@ -101,13 +100,13 @@ def test_scan_and_sample(tmp_path):
     assert found.rows == 3
     assert found.labels == {"label": {hash_of(["arrival"]): 2, hash_of(["lost"]): 1}}
     assert sorted(found.smallest.row_ids.tolist()) == [0, 2]
-    one = sample(rows, columns, np.array([2, 0]))
+    one = sampled(rows, columns, np.array([2, 0]))
     assert one.labels == {"label": ["lost", "arrival"]}
     assert one.lengths["text"].tolist() == [9.0, 17.0]
     assert one.numbers["price"].tolist() == [2.5, 1.5]
     assert one.features == [features_of(["Lost card"]), features_of(["Where is my card?"])]
     assert one.groups[0] == one.groups[1]
-    assert np.isnan(sample(rows, columns, np.array([1])).numbers["price"]).all()
+    assert np.isnan(sampled(rows, columns, np.array([1])).numbers["price"]).all()
 
 
 def test_scan_hashes_rows_as_profiles_do(tmp_path, monkeypatch):

@@ -45,6 +45,14 @@ def test_package_that_turns_out_to_be_needed_is_imported(package: str) -> None:
     assert sys.modules[package] is found
 
 
+def test_package_is_empty_inside_the_block_only(package: str) -> None:
+    with imports.left_empty(package):
+        assert importlib.import_module(package).__spec__ is None
+    assert importlib.import_module(package).__spec__
+    with imports.left_empty(package):  # too late: others use it
+        assert importlib.import_module(package).__spec__
+
+
 def test_module_is_imported_when_one_of_its_names_is_used(package: str) -> None:
     imports.defer(f"{package}.statistics")
     from evergreen_example import statistics
