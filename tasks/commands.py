@@ -304,7 +304,10 @@ def hub(
 
 
 def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:
-    """Run a command and return its exit status: 0, 2 for wrong usage, or the `exit_code` of an error in params.errors."""
+    """Run a command and return its exit status: 0, 2 for wrong usage, or the `exit_code` of an error in params.errors.
+
+    After Ctrl-C it is 130. A `KeyboardInterrupt` with a text says what is kept.
+    """
     group = typer.main.get_command(commands)
     variable = f"_{name.upper()}_COMPLETE"
     if instruction := os.environ.get(variable):  # a shell asks; only the group's own `main` looks at it
@@ -323,7 +326,9 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
         sys.stdout.flush()
         print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):  # Abort: during a question
-        print("\ninterrupted", file=sys.stderr, flush=True)
+    except (KeyboardInterrupt, typer.Abort) as interrupt:
+        kept = str(interrupt) or ("nothing is changed" if isinstance(interrupt, typer.Abort) else "start again")
+        sys.stdout.flush()
+        print(f"\ninterrupted: {kept}", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
     return os.EX_OK

@@ -22,7 +22,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from params import Recipe, load
+from params import InterruptedTrainingError, Recipe, load
 from params.artifacts import STAGES, Artifacts
 from params.resolve import save
 from tasks import stages
@@ -114,6 +114,8 @@ def rehearse(recipe_path: Path) -> Estimate:
                 hardest = _run(
                     "the longest rows", recipe, dealt, folder / "longest", names=_UP_TO_TRAIN, steps=_WARM_UP
                 )
+        except (KeyboardInterrupt, InterruptedTrainingError):
+            raise KeyboardInterrupt("a rehearsal keeps nothing\n  start again, or start the real run") from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     found = _estimate(recipe, rows, usual, hardest)

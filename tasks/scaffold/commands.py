@@ -51,6 +51,7 @@ def new(
     Looks at a sample of the rows and at the model, and writes params/NAME.yaml with a reason for every choice, its line in
     dvc.yaml and its deployment in prefect.yaml. The same call again changes nothing; `remove` undoes it.
     """
+    from params import command_result
     from tasks.scaffold.new import new
     from tasks.scaffold.request import COLUMN_FLAGS, Asker, Request
 
@@ -68,7 +69,8 @@ def new(
         schedule=schedule,
         yes=yes,
     )
-    new(request, Asker.of(yes=yes))
+    with command_result.interruptible(f"the recipe {name} is written as a whole or not at all\n  start again"):
+        new(request, Asker.of(yes=yes))
 
 
 def remove(
