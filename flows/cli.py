@@ -58,7 +58,7 @@ def run(
     """
     from contextlib import nullcontext
 
-    from flows import stages
+    from flows import logs, stages
     from flows.server import is_prepared, start_unless_configured
     from flows.summary import summary
     from trainer.runtime.memory import collect_rarely
@@ -80,7 +80,7 @@ def run(
             from flows.prefect_api import check_answer
 
             check_answer()
-        with server.used() if server else nullcontext():
+        with server.used() if server else nullcontext(), logs.progress_drawn(artifacts):
             from flows.retrain import retrain
 
             outcomes = retrain(recipe, publish=not no_publish, force=force, record=branch)

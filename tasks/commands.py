@@ -22,6 +22,7 @@ from params.artifacts import Artifacts
 from params.loading import find_recipe, recipes_like
 from tasks.scaffold import commands as scaffold
 from tasks.stage_command import run_stage
+from trainer.reporting import progress_bar
 
 app = typer.Typer(
     add_completion=False,
@@ -56,6 +57,7 @@ def set_up() -> None:
         logging.getLogger(package).setLevel(logging.INFO)
     if not sys.stdout.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    progress_bar.set_up()
 
 
 def _stage_command(stage: str) -> Callable[[Path], None]:
@@ -316,6 +318,7 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
         # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.
         arguments = list(sys.argv[1:] if argv is None else argv)
         with command_result.reported(), group.make_context(name, arguments) as context:
+            context.call_on_close(progress_bar.hide)
             group.invoke(context)
     except typer.Exit as end:
         return end.exit_code

@@ -77,10 +77,8 @@ def project(tmp_path: Path, make_prefect_home: Callable[[], Path]) -> Iterator[S
 class Shell:
     """One shell for all commands: it keeps what is exported, and its jobs."""
 
-    def __init__(self, project: ServedProject) -> None:
-        pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        environment = forked.commands(project.environment)
-        self._bash = subprocess.Popen(["bash"], cwd=project.root, env=environment, text=True, **pipe)
+    def __init__(self, bash: subprocess.Popen[str]) -> None:
+        self._bash = bash
 
     def run(self, command: str) -> tuple[int, str]:
         """The exit status of a command, and its output."""
@@ -96,8 +94,16 @@ class Shell:
 
 
 def test_the_tutorial_is_true(project: ServedProject) -> None:
-    shell, seen = Shell(project), []
-    port = project.environment["PREFECT_SERVER_API_PORT"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(
+        ["bash"], cwd=project.root, env=forked.commands(project.environment), text=True, **pipes
+    ) as bash:
+        follow(Shell(bash), project)
+
+
+def follow(shell: Shell, project: ServedProject) -> None:
+    """Run the page's commands one after the other."""
+    seen, port = [], project.environment["PREFECT_SERVER_API_PORT"]
     for command, expected in commands():
         status, output = shell.run(command.replace(":4200", f":{port}"))
         indented = textwrap.indent(output, "    ")
