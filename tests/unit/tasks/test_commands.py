@@ -133,14 +133,21 @@ def test_error_sets_the_exit_code(monkeypatch, capsys):
     assert capsys.readouterr().err == "\nStorageError: params/tiny.yaml: cannot be written\n  fix: free space\n"
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, typer.Abort])
-def test_interrupt_exits_with_130(kind, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (KeyboardInterrupt(), "start again"),
+        (KeyboardInterrupt("all is kept"), "all is kept"),
+        (typer.Abort(), "nothing is changed"),
+    ],
+)
+def test_interrupt_exits_with_130(error, kept, monkeypatch, capsys):
     def interrupt(path):
-        raise kind
+        raise error
 
     monkeypatch.setattr("tasks.diagnostics.check.check", interrupt)
     assert main(["check", "tiny"]) == 130
-    assert capsys.readouterr().err == "\ninterrupted\n"
+    assert capsys.readouterr().err == f"\ninterrupted: {kept}\n"
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError("gone"), EOFError("torn")])
