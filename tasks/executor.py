@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import pickle
 import platform
+import signal
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -112,7 +113,8 @@ class Workers:
         waiting: list[Future[Any] | Call] = []
         try:
             for item in items:
-                waiting.append(executor.submit(_call, function, item))
+                with _without_interrupts():
+                    waiting.append(executor.submit(_call, function, item))
                 if len(waiting) >= _AHEAD * self._processes:
                     yield waiting.pop(0).result()
             while waiting:
@@ -183,6 +185,16 @@ def _function(path: Path) -> Callable[[Any], Any]:
             raise RecipeError.at("launch.data_cluster", what, fix)
         function: Callable[[Any], Any] = pickle.load(file)  # noqa: S301
     return function
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Let processes that start in the block never get Ctrl-C, which a terminal sends to all: they end with this process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,6 @@ import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import pytest
-
 from tests.support import forked, tiny
 from tests.support.project import Project, wait_for
 from tests.support.terminal import CTRL_C, Terminal, terminal

@@ -95,23 +95,46 @@ def test_a_process_that_is_always_killed_ends_the_work(tmp_path: Path) -> None:
     assert caught.value.where == "launch.data_workers"
 
 
+NAPS = """
+import sys, time
+from pathlib import Path
+from params.schema import Launch
+from tasks.executor import Workers
+
+if __name__ == "__main__":
+    with Workers(Launch(micro_batch_size=1, data_workers=2), Path(sys.argv[1])) as workers:
+        list(workers.map(time.sleep, [float(sys.argv[2])] * 4, what="naps"))
+"""
+
+
+def napping(folder: Path, seconds: float) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Start a stage that leads a process group, and its two processes."""
+    command = [sys.executable, "-c", NAPS, str(folder), str(seconds)]
+    stage = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process, workers, until = psutil.Process(stage.pid), list[psutil.Process](), time.monotonic() + 60
+    while len(workers) < 2 and time.monotonic() < until:
+        workers = [child for child in process.children() if "spawn_main" in " ".join(child.cmdline())]
+        time.sleep(0.1)
+    assert len(workers) == 2
+    return stage, workers
+
+
 def test_processes_end_with_the_stage(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from params.schema import Launch; from tasks.executor import Workers\n"
-        "if __name__ == '__main__':\n"
-        "    workers = Workers(Launch(micro_batch_size=1, data_workers=2), Path(sys.argv[1]))\n"
-        "    list(workers.map(time.sleep, [60.0] * 4, what='naps'))"
-    )
-    stage = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT)
-    try:
-        process, workers, until = psutil.Process(stage.pid), list[psutil.Process](), time.monotonic() + 60
-        while len(workers) < 2 and time.monotonic() < until:
-            workers = [child for child in process.children() if "spawn_main" in " ".join(child.cmdline())]
-            time.sleep(0.1)
-        assert len(workers) == 2
-        time.sleep(2)  # until they have asked the kernel to end with the stage
-    finally:
-        stage.kill()
-        stage.wait()
+    stage, workers = napping(tmp_path, 60.0)
+    time.sleep(2)  # until they have asked the kernel to end with the stage
+    stage.kill()
+    stage.communicate()
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert not alive
+
+
+@pytest.mark.parametrize("after_s", [0.0, 3.0])
+def test_ctrl_c_interrupts_only_the_stage(tmp_path: Path, after_s: float) -> None:
+    """A terminal sends it to the whole group."""
+    stage, workers = napping(tmp_path, 2.0)
+    time.sleep(after_s)
+    os.killpg(stage.pid, signal.SIGINT)
+    errors = stage.communicate(timeout=60)[1]
+    assert errors.count("Traceback") == 1, errors  # that of the stage
+    assert "KeyboardInterrupt" in errors
+    assert not psutil.wait_procs(workers, timeout=20)[1]
