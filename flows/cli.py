@@ -93,7 +93,12 @@ def run(
 def releases(
     recipe: Annotated[
         str | None,
-        typer.Argument(parser=recipe_name, metavar="RECIPE", help="Name or path; by default every recipe in params/."),
+        typer.Argument(
+            parser=recipe_name,
+            metavar="RECIPE",
+            help="Name or path; by default every recipe in params/.",
+            autocompletion=recipes_like,
+        ),
     ] = None,
 ) -> None:
     """List releases and rollbacks, and what is published now.
@@ -113,7 +118,12 @@ def releases(
 def history(
     recipe: Annotated[
         str | None,
-        typer.Argument(parser=recipe_name, metavar="RECIPE", help="Name or path; by default every recipe."),
+        typer.Argument(
+            parser=recipe_name,
+            metavar="RECIPE",
+            help="Name or path; by default every recipe.",
+            autocompletion=recipes_like,
+        ),
     ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print the entries of the logs as JSON.")] = False,

@@ -249,7 +249,12 @@ def reproduce(
 @app.command("try")
 def try_model(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A recipe, or owner/name; with @revision an older release.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A recipe, or owner/name; with @revision an older release.",
+            autocompletion=recipes_like,
+        ),
     ],
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="TEXT", help="By default the lines of standard input.")

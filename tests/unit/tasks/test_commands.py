@@ -174,7 +174,13 @@ def test_evergreen_imports_user_code_from_the_working_directory(project):
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [("evergreen rel", ["releases"]), ("evergreen show ti", ["tiny"]), ("evergreen run nothing", [])],
+    [
+        ("evergreen rel", ["releases"]),
+        ("evergreen show ti", ["tiny"]),
+        ("evergreen try ti", ["tiny"]),
+        ("evergreen history ti", ["tiny"]),
+        ("evergreen run nothing", []),
+    ],
 )
 def test_a_shell_completes_commands_and_recipes(words, found, monkeypatch, capsys):
     monkeypatch.setenv("_EVERGREEN_COMPLETE", "complete_bash")
