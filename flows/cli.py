@@ -58,7 +58,7 @@ def run(
     """
     from contextlib import nullcontext
 
-    from flows import stages
+    from flows import logs, stages
     from flows.server import is_prepared, start_unless_configured
     from flows.summary import summary
     from trainer.runtime.memory import collect_rarely
@@ -80,7 +80,7 @@ def run(
             from flows.prefect_api import check_answer
 
             check_answer()
-        with server.used() if server else nullcontext():
+        with server.used() if server else nullcontext(), logs.progress_drawn(artifacts):
             from flows.retrain import retrain
 
             outcomes = retrain(recipe, publish=not no_publish, force=force, record=branch)
@@ -93,7 +93,12 @@ def run(
 def releases(
     recipe: Annotated[
         str | None,
-        typer.Argument(parser=recipe_name, metavar="RECIPE", help="Name or path; by default every recipe in params/."),
+        typer.Argument(
+            parser=recipe_name,
+            metavar="RECIPE",
+            help="Name or path; by default every recipe in params/.",
+            autocompletion=recipes_like,
+        ),
     ] = None,
 ) -> None:
     """List releases and rollbacks, and what is published now.
@@ -113,7 +118,12 @@ def releases(
 def history(
     recipe: Annotated[
         str | None,
-        typer.Argument(parser=recipe_name, metavar="RECIPE", help="Name or path; by default every recipe."),
+        typer.Argument(
+            parser=recipe_name,
+            metavar="RECIPE",
+            help="Name or path; by default every recipe.",
+            autocompletion=recipes_like,
+        ),
     ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print the entries of the logs as JSON.")] = False,

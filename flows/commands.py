@@ -28,9 +28,15 @@ def run(
     Raises:
         EvergreenError: the error that it reported; `name` says where.
         subprocess.TimeoutExpired: it took longer than `limit_s`.
+        KeyboardInterrupt: Ctrl-C was pressed; it says what is kept.
     """
     result_file = command_result.reserve(artifacts.command_result)
-    done = child_process.run(module, arguments, log, grace_s=grace_s, limit_s=limit_s, environment=result_file)
+    try:
+        done = child_process.run(module, arguments, log, grace_s=grace_s, limit_s=limit_s, environment=result_file)
+    except KeyboardInterrupt:
+        ended = command_result.read(artifacts.command_result)
+        kept = ended.error.fix if ended and ended.error else "start again: what has ended is kept"
+        raise KeyboardInterrupt(f"{name}\n  {kept}") from None
     result = command_result.read(artifacts.command_result)
     if done.status:
         raise error_of(name, done, result)

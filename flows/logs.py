@@ -1,14 +1,23 @@
-"""Prefect's log without tracebacks of errors that a user can cause: their message says where, what and how to fix it."""
+"""Prefect's log on the terminal: without tracebacks of errors that a user can cause, and above the bar of a stage."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from params import EvergreenError
+from params.artifacts import Artifacts
+from trainer.reporting import progress_bar
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class WithoutTraceback(logging.Filter):
-    """A filter that removes the traceback of an `EvergreenError` from its log record."""
+    """A filter that removes the traceback of an `EvergreenError` from its log record: its message says how to fix it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let every record through."""
@@ -23,3 +32,22 @@ def hide_tracebacks() -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(f, WithoutTraceback) for f in logger.filters):
             logger.addFilter(WithoutTraceback())
+
+
+@contextlib.contextmanager
+def progress_drawn(artifacts: Artifacts) -> Iterator[None]:
+    """Draw the progress of the stages that run in the block, where Prefect logs to a terminal."""
+    if not progress_bar.is_terminal(sys.stderr):
+        yield
+        return
+    with progress_bar.drawn_for_stages(artifacts.scratch / "progress", _console):
+        yield
+
+
+def _console() -> Console:
+    """Return the console of Prefect's log: what is logged must go above the bar."""
+    from prefect.logging.handlers import PrefectConsoleHandler
+    from rich.console import Console
+
+    handlers = (h for h in logging.getLogger().handlers if isinstance(h, PrefectConsoleHandler))
+    return next((handler.console for handler in handlers), None) or Console(stderr=True)

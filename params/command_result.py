@@ -67,6 +67,15 @@ def reported() -> Iterator[None]:
         _reserved[:] = outer
 
 
+@contextlib.contextmanager
+def interruptible(kept: str) -> Iterator[None]:
+    """Let Ctrl-C in the block end the command with a text that says what is kept, unless something in it says more."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(str(interrupt) or kept) from None
+
+
 def report(error: EvergreenError | None) -> None:
     """Write how this command ends to the file that its starter reserved, if it did."""
     for path in _reserved:

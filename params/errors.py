@@ -16,6 +16,7 @@
     └── TransientError     the same call may succeed later: network, busy lock, preemption
         ├── KilledError    a process was killed from outside
         ├── PreemptedError the training was asked to stop, and left a checkpoint
+        │   └── InterruptedTrainingError   by Ctrl-C
         ├── InputsChangedError   the recipe or the code was edited while a stage ran
         ├── StaleBlessingError   another model was published after the gate compared with the champion
         └── StalledError   a stage, or a process of a training, made no progress, or took far longer than before
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from typing import ClassVar, Self
 
@@ -177,6 +179,12 @@ class KilledError(TransientError):
 
 class PreemptedError(TransientError):
     """The training was asked to stop; the next start resumes from its checkpoint."""
+
+
+class InterruptedTrainingError(PreemptedError):
+    """Somebody pressed Ctrl-C: the command ends as a shell expects it, with 128 and the signal."""
+
+    exit_code = 128 + signal.SIGINT
 
 
 class BudgetSpentError(EvergreenError):

@@ -22,6 +22,7 @@ from params.artifacts import Artifacts
 from params.loading import find_recipe, recipes_like
 from tasks.scaffold import commands as scaffold
 from tasks.stage_command import run_stage
+from trainer.reporting import progress_bar
 
 app = typer.Typer(
     add_completion=False,
@@ -56,6 +57,7 @@ def set_up() -> None:
         logging.getLogger(package).setLevel(logging.INFO)
     if not sys.stdout.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    progress_bar.set_up()
 
 
 def _stage_command(stage: str) -> Callable[[Path], None]:
@@ -247,7 +249,12 @@ def reproduce(
 @app.command("try")
 def try_model(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A recipe, or owner/name; with @revision an older release.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A recipe, or owner/name; with @revision an older release.",
+            autocompletion=recipes_like,
+        ),
     ],
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="TEXT", help="By default the lines of standard input.")
@@ -304,7 +311,10 @@ def hub(
 
 
 def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:
-    """Run a command and return its exit status: 0, 2 for wrong usage, or the `exit_code` of an error in params.errors."""
+    """Run a command and return its exit status: 0, 2 for wrong usage, or the `exit_code` of an error in params.errors.
+
+    After Ctrl-C it is 130. A `KeyboardInterrupt` with a text says what is kept.
+    """
     group = typer.main.get_command(commands)
     variable = f"_{name.upper()}_COMPLETE"
     if instruction := os.environ.get(variable):  # a shell asks; only the group's own `main` looks at it
@@ -313,6 +323,7 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
         # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.
         arguments = list(sys.argv[1:] if argv is None else argv)
         with command_result.reported(), group.make_context(name, arguments) as context:
+            context.call_on_close(progress_bar.hide)
             group.invoke(context)
     except typer.Exit as end:
         return end.exit_code
@@ -323,7 +334,9 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
         sys.stdout.flush()
         print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):  # Abort: during a question
-        print("\ninterrupted", file=sys.stderr, flush=True)
+    except (KeyboardInterrupt, typer.Abort) as interrupt:
+        kept = str(interrupt) or ("nothing is changed" if isinstance(interrupt, typer.Abort) else "start again")
+        sys.stdout.flush()
+        print(f"\ninterrupted: {kept}", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
     return os.EX_OK

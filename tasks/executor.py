@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pickle
 import platform
+import signal
 import socket
 import threading
 import uuid
@@ -205,10 +206,15 @@ def _function(path: Path) -> Callable[[Any], Any]:
 def _start_server(imports: Sequence[str]) -> None:
     """Start the process that imports modules and is then forked for each process, if it does not run yet.
 
-    It has one thread, so a fork is safe, which one of this process is not.
+    It has one thread, so a fork is safe, which one of this process is not. It and its forks never get Ctrl-C, which a terminal sends to all:
+    they end with this process.
     """
     set_forkserver_preload(["__main__", __name__, *imports])
-    ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

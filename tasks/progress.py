@@ -1,4 +1,4 @@
-"""The progress of a stage: log lines every few seconds, and the end of a stage that makes none."""
+"""The progress of a stage: a bar on a terminal, else log lines every few seconds; and the end of a stage that makes none."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import TypeVar
 import psutil
 
 from params import StalledError, command_result
+from trainer.reporting import progress_bar
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -73,19 +74,26 @@ def _end(stage: str, idle_s: float, frame: FrameType) -> None:
 
 
 def progress(items: Iterable[T], *, what: str, total: int | None = None, every_s: float = 5.0) -> Iterator[T]:
-    """Yield `items`, and log their count every `every_s` seconds.
+    """Yield `items`, and show their count by a bar, or log it every `every_s` seconds.
 
-    `what` is a plural noun for the log line, such as `rows`. Work shorter than `every_s` logs nothing.
+    `what` is a plural noun, such as `rows`. Work shorter than `every_s` logs nothing.
     """
-    start = last = time.monotonic()
-    for count, item in enumerate(items):
-        made_progress()
-        now = time.monotonic()
-        if count and now - last >= every_s:  # no rate is known before the first item is done
-            last = now
-            if total:
-                left_s = (now - start) / count * (total - count)
-                logger.info("%s: %d of %d (%.0f%%), %.0f s left", what, count, total, 100 * count / total, left_s)
-            else:
-                logger.info("%s: %d", what, count)
-        yield item
+    start = last = shown = time.monotonic()
+    has_bar = False
+    try:
+        for count, item in enumerate(items):
+            made_progress()
+            now = time.monotonic()
+            if now - shown >= progress_bar.EVERY_S and now - start >= progress_bar.AFTER_S:
+                shown, has_bar = now, progress_bar.show(what, count, total)
+            if count and now - last >= every_s and not has_bar:  # no rate is known before the first item is done
+                last = now
+                if total:
+                    left_s = (now - start) / count * (total - count)
+                    logger.info("%s: %d of %d (%.0f%%), %.0f s left", what, count, total, 100 * count / total, left_s)
+                else:
+                    logger.info("%s: %d", what, count)
+            yield item
+    finally:
+        if shown > start:
+            progress_bar.hide()

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from params import EvergreenError, TransientError
+from params import EvergreenError, TransientError, command_result
 from params.artifacts import Artifacts
 
 
@@ -22,7 +22,8 @@ def run_stage(stage: str, recipe: Path) -> None:
     print(f"{stage}: {recipe}", flush=True)
     failed, page_due = "", stage == "publish"
     try:
-        report = stages.run(stage, recipe)
+        with command_result.interruptible(f"{stage} has not ended\n  start again: the stages before it are kept"):
+            report = stages.run(stage, recipe)
         if stage == "evaluate":
             from tasks.training.stage import discard_recorded  # not before `run` has read the stage's inputs
 

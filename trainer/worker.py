@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from params import EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
 from params.artifacts import storage_errors, write_whole
+from trainer.reporting import progress_bar
 from trainer.runtime.heartbeat import LOST_PEER, Heartbeat
 from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
 from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, exclusive
@@ -45,6 +46,8 @@ def main(job_path: Path) -> int:
         if (exit_code := _report(error, heartbeat)) is None:
             raise
         return exit_code
+    finally:
+        progress_bar.hide()
     heartbeat.beat("finished")
     return os.EX_OK
 
@@ -94,6 +97,8 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
 
 def _log_to_stdout(rank: int) -> None:
     logging.basicConfig(level=logging.ERROR if rank else logging.INFO, format="%(message)s", stream=sys.stdout)
+    if rank == 0:
+        progress_bar.set_up()
     logging.getLogger("accelerate").setLevel(logging.WARNING)  # at INFO it names every file of a sharded checkpoint
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from params import Recipe, load
+from params import InterruptedTrainingError, Recipe, load
 from params.artifacts import STAGES, Artifacts
 from params.resolve import save
 from tasks import stages
@@ -148,6 +148,8 @@ def rehearse(recipe_path: Path) -> Estimate:
             held_out = {split: one for split, one in rows.items() if split != "train"}
             some = _dealt(recipe, rows["train"], rows["train"].usual(_ROWS), held_out)
             usual = _run("usual rows", recipe, some, folder / "usual", names=STAGES, steps=_WARM_UP + steps)
+        except (KeyboardInterrupt, InterruptedTrainingError):
+            raise KeyboardInterrupt("a rehearsal keeps nothing\n  start again, or start the real run") from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     found = _estimate(recipe, rows, usual, hardest or usual, has_champion=artifacts.receipt.exists())

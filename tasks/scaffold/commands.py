@@ -55,6 +55,7 @@ def new(
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "passive"
     )  # before torch is imported: threads that spin take CPU time, too
+    from params import command_result
     from tasks.scaffold.new import new
     from tasks.scaffold.request import COLUMN_FLAGS, Asker, Request
 
@@ -71,7 +72,8 @@ def new(
         repo_id=repo_id,
         schedule=schedule,
     )
-    new(request, Asker.of(yes=yes))
+    with command_result.interruptible(f"the recipe {name} is written as a whole or not at all\n  start again"):
+        new(request, Asker.of(yes=yes))
 
 
 def remove(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from params import (
     EvergreenError,
+    InterruptedTrainingError,
     KilledError,
     MemoryExhaustedError,
     ModelError,
@@ -131,7 +132,8 @@ def stopped(job: Job, pulses: Sequence[Pulse], signal_name: str | None, how: str
     if reached > step:
         what += f", and the {reached - step} step(s) after it are repeated"
     never = " once training.resume is `auto`" if job.training.resume == "never" else ""
-    return PreemptedError("train", what, f"start again: it resumes from step {step}{never}")
+    kind = InterruptedTrainingError if signal_name == signal.SIGINT.name else PreemptedError
+    return kind("train", what, f"start again: it resumes from step {step}{never}")
 
 
 def stalled(ranks: Sequence[StalledRank]) -> StalledError:

@@ -47,6 +47,7 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
 
     Raises:
         PreemptedError: SIGTERM or SIGINT came; the error says from which step the next start resumes.
+        KeyboardInterrupt: SIGINT came so late that the training is finished.
         BudgetSpentError: the training has taken `launch.max_hours`.
         StalledError: a process made no progress for `launch.stall_timeout_s`.
         KilledError: a process was killed.
@@ -59,7 +60,7 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
         while True:
             attempt = Attempt(job.model_copy(update={"checkpoint": choose_checkpoint()}), signals, budget)
             try:
-                return attempt.run()
+                attempt.run()
             except MemoryExhaustedError:
                 key, size = attempt.size_in_use()
                 if size == 1 or halved >= job.launch.out_of_memory_retries:
@@ -68,6 +69,10 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
                 message = "train: out of memory: launch.%s goes from %d to %d, at the same global batch"
                 logger.warning(message, key, size, size // 2)
                 job = job.model_copy(update={"launch": job.launch.model_copy(update={key: size // 2})})
+                continue
+            if signals.first == signal.SIGINT:  # during its last steps
+                raise KeyboardInterrupt("the training is finished\n  start again: it is kept")
+            return
 
 
 class Attempt:

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from params import PreemptedError
+from params import InterruptedTrainingError, PreemptedError
 from tests.support import tiny
 from tests.support.project import Project, wait_for
 from trainer.runtime import heartbeat
@@ -43,11 +43,11 @@ class Run:
     def train(self) -> subprocess.Popen[bytes]:
         return self.project.start("python", "-m", "tasks", "train", "params/tiny.yaml", log="train.log")
 
-    def end(self, timeout_s: float = 60) -> str:
+    def end(self, timeout_s: float = 60, status: int = os.EX_TEMPFAIL) -> str:
         """The last lines of the run, the error, after a check that nothing of it is left."""
         self.process.wait(timeout_s)
         assert self.project.processes() == []
-        assert self.process.returncode == os.EX_TEMPFAIL, self.log()
+        assert self.process.returncode == status, self.log()
         return self.log().rpartition("\n\n")[2]
 
     def finish(self) -> str:
@@ -126,11 +126,12 @@ def test_a_training_that_is_asked_to_stop_goes_on_from_the_step_that_it_names(
     run = Run(project, LONG | changes | {"training.max_steps": 120})
     run.start()
     os.killpg(run.process.pid, number)  # as a terminal does, and `flows.child_process`
-    error = run.end()
+    kind = InterruptedTrainingError if number == signal.SIGINT else PreemptedError
+    error = run.end(status=kind.exit_code)
     (checkpoint,) = run.checkpoints()
     step = checkpoint.removeprefix("checkpoint-")
     assert error == (
-        f"PreemptedError: train: stopped by {number.name}; its newest checkpoint is of step {step}\n"
+        f"{kind.__name__}: train: stopped by {number.name}; its newest checkpoint is of step {step}\n"
         f"  fix: start again: it resumes from step {step}\n"
     )
     assert "Traceback" not in run.log()

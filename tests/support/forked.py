@@ -65,7 +65,12 @@ _ROOT = str(Path(__file__).parents[2])
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(LIBRARIES)
 tasks.executor.set_forkserver_preload = lambda imports: None  # stages that tests run share this server
-_ONCE: Mapping[str, str] = {"GX_ANALYTICS_ENABLED": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
+_ONCE: Mapping[str, str] = {
+    "GX_ANALYTICS_ENABLED": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_XET": "1",
+}
 """What the project sets before it imports a library."""
 
 
@@ -104,10 +109,10 @@ def _python_that_forks() -> Path:
     python, address = folder / "python", folder / "socket"
     head = f"#!{sys.executable} -IS\nPYTHON, ADDRESS = {sys.executable!r}, {str(address)!r}\n"
     python.write_text(head + Path(__file__).with_name("forked_python.py").read_text(encoding="utf-8"), encoding="utf-8")
-    dvc = folder / "dvc"
-    dvc.write_text(f'#!/bin/sh\nexec {python} -m dvc "$@"\n', encoding="utf-8")
-    for program in (python, dvc):
-        program.chmod(0o755)
+    for name, module in {"dvc": "dvc", "evergreen": "flows.cli"}.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {python} -m {module} "$@"\n', encoding="utf-8")
+    for name in ("python", "dvc", "evergreen"):
+        (folder / name).chmod(0o755)
     (folder / "sitecustomize.py").write_text(f"import sys\nsys.executable = {str(python)!r}\n", encoding="utf-8")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(address))

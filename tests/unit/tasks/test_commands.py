@@ -133,14 +133,21 @@ def test_error_sets_the_exit_code(monkeypatch, capsys):
     assert capsys.readouterr().err == "\nStorageError: params/tiny.yaml: cannot be written\n  fix: free space\n"
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, typer.Abort])
-def test_interrupt_exits_with_130(kind, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (KeyboardInterrupt(), "start again"),
+        (KeyboardInterrupt("all is kept"), "all is kept"),
+        (typer.Abort(), "nothing is changed"),
+    ],
+)
+def test_interrupt_exits_with_130(error, kept, monkeypatch, capsys):
     def interrupt(path):
-        raise kind
+        raise error
 
     monkeypatch.setattr("tasks.diagnostics.check.check", interrupt)
     assert main(["check", "tiny"]) == 130
-    assert capsys.readouterr().err == "\ninterrupted\n"
+    assert capsys.readouterr().err == f"\ninterrupted: {kept}\n"
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError("gone"), EOFError("torn")])
@@ -167,7 +174,13 @@ def test_evergreen_imports_user_code_from_the_working_directory(project):
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [("evergreen rel", ["releases"]), ("evergreen show ti", ["tiny"]), ("evergreen run nothing", [])],
+    [
+        ("evergreen rel", ["releases"]),
+        ("evergreen show ti", ["tiny"]),
+        ("evergreen try ti", ["tiny"]),
+        ("evergreen history ti", ["tiny"]),
+        ("evergreen run nothing", []),
+    ],
 )
 def test_a_shell_completes_commands_and_recipes(words, found, monkeypatch, capsys):
     monkeypatch.setenv("_EVERGREEN_COMPLETE", "complete_bash")

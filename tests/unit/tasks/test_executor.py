@@ -120,19 +120,35 @@ def test_processes_share_what_is_imported_once(tmp_path: Path) -> None:
     assert found.stdout.split() == ["True"] * 4 + ["False"]
 
 
+def napping(folder: Path, seconds: float) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Start a stage that leads a process group, and its two processes."""
+    command = stage(f"with workers: list(workers.map(time.sleep, [{seconds}] * 4, what='naps'))", folder)
+    started = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process, workers, until = psutil.Process(started.pid), list[psutil.Process](), time.monotonic() + 60
+    while len(workers) < 2 and time.monotonic() < until:
+        workers = workers_of(process)
+        time.sleep(0.1)
+    assert len(workers) == 2
+    return started, workers
+
+
 def test_processes_end_with_the_stage(tmp_path: Path) -> None:
-    command = stage("list(workers.map(time.sleep, [60.0] * 4, what='naps'))", tmp_path)
-    process = psutil.Popen(command, cwd=ROOT)
-    try:
-        workers, until = list[psutil.Process](), time.monotonic() + 60
-        while len(workers) < 2 and time.monotonic() < until:
-            workers = workers_of(process)
-            time.sleep(0.1)
-        assert len(workers) == 2
-        time.sleep(2)  # until they watch the stage
-        everything = process.children(recursive=True)
-    finally:
-        process.kill()
-        process.wait()
+    process, _ = napping(tmp_path, 60.0)
+    time.sleep(2)  # until they watch the stage
+    everything = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
     _, alive = psutil.wait_procs(everything, timeout=20)
     assert not alive
+
+
+@pytest.mark.parametrize("after_s", [0.0, 3.0])
+def test_ctrl_c_interrupts_only_the_stage(tmp_path: Path, after_s: float) -> None:
+    """A terminal sends it to the whole group."""
+    process, workers = napping(tmp_path, 2.0)
+    time.sleep(after_s)
+    os.killpg(process.pid, signal.SIGINT)
+    errors = process.communicate(timeout=60)[1]
+    assert errors.count("Traceback") == 1, errors  # that of the stage
+    assert "KeyboardInterrupt" in errors
+    assert not psutil.wait_procs(workers, timeout=20)[1]

@@ -332,6 +332,13 @@ class TestStops:
         assert error.what.startswith("stopped by SIGINT, at once; it has no checkpoint yet, and the ")
         assert error.fix == "start again: it resumes from step 0"
 
+    def test_interrupt_in_the_last_steps_ends_the_command_with_a_finished_training(self, fake):
+        fake.signal(signal.SIGINT)
+        finish = "work(until=(job.folder / 'stop').exists); (job.folder / 'finished.json').write_text('{}')"
+        job = fake.job(BEATS + finish)
+        with pytest.raises(KeyboardInterrupt, match="the training is finished"):
+            supervise(job, lambda: None)
+
     def test_stop_before_the_first_step_has_no_grace(self, fake):
         fake.signal(signal.SIGTERM, phase="starting")
         start = time.monotonic()
