@@ -33,7 +33,7 @@ def project(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
     # In this process, which is faster; the test of the command line uses another one.
-    monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
+    monkeypatch.setattr(config_check, "start_check", lambda *given: lambda: config_check.find_errors(*given))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na fine text,good\nanother,bad\n")
     return tmp_path
