@@ -67,7 +67,7 @@ def all_problems(document: Document) -> list[Problem]:
     problems += _in_time(_conflict_problems, sections)
     problems += _dvc_problems(document, sections)
     problems += _secret_problems(document)
-    values = {("training", name): value for name, value in chosen.items()}
+    values: dict[Key, str] = {("training", name): value for name, value in chosen.items()}
     values["model", "config", "model_type"] = str(config.get("model_type"))
     for key, what, known in wait_for_errors():
         problems.append(Problem(key, what, _closest(values.get(key, key[-1]), known)))
