@@ -53,12 +53,12 @@ def run(
 ) -> None:
     """Run every stale stage of a recipe, and publish the model.
 
-    Uses the Prefect server that PREFECT_API_URL names, or else one of its own until it ends. Then, if nothing is stale, it
-    says so without a run of the flow.
+    Uses the Prefect server that PREFECT_API_URL names, or else one of its own until it ends. If nothing is stale, it says so
+    without running the flow; a server of yours gets a flow run that says so, too.
     """
     from contextlib import nullcontext
 
-    from flows import logs, stages
+    from flows import logs, nothing_new, stages
     from flows.server import is_prepared, start_unless_configured
     from flows.summary import summary
     from trainer.runtime.memory import collect_rarely
@@ -71,8 +71,11 @@ def run(
         branch = Record.parse(record)
     server = start_unless_configured(artifacts.server_log)
     outcomes: Any = None
-    if server and is_prepared() and not force:  # a server that others look at is told of every run
+    if not force and (is_prepared() if server else not branch):
         outcomes = stages.unchanged(STAGES[:-1] if no_publish else STAGES, artifacts)
+        parameters = {"recipe": recipe, "publish": not no_publish, "force": force, "record": None}
+        if outcomes and not server and not nothing_new.add_flow_run(artifacts, outcomes, parameters):
+            outcomes = None
         if outcomes:
             artifacts.succeeded.touch()
     if not outcomes:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeVar
-
-from prefect.client.schemas.objects import State
-from prefect.states import Completed, Failed
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flows.summary import outcome_lines
 from params import GateRefusedError
@@ -19,6 +16,9 @@ from params.artifacts import Artifacts
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import read_report
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
 
 T = TypeVar("T")
 PUBLISHED: Final = "Published"
@@ -52,19 +52,29 @@ def refusals() -> Iterator[list[GateRefusedError]]:
 
 def final_state(artifacts: Artifacts, outcomes: Mapping[str, str], *refused: GateRefusedError) -> State[Any]:
     """Return the state of a run whose stages ended with `outcomes`, or with the gate's refusal."""
+    from prefect.states import Completed, Failed
+
     if refused:
         lines = outcome_lines(artifacts, read_report(artifacts, Blessing).reasons)
         return Failed(name=REFUSED, message="\n".join(lines), data=refused[0])
+    name, message = name_and_message(artifacts, outcomes)
+    return Completed(name=name, message=message, data=dict(outcomes))
+
+
+def name_and_message(artifacts: Artifacts, outcomes: Mapping[str, str]) -> tuple[str | None, str]:
+    """Return name and message of the state of a run whose stages ended with `outcomes`; no name is plain Completed."""
     receipt = read_report(artifacts, Receipt) if "publish" in outcomes else None
     name = _BY_STATUS.get(receipt.status) if receipt else None
     lines = outcome_lines(artifacts, (receipt or read_report(artifacts, Blessing)).reasons, receipt)
     if outcomes["publish" if receipt else "evaluate"] == "unchanged":
         lines.insert(0, f"nothing has changed since the last run, which ended with: {name or 'Completed'}")
         name = NOTHING_NEW
-    return Completed(name=name, message="\n".join(lines), data=dict(outcomes))
+    return name, "\n".join(lines)
 
 
 def published_or_kept(artifacts: Artifacts, outcome: T) -> State[T]:
     """Return the state of a publish stage that ended with `outcome`, with the gate's reasons."""
+    from prefect.states import Completed
+
     receipt = read_report(artifacts, Receipt)
     return Completed(name=_BY_STATUS.get(receipt.status), message="; ".join(receipt.reasons), data=outcome)

@@ -58,8 +58,9 @@ class Server:
 
 def start_unless_configured(log_file: Path) -> Server | None:
     """Start a server if there is none to use; None if the environment or a profile of Prefect's names one."""
-    is_first = "prefect" not in sys.modules and not os.environ.get("PREFECT_API_URL")
-    started = Server(log_file) if is_first else None
+    if os.environ.get("PREFECT_API_URL"):  # it outranks all other settings
+        return None
+    started = Server(log_file) if "prefect" not in sys.modules else None
     from prefect.settings import get_current_settings
 
     if get_current_settings().api.url:  # `started` ends by itself

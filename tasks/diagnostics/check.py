@@ -64,16 +64,19 @@ def all_problems(document: Document) -> list[Problem]:
     _, problems = parse(document)
     sections = valid_sections(document)
     config = (sections["model"].config if "model" in sections else None) or {}
-    wait_for_errors = config_check.start_check(config) if config else list
+    training: Training | None = sections.get("training")
+    chosen = {"lr_scheduler": training.lr_scheduler, "optimizer": training.optimizer} if training else {}
+    wait_for_errors = config_check.start_check(config, chosen)
     for find_problems, names in _CHECKS:
         if all(name in sections for name in names):
             problems += _in_time(find_problems, *(sections[name] for name in names))
     problems += _in_time(_conflict_problems, sections)
     problems += _dvc_problems(document, sections)
     problems += _secret_problems(document)
-    for name, what, known in wait_for_errors():
-        value = str(config["model_type"]) if name == "model_type" else name
-        problems.append(Problem(("model", "config", *([name] if name else [])), what, _closest(value, known)))
+    values: dict[Key, str] = {("training", name): value for name, value in chosen.items()}
+    values["model", "config", "model_type"] = str(config.get("model_type"))
+    for key, what, known in wait_for_errors():
+        problems.append(Problem(key, what, _closest(values.get(key, key[-1]), known)))
     return problems
 
 
@@ -186,19 +189,6 @@ def _length_problems(model: Model, tokenization: Any) -> Iterator[Problem]:
     if isinstance(positions, int) and positions < tokenization.max_length:
         what = f"{tokenization.max_length} tokens exceed the model's {positions} positions"
         yield Problem(("tokenization", "max_length"), what, f"use at most {positions}")
-
-
-def _training_problems(training: Training) -> Iterator[Problem]:
-    from transformers import SchedulerType
-    from transformers.training_args import OptimizerNames
-
-    for key, value, kind in (
-        ("lr_scheduler", training.lr_scheduler, SchedulerType),
-        ("optimizer", training.optimizer, OptimizerNames),
-    ):
-        known = [str(member.value) for member in kind]
-        if value not in known:
-            yield Problem(("training", key), f"transformers has no {key} {value!r}", _closest(value, known))
 
 
 def _extension_problems(training: Training, objective: ObjectiveChoice) -> Iterator[Problem]:
@@ -363,7 +353,6 @@ _CHECKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
     (_model_problems, ("model",)),
     (_tokenizer_problems, ("tokenization",)),
     (_length_problems, ("model", "tokenization")),
-    (_training_problems, ("training",)),
     (_extension_problems, ("training", "objective")),
     (_metric_problems, ("training", "objective", "evaluation")),
     (_gate_problems, ("objective", "evaluation")),

@@ -93,7 +93,7 @@ def test_check_accepts_the_recipe_lines_of_a_row(row: list[str], tmp_path: Path,
     )
     (tmp_path / "rows.jsonl").write_text(json.dumps(columns) + "\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
+    monkeypatch.setattr(config_check, "start_check", lambda *given: lambda: config_check.find_errors(*given))
     found = all_problems(read(tiny.write(tmp_path / "row.yaml", content)))
     if "GPU" in feature:  # where there is none, `check` says so
         found = [p for p in found if "GPU" not in p.what and "not installed" not in p.what]

@@ -13,10 +13,11 @@ import shutil
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.project import Project, stages_of
+from tests.support.project import Project, ServedProject, stages_of, wait_for
 
 pytestmark = pytest.mark.in_order
 
@@ -75,6 +76,55 @@ def test_a_second_flow_runs_nothing_within_seconds_and_its_own_server_hears_noth
     assert "nothing has changed since the last run, which ended with\npublished: tests/tiny" in out
     assert time.monotonic() - start < 30  # 4 s alone on two cores
     assert flow_runs(finished) == before > 0
+
+
+def test_a_configured_server_gets_the_flow_run_of_a_run_with_nothing_to_do_without_prefect(finished: Project) -> None:
+    """It is the one that Prefect's engine makes, but for ids and times."""
+    served = ServedProject(finished.root, Path(finished.environment["PREFECT_HOME"]))
+    try:
+        served.start_server()
+        served.run("python", "-c", "from flows.retrain import retrain; retrain('tiny')")
+        code = "import sys; from flows.cli import main; main(['run', 'tiny']); print('prefect' in sys.modules)"
+        out = served.run("python", "-c", code)
+        assert "nothing has changed since the last run" in out
+        assert out.splitlines()[-1] == "False"
+        found = served.post("flow_runs/filter")
+        by_engine, ours = sorted(found, key=lambda run: run["created"])[-2:]
+        assert (by_engine["state"]["name"], ours["state"]["name"]) == ("Nothing new", "Nothing new")
+        assert _lasting(ours) == _lasting(by_engine)
+
+        def events() -> list[str]:
+            ids = [f"prefect.flow-run.{ours['id']}"]
+            answer = served.post("events/filter", filter={"resource": {"id": ids}})
+            return sorted(event["event"].removeprefix("prefect.flow-run.") for event in answer["events"])
+
+        wait_for(lambda: events() == ["Nothing new", "Pending", "Running"], "the events of the run", 30)
+    finally:
+        served.end()
+
+
+def _lasting(run: dict[str, Any]) -> dict[str, Any]:
+    """What two flow runs that do the same have in common; `deferred` is null or false, both for no."""
+    own = {"id", "flow_run_id", "transition_id", "state_id", "created", "updated", "timestamp", "deferred"}
+    return {
+        key: _lasting(value) if isinstance(value, dict) else value
+        for key, value in run.items()
+        if key not in own and not key.endswith(("_time", "_time_delta"))
+    }
+
+
+def test_a_server_that_wants_a_password_gets_the_run_from_prefect_itself(finished: Project) -> None:
+    served = ServedProject(finished.root, Path(finished.environment["PREFECT_HOME"]))
+    served.environment |= {"PREFECT_SERVER_API_AUTH_STRING": "me:secret", "PREFECT_API_AUTH_STRING": "me:secret"}
+    served.api.auth = ("me", "secret")
+    try:
+        served.start_server()
+        before = {run["id"] for run in served.post("flow_runs/filter")}
+        served.run("python", "-m", "flows.cli", "run", "tiny")
+        added = [run for run in served.post("flow_runs/filter") if run["id"] not in before]
+        assert [run["state"]["name"] for run in added] == ["Nothing new"]
+    finally:
+        served.end()
 
 
 def test_a_second_flow_of_the_recipe_is_refused(finished: Project) -> None:

@@ -32,6 +32,9 @@ _NOT_INSTALLABLE = {
     "adamw_torch_xla": ("torch_xla", "for TPUs"),
 }
 """By family: the module of a package for which there is no extra, and the reason."""
+_PLAIN = ("adamw_torch", "adamw_torch_fused")
+"""What needs no package and works with every setting but these two; to look for more would import torch."""
+_NOT_FOR_PLAIN = ("optim_args", "optim_target_modules")
 _WITHOUT_BETAS = ("adafactor", "adagrad", "galore", "grokadamw", "lomo", "rmsprop", "sgd")
 """Families to which transformers does not pass `adam_beta1`, `adam_beta2` and `adam_epsilon`."""
 
@@ -39,6 +42,8 @@ _WITHOUT_BETAS = ("adafactor", "adagrad", "galore", "grokadamw", "lomo", "rmspro
 def problems(training: Training, launch: Launch) -> Iterator[Problem]:
     """Yield what is wrong with the optimizer and its settings; a name that transformers does not know is skipped."""
     name = training.optimizer
+    if name in _PLAIN and not any(training.arguments.get(argument) for argument in _NOT_FOR_PLAIN):
+        return
     if name not in known():
         return
     reason = unavailable(name)

@@ -1,8 +1,8 @@
-"""Check a transformers configuration in a separate process without torch, which takes a third of the time.
+"""Check what a recipe hands to transformers, in a separate process without torch, which takes a third of the time.
 
-    echo '{"model_type": "llama", "hidden_size": 64}' | python -m trainer.model.config_check
+    echo '[{"model_type": "llama", "hidden_size": 64}, {"optimizer": "adamw"}]' | python -m trainer.model.config_check
 
-It prints a JSON list of `[key, what, known names]`, empty if the configuration is valid.
+It prints a JSON list of findings, empty if the model's configuration and the names are valid.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+Finding: TypeAlias = tuple[tuple[str, ...], str, list[str]]
+"""A key of the recipe, what is wrong with it, and the valid names."""
 
 
-def start_check(config: dict[str, Any]) -> Callable[[], list[tuple[str, str, list[str]]]]:
-    """Start checking `config`, which has a `model_type`; the returned function waits for the list of errors."""
+def start_check(config: dict[str, Any], names: dict[str, str]) -> Callable[[], list[Finding]]:
+    """Start checking `config`, which is empty or has a `model_type`, and `names`, the `lr_scheduler` and `optimizer` of a training.
+
+    The returned function waits for what was found.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,
@@ -28,40 +34,57 @@ def start_check(config: dict[str, Any]) -> Callable[[], list[tuple[str, str, lis
         env={**os.environ, "TRANSFORMERS_VERBOSITY": "error"},
     )
     assert process.stdin is not None
-    process.stdin.write(json.dumps(config))
+    process.stdin.write(json.dumps([config, names]))
     process.stdin.close()
     process.stdin = None
 
-    def wait() -> list[tuple[str, str, list[str]]]:
+    def wait() -> list[Finding]:
         out, err = process.communicate()
         if process.returncode:
-            return [("", f"could not be checked: {err.strip().splitlines()[-1]}", [])]
-        return [tuple(item) for item in json.loads(out)]
+            key = ("model", "config") if config else ("training",)
+            return [(key, f"could not be checked: {err.strip().splitlines()[-1]}", [])]
+        return [(tuple(key), what, known) for key, what, known in json.loads(out)]
 
     return wait
 
 
-def config_errors(config: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
-    """Return the errors of `config`: the key (empty for all of it), what is wrong, and the valid names."""
+def find_errors(config: dict[str, Any], names: dict[str, str]) -> list[Finding]:
+    """Return what is wrong with the arguments of `start_check`."""
+    return [*_config_errors(config), *_name_errors(names)]
+
+
+def _name_errors(names: dict[str, str]) -> Iterator[Finding]:
+    from transformers import SchedulerType
+    from transformers.training_args import OptimizerNames
+
+    for key, kind in (("lr_scheduler", SchedulerType), ("optimizer", OptimizerNames)):
+        known = [str(member.value) for member in kind]
+        if key in names and names[key] not in known:
+            yield ("training", key), f"transformers has no {key} {names[key]!r}", known
+
+
+def _config_errors(config: dict[str, Any]) -> list[Finding]:
+    if not config:
+        return []
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config = dict(config)
+    config, section = dict(config), ("model", "config")
     model_type = config.pop("model_type")
     if model_type not in CONFIG_MAPPING:
-        return [("model_type", f"transformers has no model type {model_type!r}", sorted(CONFIG_MAPPING))]
+        return [((*section, "model_type"), f"transformers has no model type {model_type!r}", sorted(CONFIG_MAPPING))]
     cls = CONFIG_MAPPING[model_type]
     annotated = {name for base in cls.__mro__ for name in getattr(base, "__annotations__", {})}
     known = sorted(annotated | set(cls.attribute_map))
     unknown = [name for name in config if name not in known]
     if unknown:
-        return [(name, f"{model_type} has no such setting", known) for name in unknown]
+        return [((*section, name), f"{model_type} has no such setting", known) for name in unknown]
     try:
         cls(**config)
     except Exception as error:  # noqa: BLE001 (whatever transformers raises, the recipe has to change)
-        return [("", f"transformers rejects it: {str(error.__cause__ or error).strip().splitlines()[-1]}", [])]
+        return [(section, f"transformers rejects it: {str(error.__cause__ or error).strip().splitlines()[-1]}", [])]
     return []
 
 
 if __name__ == "__main__":
     sys.modules["torch"] = None  # type: ignore[assignment]  # so that transformers does not import torch
-    print(json.dumps(config_errors(json.load(sys.stdin))))
+    print(json.dumps(find_errors(*json.load(sys.stdin))))

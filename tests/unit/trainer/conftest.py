@@ -18,7 +18,7 @@ from trainer.model import config_check
 def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
     """A function of changes and sections that returns the cause and fix of each problem, by key."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
+    monkeypatch.setattr(config_check, "start_check", lambda *given: lambda: config_check.find_errors(*given))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na text,a\n")
 

@@ -27,6 +27,8 @@ from tests.support.project import ROOT
 from trainer.loop import arguments
 from trainer.model import config_check
 
+UNPATCHED_START = config_check.start_check
+
 
 @pytest.fixture(autouse=True)
 def project(tmp_path, monkeypatch):
@@ -36,7 +38,7 @@ def project(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
     # In this process, which is faster; the test of the command line uses another one.
-    monkeypatch.setattr(config_check, "start_check", lambda config: lambda: config_check.config_errors(config))
+    monkeypatch.setattr(config_check, "start_check", lambda *given: lambda: config_check.find_errors(*given))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na fine text,good\nanother,bad\n")
     return tmp_path
@@ -538,7 +540,20 @@ def test_check_does_not_import_slow_libraries(project):
         text=True,
         check=True,
     )
-    assert not {"great_expectations", "datasets", "prefect", "dvc", "fastapi"} & set(json.loads(done.stdout))
+    slow = {"torch", "transformers", "great_expectations", "datasets", "prefect", "dvc", "fastapi"}
+    assert not slow & set(json.loads(done.stdout))
+
+
+def test_the_process_without_torch_knows_the_names_that_transformers_has_with_it():
+    from transformers import SchedulerType
+    from transformers.training_args import OptimizerNames
+
+    wait = UNPATCHED_START({}, {"lr_scheduler": "?", "optimizer": "?"})
+    found = {key: known for key, _, known in wait()}
+    assert found == {
+        ("training", "lr_scheduler"): [member.value for member in SchedulerType],
+        ("training", "optimizer"): [member.value for member in OptimizerNames],
+    }
 
 
 def test_every_training_argument_has_a_key_is_refused_or_is_passed_on():

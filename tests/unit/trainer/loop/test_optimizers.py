@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from params import DivergedError, ModelError, RecipeError
+from params import DivergedError, ModelError, Recipe, RecipeError
+from tests.support import tiny
 from tests.support.in_process import At, job, losses, trained, trainer_of
 from tests.support.project import ROOT
 from trainer.checkpoints.sealed import best_weights
@@ -381,6 +382,15 @@ def test_all_linear_targets_every_linear_layer(tmp_path):
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_check_accepts_every_available_optimizer(problems, name):
     assert problems(changes(name)) == {}
+
+
+@pytest.mark.parametrize("name", optimizer_check._PLAIN)
+def test_no_problem_of_a_plain_optimizer_is_missed_without_torch(name, monkeypatch):
+    recipe = tiny.recipe(changes(name, **{"training.arguments": {"adam_beta1": 0.8}, "launch.num_processes": 2}))
+    recipe = Recipe.model_validate(recipe)
+    quick = list(optimizer_check.problems(recipe.training, recipe.launch))
+    monkeypatch.setattr(optimizer_check, "_PLAIN", ())
+    assert quick == list(optimizer_check.problems(recipe.training, recipe.launch)) == []
 
 
 PACKAGES = {optimizers.family(n): n for n in reversed(RUNNABLE) if optimizers.family(n) in optimizer_check.PACKAGES}
