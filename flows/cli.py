@@ -6,6 +6,7 @@ evergreen check default        as python -m tasks check default
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,10 +72,11 @@ def run(
         branch = Record.parse(record)
     server = start_unless_configured(artifacts.server_log)
     outcomes: Any = None
-    if not force and (is_prepared() if server else not branch):
+    url = os.environ.get("PREFECT_API_URL")
+    if not force and (is_prepared() if server else url and not branch):
         outcomes = stages.unchanged(STAGES[:-1] if no_publish else STAGES, artifacts)
         parameters = {"recipe": recipe, "publish": not no_publish, "force": force, "record": None}
-        if outcomes and not server and not nothing_new.add_flow_run(artifacts, outcomes, parameters):
+        if outcomes and url and not nothing_new.add_flow_run(url, artifacts, outcomes, parameters):
             outcomes = None
         if outcomes:
             artifacts.succeeded.touch()

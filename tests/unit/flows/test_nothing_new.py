@@ -1,0 +1,63 @@
+"""A run with nothing to do, on servers that do not take it; tests/e2e/test_drivers.py has those that do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from flows import nothing_new
+from params import TransientError
+from params.artifacts import Artifacts
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, tuple[int, bytes]]], str]]:
+    """Start a server with these answers by path, and 500 on all others; return its address."""
+    monkeypatch.setattr(nothing_new, "name_and_message", lambda *_: ("Nothing new", "nothing"))
+    started: list[HTTPServer] = []
+
+    def start(answers: dict[str, tuple[int, bytes]]) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                status, body = answers.get(self.path, (500, b""))
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None: ...
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        started.append(server)
+        return f"http://127.0.0.1:{server.server_port}/api"
+
+    yield start
+    for server in started:
+        server.shutdown()
+        server.server_close()
+
+
+def add(url: str) -> bool:
+    return nothing_new.add_flow_run(url, Artifacts("tiny"), {"publish": "unchanged"}, {"recipe": "tiny"})
+
+
+@pytest.mark.parametrize("answer", [(401, b"{}"), (403, b"{}"), (307, b""), (200, b"<html>"), (200, b"{}")])
+def test_a_server_that_does_not_know_us_is_left_to_prefect(serve, answer) -> None:
+    assert add(serve({"/api/flows/": answer})) is False
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/api", "no address", "http://[::1"])
+def test_a_server_that_is_not_there_is_left_to_prefect(serve, url) -> None:
+    assert add(url) is False
+
+
+@pytest.mark.parametrize("taken", ["/api/flows/", "/api/flow_runs/"])
+def test_a_server_that_stops_in_between_is_an_error_that_a_new_run_mends(serve, taken) -> None:
+    answers = dict.fromkeys(("/api/flows/", taken), (201, b'{"id": "1"}'))
+    with pytest.raises(TransientError, match="run it again when the server answers"):
+        add(serve(answers))
