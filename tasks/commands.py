@@ -315,11 +315,11 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
 
     After Ctrl-C it is 130. A `KeyboardInterrupt` with a text says what is kept.
     """
-    group = typer.main.get_command(commands)
     variable = f"_{name.upper()}_COMPLETE"
-    if instruction := os.environ.get(variable):  # a shell asks; only the group's own `main` looks at it
-        return shell_complete(group, {}, name, variable, instruction)
     try:
+        group = typer.main.get_command(commands)
+        if instruction := os.environ.get(variable):  # a shell asks; only the group's own `main` looks at it
+            return shell_complete(group, {}, name, variable, instruction)
         # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.
         arguments = list(sys.argv[1:] if argv is None else argv)
         with command_result.reported(), group.make_context(name, arguments) as context:

@@ -25,7 +25,7 @@ class Terminal:
         self._process = process
         self._ours = ours
 
-    def wait_for(self, text: str, timeout_s: float = 120) -> None:
+    def wait_for(self, text: str, timeout_s: float = 400) -> None:
         """Read until the command prints `text`."""
         self._read(timeout_s, until=text)
         assert text in self.output, f"waited for {text!r}\n{self.output}"
@@ -34,7 +34,7 @@ class Terminal:
         """Send keys."""
         os.write(self._ours, text.encode())
 
-    def end(self, timeout_s: float = 120) -> int:
+    def end(self, timeout_s: float = 400) -> int:
         """Read to the end of the command; its exit status."""
         self._read(timeout_s)
         return self._process.wait(10)

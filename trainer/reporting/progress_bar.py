@@ -43,6 +43,7 @@ class Bar:
     def __init__(self, console: Callable[[], Console]) -> None:
         self._console = console
         self._progress: Any = None
+        self._stdout = sys.stdout
         self._logging: list[logging.StreamHandler[TextIO]] = []
 
     def show(self, what: str, done: int, total: int | None, note: str) -> bool:
@@ -64,53 +65,41 @@ class Bar:
         if self._progress is None:
             return
         for handler in self._logging:
-            handler.setStream(sys.__stdout__ or sys.stdout)
+            handler.setStream(self._stdout)
         self._progress.stop()
         self._progress.console.pop_theme()
         self._progress = None
 
     def _start(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
-        from rich.table import Column
+        from rich import progress
         from rich.text import Text
         from rich.theme import Theme
 
-        class Rate(ProgressColumn):
-            def render(self, task: Task) -> Text:
+        class Rate(progress.ProgressColumn):
+            def render(self, task: progress.Task) -> Text:
                 speed = task.speed or 0
                 return Text(f"{speed:,.1f}/s" if speed >= 0.1 else f"{60 * speed:,.1f}/min" if speed else "")
 
-        class Words(ProgressColumn):
-            def render(self, task: Task) -> Text:
-                return Text(f"{task.fields['note']}")
-
-        class Name(ProgressColumn):
-            def render(self, task: Task) -> Text:
-                return Text(task.description)
-
         console = self._console()
         console.push_theme(Theme())  # Prefect's console lacks the styles of a bar
-        columns = (
-            Name(),
-            BarColumn(24),
-            MofNCompleteColumn(),
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(24),
+            progress.MofNCompleteColumn(),
             Rate(),
-            TimeRemainingColumn(),
-            Words(Column(no_wrap=True)),
-        )
-        self._progress = Progress(
-            *columns,
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[note]}", markup=False),
             console=console,
             auto_refresh=False,
             transient=True,
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),
         )
-        before = sys.stdout
+        self._stdout = sys.stdout
         self._progress.start()
         console.show_cursor()  # rich hides it, and a killed process would leave it hidden
         handlers = (h for h in logging.getLogger().handlers if isinstance(h, logging.StreamHandler))
-        self._logging = [handler for handler in handlers if handler.stream is before]
+        self._logging = [handler for handler in handlers if handler.stream is self._stdout]
         for handler in self._logging:
             handler.setStream(sys.stdout)
 
@@ -173,7 +162,7 @@ def drawn_for_stages(path: Path, console: Callable[[], Console]) -> Iterator[Non
         while not ended.wait(EVERY_S):
             try:
                 bar.show(*json.loads(path.read_text(encoding="utf-8")))
-            except OSError:  # nothing is in progress
+            except (OSError, ValueError):  # nothing is in progress, or a full disk cut it short
                 bar.hide()
         bar.hide()
 
