@@ -40,6 +40,8 @@ _EPOCHS: Final[dict[str, tuple[tuple[float, int], ...]]] = {
 """Passes over the rows: for up to so many rows, so many."""
 _NEW_EPOCHS: Final = ((1e6, 10), (30e6, 3), (math.inf, 1))
 """Passes of a model from random weights: for up to so many tokens, so many."""
+_VOCABULARIES: Final = ((300_000, 1_000), (5_000_000, 2_000), (30_000_000, 4_096), (math.inf, 8_192))
+"""Sizes of a tokenizer's vocabulary: for fewer than so many characters, so many tokens."""
 _MICRO_TOKENS: Final = {"cpu": 8_192, "gpu": 32_768}
 """Most tokens of a micro-batch, padding included."""
 _BYTES_PER_PARAMETER: Final = 16
@@ -125,15 +127,7 @@ def context_length(total_tokens: float, positions: int | None, *, is_new: bool) 
 
 def vocabulary(characters: int) -> Choice:
     """Return the size of a tokenizer's vocabulary that is trained on the rows."""
-    size = (
-        1_000
-        if characters < 300_000
-        else 2_000
-        if characters < 5_000_000
-        else 4_096
-        if characters < 30_000_000
-        else 8_192
-    )
+    size = next(size for limit, size in _VOCABULARIES if characters < limit)
     return Choice(size, f"for about {characters / 1e6:.1f} M characters: each token needs enough places to be learned")
 
 

@@ -106,11 +106,9 @@ def _files(request: Request, root: Path) -> FoundSource:
     data = _relative(request.data, root)
     if (root / data).is_file():
         patterns, notes = {"train": data}, _siblings(root / data, request)
-        patterns |= {split: _relative(path, root) for split, path in _named(request).items()}
     else:
-        names = _local_names(data, root)
-        patterns, notes = _patterns(request, names, where=data)
-        patterns |= {split: _relative(path, root) for split, path in _named(request).items()}
+        patterns, notes = _patterns(request, _local_names(data, root), where=data)
+    patterns |= {split: _relative(path, root) for split, path in _named(request).items()}
     files = {split: [Path(name) for name in matching(pattern, root)] for split, pattern in patterns.items()}
     for split, paths in files.items():
         if not paths:
