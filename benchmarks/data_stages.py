@@ -3,7 +3,8 @@
     python -m benchmarks.data_stages [rows] [processes, such as 1,2] [folder of a tokenizer]
 
 The rows have about 120 bytes; some are blank, too short, without a label or twice there. Memory is the proportional set size of
-a stage's processes together. Without a tokenizer's folder, one of 8,000 tokens is trained on some of the rows first.
+a stage's processes together. `longest` is the CPU time of the stage's own process and of the busiest of the others: what the stage would
+take, at most, if it had the machine to itself. Without a tokenizer's folder, one of 8,000 tokens is trained on some of the rows first.
 """
 
 from __future__ import annotations
@@ -92,21 +93,24 @@ def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
         tokenize(artifacts, tokenization=tokenization, objective=objective, launch=launch, inputs=inputs)
 
 
-def measure(stage: str, root: Path, tokenizer: str, workers: int) -> tuple[float, float]:
-    """Return the seconds and the peak memory in MiB of a stage in a process of its own."""
+def measure(stage: str, root: Path, tokenizer: str, workers: int) -> str:
+    """Run a stage in a process of its own, and return its seconds, seconds of CPU, and the peak of its memory in MiB."""
     command = [sys.executable, "-m", "benchmarks.data_stages", "--stage", stage, str(root), tokenizer, str(workers)]
-    begin, peak = time.monotonic(), 0
+    begin, peak, cpu = time.monotonic(), 0, dict[int, float]()
     process = psutil.Popen(command)
     while process.poll() is None:
         used = 0
         for one in [process, *_children(process)]:
             with contextlib.suppress(psutil.Error):
                 used += one.memory_full_info().pss
+                cpu[one.pid] = sum(one.cpu_times()[:2])
         peak = max(peak, used)
         time.sleep(0.1)
     if process.returncode:
         sys.exit(f"{stage} ended with {process.returncode}")
-    return time.monotonic() - begin, peak / 2**20
+    seconds, own = time.monotonic() - begin, cpu.pop(process.pid)
+    longest = own + max(cpu.values(), default=0.0)
+    return f"{seconds:>10.1f}{own + sum(cpu.values()):>10.1f}{longest:>10.1f}{peak / 2**20:>10.0f}"
 
 
 def _children(process: psutil.Popen) -> list[psutil.Process]:
@@ -133,20 +137,19 @@ def main() -> None:
         root = Path(folder)
         tokenizer = sys.argv[3] if len(sys.argv) > 3 else own_tokenizer(root / "tokenizer")
         write(root / "rows.jsonl", count)
-        print(f"{'stage':<24}{'processes':>10}{'seconds':>10}{'peak MiB':>10}", flush=True)
+        print(f"{'stage':<24}{'processes':>10}{'seconds':>10}{'CPU':>10}{'longest':>10}{'peak MiB':>10}", flush=True)
         artifacts, made = Artifacts("rows", root), []
         for workers in processes:
             shutil.rmtree(artifacts.shards, ignore_errors=True)
             for stage in STAGES:
-                seconds, peak = measure(stage, root, tokenizer, workers)
-                print(f"{stage:<24}{workers:>10}{seconds:>10.1f}{peak:>10.0f}", flush=True)
+                print(f"{stage:<24}{workers:>10}{measure(stage, root, tokenizer, workers)}", flush=True)
             folders = (artifacts.raw, artifacts.rows, artifacts.tokens)
             made.append([digest(one / split) for one in folders for split in SPLITS])
         print(f"equal bytes with {processes} processes: {all(one == made[0] for one in made)}", flush=True)
         write(root / "rows.jsonl", count // 100, start=count)
         for stage in STAGES:
-            seconds, peak = measure(stage, root, tokenizer, processes[-1])
-            print(f"{f'{stage}, 1 % more rows':<24}{processes[-1]:>10}{seconds:>10.1f}{peak:>10.0f}", flush=True)
+            found = measure(stage, root, tokenizer, processes[-1])
+            print(f"{f'{stage}, 1 % more rows':<24}{processes[-1]:>10}{found}", flush=True)
 
 
 if __name__ == "__main__":

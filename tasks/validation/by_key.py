@@ -26,7 +26,7 @@ from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, wit
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BUCKET_ROWS: Final = 1 << 18
+BUCKET_ROWS: Final = 1 << 19
 """Rows of a bucket, about; while it is read, one takes around 100 bytes."""
 _NULL: Final = b"\xfe"
 _SEPARATOR: Final = b"\xff"
