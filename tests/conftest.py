@@ -14,10 +14,14 @@ from pathlib import Path
 import filelock
 import pytest
 
+from tasks import executor
 from tests.support.project import CODE, ROOT, Project, copy_project
 
 # Tests run side by side, and their models are too small to gain from threads. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Stages in this process fork from the server of tests.support.forked, which has imported more.
+executor.set_forkserver_preload = lambda imports: None
 
 
 def pytest_configure(config: pytest.Config) -> None:

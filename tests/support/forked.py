@@ -35,8 +35,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import tasks.executor
-
 if TYPE_CHECKING:
     from trainer.job import Job
 
@@ -64,7 +62,6 @@ LIBRARIES = [
 _ROOT = str(Path(__file__).parents[2])
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(LIBRARIES)
-tasks.executor.set_forkserver_preload = lambda imports: None  # stages that tests run share this server
 _ONCE: Mapping[str, str] = {
     "GX_ANALYTICS_ENABLED": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",

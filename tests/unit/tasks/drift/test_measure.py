@@ -129,7 +129,7 @@ def test_public_release_carries_the_profile_only_if_the_recipe_says_drift(projec
     recipe, folder = load(artifacts.recipe_path), tmp_path / "release"
     folder.mkdir()
     publish = recipe.publish.model_copy(update={"private": private})
-    stage._assemble(artifacts, publish, objectives.build(recipe.objective), folder)
+    stage._assemble(artifacts, publish, objectives.build(recipe.objective), folder, None)
     assert (folder / PROFILE).exists() is carried
 
 
