@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,11 +18,20 @@ class Collectives:
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
         """Return for each flag whether any process set it."""
+        return self.start_any(*flags)()
+
+    def start_any(self, *flags: bool) -> Callable[[], tuple[bool, ...]]:
+        """Start to find out for each flag whether any process set it; return what waits for the answer."""
         if self._group is None:
-            return flags
+            return lambda: flags
         votes = torch.tensor(flags, dtype=torch.int32)
-        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
-        return tuple(bool(vote) for vote in votes.tolist())
+        work = dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        def answer() -> tuple[bool, ...]:
+            work.wait()
+            return tuple(bool(vote) for vote in votes.tolist())
+
+        return answer
 
     def gather(self, value: Any) -> list[Any]:
         """Return the value of each process, by rank."""

@@ -46,7 +46,7 @@ class Guard(TrainerCallback):
         self._save_minutes = save_minutes
         self._stop_requested = stop_requested
         self._saved_at_s = time.monotonic()
-        self._is_due, self._stops = False, False
+        self._answer: Callable[[], tuple[bool, ...]] = lambda: (False, False, False)
         self.stop_at_step: int | None = None
         """Stop after this step as if a stop were requested."""
         self.stopped = False
@@ -86,24 +86,40 @@ class Guard(TrainerCallback):
             and time.monotonic() - self._saved_at_s >= 60 * self._save_minutes
         )
         stops = self._stop_requested() or state.global_step + 1 == self.stop_at_step
-        diverged, self._stops, self._is_due = self._trainer.collectives.any(diverged, stops, is_due)
+        self._answer = self._trainer.collectives.start_any(diverged, stops, is_due)
         if diverged:
-            raise self._divergence(norm, state.global_step + 1)
+            self._agree(state.global_step + 1)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        stops, is_due = self._agree(state.global_step)
         self.micro_losses = []
         self._trainer.training_data.advance()
         self.lacks_evaluation = False
         ends = state.global_step >= state.max_steps
         by_callback = control.should_save or control.should_training_stop
-        control.should_save = by_callback or ends or self._is_due or state.global_step % args.save_steps == 0
-        if self._stops and not ends:
+        control.should_save = by_callback or ends or is_due or state.global_step % args.save_steps == 0
+        if stops and not ends:
             self.lacks_evaluation = control.should_evaluate  # it would delay the stop
             control.should_evaluate = False
             control.should_save = control.should_training_stop = self.stopped = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self._saved_at_s = time.monotonic()
+
+    def _agree(self, step: int) -> tuple[bool, bool]:
+        """Return whether training stops after this step, and whether a save is due, for any process.
+
+        The answer travels while the optimizer works, as a process that waits for it would slow down short steps. The norm of the
+        gradient is the same everywhere: if it is not finite, no process goes on to the optimizer. If only the loss of another
+        process is not, the weights have changed, and are not saved.
+
+        Raises:
+            DivergedError: the step of some process is not finite.
+        """
+        diverged, stops, is_due = self._answer()
+        if diverged:
+            raise self._divergence(float(self.gradient_norm or 0.0), step)
+        return stops, is_due
 
     def _divergence(self, norm: float, step: int) -> DivergedError:
         """Return the error that every process raises, whichever of them diverged."""
