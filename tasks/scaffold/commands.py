@@ -52,9 +52,8 @@ def new(
     Looks at a sample of the rows and at the model, and writes params/NAME.yaml with a reason for every choice, its line in
     dvc.yaml and its deployment in prefect.yaml. The same call again changes nothing; `remove` undoes it.
     """
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "passive"
-    )  # before torch is imported: threads that spin take CPU time, too
+    # Before torch is imported: threads that spin take CPU time, too, and times are measured by it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from params import command_result
     from tasks.scaffold.new import new
     from tasks.scaffold.request import COLUMN_FLAGS, Asker, Request
