@@ -1,4 +1,4 @@
-"""Checks every optimizer step before it changes the weights, and decides on saving and stopping for all processes."""
+"""Checks every optimizer step, saves nothing of one that is not finite, and decides on saving and stopping for all processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GuardedTrainer(Protocol):
 
 
 class Guard(TrainerCallback):
-    """Stops all processes at the same step with a checkpoint, or before a step that is not finite without one.
+    """Stops all processes at the same step with a checkpoint, or at a step that is not finite without one.
 
     It saves every `args.save_steps` steps, and after `save_minutes`. It calls `stop_requested` at every step; True on one
     process stops all of them.
@@ -79,7 +79,8 @@ class Guard(TrainerCallback):
         self._trainer.saver.writer.raise_if_failed()
         scaled = self._trainer.accelerator.scaler is not None  # fp16 skips such a step, and lowers the scale
         norm = float(self.gradient_norm or 0.0)
-        diverged = not math.isfinite(sum(self.losses)) or not (scaled or math.isfinite(norm))
+        has_gradient = scaled or math.isfinite(norm)
+        diverged = not has_gradient or not math.isfinite(sum(self.losses))
         is_due = (
             self._save_minutes is not None
             and args.process_index == 0
@@ -87,7 +88,7 @@ class Guard(TrainerCallback):
         )
         stops = self._stop_requested() or state.global_step + 1 == self.stop_at_step
         self._answer = self._trainer.collectives.start_any(diverged, stops, is_due)
-        if diverged:
+        if not has_gradient:  # on all processes: one that waited alone could wait for another that is in the optimizer
             self._agree(state.global_step + 1)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -110,8 +111,8 @@ class Guard(TrainerCallback):
         """Return whether training stops after this step, and whether a save is due, for any process.
 
         The answer travels while the optimizer works, as a process that waits for it would slow down short steps. The norm of the
-        gradient is the same everywhere: if it is not finite, no process goes on to the optimizer. If only the loss of another
-        process is not, the weights have changed, and are not saved.
+        gradient is the same everywhere: if it is not finite, no process goes on to the optimizer. If only a loss is not, all do, and
+        the weights are not saved.
 
         Raises:
             DivergedError: the step of some process is not finite.

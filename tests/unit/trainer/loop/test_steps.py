@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from params import DivergedError
 from params.schema import Launch, Training
 from tests.support import tiny
 from tests.support.in_process import At, job, losses, trained, trainer_of
@@ -65,6 +66,22 @@ def test_gradient_clipping(tmp_path, max_norm):
     logged = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
     assert logged[0] > 0.5, "the logged norm is the one before clipping"
     assert norms == pytest.approx([max_norm or logged[0]], rel=1e-3)
+
+
+def test_a_loss_that_is_not_finite_ends_the_training_at_its_step_although_the_gradient_is(tmp_path, monkeypatch):
+    """All processes take the branch that the gradient decides, and none saves what the optimizer made of it."""
+    trainer = trainer_of(
+        job(tmp_path, {"training.save_steps": 1}), At("on_optimizer_step", lambda **_: steps.append(1))
+    )
+    compute, steps = trainer.compute_loss, []
+    monkeypatch.setattr(
+        trainer, "compute_loss", lambda *a, **k: compute(*a, **k) + (math.nan if len(steps) == 2 else 0)
+    )
+    with pytest.raises(
+        DivergedError, match=r"(?s)the loss is nan at step 3, rows .*the last checkpoint is checkpoint-2"
+    ):
+        trainer.train()
+    assert len(steps) == 3
 
 
 def test_weight_decay_excludes_norms(tmp_path):
