@@ -6,6 +6,7 @@ import compileall
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,10 @@ from tests.support.project import CODE, ROOT, Project, copy_project
 
 # Tests run side by side, and their models are too small to gain from threads. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A script starts its background jobs with SIGINT ignored, and so would be all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Stages in this process fork from the server of tests.support.forked, which has imported more.
 executor.set_forkserver_preload = lambda imports: None

@@ -47,7 +47,7 @@ def test_what_would_fail_at_the_end_fails_now(project: Project) -> None:
 def test_the_estimate_is_near_the_truth(project: Project) -> None:
     project.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 600")
     out = project.run("python", "-m", "tasks", "rehearse", "tiny")
-    estimate = re.search(r"train (?:(\d+) min )?(\d+(?:\.\d)?)(?: s)?", out)
+    estimate = re.search(r"train (?:(\d+) min )?(\d+(?:\.\d)?) s", out)
     assert estimate
     project.stages("tiny")
     truth = project.json(".scratch/tiny/timings/train.json")["seconds"]

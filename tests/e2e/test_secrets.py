@@ -134,7 +134,7 @@ class Company:
         output, _, status = printed().rpartition("the flow ended with ")
         assert status.strip(), printed()
         (self.project.root / RECIPE).write_text(self.recipe)
-        return int(status), output
+        return int(status.split()[0]), output  # events may be logged after it
 
     def access(self, token: str | None) -> dict[str, str]:
         """What tells a process which Hub and, unless it is in the file, which token."""
