@@ -1,4 +1,4 @@
-"""Seconds and peak memory of the stages that prepare data, with one process and with two; and after 1 % of rows were added.
+"""Seconds and peak memory of the stages that prepare data, with one process on one CPU and with two; and after 1 % more rows.
 
     python -m benchmarks.data_stages [rows] [processes, such as 1,2] [folder of a tokenizer]
 
@@ -94,10 +94,15 @@ def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
 
 
 def measure(stage: str, root: Path, tokenizer: str, workers: int) -> str:
-    """Run a stage in a process of its own, and return its seconds, seconds of CPU, and the peak of its memory in MiB."""
+    """Run a stage in a process of its own, and return its seconds, seconds of CPU, and the peak of its memory in MiB.
+
+    With one worker, it has one CPU.
+    """
     command = [sys.executable, "-m", "benchmarks.data_stages", "--stage", stage, str(root), tokenizer, str(workers)]
     begin, peak, cpu = time.monotonic(), 0, dict[int, float]()
     process = psutil.Popen(command)
+    if workers == 1:
+        process.cpu_affinity([0])  # or a tokenizer's threads would use all of them
     while process.poll() is None:
         used = 0
         for one in [process, *_children(process)]:

@@ -5,11 +5,13 @@
 The rows are pieces of Python's documentation; the tokenizer is a byte-level BPE trained on them. Each way works
 on the same rows, in this process, on all cores that the tokenizer takes. The stage reads Parquet, finds out what is
 truncated and which tokens have a loss, and writes Arrow. `datasets.map` gets the functions of the libraries' own examples,
-reads and writes Arrow, and learns all tokens of a conversation. The tokenizer's call reads and writes nothing.
+and reads and writes Arrow. Of conversations it learns all tokens in one case, and in the other the assistant's, as the stage
+always does; there, the template marks them. The tokenizer's call reads and writes nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import statistics
@@ -40,6 +42,10 @@ ROWS = 20_000
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 
@@ -82,6 +88,12 @@ def works(tokenizer: Any, of_classifier: Any, texts: list[str]) -> list[Work]:
     def render(batch: list[Any]) -> Any:
         return tokenizer.apply_chat_template(batch, return_dict=True)
 
+    marking = copy.deepcopy(tokenizer)
+    marking.chat_template = MARKED
+
+    def render_marked(batch: list[Any]) -> Any:
+        return marking.apply_chat_template(batch, return_dict=True, return_assistant_tokens_mask=True)
+
     return [
         Work(
             "classifier, short texts",
@@ -109,6 +121,15 @@ def works(tokenizer: Any, of_classifier: Any, texts: list[str]) -> list[Work]:
             4096,
             lambda rows: rows.map(lambda batch: render(batch["messages"]), batched=True),
             render,
+        ),
+        Work(
+            "conversations, the assistant's tokens",
+            marking,
+            chats,
+            ObjectiveChoice(name="sft", messages_column="messages", chat_template=MARKED),
+            4096,
+            lambda rows: rows.map(lambda batch: render_marked(batch["messages"]), batched=True),
+            render_marked,
         ),
     ]
 

@@ -17,10 +17,9 @@ from params import ModelError
 from params.schema import Section
 from trainer.objectives.bases.likelihood import TokenLikelihood
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
-from trainer.objectives.bases.texts import encoding_of, fast_encodings
+from trainer.objectives.bases.texts import encodings
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
 
@@ -67,13 +66,9 @@ class CausalLM(TokenLikelihood[Options]):
         if end_of_text is None:
             raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a causal language model")
         texts = [self.text(row) for row in rows]
-        encodings: Sequence[Encoding] = (
-            encoding_of(texts, tokenizer, add_special_tokens=False).encodings or []
-            if count_bytes
-            else fast_encodings(texts, tokenizer, add_special_tokens=False, verbose=False)
-        )
         encoded = []
-        for row, text, encoding in zip(rows, texts, encodings, strict=True):
+        found = encodings(texts, tokenizer, offsets=count_bytes, add_special_tokens=False)
+        for row, text, encoding in zip(rows, texts, found, strict=True):
             ids = encoding.ids
             starts = list(range(0, len(ids) + 1, max_length)) if ids else []
             ids.append(end_of_text)

@@ -13,7 +13,7 @@ from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from trainer.objectives.bases.padding import IGNORE_INDEX
-from trainer.objectives.bases.texts import encoding_of, first_token, token_ids
+from trainer.objectives.bases.texts import encodings, first_token, token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -97,8 +97,8 @@ class ConversationTokenizer:
         No token crosses the start of a span, because none does at inference: there the prompt is tokenized alone.
         """
         texts: list[str] = self.tokenizer.apply_chat_template(list(conversations), tokenize=False)
-        encodings = encoding_of(texts, self.tokenizer, add_special_tokens=False).encodings or []
-        for turns, text, encoding in zip(conversations, texts, encodings, strict=True):
+        found = encodings(texts, self.tokenizer, offsets=True, add_special_tokens=False)
+        for turns, text, encoding in zip(conversations, texts, found, strict=True):
             spans = self._spans(turns, text)
             size = len(text)
             tokens = [(first_token(encoding, a, size), first_token(encoding, b, size)) for a, b in spans]

@@ -7,28 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
-    from transformers import BatchEncoding, PreTrainedTokenizerBase
-
-
-def encoding_of(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True
-) -> BatchEncoding:
-    """Return the whole texts as a BatchEncoding with `input_ids` only; its methods know the place of each token."""
-    return tokenizer(
-        list(texts),
-        add_special_tokens=add_special_tokens,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
+    from transformers import PreTrainedTokenizerBase
 
 
 def token_ids(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True
 ) -> list[list[int]]:
     """Return the tokens of each whole text."""
-    found = fast_encodings(texts, tokenizer, add_special_tokens=add_special_tokens, verbose=False)
-    return [encoding.ids for encoding in found]
+    return [encoding.ids for encoding in encodings(texts, tokenizer, add_special_tokens=add_special_tokens)]
 
 
 def first_token(encoding: Encoding, place: int, size: int) -> int:
@@ -43,16 +29,31 @@ def truncated_token_ids(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> list[tuple[list[int], bool]]:
     """Return at most `max_length` tokens of each text, special tokens included, and whether it has more."""
-    found = fast_encodings(texts, tokenizer, truncation=True, max_length=max_length)
+    found = encodings(texts, tokenizer, truncation=True, max_length=max_length)
     return [(ids := encoding.ids, len(ids) == max_length and bool(encoding.overflowing)) for encoding in found]
 
 
-def fast_encodings(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True, **options: Any
+def encodings(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    offsets: bool = False,
+    add_special_tokens: bool = True,
+    **options: Any,
 ) -> list[Encoding]:
-    """Return the encoding of each text without offsets, which take a fifth of the time; `options` are the tokenizer's."""
-    tokenizer(texts[0], add_special_tokens=add_special_tokens, **options)  # passes the options on to its backend
-    found: list[Encoding] = tokenizer.backend_tokenizer.encode_batch_fast(
-        list(texts), add_special_tokens=add_special_tokens
-    )
+    """Return the encoding of each text; the tokenizer's own call would copy all of it to Python's lists as well.
+
+    Args:
+        texts: at least one.
+        tokenizer: a fast one.
+        offsets: whether the encodings know the place of each token in its text, which takes a fifth of the time.
+        add_special_tokens: whether the tokenizer may add them.
+        options: the tokenizer's, for example truncation.
+    """
+    tokenizer(
+        texts[0], add_special_tokens=add_special_tokens, verbose=False, **options
+    )  # passes the options on to its backend
+    backend = tokenizer.backend_tokenizer
+    encode = backend.encode_batch if offsets else backend.encode_batch_fast
+    found: list[Encoding] = encode(list(texts), add_special_tokens=add_special_tokens)
     return found
