@@ -24,7 +24,7 @@ $(DEVELOPMENT): pyproject.toml constraints.txt .ci/install.py
 	@touch $(RUNTIME) $@
 
 run: $(RUNTIME)  ## run all stages of RECIPE (default) that are out of date
-	$(BIN)/python -m flows.cli run $(RECIPE)
+	$(BIN)/evergreen run $(RECIPE)
 
 test: $(DEVELOPMENT)  ## run all tests except the slow ones
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
