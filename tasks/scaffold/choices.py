@@ -100,7 +100,7 @@ def split_shares(rows: int, *, has_validation: bool, has_test: bool) -> dict[str
         share = 0.1 if rows < 2_000 else 0.05 if rows < 50_000 else 0.02 if rows < 500_000 else 0.005
         shares["validation"] = Choice(share, f"about {rows * share:,.0f} rows choose the best checkpoint")
     if not has_test:
-        share = 0.1 if rows < 20_000 else 0.05 if rows < 200_000 else 0.02
+        share = 0.2 if rows < 2_000 else 0.1 if rows < 20_000 else 0.05 if rows < 200_000 else 0.02
         shares["test"] = Choice(share, f"about {rows * share:,.0f} rows decide whether a model is published")
     return shares
 

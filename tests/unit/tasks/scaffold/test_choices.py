@@ -62,6 +62,8 @@ def test_shares_only_of_splits_without_files() -> None:
     shares = choices.split_shares(10_003, has_validation=False, has_test=True)
     assert {split: share.value for split, share in shares.items()} == {"validation": 0.05}
     assert shares["validation"].why == "about 500 rows choose the best checkpoint"
+    few = choices.split_shares(967, has_validation=False, has_test=False)
+    assert {split: share.value for split, share in few.items()} == {"validation": 0.1, "test": 0.2}
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 0.01), (0.001, 0.01), (0.0064, 0.02), (0.2, 0.4), (0.8, 0.9)])
