@@ -44,6 +44,8 @@ _FEWEST: Final = 4
 _ATTEMPTS: Final = 3
 _AHEAD: Final = 2
 """Calls that wait for each process: it never waits for this one, and few results wait to be taken."""
+_FREE_EVERY: Final = 16
+"""Items after which this process gives back the memory that is free."""
 
 
 class Workers:
@@ -89,7 +91,10 @@ class Workers:
             EvergreenError: the error of the first item that has one.
         """
         found = self._elsewhere(function, items) if self._are_worth(len(items)) else map(function, items)
-        yield from progress(found, what=what, total=len(items))
+        for number, result in enumerate(progress(found, what=what, total=len(items))):
+            yield result
+            if number % _FREE_EVERY == 0:
+                return_freed_memory()  # or the pieces of one kind of work would stay beside those of the next
 
     def _are_worth(self, items: int) -> bool:
         """Whether so many items are worth other processes."""

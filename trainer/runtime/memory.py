@@ -27,7 +27,8 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Give the memory that is free to the kernel, that of Arrow too; takes milliseconds."""
+    """Give the memory that is free to the kernel, that of Arrow and of new garbage too; takes milliseconds."""
+    gc.collect(0)
     if "pyarrow" in sys.modules:
         sys.modules["pyarrow"].default_memory_pool().release_unused()
     if sys.platform.startswith("linux"):

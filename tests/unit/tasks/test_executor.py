@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,6 +34,18 @@ def run_all(function: Callable[[Any], Any], items: Sequence[Any], folder: Path, 
 def square(number: int) -> tuple[int, int]:
     time.sleep(0.3 if number == 0 else 0)
     return number * number, os.getpid()
+
+
+class Node:
+    """An object in a cycle, which only a look for garbage frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def leave_garbage(seen: weakref.WeakSet[Node], _: int) -> None:
+    """Do work that leaves garbage."""
+    seen.add(Node())
 
 
 def pid(_: int) -> int:
@@ -72,6 +86,19 @@ def test_results_come_in_order_from_other_processes(tmp_path: Path) -> None:
 def test_little_work_needs_no_other_process(items: list[int], workers: int, tmp_path: Path) -> None:
     launch = Launch(micro_batch_size=1, data_workers=workers)
     assert list(run_all(square, items, tmp_path, launch)) == [(i * i, os.getpid()) for i in items]
+
+
+def test_garbage_of_work_in_this_process_does_not_pile_up(tmp_path: Path) -> None:
+    seen, most = weakref.WeakSet[Node](), 0
+    gc.disable()  # a stage's process looks for garbage rarely
+    try:
+        for _ in run_all(
+            partial(leave_garbage, seen), range(100), tmp_path, Launch(micro_batch_size=1, data_workers=1)
+        ):
+            most = max(most, len(seen))
+    finally:
+        gc.enable()
+    assert 0 < most <= 16
 
 
 def test_processes_serve_several_calls(tmp_path: Path) -> None:
