@@ -17,6 +17,7 @@ import platform
 import signal
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -44,8 +45,9 @@ _FEWEST: Final = 4
 _ATTEMPTS: Final = 3
 _AHEAD: Final = 2
 """Calls that wait for each process: it never waits for this one, and few results wait to be taken."""
-_FREE_EVERY: Final = 16
-"""Items after which this process gives back the memory that is free."""
+_FREE_EVERY_S: Final = 1.0
+"""Seconds of work after which a process gives back the memory that is free; it takes some hundredths of one."""
+_freed_at_s = time.monotonic()
 
 
 class Workers:
@@ -91,10 +93,9 @@ class Workers:
             EvergreenError: the error of the first item that has one.
         """
         found = self._elsewhere(function, items) if self._are_worth(len(items)) else map(function, items)
-        for number, result in enumerate(progress(found, what=what, total=len(items))):
+        for result in progress(found, what=what, total=len(items)):
             yield result
-            if number % _FREE_EVERY == 0:
-                return_freed_memory()  # or the pieces of one kind of work would stay beside those of the next
+            _free_memory()
 
     def _are_worth(self, items: int) -> bool:
         """Whether so many items are worth other processes."""
@@ -182,7 +183,15 @@ def _call(function: Path, item: Any) -> Any:
     try:
         return _function(function)(item)
     finally:
-        return_freed_memory()  # which items of another kind would find in pieces
+        _free_memory()
+
+
+def _free_memory() -> None:
+    """Give back the memory that is free, now and then: other kinds of work would find it in pieces."""
+    global _freed_at_s  # noqa: PLW0603 - of this process
+    if time.monotonic() - _freed_at_s >= _FREE_EVERY_S:
+        return_freed_memory()
+        _freed_at_s = time.monotonic()
 
 
 @lru_cache(maxsize=4)

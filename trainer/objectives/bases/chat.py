@@ -103,7 +103,7 @@ class ConversationTokenizer:
             size = len(text)
             tokens = [(first_token(encoding, a, size), first_token(encoding, b, size)) for a, b in spans]
             if all(
-                begin == len(encoding) or encoding.token_to_chars(begin)[0] >= start
+                begin == len(encoding) or (encoding.token_to_chars(begin) or (0, 0))[0] >= start
                 for (begin, _), (start, _) in zip(tokens, spans, strict=True)
             ):
                 yield encoding.ids, tokens
