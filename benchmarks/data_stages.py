@@ -102,7 +102,7 @@ def measure(stage: str, root: Path, tokenizer: str, workers: int) -> str:
     begin, peak, cpu = time.monotonic(), 0, dict[int, float]()
     process = psutil.Popen(command)
     if workers == 1:
-        process.cpu_affinity([0])  # or a tokenizer's threads would use all of them
+        process.cpu_affinity(process.cpu_affinity()[:1])  # or a tokenizer's threads would use all of them
     while process.poll() is None:
         used = 0
         for one in [process, *_children(process)]:

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -85,14 +86,17 @@ def works(tokenizer: Any, of_classifier: Any, texts: list[str]) -> list[Work]:
         tokenized = rows.map(lambda batch: tokenizer(batch["text"]), batched=True, remove_columns=rows.column_names)
         return tokenized.map(group, batched=True)
 
-    def render(batch: list[Any]) -> Any:
-        return tokenizer.apply_chat_template(batch, return_dict=True)
+    def of_chats(name: str, template: str, **options: Any) -> Work:
+        """Return the work on conversations; the two other ways render them with these options."""
+        own = copy.deepcopy(tokenizer)
+        own.chat_template = template
 
-    marking = copy.deepcopy(tokenizer)
-    marking.chat_template = MARKED
+        def render(batch: list[Any]) -> Any:
+            return own.apply_chat_template(batch, return_dict=True, **options)
 
-    def render_marked(batch: list[Any]) -> Any:
-        return marking.apply_chat_template(batch, return_dict=True, return_assistant_tokens_mask=True)
+        objective = ObjectiveChoice(name="sft", messages_column="messages", chat_template=template)
+        by_map = partial(Dataset.map, function=lambda batch: render(batch["messages"]), batched=True)
+        return Work(name, own, chats, objective, 4096, by_map, render)
 
     return [
         Work(
@@ -113,24 +117,8 @@ def works(tokenizer: Any, of_classifier: Any, texts: list[str]) -> list[Work]:
             map_and_group,
             tokenizer,
         ),
-        Work(
-            "conversations",
-            tokenizer,
-            chats,
-            ObjectiveChoice(name="sft", messages_column="messages", chat_template=TEMPLATE),
-            4096,
-            lambda rows: rows.map(lambda batch: render(batch["messages"]), batched=True),
-            render,
-        ),
-        Work(
-            "conversations, the assistant's tokens",
-            marking,
-            chats,
-            ObjectiveChoice(name="sft", messages_column="messages", chat_template=MARKED),
-            4096,
-            lambda rows: rows.map(lambda batch: render_marked(batch["messages"]), batched=True),
-            render_marked,
-        ),
+        of_chats("conversations", TEMPLATE),
+        of_chats("conversations, the assistant's tokens", MARKED, return_assistant_tokens_mask=True),
     ]
 
 
@@ -184,7 +172,6 @@ def main() -> None:
     disable_progress_bars()
     texts = [row["text"] for row in documentation() if row["text"]]
     tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=8192))
-    tokenizer.chat_template = TEMPLATE
     of_classifier = load_tokenizer(sys.argv[2], None) if len(sys.argv) > 2 else tokenizer
     print(environment(), flush=True)
     for work in works(tokenizer, of_classifier, texts):

@@ -46,8 +46,9 @@ _ATTEMPTS: Final = 3
 _AHEAD: Final = 2
 """Calls that wait for each process: it never waits for this one, and few results wait to be taken."""
 _FREE_EVERY_S: Final = 1.0
-"""Seconds of work after which a process gives back the memory that is free; it takes some hundredths of one."""
+"""Seconds of work after which a process gives back the memory that is free: the next work has to ask for it again."""
 _freed_at_s = time.monotonic()
+"""When this process last did."""
 
 
 class Workers:

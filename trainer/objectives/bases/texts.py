@@ -50,9 +50,8 @@ def encodings(
         add_special_tokens: whether the tokenizer may add them.
         options: the tokenizer's, for example truncation.
     """
-    tokenizer(
-        texts[0], add_special_tokens=add_special_tokens, verbose=False, **options
-    )  # passes the options on to its backend
+    # Passes the options on to the backend.
+    tokenizer(texts[0], add_special_tokens=add_special_tokens, verbose=False, **options)
     backend = tokenizer.backend_tokenizer
     encode = backend.encode_batch if offsets else backend.encode_batch_fast
     found: list[Encoding] = encode(list(texts), add_special_tokens=add_special_tokens)
