@@ -25,7 +25,7 @@ class Collectives:
         if self._group is None:
             return lambda: flags
         votes = torch.tensor(flags, dtype=torch.int32)
-        work = dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        work = self._group.allreduce(votes, dist.ReduceOp.MAX)  # dist.all_reduce adds half a millisecond to a step
 
         def answer() -> tuple[bool, ...]:
             work.wait()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate import DistributedDataParallelKwargs
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalPrediction, IntervalStrategy
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from trainer.objectives.bases.objective import Objective
 
 PRIVATE_HOOKS = (
+    "_build_accelerator_args",
     "_init_training_state",
     "_issue_warnings_after_load",
     "_get_grad_norm",
@@ -265,6 +267,13 @@ class EvergreenTrainer(Trainer):
             self.saver.writer.wait()
 
     # The optimizer
+
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        args: dict[str, Any] = super()._build_accelerator_args(**kwargs)
+        for handler in args["kwargs_handlers"]:
+            if isinstance(handler, DistributedDataParallelKwargs):
+                handler.gradient_as_bucket_view = True  # the same gradients, without a copy of each
+        return args
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         own = self._in_backward
