@@ -2,7 +2,7 @@
 
     python -m benchmarks.tokenization [rounds] [folder of the classifier's tokenizer]
 
-The rows are pieces of Python's documentation; the tokenizer is a byte-level BPE trained on them. Each way works
+The rows are pieces of Python's documentation, once and ten times; the tokenizer is a byte-level BPE trained on them. Each way works
 on the same rows, in this process, on all cores that the tokenizer takes. The stage reads Parquet, finds out what is
 truncated and which tokens have a loss, and writes Arrow. `datasets.map` gets the functions of the libraries' own examples,
 and reads and writes Arrow. Of conversations it learns all tokens in one case, and in the other the assistant's, as the stage
@@ -19,9 +19,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from trainer import objectives
 from trainer.runtime.memory import collect_rarely
 
 ROWS = 20_000
+REPEATS = (1, 10)
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -145,7 +146,7 @@ def times(work: Work, folder: Path, turn: int) -> dict[str, tuple[float, float]]
     encoder = Encoder(method, work.tokenizer, work.max_length, method.collect_state(rows.rows()))
 
     def here() -> None:
-        with ShardWorkers(artifacts, "tokenize", Launch(micro_batch_size=1)) as workers:
+        with ShardWorkers(artifacts, "tokenize", Launch(micro_batch_size=1, data_workers=1)) as workers:
             encode_splits({"train": rows}, folder, encoder, workers)
 
     ways: dict[str, Callable[[], object]] = {
@@ -174,7 +175,8 @@ def main() -> None:
     tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=8192))
     of_classifier = load_tokenizer(sys.argv[2], None) if len(sys.argv) > 2 else tokenizer
     print(environment(), flush=True)
-    for work in works(tokenizer, of_classifier, texts):
+    for once, repeats in product(works(tokenizer, of_classifier, texts), REPEATS):
+        work = replace(once, rows=once.rows * repeats)
         measured = []
         for turn in range(rounds):
             with tempfile.TemporaryDirectory() as folder:
