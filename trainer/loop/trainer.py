@@ -269,10 +269,14 @@ class EvergreenTrainer(Trainer):
     # The optimizer
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        """As in Trainer; data parallelism does not copy gradients, nor send buffers that are the same everywhere."""
         args: dict[str, Any] = super()._build_accelerator_args(**kwargs)
+        saved = self.model.state_dict()
         for handler in args["kwargs_handlers"]:
             if isinstance(handler, DistributedDataParallelKwargs):
-                handler.gradient_as_bucket_view = True  # the same gradients, without a copy of each
+                handler.gradient_as_bucket_view = True
+                if self.args.ddp_broadcast_buffers is None:  # a buffer that is not saved follows from the configuration
+                    handler.broadcast_buffers = any(name in saved for name, _ in self.model.named_buffers())
         return args
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
