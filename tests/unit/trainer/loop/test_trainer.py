@@ -72,6 +72,19 @@ def test_floating_point_operations_are_counted_as_in_trainer(tmp_path):
     assert trainer.floating_point_ops({}) == 0
 
 
+@pytest.mark.parametrize("given", [None, True, False])
+def test_processes_share_their_buffers_only_where_those_are_saved(tmp_path, given):
+    arguments = {} if given is None else {"training.arguments": {"ddp_broadcast_buffers": given}}
+    trainer = trainer_of(job(tmp_path, arguments))
+    handler = trainer.accelerator.ddp_handler
+    assert handler.gradient_as_bucket_view
+    assert handler.broadcast_buffers == bool(given)  # those of a Llama follow from its configuration
+    assert list(trainer.model.buffers())
+    trainer.model.running_mean = torch.nn.BatchNorm1d(1)
+    (handler,) = trainer._build_accelerator_args()["kwargs_handlers"]
+    assert handler.broadcast_buffers == (given is not False)
+
+
 @pytest.mark.parametrize("name", PRIVATE_HOOKS)
 def test_overridden_private_methods_exist_in_transformers(name):
     theirs, ours = getattr(Trainer, name), getattr(EvergreenTrainer, name)
