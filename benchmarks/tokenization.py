@@ -41,6 +41,7 @@ from trainer.runtime.memory import collect_rarely
 
 ROWS = 20_000
 REPEATS = (1, 10)
+"""How often a table repeats the rows of each work."""
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"

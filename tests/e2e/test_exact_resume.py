@@ -29,6 +29,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "launch.dataloader_workers": 1,
     },
     "two processes": {"launch.num_processes": 2, "launch.micro_batch_size": 2},
+    "four processes, gradient checkpointing": {
+        "launch.num_processes": 4,
+        "launch.micro_batch_size": 2,
+        "training.gradient_checkpointing": True,
+    },
     "early stopping": {"training.learning_rate": 3.0, "training.early_stopping_patience": 3, "training.eval_steps": 2},
 }
 FINE_TUNED = {"name": "sft", "prompt_column": "text", "completion_column": "label", "packing": True}
@@ -45,7 +50,7 @@ VARIANTS["fine-tuning: packed, adapters with dropout, noise on embeddings"] = {
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param(changes, id=name, marks=() if name == "two processes" else pytest.mark.slow)
+        pytest.param(changes, id=name, marks=() if "processes" in name else pytest.mark.slow)
         for name, changes in VARIANTS.items()
     ],
 )

@@ -16,6 +16,7 @@ from typing import Any
 import pydantic
 
 from params import ModelError, Problem
+from params.distribution import distribution
 from params.loading import suggestion
 from params.schema import Direction, Launch, Training
 from trainer.loop import optimizer_check
@@ -81,6 +82,8 @@ _REFUSED = {
     "dataloader_multiprocessing_context": "loader workers are forked: an objective's collator cannot be pickled",
     "length_column_name": "the tokenize stage counts lengths",
     "restore_callback_states_from_checkpoint": "a resumed run always restores the state of its callbacks",
+    "ddp_find_unused_parameters": "without it, a resumed run would add gradients in another order",
+    "ddp_static_graph": "with it, a resumed run would add gradients in another order",
     "save_on_each_node": "all machines share the run's folder, and one process writes to it",
     "disable_tqdm": "progress is logged in lines, which flows and files show too",
     "do_train": "the train stage trains",
@@ -155,6 +158,11 @@ def conflicts(training: Training, launch: Launch) -> list[Problem]:
         what = "does nothing: training.loss replaces the loss that it would smooth"
         fix = "remove one of them; trainer.losses:cross_entropy takes `smoothing` as an argument"
         found.append(Problem(("training", "arguments", "label_smoothing_factor"), what, fix))
+    recomputation = given.get("activation_checkpointing_kwargs") or {}
+    if recomputation.get("use_reentrant") and launch.num_processes > 1 and distribution(launch) == "data parallelism":
+        what = "the older form of gradient checkpointing cannot resume exactly on several processes"
+        fix = "remove use_reentrant: the default form gives the same gradients"
+        found.append(Problem(("training", "arguments", "activation_checkpointing_kwargs"), what, fix))
     for name in ("dataloader_persistent_workers", "dataloader_prefetch_factor"):
         if given.get(name) and not launch.dataloader_workers:
             what = "does nothing without loader workers"

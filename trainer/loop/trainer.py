@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import DistributedDataParallelKwargs
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalPrediction, IntervalStrategy
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from trainer.objectives.bases.objective import Objective
 
 PRIVATE_HOOKS = (
-    "_build_accelerator_args",
     "_init_training_state",
     "_issue_warnings_after_load",
     "_get_grad_norm",
@@ -116,6 +114,21 @@ class EvergreenTrainer(Trainer):
         self._resumed: Position | None = None
         self._in_backward: optimizers.StepsInBackward | None = None
         self.add_callback(self.guard)
+
+    # Processes
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As in Trainer, with settings of data parallelism for an exact resume, and without needless copies.
+
+        Without the search for unused parameters, torch rearranges the gradients after the first step of each start, and a resumed run
+        on more than two processes adds them in another order. Buffers that are not saved follow from the configuration, so all
+        processes have the same ones.
+        """
+        super().create_accelerator_and_postprocess()
+        ddp, saved = self.accelerator.ddp_handler, self.model.state_dict()
+        ddp.gradient_as_bucket_view = ddp.find_unused_parameters = True
+        if self.args.ddp_broadcast_buffers is None:
+            ddp.broadcast_buffers = any(name in saved for name, _ in self.model.named_buffers())
 
     # Data and its order
 
@@ -267,17 +280,6 @@ class EvergreenTrainer(Trainer):
             self.saver.writer.wait()
 
     # The optimizer
-
-    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
-        """As in Trainer; data parallelism does not copy gradients, nor send buffers that are the same everywhere."""
-        args: dict[str, Any] = super()._build_accelerator_args(**kwargs)
-        saved = self.model.state_dict()
-        for handler in args["kwargs_handlers"]:
-            if isinstance(handler, DistributedDataParallelKwargs):
-                handler.gradient_as_bucket_view = True
-                if self.args.ddp_broadcast_buffers is None:  # a buffer that is not saved follows from the configuration
-                    handler.broadcast_buffers = any(name in saved for name, _ in self.model.named_buffers())
-        return args
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         own = self._in_backward

@@ -186,6 +186,11 @@ WRONG = {
         "3 processes cannot share training.global_batch_size 8 evenly; use one of [1, 2, 4, 8] processes",
     ),
     "accelerate": ({"launch.accelerate_config": "fsdp.yaml"}, "launch.accelerate_config", "there is no file fsdp.yaml"),
+    "gradient checkpointing that several processes cannot resume": (
+        {"launch.num_processes": 2, "training.arguments": {"activation_checkpointing_kwargs": {"use_reentrant": True}}},
+        "training.arguments.activation_checkpointing_kwargs",
+        "cannot resume exactly on several processes; remove use_reentrant",
+    ),
     "token": (
         {"publish.endpoint": "https://hub.example.org"},
         "publish.endpoint",

@@ -80,9 +80,10 @@ def test_processes_share_their_buffers_only_where_those_are_saved(tmp_path, give
     assert handler.gradient_as_bucket_view
     assert handler.broadcast_buffers == bool(given)  # those of a Llama follow from its configuration
     assert list(trainer.model.buffers())
+    assert trainer.accelerator.ddp_handler.find_unused_parameters
     trainer.model.running_mean = torch.nn.BatchNorm1d(1)
-    (handler,) = trainer._build_accelerator_args()["kwargs_handlers"]
-    assert handler.broadcast_buffers == (given is not False)
+    trainer.create_accelerator_and_postprocess()
+    assert trainer.accelerator.ddp_handler.broadcast_buffers == (given is not False)
 
 
 @pytest.mark.parametrize("name", PRIVATE_HOOKS)
