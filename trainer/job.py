@@ -32,6 +32,8 @@ class Job(Section):
     """The checkpoint to resume from; the supervisor chooses it, so that all processes use the same."""
     stop_at_step: int | None = None
     """Stop after this step as if a stop were requested; for `verify-resume`."""
+    keep_freed_memory: bool = True
+    """Whether the processes keep the memory that a step frees (`trainer.runtime.memory`); false once memory has run out."""
     record: bool = False
     """Record what each step saw in `steps-<rank>.jsonl` in the run's folder; for `verify-resume`."""
 

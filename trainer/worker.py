@@ -63,7 +63,8 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     from trainer.runtime.imports import leave_out_unused
     from trainer.runtime.memory import keep_freed_memory, without_collections
 
-    keep_freed_memory()
+    if job.keep_freed_memory:
+        keep_freed_memory()
     leave_out_unused(job)  # before transformers is imported
     with without_collections():
         from transformers import TrainerState

@@ -68,7 +68,8 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
                 halved += 1
                 message = "train: out of memory: launch.%s goes from %d to %d, at the same global batch"
                 logger.warning(message, key, size, size // 2)
-                job = job.model_copy(update={"launch": job.launch.model_copy(update={key: size // 2})})
+                launch = job.launch.model_copy(update={key: size // 2})
+                job = job.model_copy(update={"launch": launch, "keep_freed_memory": False})
                 continue
             if signals.first == signal.SIGINT:  # during its last steps
                 raise KeyboardInterrupt("the training is finished\n  start again: it is kept")

@@ -159,7 +159,7 @@ WIDE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("limit_gib", "fits"), [(3.8, True), (2.2, False)])
+@pytest.mark.parametrize(("limit_gib", "fits"), [(3.7, True), (2.2, False)])
 def test_short_of_memory_the_micro_batch_is_halved(project: Project, limit_gib: float, fits: bool) -> None:
     Run(project, WIDE, {"train": 1200, "validation": 60, "test": 60})
     limit = int(limit_gib * 2**30)

@@ -17,7 +17,8 @@ def keep_freed_memory() -> None:
     """Let glibc keep the memory that is freed, instead of returning large blocks to the kernel and asking for them again.
 
     The kernel fills each page that it hands out with zeros. A training step on a CPU frees and asks for the same hundreds
-    of megabytes, which cost it up to a third of a short step. The process then holds its largest use until it ends.
+    of megabytes, which cost it up to a third of a short step, and half of a step with huge layers. The process then holds its
+    largest use until it ends, and up to a third more, because blocks of other sizes do not fill the gaps.
     """
     if sys.platform.startswith("linux"):
         with contextlib.suppress(AttributeError):  # another C library

@@ -369,6 +369,8 @@ if job.launch.eval_batch_size > 8:
         supervise(job, lambda: Path(f"checkpoint-{next(newest)}"))
         assert [(s.micro_batch_size, s.eval_batch_size) for s in fake.starts] == [(4, 32), (2, 32), (2, 16), (2, 8)]
         assert (fake.folder / "finished.json").read_text() == "checkpoint-3"
+        assert job.keep_freed_memory
+        assert not Job.load(fake.folder / "job.json").keep_freed_memory
         assert caplog.messages[0] == (
             "train: out of memory: launch.micro_batch_size goes from 4 to 2, at the same global batch"
         )
