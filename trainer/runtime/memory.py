@@ -18,7 +18,7 @@ def keep_freed_memory() -> None:
 
     The kernel fills each page that it hands out with zeros. A training step on a CPU frees and asks for the same hundreds
     of megabytes, which cost it up to a third of a short step, and half of a step with huge layers. The process then holds its
-    largest use until it ends, and up to a third more, because blocks of other sizes do not fill the gaps.
+    largest use until it ends, and more, because blocks of other sizes do not fill the gaps: a third more with such layers.
     """
     if sys.platform.startswith("linux"):
         with contextlib.suppress(AttributeError):  # another C library

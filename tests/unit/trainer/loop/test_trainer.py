@@ -75,12 +75,12 @@ def test_floating_point_operations_are_counted_as_in_trainer(tmp_path):
 @pytest.mark.parametrize("given", [None, True, False])
 def test_processes_share_their_buffers_only_where_those_are_saved(tmp_path, given):
     arguments = {} if given is None else {"training.arguments": {"ddp_broadcast_buffers": given}}
-    trainer = trainer_of(job(tmp_path, arguments))
+    trainer = trainer_of(job(tmp_path, arguments | {"training.gradient_checkpointing": True}))
     handler = trainer.accelerator.ddp_handler
     assert handler.gradient_as_bucket_view
+    assert handler.find_unused_parameters  # Trainer turns it off with gradient checkpointing
     assert handler.broadcast_buffers == bool(given)  # those of a Llama follow from its configuration
     assert list(trainer.model.buffers())
-    assert trainer.accelerator.ddp_handler.find_unused_parameters
     trainer.model.running_mean = torch.nn.BatchNorm1d(1)
     trainer.create_accelerator_and_postprocess()
     assert trainer.accelerator.ddp_handler.broadcast_buffers == (given is not False)
