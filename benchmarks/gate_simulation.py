@@ -109,7 +109,7 @@ def slice_cells(pairs: int, seed: int = 0, slices: int = 50) -> Iterator[SliceCe
     gates = [Gate(slice_margin=0.05, margin=0.5), Gate(slice_floors={"accuracy": 0.8}, margin=0.5)]
     all_rows = comparison("accuracy", gain_of_counts(10, 10, 1000), 1000)
     nothing = ScoredModel(Scores(np.arange(0), {}), {"accuracy": 0.85})
-    scored = ScoredModels("accuracy", {"accuracy": "max"}, nothing, None, nothing, same_tokens=True)
+    scored = ScoredModels("accuracy", {"accuracy": "max"}, nothing, None, nothing)
     for rows in (30, 60, 200):
         for truth, (first, others, is_error) in SLICE_TRUTHS.items():
             random = np.random.default_rng([seed, rows, *(ord(letter) for letter in truth)])

@@ -14,6 +14,9 @@ from params.hashing import file_sha256
 from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice
 from trainer.data import shards
 
+PROVENANCE: Final = "evergreen-provenance.json"
+"""The file of a release that says what made it."""
+
 
 def model_digest(artifacts: Artifacts) -> str:
     """Return the digest of the trained weights, adapters merged.

@@ -80,33 +80,37 @@ class Analysis:
 
     def _can_compare(self, metric: str) -> bool:
         """Whether a metric can be compared with the champion's."""
-        return self.scored.same_tokens or metric not in self.objective.tokenizer_dependent
+        return self.scored.can_compare(metric)
 
     def _comparisons(self) -> Iterator[Comparison]:
-        opponents: list[tuple[Opponent, Any]] = [
-            ("untrained", self.scored.untrained),
-            ("champion", self.scored.champion),
-        ]
-        for against, other in opponents:
-            if other is None:
-                continue
-            own_scores, other_scores = _common_rows(self.scored.model.scores, other.scores)
-            for metric, gain in self._gains(own_scores, other_scores, against=against).items():
-                yield Comparison(
-                    against=against,
-                    metric=metric,
-                    gain=gain.value,
-                    low=gain.low,
-                    high=gain.high,
-                    p_value=gain.p_value,
-                    rows=len(own_scores),
-                    groups=None if own_scores.groups is None else own_scores.observations,
-                )
+        own, untrained, text = self.scored.model.scores, self.scored.untrained, self.scored.text
+        if untrained is not None:
+            yield from self._compare(own, untrained.scores, "untrained")
+        if common := self.scored.common():
+            per_byte = self.objective.per_byte if text is not None and len(text.unwritten) else frozenset[str]()
+            yield from (one for one in self._compare(*common, "champion") if one.metric not in per_byte)
+            if per_byte and (common := self.scored.common(written=True)):
+                yield from (one for one in self._compare(*common, "champion") if one.metric in per_byte)
+
+    def _compare(self, own: Scores, other: Scores, against: Opponent) -> Iterator[Comparison]:
+        """Compare two models on the same rows."""
+        for metric, gain in self._gains(own, other, against=against).items():
+            yield Comparison(
+                against=against,
+                metric=metric,
+                gain=gain.value,
+                low=gain.low,
+                high=gain.high,
+                p_value=gain.p_value,
+                rows=len(own),
+                left_out=len(self.scored.model.scores) - len(own),
+                groups=None if own.groups is None else own.observations,
+            )
 
     def _slices(self) -> Iterator[SliceResult]:
-        own, champion = self.scored.model.scores, None
-        if self.scored.champion is not None:
-            own, champion = _common_rows(own, self.scored.champion.scores)
+        metrics = {self.scored.metric, *self.evaluation.gate.slice_floors}
+        common = self.scored.common(written=bool(metrics & self.objective.per_byte))
+        own, champion = common or (self.scored.model.scores, None)
         for slice_by, slices in slice_positions(self.rows, self.evaluation.slices, own.row_ids):
             for name, positions in slices.items():
                 other = champion.take(positions) if champion is not None else None
@@ -157,10 +161,10 @@ class Analysis:
 
     def _changed(self) -> list[ChangedRow]:
         """The rows whose errors differ most, in either direction, where the two models' errors can be compared."""
-        champion = self.scored.champion
-        if champion is None:
+        common = self.scored.common(written=not self._can_compare("loss"))
+        if common is None:
             return []
-        own, other = _common_rows(self.scored.model.scores, champion.scores)
+        own, other = common
         errors, champion_errors = self._comparable_errors(own), self._comparable_errors(other)
         if errors is None or champion_errors is None:
             return []
@@ -185,17 +189,9 @@ class Analysis:
         """Each row's error, (N,): as for the worst rows; for other tokens per byte of text, or None if that is unknown."""
         if self._can_compare("loss"):
             return self.objective.row_error(scores.columns)
-        if "bytes" not in scores.columns:
+        if "bytes" not in scores.columns or not all(map(self._can_compare, self.objective.per_byte)):
             return None
         return scores.columns["nll"] / np.maximum(scores.columns["bytes"], 1)
-
-
-def _common_rows(one: Scores, other: Scores) -> tuple[Scores, Scores]:
-    """The rows that both models have scores of; another tokenizer may make other rows unusable."""
-    if np.array_equal(one.row_ids, other.row_ids):
-        return one, other
-    _, positions, others = np.intersect1d(one.row_ids, other.row_ids, assume_unique=True, return_indices=True)
-    return one.take(positions), other.take(others)
 
 
 def _interval(resampler: Resampler, resampled: NDArray[np.float64]) -> Interval:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from params import ModelError
+from params import ModelError, TransientError
 from params.artifacts import Artifacts, whole_folder
+from params.schema import ObjectiveChoice
+from tasks.digests import PROVENANCE
+from tasks.evaluation.reading import NO_LIMIT, Reading
 from tasks.evaluation.report import Champion
 from tasks.hub_client.connection import chosen_endpoint, open_repository
+from trainer import objectives
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -72,39 +77,63 @@ def _download(repository: Repository, commit: str, folder: Path) -> None:
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes on the download
 
 
-def load(
-    folder: Path, objective: Objective[Any], state: ObjectiveState, champion: Champion
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the champion and its tokenizer, with this run's labels. An adapter is merged into its base model.
+def read_as_released(
+    folder: Path, choice: ObjectiveChoice, *, max_length: int, champion: Champion, columns: Collection[str]
+) -> Reading:
+    """Return how the champion reads rows: with its own tokenizer, and the options that its release records.
+
+    Args:
+        folder: its files.
+        choice: what the candidate learns.
+        max_length: the candidate's, for a champion without one.
+        champion: for messages.
+        columns: of the rows.
+
+    Raises:
+        ModelError: it cannot read rows of this recipe.
+    """
+    from transformers import AutoTokenizer
+
+    with errors(champion):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        objective = objectives.build(choice).as_released(_released_options(folder, choice.name))
+        if lacking := sorted(objective.columns().keys() - set(columns)):
+            raise ValueError(f"its prompt needs the column {lacking[0]!r}, which the rows do not have")
+        objective.prepare_tokenizer(tokenizer)
+        own = int(tokenizer.model_max_length)
+        where = f"{champion.endpoint}/{champion.repo_id}"
+        return Reading(objective, tokenizer, folder, own if own < NO_LIMIT else max_length, where)
+
+
+def load(folder: Path, objective: Objective[Any], state: ObjectiveState, champion: Champion) -> PreTrainedModel:
+    """Load the champion, with this run's labels. An adapter is merged into its base model.
 
     Raises:
         ModelError: it is a model for another task.
     """
-    from transformers import AutoTokenizer
-
     from trainer.model import network
 
+    with errors(champion):
+        return objective.remap_labels(network.trained_model(folder, objective.model_class()), state)
+
+
+@contextlib.contextmanager
+def errors(champion: Champion) -> Iterator[None]:
+    """Turn what goes wrong with the champion into a ModelError that names it."""
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
-        objective.prepare_tokenizer(tokenizer)
-        model = objective.remap_labels(network.trained_model(folder, objective.model_class()), state)
+        yield
+    except TransientError:
+        raise
     except Exception as error:
         what = f"the champion, {champion.tag or champion.commit}, cannot be scored: {type(error).__name__}: {error}"
         fix = "if it is a model for another task, publish to another repository (publish.repo_id)"
         raise ModelError(f"{champion.endpoint}/{champion.repo_id}", what, fix) from error
-    return model, tokenizer
 
 
-def reads_alike(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Return whether two tokenizers split every text into the same tokens."""
-    return bool(
-        _rules(one) == _rules(other)
-        and one.chat_template == other.chat_template
-        and one.model_max_length == other.model_max_length
-        and (one.eos_token_id, one.pad_token_id) == (other.eos_token_id, other.pad_token_id)
-    )
-
-
-def _rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    rules: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
-    return {name: rule for name, rule in rules.items() if name not in {"truncation", "padding"}}  # of its last call
+def _released_options(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return the options of the objective `name` that a release records; None if it records none, or another objective."""
+    path = folder / PROVENANCE
+    if not path.exists():
+        return None
+    found = json.loads(path.read_bytes())["objective"]
+    return {key: value for key, value in found.items() if key != "name"} if found["name"] == name else None

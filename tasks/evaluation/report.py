@@ -63,6 +63,8 @@ class Comparison(Report):
     p_value: Number | None
     """Of McNemar's test, where the metric is a share of rows that are independent."""
     rows: int
+    left_out: int = 0
+    """Rows that do not count, because one of the models cannot read or write all of their text."""
     groups: int | None = None
     """How many groups the rows are of (`data.group_by`); None if each row is on its own."""
 
@@ -77,6 +79,8 @@ class Comparison(Report):
             text += f"; McNemar p = {self.p_value:.2g}" if self.p_value > _SMALLEST_P_VALUE else "; McNemar p < 1e-12"
         if self.groups is not None:
             text += f"; {self.rows} rows of {self.groups} groups"
+        if self.left_out:
+            text += f"; {self.left_out} rows do not count, of which one of the models does not read or write all"
         return text + ")"
 
 

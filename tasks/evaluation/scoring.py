@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
+    from tasks.evaluation.reading import CommonText
     from trainer.data.tokens import Sequences
     from trainer.loop.metrics import EvaluationMetrics
     from trainer.objectives.bases.objective import Objective
@@ -73,6 +74,8 @@ class ScoredModel:
     scores: Scores
     metrics: Mapping[str, float]
     """Includes those of the recipe's own function."""
+    sequences: int = 0
+    """How many sequences of tokens the rows are."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,29 @@ class ScoredModels:
     """The candidate: the best weights of the training."""
     untrained: ScoredModel | None
     champion: ScoredModel | None
-    same_tokens: bool
-    """Whether the champion's tokenizer gives the same tokens as the candidate's."""
+    text: CommonText | None = None
+    """What candidate and champion both read; None without a champion."""
     confidence: ChampionConfidence | None = None
     """The champion's on the new rows."""
+
+    def can_compare(self, metric: str) -> bool:
+        """Whether a metric can be compared with the champion's."""
+        return self.text is None or metric not in self.text.incomparable
+
+    def common(self, *, written: bool = False) -> tuple[Scores, Scores] | None:
+        """The scores of candidate and champion on the rows that both read as a whole; None without a champion.
+
+        With `written`, only of the rows whose text both tokenizers give back.
+        """
+        if self.champion is None:
+            return None
+        one, other = self.model.scores, self.champion.scores
+        skipped = (self.text.left_out, self.text.unwritten) if self.text else ()
+        left_out = [rows for rows in skipped[: 1 + written] if len(rows)]
+        if not left_out and np.array_equal(one.row_ids, other.row_ids):
+            return one, other
+        shared = np.setdiff1d(np.intersect1d(one.row_ids, other.row_ids), np.concatenate([*left_out, one.row_ids[:0]]))
+        return one.take(np.isin(one.row_ids, shared)), other.take(np.isin(other.row_ids, shared))
 
     def __iter__(self) -> Iterator[tuple[str, ScoredModel]]:
         """The models that were scored, by name, the candidate first."""

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from params import ModelError
 from params.artifacts import Artifacts, whole_folder
-from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
+from params.schema import Evaluation, Launch, Model, ObjectiveChoice
 from tasks import digests
 from tasks.drift.report import ChampionConfidence, DriftReport
 from tasks.evaluation import champion, gate
 from tasks.evaluation.analysis import Analysis
 from tasks.evaluation.champion_confidence import measure_confidence, reason_against
 from tasks.evaluation.groups import RowGroups
+from tasks.evaluation.reading import CommonText, Reading
 from tasks.evaluation.receipt_log import log_verdict, read_entries
 from tasks.evaluation.report import Blessing, Champion, EvaluationReport, RowUse
 from tasks.evaluation.row_use import ComparisonId, RowHashes, row_use
@@ -40,7 +41,6 @@ from tasks.hub_client.connection import chosen_endpoint
 from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
 from tasks.stages import read_report, save_report
-from tasks.tokenization.encoding import Encoder, encode_splits
 from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
@@ -48,13 +48,11 @@ from trainer.loop.metrics import EvaluationMetrics
 from trainer.model.network import trained_model, untrained_model
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 logger = logging.getLogger(__name__)
-_NO_LIMIT = 1_000_000
-"""A tokenizer without a maximum length has a `model_max_length` above this."""
 
 
 def evaluate(
@@ -88,7 +86,7 @@ def evaluate(
     with whole_folder(artifacts.evaluation) as folder:
         rows = SplitRows(artifacts.rows / evaluation.split)
         groups = RowGroups.read(rows)
-        scorer = _Scorer(artifacts, built, state, model, evaluation, seed, launch, resampler, rows, groups, folder)
+        scorer = _Scorer(artifacts, objective, state, model, evaluation, seed, launch, resampler, rows, groups, folder)
         scored = scorer.score_all(published, _read_drift(artifacts))
         details = Analysis(built, state, evaluation, rows, resampler, scored).details()
         use: RowUse | None = None
@@ -121,7 +119,7 @@ def evaluate(
         report = EvaluationReport(
             split=evaluation.split,
             rows=len(scored.model.scores),
-            sequences=len(tokens.read_split(artifacts.tokens, evaluation.split)),
+            sequences=scored.model.sequences,
             metric=scored.metric,
             verdict=verdict.verdict,
             model=metrics["model"],
@@ -149,7 +147,7 @@ class _Scorer:
     """Scores models on the held-out split, one after another: only one is in memory at a time."""
 
     artifacts: Artifacts
-    objective: Objective[Any]
+    choice: ObjectiveChoice
     state: ObjectiveState
     model: Model
     evaluation: Evaluation
@@ -162,40 +160,36 @@ class _Scorer:
 
     def score_all(self, published: champion.PublishedModel, drift: DriftReport | None) -> ScoredModels:
         (self.folder / "scores").mkdir()
-        tokenizer = tokens.read_tokenizer(self.artifacts.tokens)
-        metric = self.evaluation.gate.metric or self.objective.main_metric
-        own = self.evaluation.metrics.directions if self.evaluation.metrics else {}
-        directions = {**self.objective.metrics, **self.objective.evaluate_only_metrics, **own}
+        objective, tokenizer = self.resampler.objective, tokens.read_tokenizer(self.artifacts.tokens)
+        metric = self.evaluation.gate.metric or objective.main_metric
+        extra = self.evaluation.metrics.directions if self.evaluation.metrics else {}
+        directions = {**objective.metrics, **objective.evaluate_only_metrics, **extra}
+        own = Reading(objective, tokenizer, self.artifacts.model, tokenizer.model_max_length, "the candidate")
+        other, text = self._read_both(own, published, metric)
 
         def load_untrained() -> PreTrainedModel:
             return untrained_model(
-                self.model, objective=self.objective, state=self.state, tokenizer=tokenizer, seed=self.seed
+                self.model, objective=objective, state=self.state, tokenizer=tokenizer, seed=self.seed
             )
 
-        self.objective.set_reference(load_untrained)
-        model = self._score(
-            "model", lambda: trained_model(self.artifacts.model, self.objective.model_class()), tokenizer
-        )
+        objective.set_reference(load_untrained)
+        sequences = (text and text.own) or self.artifacts.tokens / self.evaluation.split
+        model_class = objective.model_class()
+        model = self._score("model", lambda: trained_model(self.artifacts.model, model_class), own, sequences)
         untrained = None
         if self.evaluation.compare_untrained:
-            untrained = self._score("untrained", load_untrained, tokenizer)
-        scored_champion, same_tokens = None, True
-        reason = reason_against(self.objective, drift, published)
+            untrained = self._score("untrained", load_untrained, own, sequences)
+        scored_champion = None
+        reason = reason_against(objective, drift, published)
         confidence = ChampionConfidence(reason=reason)
-        if published.champion and published.folder:
-            network, other_tokenizer = champion.load(published.folder, self.objective, self.state, published.champion)
-            same_tokens = champion.reads_alike(other_tokenizer, tokenizer)
-            if not same_tokens and metric in self.objective.tokenizer_dependent:
-                raise self._incomparable(published.champion, metric, directions)
-            encoder = self._encoder(other_tokenizer, tokenizer.model_max_length)
-            folder = None if same_tokens else self._encode(encoder)
-            scored_champion = self._score("champion", lambda: network, other_tokenizer, folder)
-            if folder:
-                shutil.rmtree(folder)
+        if other and text and published.champion:
+            other.objective.set_reference(load_untrained)
+            network = champion.load(other.folder, other.objective, self.state, published.champion)
+            scored_champion = self._score("champion", lambda: network, other, text.champion or sequences)
             if drift and not reason:
                 confidence = measure_confidence(
                     network,
-                    encoder,
+                    other.encoder(text.limit, self.state),
                     drift,
                     scored_champion.scores,
                     train=SplitRows(self.artifacts.rows / "train"),
@@ -204,50 +198,61 @@ class _Scorer:
                     seed=self.seed,
                     folder=self.folder / ".new_rows",
                 )
-        return ScoredModels(metric, directions, model, untrained, scored_champion, same_tokens, confidence)
+        shutil.rmtree(self.folder / ".texts", ignore_errors=True)
+        return ScoredModels(metric, directions, model, untrained, scored_champion, text, confidence)
 
-    def _incomparable(self, published: Champion, metric: str, directions: dict[str, Direction]) -> ModelError:
-        others = sorted(self.objective.tokenizer_dependent)
+    def _read_both(
+        self, own: Reading, published: champion.PublishedModel, metric: str
+    ) -> tuple[Reading | None, CommonText | None]:
+        """Return how the champion reads rows, and what both models read of them; None without a champion to compare with."""
+        found = published.champion
+        if not found or not published.folder:
+            return None, None
+        names = set(self.rows.schema.names)
+        other = champion.read_as_released(
+            published.folder, self.choice, max_length=own.max_length, champion=found, columns=names
+        )
+        folder = self.folder / ".texts"
+        folder.mkdir()
+        with ShardWorkers(self.artifacts, "evaluate", self.launch) as workers:
+            text = CommonText.find(own, other, self.rows, self.state, folder=folder, workers=workers)
+        if metric in text.incomparable:
+            raise self._incomparable(found, metric, own.objective, text)
+        if text.own:
+            logger.info("evaluate: candidate and champion are compared on texts of up to %d tokens", text.limit)
+        for rows, why in (
+            (text.left_out, "are not read as a whole by both"),
+            (text.unwritten, "cannot be written by both"),
+        ):
+            if len(rows):
+                logger.info("evaluate: %d of %d rows %s, and do not count", len(rows), len(self.rows), why)
+        return other, text
+
+    def _incomparable(
+        self, published: Champion, metric: str, objective: Objective[Any], text: CommonText
+    ) -> ModelError:
         what = f"the champion has another tokenizer, and {metric} cannot be compared between tokenizers"
-        fix = f"set evaluation.gate.metric to another metric than {', '.join(others)}"
-        if len(others) == len(directions):
-            fix = "keep the tokenizer, or publish to another repository (publish.repo_id)"
+        if metric in objective.per_byte:
+            share = f"{len(text.unwritten)} of {len(self.rows)} texts"
+            what = f"the champion has another tokenizer, and one of the two changes {share}, such as their upper case"
+        known = {**objective.metrics, **objective.evaluate_only_metrics}
+        others = [name for name in known if name not in text.incomparable]
+        fix = "keep the tokenizer, or publish to another repository (publish.repo_id)"
+        if others:
+            fix = f"set evaluation.gate.metric to one of {', '.join(others)}, or {fix}"
         return ModelError(f"{published.endpoint}/{published.repo_id}", what, fix)
 
-    def _encoder(self, tokenizer: PreTrainedTokenizerBase, default_length: int) -> Encoder:
-        """Return what encodes rows with the champion's tokenizer."""
-        length = tokenizer.model_max_length
-        return Encoder(self.objective, tokenizer, length if length < _NO_LIMIT else default_length, self.state)
-
-    def _encode(self, encoder: Encoder) -> Path:
-        """Encode the split with the champion's tokenizer, and return the folder of the tokens."""
-        folder = self.folder / ".champion_tokens"
-        folder.mkdir()
-        split = self.evaluation.split
-        with ShardWorkers(self.artifacts, "evaluate", self.launch) as workers:
-            done = encode_splits({split: self.rows}, folder, encoder, workers)
-        encoded = done[split].statistics
-        message = "evaluate: the champion's tokenizer gives %d sequences; %d rows are truncated and %d unused"
-        logger.info(message, encoded.sequences, encoded.truncated_rows, encoded.unused_rows)
-        return folder
-
-    def _score(
-        self,
-        name: str,
-        load: Callable[[], PreTrainedModel],
-        tokenizer: PreTrainedTokenizerBase,
-        folder: Path | None = None,
-    ) -> ScoredModel:
-        """Score one model; `folder` holds the split's tokens, by default those of the tokenize stage."""
-        split = self.evaluation.split
+    def _score(self, name: str, load: Callable[[], PreTrainedModel], reading: Reading, folder: Path) -> ScoredModel:
+        """Score one model on the sequences in a folder, which are those that it reads."""
+        split, sequences = self.evaluation.split, tokens.Sequences(folder)
         network = load()
         accumulator = EvaluationMetrics(
-            self.objective, state=self.state, tokenizer=tokenizer, metrics=self.evaluation.metrics
+            reading.objective, state=self.state, tokenizer=reading.tokenizer, metrics=self.evaluation.metrics
         )
         scores = score(
             network,
-            tokens.read_split(folder or self.artifacts.tokens, split),
-            objective=self.objective,
+            sequences,
+            objective=reading.objective,
             metrics=accumulator,
             batch_size=self.launch.eval_batch_size,
             name=name,
@@ -261,7 +266,7 @@ class _Scorer:
             raise ModelError(f"{name} on {split}", f"{', '.join(bad)} is not finite", "fix evaluation.metrics.function")
         values = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
         logger.info("evaluate: %s on %s: %s", name, split, values)
-        return ScoredModel(scores, metrics)
+        return ScoredModel(scores, metrics, len(sequences))
 
 
 def _write_plot_data(folder: Path, metrics: dict[str, dict[str, float]]) -> None:

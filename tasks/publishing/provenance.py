@@ -11,12 +11,12 @@ from params import RecipeError, load
 from params.artifacts import Artifacts
 from params.dvc_files import is_training_recorded, recipe_item, recorded_stages
 from params.schema import AdapterForm
-from tasks.digests import files_of, weights_in
+from tasks.digests import PROVENANCE, files_of, weights_in
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
 from tasks.training.report import TrainingReport
 
-FILE: Final = "evergreen-provenance.json"
+FILE: Final = PROVENANCE
 """Name of the file in a release."""
 SCHEMA: Final = 1
 REBUILT: Final = ("ingest", "validate", "tokenize", "train")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from params import DataError
 from params.hashing import file_sha256
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+IS_CUT: Final = "is_cut"
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 2**20
 """The most rows, and bytes of rows, that are encoded together: a tokenizer needs far more memory than its text."""
@@ -37,6 +38,8 @@ class Encoder:
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     state: ObjectiveState
+    marks_cut: bool = False
+    """Whether each sequence says in `IS_CUT` if it lacks some of its row."""
 
     def encode(self, rows: Sequence[Row], *, split: str = "test") -> list[EncodedRow]:
         """Return the sequences of each row of a split.
@@ -227,7 +230,8 @@ def _encode_shard(encoder: Encoder, work: _Work) -> _Counts:
             truncated += encoded.is_truncated
             unused += not encoded.examples
             characters += len(encoder.objective.text(row))
-            yield from encoded.examples
+            marks = {IS_CUT: int(encoded.is_truncated)} if encoder.marks_cut else {}
+            yield from (example | marks for example in encoded.examples)
 
     packed = encoder.objective.pack(examples(), encoder.max_length) if is_train else examples()
     lengths, learned = write_sequences(packed, work.target, first_row_id=shard.first_row_id)

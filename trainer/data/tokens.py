@@ -77,6 +77,15 @@ class Sequences:
         found = [np.diff(batch.column("input_ids").offsets.to_numpy()).astype(np.int64) for batch in batches]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
+    def numbers(self, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the `row_id` of each sequence and the integer that a column has for it, (N,) each."""
+        ids, values = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for number, shard in enumerate(self._manifest.shards):
+            for batch in self._shard(number):
+                ids.append(batch.column(ROW).to_numpy().astype(np.int64) + shard.first_row_id)
+                values.append(batch.column(column).to_numpy().astype(np.int64))
+        return np.concatenate(ids), np.concatenate(values)
+
     def _shard(self, number: int) -> list[pa.RecordBatch]:
         """The record batches of a shard, mapped into memory; all but the last hold BATCH_SEQUENCES sequences."""
         if number not in self._batches:

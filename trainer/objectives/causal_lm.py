@@ -47,6 +47,9 @@ class CausalLM(TokenLikelihood[Options]):
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
 
+    def scored_text(self, row: Row) -> str:
+        return self.text(row)
+
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:

@@ -77,6 +77,7 @@ class DPO(Objective[Options]):
     }
     main_metric = "reward_accuracy"
     tokenizer_dependent = frozenset(metrics)  # the reference model reads the same tokens
+    own_options = frozenset({"separator"})
     score_names = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
     trainer_class = "trainer.loop.preference_trainer:PreferenceTrainer"
     example_rows: ClassVar[tuple[Row, ...]] = (

@@ -26,8 +26,8 @@ from params import ModelError, Problem, RecipeError
 from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.likelihood import (
     Likelihood,
-    count_bytes,
     mean_loss_func,
+    scored_bytes,
     token_confidence,
     token_metrics,
     token_scores,
@@ -80,6 +80,9 @@ class Seq2Seq(Likelihood[Options]):
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
     main_metric = "bits_per_byte"
     tokenizer_dependent = frozenset({"loss", "perplexity", "token_accuracy"})
+    per_byte = frozenset(evaluate_only_metrics)
+    own_options = frozenset({"prefix"})
+    limits = frozenset({"max_target_length"})
     score_names = ("nll", "tokens", "correct", "generated", *_TEXT_METRICS)
     example_counts = ("bytes",)
     auto_class = "AutoModelForSeq2SeqLM"
@@ -126,6 +129,9 @@ class Seq2Seq(Likelihood[Options]):
     def text(self, row: Row) -> str:
         return f"{self._input(row)}\n{row[self.options.target_column]}"
 
+    def scored_text(self, row: Row) -> str:
+        return str(row[self.options.target_column])
+
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
@@ -134,12 +140,12 @@ class Seq2Seq(Likelihood[Options]):
         longest, end = self.options.max_target_length or max_length, tokenizer.eos_token_id
         ended = [target if target[-1:] == [end] else [*target, end] for target in targets["input_ids"]]
         labels = [target[:longest] for target in ended]
+        is_cut = [len(target) > longest for target in ended]
+        sizes = scored_bytes(map(self.scored_text, rows), labels, is_cut, tokenizer)
         encoded = []
-        for i, (row, (ids, is_truncated), size) in enumerate(
-            zip(rows, inputs, count_bytes(labels, tokenizer), strict=True)
-        ):
+        for i, (row, (ids, is_truncated), size) in enumerate(zip(rows, inputs, sizes, strict=True)):
             example = {"row_id": row["row_id"], "input_ids": ids, "labels": labels[i], "bytes": size}
-            encoded.append(EncodedRow([example], is_truncated or len(ended[i]) > longest))
+            encoded.append(EncodedRow([example], is_truncated or is_cut[i]))
         return encoded
 
     def compute_loss_func(self, training: Training) -> Callable[..., Any]:

@@ -102,7 +102,8 @@ class SequenceClassification(Classifier[Options]):
         import torch
 
         confidence, prediction = logits.double().softmax(-1).max(-1)
-        return torch.stack([self.losses(logits, labels).double(), labels.double(), prediction.double(), confidence], 1)
+        losses = self.charge_unknown(self.losses(logits, labels), labels)
+        return torch.stack([losses.double(), labels.double(), prediction.double(), confidence], 1)
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Loss, one, correct; per label true positives, predictions, rows; per bin rows, confidence, correct.

@@ -12,12 +12,12 @@ counts it. Training can pack (trainer.objectives.bases.packing).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
-from trainer.objectives.bases.likelihood import TokenLikelihood, count_bytes
+from trainer.objectives.bases.likelihood import TokenLikelihood, scored_bytes
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.texts import token_ids
@@ -50,6 +50,7 @@ class SFT(TokenLikelihood[Options]):
     """Next-token prediction of what an assistant says."""
 
     options_class = Options
+    own_options = frozenset({"chat_template"})
     example_rows: ClassVar[tuple[Row, ...]] = (
         {
             "prompt": "Add 3 and 4.",
@@ -111,6 +112,23 @@ class SFT(TokenLikelihood[Options]):
             return "\n".join(f"{turn['role']}: {turn['content']}" for turn in row[self.options.messages_column])
         return f"{row[self.options.prompt_column]}{row[self.options.completion_column]}"
 
+    def scored_text(self, row: Row) -> str:
+        """The completion or the assistant's messages; without `completion_only` the prompt or the other messages, too."""
+        o = self.options
+        if o.messages_column:
+            turns = row[o.messages_column]
+            return "".join(t["content"] for t in turns if t["role"] == "assistant" or not o.completion_only)
+        return str(row[o.completion_column]) if o.completion_only else self.text(row)
+
+    def as_released(self, options: Mapping[str, Any] | None) -> Self:
+        if options is None:  # its tokenizer has its own template, if any
+            return self.with_options({"chat_template": None})
+        kinds = ("conversations", "prompts and completions")
+        own, theirs = (bool(one) for one in (self.options.messages_column, options.get("messages_column")))
+        if own != theirs:
+            raise ValueError(f"it learned from {kinds[not theirs]}, and these rows are {kinds[not own]}")
+        return super().as_released(options)
+
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
@@ -126,7 +144,8 @@ class SFT(TokenLikelihood[Options]):
         for learned in labels:
             learned[:1] = [IGNORE_INDEX]  # no token before it could predict it
         encoded = []
-        sizes = count_bytes(labels, tokenizer)
+        is_cut = [len(ids) > max_length for ids, _ in tokenized]
+        sizes = scored_bytes(map(self.scored_text, rows), labels, is_cut, tokenizer)
         for row, (ids, _), learned, size in zip(rows, tokenized, labels, sizes, strict=True):
             if learned.count(IGNORE_INDEX) == len(learned):
                 encoded.append(EncodedRow([]))

@@ -139,7 +139,8 @@ class TokenClassification(Classifier[Options]):
             predicted = _spans_of_ids([p for p, tag in zip(predictions, tags, strict=True) if tag != IGNORE_INDEX])
             counts.append([len(actual & predicted), len(predicted), len(actual)])
         spans = torch.tensor(counts, dtype=torch.float64, device=logits.device)
-        return torch.cat([token_scores(logits, labels), spans], dim=1)
+        losses = self.charge_unknown(self.losses(logits, labels), labels)
+        return torch.cat([token_scores(logits, labels, losses), spans], dim=1)
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """The scores themselves, (N, 6)."""

@@ -43,6 +43,7 @@ class GenerativeObjective(Objective[OptionsT]):
     metrics: ClassVar[Mapping[str, Direction]] = {"reward": "max", "completion_length": "min", "terminated": "max"}
     main_metric = "reward"
     tokenizer_dependent = frozenset({"completion_length"})
+    own_options = frozenset({"prompt", "chat"})
     score_names = ("reward", "completion_length", "terminated")
     trainer_class: ClassVar[str] = "trainer.loop.rollout_trainer:RolloutTrainer"
     example_rows: ClassVar[tuple[Row, ...]] = (
@@ -125,6 +126,9 @@ class GenerativeObjective(Objective[OptionsT]):
     def text(self, row: Row) -> str:
         columns = template_columns(self.options.prompt)
         return self.options.prompt.format_map({name: str(row[name]) for name in columns})
+
+    def reserved_positions(self) -> int:
+        return self.options.max_new_tokens
 
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState

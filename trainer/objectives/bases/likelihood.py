@@ -52,6 +52,7 @@ class TokenLikelihood(Likelihood[OptionsT]):
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
     main_metric = "bits_per_byte"
     tokenizer_dependent = frozenset(metrics)
+    per_byte = frozenset(evaluate_only_metrics)
     score_names = ("nll", "tokens", "correct")
     example_counts = ("bytes",)
 
@@ -81,6 +82,11 @@ class TokenLikelihood(Likelihood[OptionsT]):
 class Classifier(Likelihood[OptionsT]):
     """A likelihood whose model has a head for the `labels` of the train split."""
 
+    _unknown: tuple[int, ...] = ()
+    """The labels that a model of another run cannot know."""
+    _guess = 0.0
+    """What each of them costs, in nats."""
+
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         labels = state["labels"]
         return {
@@ -95,8 +101,9 @@ class Classifier(Likelihood[OptionsT]):
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a classifier whose logits (..., C) are those of this run's labels, whatever labels it was trained on.
 
-        A label that it was not trained on gets the probability of a blind guess, 1 / C. Labels that only the model knows
-        come last: predicting one of them is wrong.
+        Its own labels keep the probabilities that it gives them. A label that it was not trained on gets none, and is never
+        predicted: `charge_unknown` says what such a label costs. Labels that only the model knows come last: predicting
+        one of them is wrong.
         """
         import torch
 
@@ -106,16 +113,26 @@ class Classifier(Likelihood[OptionsT]):
             return model
         only_its_own = [i for i, label in enumerate(known) if label not in labels]
         places = [known.index(label) if label in known else -1 for label in labels] + only_its_own
-        guess = math.log(sum(place >= 0 for place in places))  # so that it is 1 / C once the guesses are among the rest
+        self._unknown = tuple(i for i, label in enumerate(labels) if label not in known)
+        self._guess = math.log(len(places))
 
         def rearrange(_: Any, __: Any, outputs: Any) -> Any:
             logits = outputs.logits
-            blind = torch.logsumexp(logits, -1, keepdim=True) - guess  # (..., 1)
-            outputs.logits = torch.cat([logits, blind], -1)[..., places]  # the place -1 is the guess
+            never = torch.full_like(logits[..., :1], torch.finfo(logits.dtype).min)  # its softmax is 0
+            outputs.logits = torch.cat([logits, never], -1)[..., places]  # the place -1 is `never`
             return outputs
 
         model.register_forward_hook(rearrange)
         return model
+
+    def charge_unknown(self, losses: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return losses in the shape of `labels`, where a label that the model cannot know costs as much as a blind guess."""
+        import torch
+
+        if not self._unknown:
+            return losses
+        unknown = torch.isin(labels, torch.tensor(self._unknown, device=labels.device))
+        return losses.masked_fill(unknown, self._guess)
 
 
 def token_statistics(scores: ScoreColumns) -> NDArray[np.float64]:
@@ -147,14 +164,32 @@ def token_confidence(scores: ScoreColumns) -> NDArray[np.float64]:
     return np.exp(-scores["nll"] / np.maximum(scores["tokens"], 1))
 
 
-def token_scores(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return summed negative log-likelihood, tokens and correct tokens (B, 3), from aligned (B, T, V) and (B, T)."""
+def token_scores(logits: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor | None = None) -> torch.Tensor:
+    """Return summed negative log-likelihood, tokens and correct tokens (B, 3), from aligned (B, T, V) and (B, T).
+
+    `losses` (B, T) are by default those of the logits.
+    """
     import torch
 
     has_loss = labels != IGNORE_INDEX  # (B, T)
-    nll = label_losses(logits, labels).double().masked_fill(~has_loss, 0.0).sum(1)
+    losses = label_losses(logits, labels) if losses is None else losses
+    nll = losses.double().masked_fill(~has_loss, 0.0).sum(1)
     correct = (logits.argmax(-1) == labels) & has_loss
     return torch.stack([nll, has_loss.sum(1).double(), correct.sum(1).double()], dim=1)
+
+
+def scored_bytes(
+    texts: Iterable[str], labels: Sequence[Sequence[int]], is_cut: Iterable[bool], tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    """Return the UTF-8 bytes of each row's text that has a loss: of the whole text, whatever the tokenizer makes of it.
+
+    Of a text that is cut, the labels that are left say how much of it is read.
+    """
+    cut = [i for i, one in enumerate(is_cut) if one]
+    found = [len(text.encode()) for text in texts]
+    for i, size in zip(cut, count_bytes([labels[i] for i in cut], tokenizer), strict=True):
+        found[i] = size
+    return found
 
 
 def count_bytes(labels: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> list[int]:

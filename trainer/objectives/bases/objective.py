@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 from params import Problem
 from params.schema import Direction, Expectation, Launch, Model, Section, Training
@@ -61,6 +61,12 @@ class Objective(ABC, Generic[OptionsT]):
     """The metric that decides whether a model is published, unless the recipe names another."""
     tokenizer_dependent: ClassVar[frozenset[str]] = frozenset()
     """Metrics that cannot be compared between models with different tokenizers."""
+    per_byte: ClassVar[frozenset[str]] = frozenset()
+    """Metrics per byte of `scored_text`: between tokenizers they compare only on texts that both can write."""
+    own_options: ClassVar[frozenset[str]] = frozenset()
+    """Options that belong to a model, such as a prefix: a released model is read with those that it learned by."""
+    limits: ClassVar[frozenset[str]] = frozenset()
+    """Options that limit a text in tokens; null stands for `tokenization.max_length`."""
     score_names: ClassVar[tuple[str, ...]]
     """Names of the K scores of each sequence. The scores of a row's sequences add up to the row's."""
     example_counts: ClassVar[tuple[str, ...]] = ()
@@ -152,6 +158,37 @@ class Objective(ABC, Generic[OptionsT]):
         """Pad B examples into a batch: `input_ids` and `attention_mask` (B, T), and `labels` as model or Trainer expects."""
         return pad_batch(examples, tokenizer)
 
+    def scored_text(self, row: Row) -> str | None:
+        """Return the text of a row whose likelihood is scored, and whose bytes count; None if bytes do not matter."""
+        return None
+
+    # A model of another recipe
+
+    def as_released(self, options: Mapping[str, Any] | None) -> Self:
+        """Return this objective as a released model reads rows.
+
+        The model keeps its `own_options` and `limits`. The others say where a row's texts are and how they are scored.
+
+        Args:
+            options: those that the model learned by; None if it does not say, or learned by another objective. It is then read
+                by the options of this objective.
+
+        Raises:
+            ValueError: the model cannot read these rows as it learned to read.
+        """
+        own = self.own_options | self.limits
+        return self.with_options({} if options is None else {name: options.get(name) for name in own})
+
+    def with_options(self, changes: Mapping[str, Any]) -> Self:
+        """Return this objective with some options changed; None stands for the default."""
+        kept = self.options.model_dump(exclude_unset=True, exclude=set(changes))
+        given = {name: value for name, value in changes.items() if value is not None}
+        return type(self)(self.options_class.model_validate(kept | given))  # type: ignore[arg-type]
+
+    def reserved_positions(self) -> int:
+        """Return how many positions of the model a sequence leaves free, for tokens that are generated after it."""
+        return 0
+
     # Model and training
 
     def model_class(self) -> type[PreTrainedModel]:
@@ -218,7 +255,7 @@ class Objective(ABC, Generic[OptionsT]):
         return []
 
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
-        """Return a model from another run whose outputs mean the labels of this run's `state`."""
+        """Return a model from another run whose outputs mean the labels of this run's `state`; this objective then scores it."""
         return model
 
     # For people

@@ -60,7 +60,7 @@ def judge(
     champion = SCORED if has_champion and not is_champion else None
     return gate.judge(
         settings or Gate(),
-        ScoredModels("accuracy", DIRECTIONS, SCORED, None, champion, same_tokens=True),
+        ScoredModels("accuracy", DIRECTIONS, SCORED, None, champion),
         comparisons=comparisons or (BETTER,),
         slices=slices,
         is_champion=is_champion,

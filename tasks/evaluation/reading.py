@@ -1,0 +1,221 @@
+"""How a model reads rows: as its own release says, whatever the other model and the recipe of the day are.
+
+Candidate and champion are compared on the same text of each row. Each reads a row in its own form (prompt, template, prefix) with
+its own tokenizer, up to one limit: the larger one of the two, unless a network has fewer positions. Where the two do not read the
+same tokens, a row counts only if both read all of it. Bits per byte count only where both tokenizers give the text back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from params import DataError, ModelError
+from tasks.shard_work import ShardWorkers
+from tasks.split_rows import SplitRows
+from tasks.tokenization.encoding import IS_CUT, Encoder, encode_splits, read_batches
+from trainer.data.tokens import Sequences
+from trainer.model import adapters
+from trainer.objectives.bases.texts import encodings
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
+
+    from trainer.objectives.bases.objective import Objective, ObjectiveState
+
+NO_LIMIT = 1_000_000
+"""A tokenizer without a maximum length has a `model_max_length` above this."""
+_MAX_LEFT_OUT = 0.1
+"""Share of the rows that may be left out of a comparison; those that remain would be others than the split."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How one model reads rows."""
+
+    objective: Objective[Any]
+    """With the model's own options."""
+    tokenizer: PreTrainedTokenizerBase
+    folder: Path
+    """The model's files."""
+    max_length: int
+    """The limit of `tokenization.max_length` when the model was released."""
+    where: str
+    """The model in messages."""
+
+    @property
+    def limits(self) -> list[int]:
+        """Most tokens of each of a row's texts."""
+        own = (getattr(self.objective.options, name) for name in sorted(self.objective.limits))
+        return [self.max_length, *(limit or self.max_length for limit in own)]
+
+    @cached_property
+    def positions(self) -> int | None:
+        """Most tokens that the network can read; None without a limit."""
+        found = _positions(self.folder)
+        return found and found - self.objective.reserved_positions()
+
+    def has_tokens_of(self, other: Reading) -> bool:
+        """Whether both split every text into the same tokens."""
+        one, two = self.tokenizer, other.tokenizer
+        ends = [(each.eos_token_id, each.pad_token_id, each.chat_template) for each in (one, two)]
+        return self.has_rules_of(other) and ends[0] == ends[1]
+
+    def has_rules_of(self, other: Reading) -> bool:
+        """Whether both tokenizers lose the same of a text, if any."""
+        return _rules(self.tokenizer) == _rules(other.tokenizer)
+
+    def is_alike(self, other: Reading) -> bool:
+        """Whether both read the same tokens of each row, up to their limits."""
+        names = self.objective.own_options
+        own, theirs = ({name: getattr(each.objective.options, name) for name in names} for each in (self, other))
+        return self.has_tokens_of(other) and own == theirs
+
+    def encode(self, rows: SplitRows, encoder: Encoder, folder: Path, workers: ShardWorkers) -> Path:
+        """Encode the rows of a split, and return the folder of the sequences.
+
+        Raises:
+            ModelError: the model cannot read a row as it learned to read.
+        """
+        folder.mkdir()
+        try:
+            encode_splits({"rows": rows}, folder, encoder, workers)
+        except DataError as error:
+            what = f"cannot read the held-out rows as it learned to read: {error.where}: {error.what}"
+            fix = "set such rows aside by validation.expectations, or publish to another repository (publish.repo_id)"
+            raise ModelError(self.where, what, fix) from error
+        return folder / "rows"
+
+    def encoder(self, limit: int, state: ObjectiveState, *, marks_cut: bool = False) -> Encoder:
+        """Return what encodes rows as this model reads them."""
+        objective = self.objective.with_options(dict.fromkeys(self.objective.limits))
+        return Encoder(objective, self.tokenizer, limit, state, marks_cut)
+
+
+@dataclass(frozen=True)
+class CommonText:
+    """What candidate and champion read of the rows of a split."""
+
+    limit: int
+    """Most tokens of a text that both read."""
+    own: Path | None = None
+    """The candidate's sequences; None if they are those of the tokenize stage."""
+    champion: Path | None = None
+    """The champion's; None if they are the candidate's."""
+    left_out: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The `row_id`s of which one model reads only a part, and not the same one as the other."""
+    unwritten: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The `row_id`s whose text one of the tokenizers changes, such as upper case."""
+    incomparable: frozenset[str] = frozenset()
+    """Metrics that cannot be compared."""
+
+    @classmethod
+    def find(
+        cls,
+        own: Reading,
+        champion: Reading,
+        rows: SplitRows,
+        state: ObjectiveState,
+        *,
+        folder: Path,
+        workers: ShardWorkers,
+    ) -> CommonText:
+        """Find out what both read, and encode the rows once more into `folder` where that is not what is there already.
+
+        Raises:
+            ModelError: one of the models cannot read many of the rows as a whole.
+        """
+        is_alike, objective = own.is_alike(champion), own.objective
+        limit, wanted = common_limit(own, champion), max(own.limits + champion.limits)
+        if is_alike and own.limits == champion.limits:
+            return cls(limit)
+        one = two = own.encode(rows, own.encoder(limit, state, marks_cut=True), folder / "own", workers)
+        if not is_alike:
+            encoder = champion.encoder(limit, state, marks_cut=True)
+            two = champion.encode(rows, encoder, folder / "champion", workers)
+        left_out = unwritten = np.zeros(0, np.int64)
+        used = np.union1d(*(Sequences(path).numbers(IS_CUT)[0] for path in (one, two)))
+        if not is_alike or limit < wanted:
+            whole = (_whole_rows(Sequences(path), one_window=limit < wanted) for path in (one, two))
+            left_out = np.setdiff1d(used, np.intersect1d(next(whole), next(whole)))
+        if len(left_out) > _MAX_LEFT_OUT * len(used):
+            raise _too_long(len(left_out), len(used), limit, wanted)
+        incomparable = frozenset[str]() if own.has_tokens_of(champion) else objective.tokenizer_dependent
+        if objective.per_byte and not own.has_rules_of(champion):
+            unwritten = np.array(list(_unwritten(rows, own, champion)), np.int64)
+            if len(unwritten) > _MAX_LEFT_OUT * len(used):
+                incomparable |= objective.per_byte
+        return cls(limit, one, None if two == one else two, left_out, unwritten, incomparable)
+
+
+def common_limit(own: Reading, champion: Reading) -> int:
+    """Return the larger limit of the two models, or the fewest positions of one of them."""
+    wanted = max(own.limits + champion.limits)
+    positions = [reading.positions for reading in (own, champion) if max(reading.limits) < wanted]
+    return min([wanted, *(found for found in positions if found)])
+
+
+def _whole_rows(sequences: Sequences, *, one_window: bool) -> NDArray[np.int64]:
+    """Return the ids of the rows that are not cut and, with `one_window`, are a single sequence each."""
+    ids, is_cut = sequences.numbers(IS_CUT)
+    found, counts = np.unique(ids, return_counts=True)
+    whole = ~np.isin(found, ids[is_cut > 0])
+    return found[whole & (counts == 1)] if one_window else found[whole]
+
+
+def _unwritten(rows: SplitRows, own: Reading, champion: Reading) -> Iterator[int]:
+    """Yield the ids of the rows whose scored text is another one after one of the tokenizers has read and written it."""
+    for batch in read_batches(rows):
+        texts = [own.objective.scored_text(row) or "" for row in batch]
+        kept = [_written(texts, reading.tokenizer) for reading in (own, champion)]
+        for row, text, *back in zip(batch, texts, *kept, strict=True):
+            if any(one.strip() != text.strip() for one in back):  # some tokenizers begin every text with a space
+                yield int(row["row_id"])
+
+
+def _written(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    ids = [encoding.ids for encoding in encodings(texts, tokenizer, add_special_tokens=False)]
+    found: list[str] = tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=True)
+    return found
+
+
+def _too_long(left_out: int, rows: int, limit: int, wanted: int) -> ModelError:
+    what = (
+        f"{left_out} of {rows} held-out rows are not read as a whole by both candidate and champion with {limit} tokens"
+    )
+    fix = "set tokenization.max_length to a number of tokens that nearly all rows fit into"
+    if limit < wanted:
+        fix = f"use a model with {wanted} positions or more, which the other model reads"
+    return ModelError("evaluation", f"{what}, so they cannot be compared", f"{fix}, or publish to another repository")
+
+
+def _rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    rules: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    return {name: rule for name, rule in rules.items() if name not in {"truncation", "padding"}}  # of its last call
+
+
+def _positions(folder: Path) -> int | None:
+    """Return how many tokens the network in a folder can read; None if nothing limits it."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    where: Mapping[str, Any] = {"pretrained_model_name_or_path": folder}
+    if adapters.is_adapter(folder) and not (folder / "config.json").exists():
+        base = adapters.BaseModel.of(folder)
+        where = {"pretrained_model_name_or_path": base.name, "revision": base.revision or "main"}
+    config = AutoConfig.from_pretrained(**where, trust_remote_code=False).get_text_config()
+    found: int | None = getattr(config, "max_position_embeddings", None)
+    with torch.device("meta"):
+        network = AutoModel.from_config(config, trust_remote_code=False)
+    for name, layer in network.named_modules():
+        # RoBERTa and its kin count positions from behind the padding token
+        if found and "position" in name and getattr(layer, "padding_idx", None) is not None:
+            return found - int(layer.padding_idx) - 1
+    return found
