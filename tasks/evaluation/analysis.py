@@ -88,12 +88,14 @@ class Analysis:
             yield from self._compare(own, untrained.scores, "untrained")
         if common := self.scored.common():
             per_byte = self.objective.per_byte if text is not None and len(text.unwritten) else frozenset[str]()
-            yield from (one for one in self._compare(*common, "champion") if one.metric not in per_byte)
-            if per_byte and (common := self.scored.common(written=True)):
-                yield from (one for one in self._compare(*common, "champion") if one.metric in per_byte)
+            left_out = len(text.left_out) if text else 0
+            yield from (one for one in self._compare(*common, "champion", left_out) if one.metric not in per_byte)
+            if per_byte and text and (common := self.scored.common(written=True)):
+                left_out = len(np.union1d(text.left_out, text.unwritten))
+                yield from (one for one in self._compare(*common, "champion", left_out) if one.metric in per_byte)
 
-    def _compare(self, own: Scores, other: Scores, against: Opponent) -> Iterator[Comparison]:
-        """Compare two models on the same rows."""
+    def _compare(self, own: Scores, other: Scores, against: Opponent, left_out: int = 0) -> Iterator[Comparison]:
+        """Compare two models on the same rows, from which so many rows are left out."""
         for metric, gain in self._gains(own, other, against=against).items():
             yield Comparison(
                 against=against,
@@ -103,7 +105,7 @@ class Analysis:
                 high=gain.high,
                 p_value=gain.p_value,
                 rows=len(own),
-                left_out=len(self.scored.model.scores) - len(own),
+                left_out=left_out,
                 groups=None if own.groups is None else own.observations,
             )
 

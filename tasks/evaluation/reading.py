@@ -20,6 +20,7 @@ from params import DataError, ModelError
 from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
 from tasks.tokenization.encoding import IS_CUT, Encoder, encode_splits, read_batches
+from trainer.data.shards import ROW_ID
 from trainer.data.tokens import Sequences
 from trainer.model import adapters
 from trainer.objectives.bases.texts import encodings
@@ -141,16 +142,16 @@ class CommonText:
             encoder = champion.encoder(limit, state, marks_cut=True)
             two = champion.encode(rows, encoder, folder / "champion", workers)
         left_out = unwritten = np.zeros(0, np.int64)
-        used = np.union1d(*(Sequences(path).numbers(IS_CUT)[0] for path in (one, two)))
+        every = np.concatenate([batch[ROW_ID].to_numpy() for batch in rows.batches([ROW_ID])])
         if not is_alike or limit < wanted:
             whole = (_whole_rows(Sequences(path), one_window=limit < wanted) for path in (one, two))
-            left_out = np.setdiff1d(used, np.intersect1d(next(whole), next(whole)))
-        if len(left_out) > _MAX_LEFT_OUT * len(used):
-            raise _too_long(len(left_out), len(used), limit, wanted)
+            left_out = np.setdiff1d(every, np.intersect1d(next(whole), next(whole)))
+        if len(left_out) > _MAX_LEFT_OUT * len(every):
+            raise _too_long(len(left_out), len(every), limit, wanted)
         incomparable = frozenset[str]() if own.has_tokens_of(champion) else objective.tokenizer_dependent
         if objective.per_byte and not own.has_rules_of(champion):
             unwritten = np.array(list(_unwritten(rows, own, champion)), np.int64)
-            if len(unwritten) > _MAX_LEFT_OUT * len(used):
+            if len(unwritten) > _MAX_LEFT_OUT * len(every):
                 incomparable |= objective.per_byte
         return cls(limit, one, None if two == one else two, left_out, unwritten, incomparable)
 

@@ -65,7 +65,7 @@ def publish(root: Path, kind: str, *, steps: int | None = None, private: bool = 
     if kind == "conversations":
         artifacts, _ = releases.tokenized(root, tiny.recipe(), sizes)
         recipe = tiny.load(tiny.write(artifacts.recipe_path, content))
-        splits = {split: {"messages": _conversations(count, split)} for split, count in sizes.items()}
+        splits = {split: {"messages": conversations(count, split)} for split, count in sizes.items()}
         tiny.write_rows(artifacts, **splits)
         tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     else:
@@ -78,7 +78,7 @@ def publish(root: Path, kind: str, *, steps: int | None = None, private: bool = 
     return artifacts
 
 
-def _conversations(count: int, split: str) -> list[list[dict[str, str]]]:
+def conversations(count: int, split: str) -> list[list[dict[str, str]]]:
     texts = tiny.sentences(count, len(split))
     turns = [(("user", f"Who? {text}"), ("assistant", text.split()[1])) for text in texts]
     return [[{"role": role, "content": content} for role, content in both] for both in turns]

@@ -254,11 +254,24 @@ def test_remapped_classifier_uses_the_labels_of_the_run() -> None:
     assert shares(FixedClassifier(**logs), "a", "b", "c") == pytest.approx([0.5, 0.3, 0.2])
     assert shares(FixedClassifier(**logs), "c", "a", "b") == pytest.approx([0.2, 0.5, 0.3]), "another order"
     assert shares(FixedClassifier(**logs), "c", "a") == pytest.approx([0.2, 0.5, 0.3]), "its own label comes last"
-    # an unknown label gets the probability of a blind guess among four; the others share the rest
-    assert shares(FixedClassifier(**logs), "new", "c", "b", "a") == pytest.approx([0.25, 0.15, 0.225, 0.375])
+    assert shares(FixedClassifier(**logs), "new", "c", "b", "a") == pytest.approx([0, 0.2, 0.3, 0.5]), (
+        "it stays the same"
+    )
     model = FixedClassifier(**logs)
     remap(model, "a", "b", "c")
     assert not model._forward_hooks, "nothing to do"
+
+
+def test_only_rows_of_an_unknown_label_cost_more() -> None:
+    """As much as a blind guess among the five labels that there are: `x` is the champion's own."""
+    objective = objectives.build(ObjectiveChoice(name="sequence_classification"))
+    shares = {"a": 0.5, "b": 0.2, "c": 0.2, "x": 0.1}
+    model = FixedClassifier(**{name: math.log(share) for name, share in shares.items()})
+    objective.remap_labels(model, {"labels": ["a", "b", "c", "new"]})  # type: ignore[arg-type]
+    scores = objective.score_logits(model().logits.expand(4, -1), torch.tensor([0, 1, 2, 3]))
+    assert scores[:, 0].tolist() == pytest.approx([-math.log(0.5), *[-math.log(0.2)] * 2, math.log(5)])
+    assert scores[:, 2].tolist() == [0] * 4
+    assert scores[:, 3].tolist() == pytest.approx([0.5] * 4)
 
 
 def test_label_unknown_to_the_run_counts_as_wrong() -> None:

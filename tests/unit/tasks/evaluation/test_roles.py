@@ -1,0 +1,313 @@
+"""A model's scores are the same as candidate, champion and base, whatever the other model and the recipe of the day are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import normalizers
+from transformers import AutoTokenizer
+
+from params import ModelError, Recipe, load
+from params.artifacts import Artifacts
+from params.schema import TrainTokenizer
+from tasks.digests import PROVENANCE
+from tasks.evaluation import champion
+from tasks.evaluation.report import Champion
+from tasks.publishing.provenance import provenance
+from tasks.split_rows import SplitRows
+from tasks.tokenization.stage import tokenize
+from tasks.tokenization.tokenizers import train_tokenizer
+from tests.support import releases, tiny
+from tests.support.tiny_releases import KINDS, conversations
+from trainer import objectives
+from trainer.data import tokens
+
+SIZES = {"train": 40, "validation": 8, "test": 16}
+LENGTH = 96
+"""Tokens that every row fits into."""
+OTHER_CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+DAYS: dict[str, dict[str, Any]] = {
+    "shorter": {"tokenization.max_length": 15},
+    "longer": {"tokenization.max_length": 120},
+    "tokenizer": {"tokenization.tokenizer.vocab_size": 280},
+    "batch": {"launch.eval_batch_size": 3},
+}
+"""Changes to the recipe of the day that hold for every objective."""
+OWN_DAYS: dict[str, dict[str, dict[str, Any]]] = {
+    "conversations": {
+        "shorter": {"tokenization.max_length": 44},
+        "template": {"objective.chat_template": OTHER_CHAT},
+        "template, shorter": {"objective.chat_template": OTHER_CHAT, "tokenization.max_length": 44},
+    },
+    "seq2seq": {
+        "prefix": {"objective.prefix": "say who it is: "},
+        "targets": {"objective.max_target_length": 1},
+    },
+    "dpo": {"separator": {"objective.separator": "\n\nThe better one:"}},
+    "grpo": {"prompt": {"objective.prompt": "Say who does it. {text}"}},
+    "iterative_sft": {"prompt": {"objective.prompt": "{text} Who?"}},
+    "sequence_classification": {"labels": {}},
+    "token_classification": {"labels": {}},
+}
+FAST = {
+    ("sft", "shorter"),
+    ("conversations", "template, shorter"),
+    ("seq2seq", "prefix"),
+    ("seq2seq", "targets"),
+    ("dpo", "separator"),
+    ("grpo", "prompt"),
+    ("sequence_classification", "labels"),
+    ("token_classification", "labels"),
+    ("causal_lm", "tokenizer"),
+}
+"""What `make test` tries."""
+
+
+def content_of(kind: str, changes: dict[str, Any]) -> dict[str, Any]:
+    usual: dict[str, Any] = {"tokenization.max_length": LENGTH}
+    if "rewards" in KINDS[kind][1].get("objective", {}):  # a random model repeats the end of its prompt
+        usual["objective.rewards"] = [{"name": "trainer.rewards:matches", "arguments": {"pattern": ":"}}]
+    return tiny.recipe(usual | changes, **KINDS[kind][1])
+
+
+def prepared(root: Path, kind: str, changes: dict[str, Any], *, new_label: bool = False) -> tuple[Artifacts, Recipe]:
+    """Tokens of the same held-out rows; with `new_label`, some train rows have a label that others do not have."""
+    artifacts, _ = releases.tokenized(root, tiny.recipe(), SIZES)
+    if kind == "conversations":
+        tiny.write_rows(artifacts, **{s: {"messages": conversations(count, s)} for s, count in SIZES.items()})
+    if new_label:
+        splits = {split: SplitRows(artifacts.rows / split).table().drop("row_id").to_pydict() for split in SIZES}
+        splits["train"]["label"][:4] = ["a new one"] * 4
+        splits["train"]["spans"][:4] = [[{"label": "a new one", "start": 0, "end": 3}]] * 4
+        tiny.write_rows(artifacts, **splits)
+    recipe = load(tiny.write(artifacts.recipe_path, content_of(kind, changes)))
+    shutil.rmtree(artifacts.tokens)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
+    return artifacts, recipe
+
+
+def scores_of(artifacts: Artifacts, role: str) -> dict[str, Any]:
+    """The scores of a role that do not depend on how labels are numbered, by name, each (N,)."""
+    table = pq.read_table(artifacts.evaluation / "scores" / f"{role}.parquet")
+    return {name: table[name].to_numpy() for name in table.column_names if name not in {"label", "prediction"}}
+
+
+def assert_equal(one: dict[str, Any], other: dict[str, Any], *, but: frozenset[str] = frozenset()) -> None:
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        if name not in but:
+            np.testing.assert_allclose(values, other[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@dataclass
+class Released:
+    """A model with its scores as candidate, and its folder as a release has it."""
+
+    artifacts: Artifacts
+    recipe: Recipe
+    folder: Path
+
+    def champion(self) -> champion.PublishedModel:
+        found = Champion(endpoint="local", repo_id="tests/tiny", commit="c0ffee", tag=None, weights="0" * 64)
+        return champion.PublishedModel(found, self.folder, None)
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Released]:
+    """Make the released model of a kind."""
+    made: dict[str, Released] = {}
+
+    def make(kind: str) -> Released:
+        if kind not in made:
+            root = tmp_path_factory.mktemp(kind)
+            artifacts, recipe = prepared(root, kind, {})
+            releases.learn(artifacts, recipe, 6)
+            releases.evaluate(artifacts, recipe, compare_untrained=False)
+            folder = shutil.copytree(artifacts.model, root / "release")
+            (folder / PROVENANCE).write_text(json.dumps(provenance(artifacts)))
+            made[kind] = Released(artifacts, recipe, folder)
+        return made[kind]
+
+    return make
+
+
+ROLES = [
+    pytest.param(kind, day, changes, id=f"{kind}-{day}", marks=() if (kind, day) in FAST else pytest.mark.slow)
+    for kind in KINDS
+    for day, changes in (DAYS | OWN_DAYS.get(kind, {})).items()
+    if (kind, day) != ("dpo", "tokenizer")  # which no metric of dpo allows
+]
+
+
+@pytest.mark.parametrize(("kind", "day", "changes"), ROLES)
+def test_a_champion_has_the_scores_that_it_had_as_a_candidate(
+    kind: str,
+    day: str,
+    changes: dict[str, Any],
+    release: Callable[[str], Released],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = release(kind)
+    if kind == "dpo":  # whose rewards do not compare between tokenizers, and separators are in the texts that train one
+        changes = {**changes, "tokenization.tokenizer": {"kind": "pretrained", "path": str(before.folder)}}
+    artifacts, recipe = prepared(tmp_path, kind, changes, new_label=day == "labels")
+    releases.learn(artifacts, recipe, 1, seed=5)
+    monkeypatch.setattr(champion, "fetch", lambda *_, **__: before.champion())
+    releases.evaluate(artifacts, recipe, compare_untrained=False)
+    assert_equal(scores_of(artifacts, "champion"), scores_of(before.artifacts, "model"))
+    if day not in {"shorter", "targets", "template, shorter"}:
+        return
+    # The candidate, too, has the scores of the limit that both can read, not those of its shorter one.
+    candidate = scores_of(artifacts, "model")
+    kept = {key: value for key, value in changes.items() if not key.endswith("_length")}
+    whole, longer = prepared(tmp_path / "whole", kind, kept)
+    shutil.copytree(artifacts.model, whole.model)
+    monkeypatch.setattr(champion, "fetch", lambda *_, **__: champion.PublishedModel(None, None, None))
+    releases.evaluate(whole, longer, compare_untrained=False)
+    assert_equal(candidate, scores_of(whole, "model"))
+
+
+@pytest.mark.parametrize("kind", [k if k == "sft" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS])
+def test_a_base_has_the_scores_that_it_had_as_a_candidate(
+    kind: str, release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = release(kind)
+    changes = {"model.config": ..., "model.pretrained": str(before.folder)}
+    artifacts, recipe = prepared(tmp_path, kind, changes)
+    releases.learn(artifacts, recipe, 1)
+    monkeypatch.setattr(champion, "fetch", lambda *_, **__: champion.PublishedModel(None, None, None))
+    releases.evaluate(artifacts, recipe)
+    # dpo's rewards are relative to the base, which is another one than that of the release
+    but = frozenset({"loss", "chosen_reward", "rejected_reward"} if kind == "dpo" else ())
+    assert_equal(scores_of(artifacts, "untrained"), scores_of(before.artifacts, "model"), but=but)
+
+
+def against(monkeypatch: pytest.MonkeyPatch, before: Released) -> None:
+    monkeypatch.setattr(champion, "fetch", lambda *_, **__: before.champion())
+
+
+def comparisons_of(artifacts: Artifacts) -> dict[str, dict[str, Any]]:
+    details = json.loads((artifacts.evaluation / "details.json").read_text())
+    return {one["metric"]: one for one in details["comparisons"] if one["against"] == "champion"}
+
+
+def lengths_of(artifacts: Artifacts) -> list[int]:
+    """Tokens of each held-out row, the longest row last."""
+    return sorted(tokens.read_split(artifacts.tokens, "test").lengths().tolist())
+
+
+@pytest.mark.parametrize("kind", ["sft", pytest.param("causal_lm", marks=pytest.mark.slow)])
+def test_a_network_with_fewer_positions_is_compared_on_the_rows_that_it_can_read(
+    kind: str, release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = release(kind)
+    against(monkeypatch, before)
+    tokenizer = {"tokenization.tokenizer": {"kind": "pretrained", "path": str(before.folder)}}
+    lengths = lengths_of(before.artifacts)
+    for positions, left_out in ((lengths[-2], 1), (lengths[2], None)):
+        assert positions < lengths[-1]
+        changes = {"tokenization.max_length": positions, "model.config.max_position_embeddings": positions}
+        artifacts, recipe = prepared(tmp_path / str(positions), kind, changes | tokenizer)
+        releases.learn(artifacts, recipe, 1, seed=5)
+        if left_out is None:
+            with pytest.raises(ModelError, match=f"with {positions} tokens, so they cannot be compared") as caught:
+                releases.evaluate(artifacts, recipe)
+            assert f"use a model with {LENGTH} positions or more" in caught.value.fix
+            continue
+        releases.evaluate(artifacts, recipe)
+        (longest,) = {(one["rows"], one["left_out"]) for one in comparisons_of(artifacts).values()}
+        assert longest == (SIZES["test"] - lengths.count(lengths[-1]), lengths.count(lengths[-1]))
+        blessing = json.loads(artifacts.blessing.read_text())
+        assert f"{longest[1]} rows do not count" in blessing["reasons"][0]
+
+
+def lower_casing(folder: Path) -> Path:
+    """A tokenizer that cannot write capitals."""
+    texts = [row for split in SIZES for row in tiny.sentences(SIZES[split])]
+    made = train_tokenizer([text.lower() for text in texts], TrainTokenizer(kind="train", vocab_size=300))
+    made.backend_tokenizer.normalizer = normalizers.Lowercase()
+    made.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["causal_lm", "seq2seq"])
+def test_a_tokenizer_that_changes_texts_wins_nothing(
+    kind: str, release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All texts of causal_lm begin with a capital; the targets of seq2seq have none."""
+    before = release(kind)
+    against(monkeypatch, before)
+    path = str(lower_casing(tmp_path / "tokenizer"))
+    changes = {
+        "tokenization.tokenizer": {"kind": "pretrained", "path": path},
+        "evaluation.gate.metric": "bits_per_byte",
+    }
+    artifacts, recipe = prepared(tmp_path / "project", kind, changes)
+    releases.learn(artifacts, recipe, 12)
+    if kind == "seq2seq":
+        releases.evaluate(artifacts, recipe)
+        assert comparisons_of(artifacts)["bits_per_byte"]["left_out"] == 0
+        return
+    with pytest.raises(ModelError, match="one of the two changes 16 of 16 texts, such as their upper case") as caught:
+        releases.evaluate(artifacts, recipe)
+    assert caught.value.fix == "keep the tokenizer, or publish to another repository (publish.repo_id)"
+
+
+def test_bytes_are_those_of_the_row_whatever_the_tokenizer_writes(
+    release: Callable[[str], Released], tmp_path: Path
+) -> None:
+    before = release("sft")
+    rows = list(SplitRows(before.artifacts.rows / "test").rows())
+    objective = objectives.build(before.recipe.objective)
+    tokenizer = AutoTokenizer.from_pretrained(lower_casing(tmp_path))
+    upper = [{**row, "label": row["label"].upper() + "ﬁ"} for row in rows]
+    found = [encoded.examples[0]["bytes"] for encoded in objective.encode(upper, tokenizer, LENGTH, {})]
+    assert found == [len(row["label"].encode()) for row in upper]
+
+
+def test_a_champion_of_conversations_does_not_read_pairs(
+    release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    against(monkeypatch, release("conversations"))
+    artifacts, recipe = prepared(tmp_path, "sft", {})
+    releases.learn(artifacts, recipe, 1)
+    what = "it learned from conversations, and these rows are prompts and completions"
+    with pytest.raises(ModelError, match=what) as caught:
+        releases.evaluate(artifacts, recipe)
+    assert "publish to another repository" in caught.value.fix
+
+
+def test_a_champion_whose_prompt_needs_another_column_says_so(
+    release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = release("grpo")
+    record = json.loads((before.folder / PROVENANCE).read_text())
+    other = shutil.copytree(before.folder, tmp_path / "other")
+    record["objective"]["prompt"] = "{question} {text}"
+    (other / PROVENANCE).write_text(json.dumps(record))
+    against(monkeypatch, Released(before.artifacts, before.recipe, other))
+    artifacts, recipe = prepared(tmp_path / "project", "grpo", {})
+    releases.learn(artifacts, recipe, 0)
+    with pytest.raises(ModelError, match="its prompt needs the column 'question', which the rows do not have"):
+        releases.evaluate(artifacts, recipe)
+
+
+def test_a_champion_without_a_record_keeps_the_template_of_its_tokenizer(
+    release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = release("conversations")
+    other = shutil.copytree(before.folder, tmp_path / "other", ignore=shutil.ignore_patterns(PROVENANCE))
+    against(monkeypatch, Released(before.artifacts, before.recipe, other))
+    artifacts, recipe = prepared(tmp_path / "project", "conversations", OWN_DAYS["conversations"]["template"])
+    releases.learn(artifacts, recipe, 1)
+    releases.evaluate(artifacts, recipe)
+    assert_equal(scores_of(artifacts, "champion"), scores_of(before.artifacts, "model"))
