@@ -199,7 +199,7 @@ class Data(Section):
     group_by: list[str] = []
     """Columns whose equal values say that rows belong together, such as those of one customer. `split` keeps them in one
     split, validation sets training rows aside whose group is in a held-out split of the source, and the gate counts them as one
-    observation. Default: each row is on its own."""
+    observation. A row that has no value in any of them (null, NaN or blank text) is on its own. Default: each row is on its own."""
 
 
 class Expectation(BaseModel):
