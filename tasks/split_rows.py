@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -138,7 +139,11 @@ def _is_missing(value: Any) -> bool:
     """Whether a value names no group: null, NaN, blank text (an empty cell of a CSV file), or a record of such values."""
     if isinstance(value, Mapping):
         return all(map(_is_missing, value.values()))
-    return value is None or value != value or (isinstance(value, str) and not value.strip())
+    return (
+        value is None
+        or (isinstance(value, float) and math.isnan(value))
+        or (isinstance(value, str) and not value.strip())
+    )
 
 
 def conform(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:

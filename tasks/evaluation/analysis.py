@@ -71,7 +71,11 @@ class Analysis:
 
     def _intervals(self, scores: Scores) -> dict[str, Interval]:
         (resampled,) = self.resampler.resample([scores])
-        return {metric: _interval(self.resampler, values) for metric, values in resampled.items()}
+        return {metric: self._interval(values, scores.observations) for metric, values in resampled.items()}
+
+    def _interval(self, resampled: NDArray[np.float64], observations: int) -> Interval:
+        low, high = self.resampler.interval(resampled, observations)
+        return Interval(low=low, high=high)
 
     def _gains(self, own: Scores, other: Scores, *, against: Opponent) -> dict[str, Gain]:
         """Gains on the same rows, in the metrics that can be compared."""
@@ -196,8 +200,3 @@ def _common_rows(one: Scores, other: Scores) -> tuple[Scores, Scores]:
         return one, other
     _, positions, others = np.intersect1d(one.row_ids, other.row_ids, assume_unique=True, return_indices=True)
     return one.take(positions), other.take(others)
-
-
-def _interval(resampler: Resampler, resampled: NDArray[np.float64]) -> Interval:
-    low, high = resampler.interval(resampled)
-    return Interval(low=low, high=high)
