@@ -176,6 +176,14 @@ def test_nonfinite_loss_is_detected(case):
         assert not math.isfinite(accumulator.compute()["reward" if score == "reward" else "loss"])
 
 
+def test_slices_have_metrics_instead_of_those_that_need_all_rows(case):
+    objective = case.objective
+    known = {**objective.metrics, **objective.evaluate_only_metrics}
+    for metric, instead in objective.slice_metrics.items():
+        assert metric in known
+        assert instead in known.keys() - objective.slice_metrics
+
+
 def test_metrics_have_directions_and_options_have_defaults(case):
     # what a model says is judged by rewards: there is no text whose likelihood would count
     assert ("loss" in case.objective.metrics) is not isinstance(case.objective, GenerativeObjective)

@@ -61,6 +61,8 @@ class Objective(ABC, Generic[OptionsT]):
     """The metric that decides whether a model is published, unless the recipe names another."""
     tokenizer_dependent: ClassVar[frozenset[str]] = frozenset()
     """Metrics that cannot be compared between models with different tokenizers."""
+    slice_metrics: ClassVar[Mapping[str, str]] = {}
+    """Metrics that mean nothing on a slice, because they need the rows of all labels, and the metric that slices have instead."""
     score_names: ClassVar[tuple[str, ...]]
     """Names of the K scores of each sequence. The scores of a row's sequences add up to the row's."""
     example_counts: ClassVar[tuple[str, ...]] = ()
@@ -197,6 +199,10 @@ class Objective(ABC, Generic[OptionsT]):
     @abstractmethod
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Return the metrics, each (...), of `additive_statistics` summed over rows, (..., S)."""
+
+    def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
+        """Return the metrics that rows with these summed statistics, (S,), do not have, such as the recall of no spans."""
+        return frozenset()
 
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         """Return which of N rows are correct, (N,), if `metric` is the share of correct rows; otherwise None."""
