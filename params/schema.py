@@ -544,8 +544,8 @@ class Gate(Section):
     """The same for every slice of at least `min_slice_rows` rows. A model is refused if a slice misses its value by more
     than chance explains."""
     slice_margin: PositiveFloat | None = None
-    """Largest deterioration of `metric` on any slice, or of what slices have in place of it (docs/gate.md). The champion stays if a slice deteriorates by more than that, and by
-    more than chance explains."""
+    """Largest deterioration of `metric` on any slice, or of what slices have in place of it (docs/gate.md). The champion stays
+    if a slice deteriorates by more than that, and by more than chance explains."""
     min_slice_rows: PositiveInt = 30
     """Slices with fewer rows are shown but not judged."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95

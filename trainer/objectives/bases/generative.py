@@ -126,6 +126,10 @@ class GenerativeObjective(Objective[OptionsT]):
         columns = template_columns(self.options.prompt)
         return self.options.prompt.format_map({name: str(row[name]) for name in columns})
 
+    def input_text(self, row: Row) -> str:
+        """Return the values that the prompt is made of."""
+        return "\n".join(str(row[name]) for name in template_columns(self.options.prompt))
+
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:

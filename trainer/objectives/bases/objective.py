@@ -131,6 +131,13 @@ class Objective(ABC, Generic[OptionsT]):
     def text(self, row: Row) -> str:
         """Return a row's text as the tokenizer sees it, without special tokens."""
 
+    def input_text(self, row: Row) -> str:
+        """Return what a model is given of a row, as it is in its columns: a row stays the same when its target is corrected.
+
+        It depends on no option that changes how the model reads the row, such as a prefix.
+        """
+        return self.text(row)
+
     @abstractmethod
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
