@@ -162,6 +162,40 @@ class Grouped(Resampled):
 
 
 @dataclass(frozen=True)
+class GroupedAccuracy(Resampled):
+    """Rows of known groups are right or wrong; a share `differ` of them is right for exactly one of the two models."""
+
+    differ: float
+    group_rows: int
+    is_common: bool
+    """Whether the rows of a group are all right or all wrong; otherwise each is on its own."""
+    objective = "sequence_classification"
+    metric = "accuracy"
+    state: ClassVar[dict[str, Any]] = {"labels": ["a", "b"]}
+
+    def describe(self) -> str:
+        how = "a group is right or wrong as a whole" if self.is_common else f"groups of {self.group_rows} rows"
+        return f"accuracy 0.7, {self.differ:.0%} of rows differ, {how}"
+
+    def allows(self, gain: float) -> bool:
+        return abs(gain) <= self.differ
+
+    @property
+    def groups(self) -> NDArray[np.int64] | None:
+        return np.arange(self.rows) // self.group_rows
+
+    def pair(self, chance: np.random.Generator, gain: float) -> tuple[Columns, Columns]:
+        one, other = (self.differ + gain) / 2, (self.differ - gain) / 2
+        both, times = 0.7 - other, self.group_rows if self.is_common else 1
+        drawn = chance.choice(4, self.rows // times, p=[one, other, both, 1 - one - other - both])
+        draw = np.repeat(drawn, times)
+        zeros = np.zeros(self.rows)
+        rest = {"nll": zeros, "label": zeros, "confidence": zeros + 0.8}
+        own, champion = ((draw != 0) & (draw != 2), (draw != 1) & (draw != 2))
+        return {**rest, "prediction": own.astype(float)}, {**rest, "prediction": champion.astype(float)}
+
+
+@dataclass(frozen=True)
 class Spans(Resampled):
     """Rows with none to a few spans, hard and easy ones; both models find 80% of them and predict some false ones."""
 
@@ -244,3 +278,23 @@ FAMILIES: tuple[Family, ...] = (
     Spans(1000),
     MacroF1(300, 0.1),
 )
+FEW = (1, 2, 5, 6, 8, 10, 15, 20)
+"""Numbers of rows, or of groups of rows."""
+
+
+def few(observations: int) -> tuple[Family, ...]:
+    """Return families with so few observations."""
+    return (
+        Accuracy(observations, 0.7, 0.1),
+        Accuracy(observations, 0.7, 0.3),
+        GroupedAccuracy(5 * observations, 0.1, 5, is_common=False),
+        GroupedAccuracy(5 * observations, 0.3, 5, is_common=True),
+        Grouped(observations, 1, is_known=True),
+        Grouped(5 * observations, 5, is_known=True),
+        BitsPerByte(observations, 0.5, rare=False),
+        BitsPerByte(observations, 1.5, rare=False),
+        BitsPerByte(observations, 0.5, rare=True),
+        Spans(observations),
+        MacroF1(observations, 0.1),
+        MacroF1(observations, 0.3),
+    )

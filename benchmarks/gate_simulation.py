@@ -1,6 +1,6 @@
 """How often the gate errs: pairs of models whose true difference is known, judged by the gate's own code.
 
-    python -m benchmarks.gate_simulation [--pairs 2000] [--processes 2] [--json FILE]
+    python -m benchmarks.gate_simulation [--pairs 2000] [--processes 2] [--only-few] [--json FILE]
 
 Each family (benchmarks/gate_families.py) draws the scores of a candidate and a champion on the same rows so that the true
 gain in a metric is a given number. Totals, metrics, intervals, tests and verdicts come from the product's code. A gate errs
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gate_families import FAMILIES, Accuracy, Family, gain_of_counts
+from benchmarks.gate_families import FAMILIES, FEW, Accuracy, Family, few, gain_of_counts
 from params.schema import Gate, ObjectiveChoice
 from tasks.evaluation.gate import judge, passes
 from tasks.evaluation.report import Comparison, SliceResult
@@ -61,6 +61,24 @@ def cells(family: Family, pairs: int, seed: int = 0) -> Iterator[Cell]:
                 observed
             )
             yield Cell(family.describe(), family.rows, name, gain, gain <= gate.bar, len(observed), published)
+
+
+def few_rates(place: int, pairs: int, seed: int = 0) -> dict[str, list[float | None]]:
+    """Return for each gate how often it publishes a candidate at its bar, by `FEW`; None where no two models can differ by so much.
+
+    `place` is that of the family in `few`.
+    """
+    found: dict[str, list[float | None]] = {name: [] for name in GATES}
+    for family in (few(observations)[place] for observations in FEW):
+        common = list(family.gains(pairs, 0.0, seed)) if family.is_shift else []
+        for name, gate in GATES.items():
+            if not family.allows(gate.bar):
+                found[name].append(None)
+                continue
+            observed = [_moved(one, gate.bar) for one in common] or list(family.gains(pairs, gate.bar, seed))
+            passed = sum(passes(comparison(family.metric, one, family.rows), gate) for one in observed)
+            found[name].append(passed / len(observed))
+    return found
 
 
 def _moved(gain: Gain, by: float) -> Gain:
@@ -168,15 +186,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=2000, help="pairs of models for each rate")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--only-few", action="store_true", help="only the table of few rows or groups")
     parser.add_argument("--json", type=Path, help="also write the rates to this file")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of each process
     with ProcessPoolExecutor(arguments.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        longest_first = sorted(FAMILIES, key=lambda family: (family.is_shift, isinstance(family, Accuracy)))
-        tasks = {family: pool.submit(list_cells, family, arguments.pairs) for family in longest_first}
-        slice_task = pool.submit(list_slice_cells, arguments.pairs)
-        found = [tasks[family].result() for family in FAMILIES]
-        slices = slice_task.result()
+        families = (
+            [] if arguments.only_few else sorted(FAMILIES, key=lambda one: (one.is_shift, isinstance(one, Accuracy)))
+        )
+        tasks = {family: pool.submit(list_cells, family, arguments.pairs) for family in families}  # the longest first
+        slice_task = None if arguments.only_few else pool.submit(list_slice_cells, arguments.pairs)
+        few_tasks = [pool.submit(few_rates, place, arguments.pairs) for place in range(len(few(1)))]
+        found = [tasks[family].result() for family in FAMILIES if family in tasks]
+        slices = slice_task.result() if slice_task else []
+        rates = [task.result() for task in few_tasks]
+    if found:
+        _print_cells(found)
+    _print_few(rates)
+    if slices:
+        _print_slices(slices)
+    if arguments.json:
+        every = [asdict(cell) for some in found for cell in some] + [asdict(cell) for cell in slices]
+        arguments.json.write_text(json.dumps(every, indent=1), encoding="utf-8")
+
+
+def _print_cells(found: list[list[Cell]]) -> None:
     for name, gate in GATES.items():
         true_gains = [*(round(gate.bar + below, 3) for below in ERRORS.values()), *POWER]
         powers = " | ".join(f"better by {gain}" for gain in POWER)
@@ -185,13 +219,24 @@ def main() -> None:
         for family, cells_found in zip(FAMILIES, found, strict=True):
             rates = {round(cell.gain, 3): f"{100 * cell.published:.1f}" for cell in cells_found if cell.gate == name}
             print(f"| {family.describe()} | {family.rows} | {' | '.join(rates.get(gain, '') for gain in true_gains)} |")
+
+
+def _print_few(rates: list[dict[str, list[float | None]]]) -> None:
+    print(
+        f"\n### Few rows or groups: published at the bar, % of pairs\n\n| scores | gate | {' | '.join(map(str, FEW))} |"
+    )
+    print(f"|{' --- |' * (2 + len(FEW))}")
+    for family, by_gate in zip(few(1), rates, strict=True):
+        for name, found in by_gate.items():
+            values = " | ".join("" if rate is None else f"{100 * rate:.1f}" for rate in found)
+            print(f"| {family.describe()} | {name} | {values} |")
+
+
+def _print_slices(slices: list[SliceCell]) -> None:
     print("\n### slices: kept or refused because of one, % of pairs\n\n| gate | truth | slices | rows of each | % |")
     print("| --- | --- | --- | --- | --- |")
     for cell in slices:
         print(f"| {cell.gate} | {cell.truth} | {cell.slices} | {cell.rows} | {100 * cell.alarm:.1f} |")
-    if arguments.json:
-        every = [asdict(cell) for some in found for cell in some] + [asdict(cell) for cell in slices]
-        arguments.json.write_text(json.dumps(every, indent=1), encoding="utf-8")
 
 
 def list_cells(family: Family, pairs: int) -> list[Cell]:

@@ -91,15 +91,15 @@ class GitBranch:
             tree = self._output("write-tree", environment=index)
         return self._output("commit-tree", tree, "-p", parent, given=message.encode(), environment=self._committer)
 
-    def push(self, commit: str) -> None:
-        """Make `commit` the branch's head, if its parent still is.
+    def push(self, commit: str, *, dry_run: bool = False) -> None:
+        """Make `commit` the branch's head, if its parent still is; with `dry_run`, only ask whether this worker may push.
 
         Raises:
             MovedError: its parent is not the head any more, or it is unclear whether the push has arrived.
             RemoteRefusedError: the branch is protected, or there is no access to it.
             TransientError: the remote does not answer.
         """
-        options = ("--porcelain", "--no-follow-tags", "--recurse-submodules=no")
+        options = ["--porcelain", "--no-follow-tags", "--recurse-submodules=no", *(["--dry-run"] if dry_run else [])]
         done = self._git("push", *options, self.remote, f"{commit}:refs/heads/{self.name}")
         if done.returncode == 0:
             return

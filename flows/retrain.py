@@ -17,7 +17,7 @@ from flows import history, logs, stages
 from flows.artifacts import link_report, show_report
 from flows.final_state import final_state, published_or_kept, refusals
 from flows.locks import clear_stale_locks, recipe_lock
-from flows.record import Record, recording
+from flows.record import Record, before_release, recording
 from params import InputsChangedError, StaleBlessingError, load
 from params.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
@@ -56,6 +56,8 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
 
     def bring_up_to_date(names: Sequence[str], *, force: bool) -> None:
         for stage in names:
+            if stage == "publish" and record:
+                before_release(artifacts, record, outcomes, log)
             named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{artifacts.recipe}")
             with run.stage(stage, outcomes):
                 outcomes[stage] = named(stage, artifacts.recipe, force=force, return_state=True).result()

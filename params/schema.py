@@ -199,7 +199,7 @@ class Data(Section):
     group_by: list[str] = []
     """Columns whose equal values say that rows belong together, such as those of one customer. `split` keeps them in one
     split, validation sets training rows aside whose group is in a held-out split of the source, and the gate counts them as one
-    observation. Default: each row is on its own."""
+    observation. A row that has no value in any of them (null, NaN or blank text) is on its own. Default: each row is on its own."""
 
 
 class Expectation(BaseModel):
@@ -544,8 +544,8 @@ class Gate(Section):
     """The same for every slice of at least `min_slice_rows` rows. A model is refused if a slice misses its value by more
     than chance explains."""
     slice_margin: PositiveFloat | None = None
-    """Largest deterioration of `metric` on any slice. The champion stays if a slice deteriorates by more than that, and by
-    more than chance explains."""
+    """Largest deterioration of `metric` on any slice, or of what slices have in place of it (docs/gate.md). The champion stays
+    if a slice deteriorates by more than that, and by more than chance explains."""
     min_slice_rows: PositiveInt = 30
     """Slices with fewer rows are shown but not judged."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -126,6 +127,23 @@ class SplitRows:
             ids = pc.add(table[ROW].cast(pa.int64()), shard.first_row_id)
             table = table.append_column(ROW_ID, ids)
         return conform(table, schema, str(self.manifest.path(shard)))
+
+
+def group_of(row: Mapping[str, Any], group_by: Sequence[str]) -> dict[str, Any] | None:
+    """Return the values that say which rows a row belongs with; None if all are missing, or none is asked for: it is on its own."""
+    values = {name: row[name] for name in group_by}
+    return None if all(map(_is_missing, values.values())) else values
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a value names no group: null, NaN, blank text (an empty cell of a CSV file), or a record of such values."""
+    if isinstance(value, Mapping):
+        return all(map(_is_missing, value.values()))
+    return (
+        value is None
+        or (isinstance(value, float) and math.isnan(value))
+        or (isinstance(value, str) and not value.strip())
+    )
 
 
 def conform(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:

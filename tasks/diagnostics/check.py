@@ -231,6 +231,9 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
         if name not in usable:
             what = f"{name} has no confidence interval" if name in known else f"unknown metric {name}"
             yield Problem(("evaluation", "gate", *key), what, suggestion(name, usable, "metrics"))
+    for name in gate.slice_floors.keys() & found.slice_metrics.keys():
+        what = f"a slice has no {name}: it needs the rows of all labels"
+        yield Problem(("evaluation", "gate", "slice_floors", name), what, f"use {found.slice_metrics[name]}")
     if gate.metric in found.tokenizer_dependent and found.main_metric not in found.tokenizer_dependent:
         what = f"{gate.metric} cannot be compared with a champion that has another tokenizer"
         yield Problem(("evaluation", "gate", "metric"), what, f"use {found.main_metric}, or remove this key")

@@ -26,7 +26,7 @@ import numpy as np
 
 from tasks.progress import made_progress
 from tasks.shard_work import ShardWorkers, settings_key
-from tasks.split_rows import SplitRows
+from tasks.split_rows import SplitRows, group_of
 from trainer.data.shards import ROW_ID, Shard
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def _compared(columns: Columns, work: tuple[SplitRows, NDArray[np.int64]]) -> di
     for row in rows.pick(row_ids, [*columns.content, *columns.numbers, *columns.group_by]):
         texts = {column: text_of(row[column]) for column in columns.texts}
         found[row[ROW_ID]] = {
-            "group": hash_of([row[column] for column in columns.group_by]),
+            "group": hash_of((group_of(row, columns.group_by) or {ROW_ID: row[ROW_ID]}).values()),
             "labels": [str(row[column]) for column in columns.labels],
             "lengths": [float(len(text)) for text in texts.values()],
             "numbers": [np.nan if row[column] is None else float(row[column]) for column in columns.numbers],

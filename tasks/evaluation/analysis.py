@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,17 +62,25 @@ class Analysis:
         """Check the gate's metrics; which ones exist, and which have intervals, is known only after scoring."""
         settings, scored = self.evaluation.gate, self.scored
         known, with_intervals = scored.model.metrics, self.resampler.metrics(scored.model.scores)
+        instead = self.objective.slice_metrics
         for key, name, among in (
             ("metric", scored.metric, with_intervals),
             *(("floors", name, known) for name in settings.floors),
-            *(("slice_floors", name, with_intervals) for name in settings.slice_floors),
+            *(("slice_floors", name, with_intervals.keys() - instead) for name in settings.slice_floors),
         ):
             if name not in among:
-                raise RecipeError(f"evaluation.gate.{key}", f"unknown metric {name}", f"use one of {', '.join(among)}")
+                what, fix = f"unknown metric {name}", f"use one of {', '.join(sorted(among))}"
+                if name in with_intervals:
+                    what, fix = f"a slice has no {name}: it needs the rows of all labels", f"use {instead[name]}"
+                raise RecipeError(f"evaluation.gate.{key}", what, fix)
 
     def _intervals(self, scores: Scores) -> dict[str, Interval]:
         (resampled,) = self.resampler.resample([scores])
-        return {metric: _interval(self.resampler, values) for metric, values in resampled.items()}
+        return {metric: self._interval(values, scores.observations) for metric, values in resampled.items()}
+
+    def _interval(self, resampled: NDArray[np.float64], observations: int) -> Interval:
+        low, high = self.resampler.interval(resampled, observations)
+        return Interval(low=low, high=high)
 
     def _gains(self, own: Scores, other: Scores, *, against: Opponent) -> dict[str, Gain]:
         """Gains on the same rows, in the metrics that can be compared."""
@@ -119,7 +128,7 @@ class Analysis:
                 yield from self._slice(slice_by, name, own.take(positions), other)
 
     def _slice(self, slice_by: str, name: str, own: Scores, champion: Scores | None) -> Iterator[SliceResult]:
-        """The results of one slice in the metric that decides, and in those with a floor."""
+        """The results of one slice in the metric that decides, or what slices have instead, and in those with a floor."""
         settings, resampler, directions = self.evaluation.gate, self.resampler, self.scored.directions
         is_judged = own.observations >= settings.min_slice_rows
         value = resampler.metrics(own)
@@ -127,9 +136,15 @@ class Analysis:
         intervals = self._intervals(own) if is_judged else {}
         gains = self._gains(own, champion, against="champion") if is_judged and champion is not None else {}
         floor_p_values = resampler.floor_p_values(own, settings.slice_floors, directions) if is_judged else {}
-        for metric in dict.fromkeys((self.scored.metric, *settings.slice_floors)):
+        deciding = self.objective.slice_metrics.get(self.scored.metric, self.scored.metric)
+        undefined = self.objective.undefined_metrics(resampler.totals(own))
+        for metric in undefined:
+            value[metric] = nan
+            for found in (other, intervals, gains, floor_p_values):
+                found.pop(metric, None)
+        for metric in dict.fromkeys((deciding, *settings.slice_floors)):
             interval, gain = intervals.get(metric), gains.get(metric)
-            margin = settings.slice_margin if metric == self.scored.metric else None
+            margin = settings.slice_margin if metric == deciding else None
             yield SliceResult(
                 slice_by=slice_by,
                 slice=name,
@@ -194,8 +209,3 @@ class Analysis:
         if "bytes" not in scores.columns or not all(map(self._can_compare, self.objective.per_byte)):
             return None
         return scores.columns["nll"] / np.maximum(scores.columns["bytes"], 1)
-
-
-def _interval(resampler: Resampler, resampled: NDArray[np.float64]) -> Interval:
-    low, high = resampler.interval(resampled)
-    return Interval(low=low, high=high)

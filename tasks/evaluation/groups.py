@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from tasks.split_rows import SplitRows
+from tasks.split_rows import SplitRows, group_of
 from trainer.data.shards import ROW_ID
 
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ class RowGroups:
         if not rows.group_by:
             return None
         columns = [ROW_ID, *rows.group_by]
-        ids, numbers, known = list[int](), list[int](), dict[str, int]()
+        ids, numbers, known = list[int](), list[int](), dict[str | int, int]()
         for row in rows.rows(columns) if row_ids is None else rows.pick(row_ids, columns):
-            key = json.dumps([row[column] for column in rows.group_by], default=str, sort_keys=True)
+            values = group_of(row, rows.group_by)
+            key = row[ROW_ID] if values is None else json.dumps(list(values.values()), default=str, sort_keys=True)
             numbers.append(known.setdefault(key, len(known)))
             ids.append(row[ROW_ID])
         return cls(np.array(ids), np.array(numbers)) if len(known) < len(numbers) else None

@@ -20,6 +20,8 @@ from trainer.runtime.lifetime import exclusive
 logger = logging.getLogger(__name__)
 
 _WAIT_S = 30.0
+SketchOf = Literal["texts", "inputs"]
+"""What a sketch of rows has the hashes of: inputs; in lines of earlier versions whole texts, with the targets of some objectives."""
 
 
 class ReceiptLogEntry(Report):
@@ -59,6 +61,7 @@ class ReceiptLogEntry(Report):
     """Of the comparison that used up a part of the rows of `row_sketch`."""
     row_sketch: tuple[Annotated[str, pydantic.Field(pattern="^[0-9a-f]{16}$")], ...] = ()
     """Which held-out rows a verdict's comparison used (tasks.evaluation.row_use); empty with `over: release`."""
+    row_sketch_of: SketchOf = "texts"
 
 
 def log_verdict(
@@ -82,6 +85,7 @@ def log_verdict(
         tag=champion.tag if champion else None,
         confidence=blessing.confidence if row_sketch else None,
         row_sketch=row_sketch,
+        row_sketch_of="inputs" if row_sketch else "texts",
         **_evaluation(blessing, evaluated),
     )
     append_entry(artifacts, entry)
@@ -124,14 +128,20 @@ def append_entry(artifacts: Artifacts, entry: ReceiptLogEntry) -> None:
 
 
 def read_entries(artifacts: Artifacts) -> list[ReceiptLogEntry]:
-    """Return the entries of the log, oldest first, without damaged lines."""
-    path, entries = artifacts.receipt_log, []
-    for number, line in enumerate(path.read_bytes().split(b"\n") if path.exists() else (), start=1):
-        try:
-            if line:
+    """Return the entries of the log, oldest first, without damaged lines; then those that no branch may have yet.
+
+    `git reset` takes lines out of the log that were not recorded. What they say has happened all the same.
+    """
+    entries, known = [], set[bytes]()
+    for path in (artifacts.receipt_log, artifacts.unrecorded / artifacts.receipt_log.name):
+        for number, line in enumerate(path.read_bytes().split(b"\n") if path.exists() else (), start=1):
+            if not line or line in known:
+                continue
+            known.add(line)
+            try:
                 entries.append(ReceiptLogEntry.model_validate_json(line))
-        except ValueError:
-            logger.warning("%s:%d: ignored, because the line is damaged", path, number)
+            except ValueError:
+                logger.warning("%s:%d: ignored, because the line is damaged", path, number)
     return entries
 
 

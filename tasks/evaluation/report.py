@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import nan
+from math import ceil, isfinite, log2, nan
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -22,6 +22,15 @@ _SMALLEST_P_VALUE = 1e-12
 def confidence_text(confidence: float) -> str:
     """Return a confidence level as a percentage, such as `95%` or `99.58%`."""
     return f"{100 * confidence:.4g}%"
+
+
+def least_observations(confidence: float) -> int:
+    """Return how many rows or groups an interval needs.
+
+    Half of all models that are no better win on the first of them, a quarter on the first two, and so on. Before that is as rare
+    as the error of one end, nothing can be concluded (the sign test; 6 at 95%).
+    """
+    return ceil(log2(2 / (1 - confidence)) - 1e-9)
 
 
 class EvaluationReport(Report):
@@ -58,7 +67,7 @@ class Comparison(Report):
     gain: Number
     """How much better the candidate is, whatever the metric's direction; negative if it is worse."""
     low: Number
-    """Lower end of the gain's interval."""
+    """Lower end of the gain's interval; not finite if there are too few observations for one."""
     high: Number
     p_value: Number | None
     """Of McNemar's test, where the metric is a share of rows that are independent."""
@@ -74,6 +83,8 @@ class Comparison(Report):
         side, sign = ("better", 1) if self.gain >= 0 else ("worse", -1)
         low, high = sorted((sign * self.low, sign * self.high))
         text = f"{self.metric} is {abs(self.gain):.4g} {side} than {other}"
+        if not self.has_interval:
+            return f"{text}, but {self._why_no_interval(confidence)}"
         text += f" ({confidence_text(confidence)} interval {low:.4g} to {high:.4g} {side}"
         if self.p_value is not None:
             text += f"; McNemar p = {self.p_value:.2g}" if self.p_value > _SMALLEST_P_VALUE else "; McNemar p < 1e-12"
@@ -82,6 +93,20 @@ class Comparison(Report):
         if self.left_out:
             text += f"; {self.left_out} rows do not count, of which one of the models does not read or write all"
         return text + ")"
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether there are enough observations for one."""
+        return isfinite(self.low) and isfinite(self.high)
+
+    def _why_no_interval(self, confidence: float) -> str:
+        rows = f"{self.rows} row{'s' if self.rows != 1 else ''}"
+        groups = f"{self.groups} group{'s' if self.groups != 1 else ''} ({rows})"
+        observations, text = (self.rows, rows) if self.groups is None else (self.groups, groups)
+        interval, least = f"a {confidence_text(confidence)} interval", least_observations(confidence)
+        if observations < least:
+            return f"{text} cannot show it: {interval} needs at least {least}"
+        return f"too few of {text} count in it for {interval}"
 
 
 class SliceResult(Report):

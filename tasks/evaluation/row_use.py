@@ -1,13 +1,13 @@
 """How often earlier comparisons have used the held-out rows (`evaluation.gate.over: test_rows`).
 
 Held-out rows usually change a little from run to run. Each verdict in the log therefore has a sketch of its rows: the 64
-smallest hashes of their texts (bottom-k sketch, Cohen and Kaplan 2007, https://doi.org/10.1145/1281100.1281133). Today's rows
+smallest hashes of their inputs (bottom-k sketch, Cohen and Kaplan 2007, https://doi.org/10.1145/1281100.1281133). Today's rows
 whose hash is below the largest in a sketch are a random sample, and the sketch says which of them that comparison used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params.schema import Gate
-from tasks.evaluation.receipt_log import ReceiptLogEntry
+from tasks.evaluation.receipt_log import ReceiptLogEntry, SketchOf
 from tasks.evaluation.report import RowUse
 from tasks.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
@@ -23,12 +23,14 @@ from trainer.data.shards import ROW_ID
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from trainer.objectives.bases.objective import Objective
+
 _SKETCH_SIZE = 64
 
 
 @dataclass(frozen=True)
 class RowHashes:
-    """The rows of a split, known by their texts: a new column or a corrected label does not make a row a new one."""
+    """The rows of a split, known by their inputs: a new column or a corrected target does not make a row a new one."""
 
     hashes: NDArray[np.uint64]
     """(N,), ascending and distinct."""
@@ -40,10 +42,18 @@ class RowHashes:
         return cls(np.unique(np.frombuffer(digests, np.uint64)))
 
     @classmethod
-    def read(cls, rows: SplitRows, row_ids: NDArray[np.int64], text: Callable[[Mapping[str, Any]], str]) -> RowHashes:
-        """Hash the rows of a split that are in `row_ids`."""
-        scored = set(row_ids.tolist())
-        return cls.of(text(row) for row in rows.rows() if row[ROW_ID] in scored)
+    def read(cls, rows: SplitRows, row_ids: NDArray[np.int64], objective: Objective[Any]) -> dict[SketchOf, RowHashes]:
+        """Hash the rows of a split that are in `row_ids`, as sketches have them now and as older ones do.
+
+        A row without an input, such as the text of a completion alone, is known by its whole text.
+        """
+        scored, inputs, texts = set(row_ids.tolist()), list[str](), list[str]()
+        for row in rows.rows():
+            if row[ROW_ID] in scored:
+                texts.append(objective.text(row))
+                given = objective.input_text(row)
+                inputs.append(given if given.strip() else texts[-1])
+        return {"inputs": cls.of(inputs), "texts": cls.of(texts)}
 
     def sketch(self) -> tuple[str, ...]:
         """Return the smallest hashes, in hexadecimal."""
@@ -70,7 +80,9 @@ class ComparisonId:
     metric: str | None
 
 
-def row_use(gate: Gate, hashes: RowHashes, entries: Iterable[ReceiptLogEntry], comparison: ComparisonId) -> RowUse:
+def row_use(
+    gate: Gate, hashes: Mapping[SketchOf, RowHashes], entries: Iterable[ReceiptLogEntry], comparison: ComparisonId
+) -> RowUse:
     """Return how often comparisons in the log, other than this one, have used today's rows.
 
     A comparison with error e counts e / (today's error) times, so that the errors of all add up to that of
@@ -80,7 +92,7 @@ def row_use(gate: Gate, hashes: RowHashes, entries: Iterable[ReceiptLogEntry], c
     for entry in entries:
         if entry.event == "verdict" and entry.row_sketch and entry.confidence:
             error = (1 - entry.confidence) / (1 - gate.comparison_confidence)
-            uses = error * hashes.share_in(entry.row_sketch)
+            uses = error * hashes[entry.row_sketch_of].share_in(entry.row_sketch)
             earlier[_id_of(entry)] = max(uses, earlier.get(_id_of(entry), 0.0))
     earlier.pop(comparison, None)
     here = (comparison.repo_id, comparison.endpoint)

@@ -92,12 +92,12 @@ def evaluate(
         use: RowUse | None = None
         sketch: tuple[str, ...] = ()
         if settings.over == "test_rows" and details.comparisons and not is_champion:
-            hashes = RowHashes.read(rows, scored.model.scores.row_ids, built.text)
+            hashes = RowHashes.read(rows, scored.model.scores.row_ids, built)
             commit = published.champion.commit if published.champion else None
             comparison = ComparisonId(repo_id, where, weights, commit, data, scored.metric)
             use = row_use(settings, hashes, read_entries(artifacts), comparison)
             # When the rows are used up, the model cannot pass, so the comparison spends no error.
-            sketch = () if use.is_up else hashes.sketch()
+            sketch = () if use.is_up else hashes["inputs"].sketch()
         verdict = gate.judge(
             settings,
             scored,

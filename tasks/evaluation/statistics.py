@@ -12,7 +12,9 @@ the share of rows that are right, the interval is that of a score test of paired
 Rows that belong together are one observation: resamples draw groups of rows, and the jackknife leaves one group out at a time
 (Field and Welsh 2007, https://doi.org/10.1111/j.1467-9868.2007.00593.x). The exact tests of shares need independent rows, so with
 groups the bootstrap and the jackknife take their place.
-benchmarks/gate_simulation.py measures how often each errs.
+
+Fewer observations than `least_observations` give no interval: its ends are infinite. benchmarks/gate_simulation.py measures how
+often each errs.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params.schema import Direction
+from tasks.evaluation.report import least_observations
 from tasks.evaluation.scoring import Scores
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ class Gain:
 
     value: float
     low: float
-    """Ends of the interval."""
+    """Ends of the interval; infinite if there are too few observations for one."""
     high: float
     p_value: float | None
     """Of McNemar's test, where the metric is a share of rows."""
@@ -91,10 +94,19 @@ class Resampler:
         with np.errstate(divide="ignore", invalid="ignore"):  # a resample of few rows may draw none of them
             return [self.objective.compute_metrics(total, self.state) for total in np.split(sums, len(models), axis=1)]
 
-    def interval(self, resampled: NDArray[np.float64]) -> tuple[float, float]:
-        """Ends of the interval of a metric, from its resamples (R,)."""
-        outside = (1 - self.confidence) / 2
-        low, high = np.nanquantile(resampled, [outside, 1 - outside])
+    def interval(self, resampled: NDArray[np.float64], observations: int) -> tuple[float, float]:
+        """Ends of the interval of a metric, from its resamples (R,).
+
+        A resample without a value may have any value: it counts against both ends. Too few observations say nothing.
+        """
+        if observations < least_observations(self.confidence):
+            return -math.inf, math.inf
+        outside, unknown = (1 - self.confidence) / 2, np.isnan(resampled)
+        if not unknown.any():
+            low, high = np.quantile(resampled, [outside, 1 - outside])
+        else:
+            low = np.quantile(np.where(unknown, -math.inf, resampled), outside, method="lower")
+            high = np.quantile(np.where(unknown, math.inf, resampled), 1 - outside, method="higher")
         return float(low), float(high)
 
     def gains(
@@ -123,8 +135,10 @@ class Resampler:
                 continue
             sign = 1.0 if directions[metric] == "max" else -1.0
             gain = sign * (value - other_metrics[metric])
-            jackknife = Jackknife.of(gain, sign * (left_out[0][metric] - left_out[1][metric]))
-            low, high = self.interval(sign * (resampled[0][metric] - resampled[1][metric]))
+            without = left_out[0][metric], left_out[1][metric]
+            scale = max(2 * abs(gain), *map(_contributions, without)) or 1.0
+            jackknife = Jackknife.of(gain, sign * (without[0] - without[1]), scale, self.confidence)
+            low, high = self.interval(sign * (resampled[0][metric] - resampled[1][metric]), own.observations)
             ends = jackknife.interval(self.confidence)
             found[metric] = Gain(gain, min(low, ends[0]), max(high, ends[1]), None, jackknife.tail)
         return found
@@ -143,7 +157,9 @@ class Resampler:
                 found[metric] = float(bdtr(float(right.sum()), len(right), min(max(floor, 0.0), 1.0)))
                 continue
             sign = 1.0 if directions[metric] == "max" else -1.0
-            found[metric] = Jackknife.of(sign * metrics[metric], sign * left_out[metric]).tail(sign * floor)
+            scale = max(abs(metrics[metric]), _contributions(left_out[metric])) or 1.0
+            jackknife = Jackknife.of(sign * metrics[metric], sign * left_out[metric], scale, self.confidence)
+            found[metric] = jackknife.tail(sign * floor)
         return found
 
     def _leave_one_out(self, scores: Scores) -> dict[str, NDArray[np.float64]]:
@@ -252,33 +268,45 @@ class Jackknife:
     It uses Student's distribution, with fewer degrees of freedom where few rows have most of the weight (Satterthwaite
     1946, https://doi.org/10.2307/3002019), and the same with the skewness of the rows removed (Hall 1992, Journal of the
     Royal Statistical Society B 54, 221-228). Interval ends and probabilities are the more cautious of the two.
+
+    Where all rows say the same, the standard error is 0, and says nothing about rows that were not drawn. Of N equal
+    rows, a share s of others is rejected at level a if (1 - s)^N <= a (the binomial test; the "rule of three"). Such a row
+    may differ by `scale`.
     """
 
     value: float
     error: float
-    """Standard error of the value."""
+    """Standard error of the value; infinite if there are too few rows for one, or the metric does not exist without one."""
     skewness: float
     """Skewness of the rows' contributions to the value, divided by the square root of N."""
     freedom: float
     """Degrees of freedom of the standard error."""
+    rows: int
+    scale: float
+    """By how much the value of one row may differ from that of N equal rows."""
 
     @classmethod
-    def of(cls, value: float, left_out: NDArray[np.float64]) -> Jackknife:
+    def of(cls, value: float, left_out: NDArray[np.float64], scale: float, confidence: float) -> Jackknife:
         """From the value of all rows, and the values without each row in turn, (N,)."""
-        left_out = left_out[np.isfinite(left_out)]  # without a certain row the metric may not exist
-        effects = (left_out.mean() if len(left_out) else 0.0) - left_out  # (N,)
-        rows, squares = len(effects), float((effects**2).sum())
-        if rows < 2 or not squares > 0:
-            return cls(value, 0.0, 0.0, 1.0)
+        rows = len(left_out)
+        if rows < least_observations(confidence) or not np.isfinite(left_out).all():
+            return cls(value, math.inf, 0.0, 1.0, rows, scale)
+        effects = left_out.mean() - left_out  # (N,)
+        squares = float((effects**2).sum())
+        if not squares > 0:
+            return cls(value, 0.0, 0.0, 1.0, rows, scale)
         kurtosis = rows * float((effects**4).sum()) / squares**2
         freedom = min(rows - 1, 2 * rows / max(kurtosis - 1, 1e-9))
         error = math.sqrt((rows - 1) / rows * squares)
-        return cls(value, error, float((effects**3).sum()) / squares**1.5, freedom)
+        return cls(value, error, float((effects**3).sum()) / squares**1.5, freedom, rows, scale)
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """Ends of the interval of values that `tail` rejects on neither side."""
         from scipy.special import stdtrit
 
+        if self.error in (0, math.inf):
+            reach = self.error or self.scale * (1 - ((1 - confidence) / 2) ** (1 / self.rows))
+            return self.value - reach, self.value + reach
         reach = -float(stdtrit(self.freedom, (1 - confidence) / 2))
         low = self.value - self.error * max(reach, self._skewed(reach))
         return low, self.value - self.error * min(-reach, self._skewed(-reach))
@@ -287,8 +315,10 @@ class Jackknife:
         """Probability of a value this low or lower, if the true value were `limit`."""
         from scipy.special import stdtr
 
+        if self.error == math.inf:
+            return 1.0
         if self.error == 0:
-            return float(self.value >= limit)
+            return max(1 - max(limit - self.value, 0.0) / self.scale, 0.0) ** self.rows
         distance, skewness = (self.value - limit) / self.error, self.skewness
         straight = distance + skewness * distance**2 / 3 + skewness**2 * distance**3 / 27 + skewness / 6
         return float(stdtr(self.freedom, max(distance, straight)))
@@ -299,6 +329,12 @@ class Jackknife:
             return straight
         inside = 1 + self.skewness * (straight - self.skewness / 6)
         return float(3 / self.skewness * (np.cbrt(inside) - 1))
+
+
+def _contributions(left_out: NDArray[np.float64]) -> float:
+    """By how much the contributions of rows to a metric differ, at most: N - 1 times as much as the values without them, (N,)."""
+    finite = left_out[np.isfinite(left_out)]
+    return (len(left_out) - 1) * float(np.ptp(finite)) if len(finite) else 0.0
 
 
 def mcnemar(only_one: int, only_other: int) -> float:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.split_rows import group_of
+
 
 @dataclass(frozen=True)
 class Splitting:
@@ -26,8 +28,7 @@ class Splitting:
         """Return the split of each row."""
         if not self.shares:
             return [self.source_split] * len(rows)
-        deciding = [{name: row[name] for name in self.group_by} for row in rows] if self.group_by else rows
-        return [split_of(row, self.shares, self.seed) for row in deciding]
+        return [split_of(group_of(row, self.group_by) or row, self.shares, self.seed) for row in rows]
 
 
 def split_of(row: Mapping[str, Any], shares: Mapping[str, float], seed: int) -> str:

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,14 +214,14 @@ def _results(run: _Run, pipeline_tag: str) -> Iterator[EvalResult]:
     for name, value in run.metrics.items():
         metric = _HUB_METRICS.get(name, _HubMetric(re.sub(r"[^\w.-]", "_", name), _plain(name), {}))
         arguments: dict[str, Any] = {**metric.arguments, "rows": run.evaluated.rows}
-        if name in intervals:
+        if name in intervals and isfinite(intervals[name].low) and isfinite(intervals[name].high):
             ends = {"low": round(intervals[name].low, 6), "high": round(intervals[name].high, 6)}
             arguments["interval"] = {**ends, "confidence": run.details.confidence}
         for label, other in (("champion", run.evaluated.champion), ("base", run.evaluated.untrained)):
             if other and name in other:
                 arguments[label] = round(other[name], 6)
         for one in run.details.comparisons:
-            if one.metric == name:
+            if one.metric == name and one.has_interval:
                 label = "champion" if one.against == "champion" else "base"
                 gain = {"gain": round(one.gain, 6), "low": round(one.low, 6), "high": round(one.high, 6)}
                 arguments[f"gain_over_{label}"] = gain

@@ -119,7 +119,7 @@ class RunResults:
         def order(one: SliceResult) -> tuple[bool, bool, float]:
             value = finite(one.value)
             sign = -1 if directions.get(one.metric) == "min" else 1
-            return one.low is None, value is None, sign * (value or 0.0)
+            return finite(one.low) is None, value is None, sign * (value or 0.0)
 
         return sorted(self.details.slices, key=order)
 

@@ -125,6 +125,8 @@ def slices_section(results: RunResults) -> Section | None:
     worst = (judged or bars)[0]
     lead = f"The worst slice is {worst.name}: {metric} {number(worst.value)} on {plural(worst.rows, 'row')}"
     lead += f", {number(overall)} on all rows." if overall is not None else "."
+    if results.blessing and results.blessing.metric != metric:
+        lead += f" A slice has {metric} in place of {results.blessing.metric}, which needs the rows of all labels."
     gain_highs = [high for one in ordered if (high := finite(one.gain_high)) is not None]
     if gain_highs:
         fell = sum(high < 0 for high in gain_highs)

@@ -163,7 +163,7 @@ def _evaluation(plan: Plan) -> list[str]:
     ]
     label = plan.proposal.columns.get("label")
     if label and len(plan.quality.labels) <= _MAX_SLICES:
-        lines += _line(2, "slices", Choice([label], "metrics for each label, too"))
+        lines += _line(2, "slices", Choice([label], "the accuracy within each label, which is its recall, too"))
     metric = plan.values["training.best_metric"]
     if plan.proposal.objective == "sequence_classification":
         lines += [

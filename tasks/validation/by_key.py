@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from params.schema import Expectation
 from tasks.shard_work import ShardWorkers
+from tasks.split_rows import group_of
 from tasks.validation.by_column import whole_frame
 from tasks.validation.expectations import as_text, columns_of, compared_rows
-from tasks.validation.kinds import columns_read, condition_columns, without_condition
+from tasks.validation.kinds import GROUP_IS_IN_ONE_SPLIT, columns_read, condition_columns, without_condition
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, without
 
 if TYPE_CHECKING:
@@ -84,9 +85,14 @@ def hash_keys(expectation: Expectation, rows: RawRows, folder: Path, skip: Posit
 def hash_part(expectation: Expectation, work: PartWork) -> int:
     """Write the hashed keys of one shard, and return how many there are."""
     columns, part = columns_of([expectation]), work.part
-    frame = part.frame(columns_read(expectation, part.rows.schema), frozenset(), work.skip)
-    compared = compared_rows(expectation, frame)
-    table = part.table(columns).select(columns).take(compared)
+    table = part.table(columns).select(columns)
+    if expectation.type == GROUP_IS_IN_ONE_SPLIT:
+        is_grouped = [group_of(row, columns) is not None for row in table.to_pylist()]
+        compared = np.setdiff1d(np.flatnonzero(is_grouped), work.skip)
+    else:
+        frame = part.frame(columns_read(expectation, part.rows.schema), frozenset(), work.skip)
+        compared = compared_rows(expectation, frame)
+    table = table.take(compared)
     digests = b"".join(blake2b(key, digest_size=16).digest() for key in encode_keys(table))
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     places = compared.astype(np.uint64) | (key_forms(table) << _POSITION_BITS)

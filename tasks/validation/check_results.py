@@ -16,7 +16,7 @@ from tasks.validation.by_column import check_columns
 from tasks.validation.by_key import Duplicates, Keys, find_duplicates, find_in_two_splits, hash_keys
 from tasks.validation.by_row import RowCheck, check_each_row, check_rows
 from tasks.validation.expectations import columns_of, passes
-from tasks.validation.kinds import BY_KEY, kind_of
+from tasks.validation.kinds import BY_KEY, GROUP_IS_IN_ONE_SPLIT, kind_of
 from tasks.validation.raw_rows import NOTHING, ORDER, PartWork, Positions, RawRows, union
 from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
 from trainer.objectives.bases.objective import Objective, Row
@@ -27,8 +27,6 @@ ROW_IS_USABLE = Expectation(type="row_is_usable")
 """The objective's check of a row as a whole; not an expectation of Great Expectations."""
 ROW_IS_KNOWN = Expectation(type="row_is_known_to_training", on_failure="fail")
 """The objective's check of a row against the train split."""
-GROUP_IS_IN_ONE_SPLIT = "group_is_in_one_split"
-"""The check of `data.group_by`; not an expectation of Great Expectations."""
 MAX_EXAMPLES_IN_REPORT = 5
 MAX_EXAMPLES_IN_ERROR = 10
 
@@ -162,12 +160,10 @@ def groups_in_one_split(rows: RawRows, set_aside: Positions) -> CheckResult:
     Those in the later split fail: training must not see what the model is evaluated on. Rows without a group are on their own.
     """
     columns: Any = {"column_list": rows.splits["train"].group_by}
-    groups = Expectation(type="expect_compound_columns_to_be_unique", ignore_row_if="all_values_are_missing", **columns)
-    if len(columns["column_list"]) == 1:  # Great Expectations ignores nulls only in a check of one column
-        groups = Expectation(type="expect_column_values_to_be_unique", column=columns["column_list"][0])
+    groups = Expectation(type=GROUP_IS_IN_ONE_SPLIT, **columns)
     with _hashed(groups, rows, set_aside) as keys:
         found = find_in_two_splits(keys, [rows.span(split).stop for split in ORDER])
-    result = CheckResult(Expectation(type=GROUP_IS_IN_ONE_SPLIT, **columns), "recipe", success=True, failing=NOTHING)
+    result = CheckResult(groups, "recipe", success=True, failing=NOTHING)
     return _repeating(result, found, rows, success=not len(found.failing))
 
 

@@ -50,6 +50,8 @@ ROW_BY_ROW = frozenset(
 )
 BY_KEY = frozenset({"expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique"})
 """Expectations that flag every row of a group of equal rows, although one of them may stay."""
+GROUP_IS_IN_ONE_SPLIT = "group_is_in_one_split"
+"""The check of `data.group_by`; not an expectation of Great Expectations."""
 BY_COLUMN = frozenset(
     {
         "expect_column_value_z_scores_to_be_less_than",

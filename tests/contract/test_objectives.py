@@ -28,6 +28,7 @@ class ObjectiveCase:
     """An objective with its examples encoded, and a tiny model with its head."""
 
     def __init__(self, name):
+        self.name = name
         self.objective = objectives.build(ObjectiveChoice(name=name))
         self.rows = [{"row_id": i, **row} for i, row in enumerate(self.objective.example_rows)]
         texts = [self.objective.text(row) for row in self.rows]
@@ -174,6 +175,41 @@ def test_nonfinite_loss_is_detected(case):
         accumulator = MetricAccumulator(case.objective, case.state)
         accumulator.update(spoilt)
         assert not math.isfinite(accumulator.compute()["reward" if score == "reward" else "loss"])
+
+
+def test_input_of_a_row_is_its_columns_without_targets_and_options(case):
+    """The gate counts how often held-out rows were used: corrected targets and another prompt form make no row a new one."""
+    row, objective = case.rows[0], case.objective
+    given = objective.input_text(row)
+    changed = {name for name in objective.columns() if objective.input_text(row | {name: _edited(row[name])}) != given}
+    assert changed, "a row with another input is another row"
+    targets = {"label", "spans", "target", "completion", "chosen", "rejected", "answer"}
+    assert not changed & targets
+    forms = {"prefix": "do: ", "separator": " => ", "max_target_length": 5, "chat": False}
+    options = {name: value for name, value in forms.items() if name in type(objective.options).model_fields}
+    other = objectives.build(ObjectiveChoice(name=case.name, **options))
+    assert other.input_text(row) == given
+
+
+def _edited(value):
+    return [*value, value[-1] if value else {}] if isinstance(value, list) else f"{value} edited"
+
+
+def test_only_the_turns_of_others_are_the_input_of_a_conversation():
+    sft = objectives.build(ObjectiveChoice(name="sft", messages_column="messages"))
+    turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "5"}]
+    corrected = [turns[0], {"role": "assistant", "content": "4"}]
+    other = [{"role": "user", "content": "2 + 3?"}, turns[1]]
+    assert sft.input_text({"messages": turns}) == sft.input_text({"messages": corrected})
+    assert sft.input_text({"messages": turns}) != sft.input_text({"messages": other})
+
+
+def test_slices_have_metrics_instead_of_those_that_need_all_rows(case):
+    objective = case.objective
+    known = {**objective.metrics, **objective.evaluate_only_metrics}
+    for metric, instead in objective.slice_metrics.items():
+        assert metric in known
+        assert instead in known.keys() - objective.slice_metrics
 
 
 def test_metrics_have_directions_and_options_have_defaults(case):

@@ -144,6 +144,39 @@ def test_what_git_refused_is_not_done_again(shared: Shared) -> None:
 
 
 @pytest.mark.slow
+def test_what_cannot_be_recorded_is_not_published(shared: Shared) -> None:
+    """Otherwise the error that its verdict has spent would be forgotten with it."""
+
+    def published() -> int:
+        return len(shared.api.list_repo_commits("tests/tiny"))
+
+    night, before = shared.worker("night"), published()
+    night.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 40")
+    night.edit("params/tiny.yaml", "resamples: 200", "resamples: 200, margin: 9.0")
+    night.run("git", "remote", "set-url", "--push", "origin", "/nowhere")
+    out = night.run("python", "-m", "flows.cli", "run", "tiny", *RECORD, ok=False)
+    assert night.json("runs/tiny/evaluation/blessing.json")["verdict"] == "publish"
+    assert "RemoteRefusedError: origin/main: cannot push to the branch" in out
+    assert published() == before
+
+    hook = shared.git / "hooks/pre-receive"
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o755)
+    night.run("git", "remote", "set-url", "--push", "origin", str(shared.git))
+    night.edit("params/tiny.yaml", "resamples: 200,", "over: test_rows, resamples: 200,")
+    out = night.run("python", "-m", "flows.cli", "run", "tiny", *RECORD, ok=False)
+    assert night.json("runs/tiny/evaluation/blessing.json")["row_use"]["uses"] == 0
+    assert "refused the commit" in out
+    assert published() == before
+    hook.unlink()
+
+    run(night, *RECORD)
+    assert published() == before + 1
+    assert shared.commits()[0].startswith("Record tiny: published")
+    assert shared.commits()[1] == "Record tiny: evaluated, verdict publish"
+
+
+@pytest.mark.slow
 def test_a_prefect_worker_clones_the_project_and_records_its_run(
     shared: Shared, make_prefect_home: Callable[[], Path]
 ) -> None:

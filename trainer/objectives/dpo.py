@@ -132,6 +132,9 @@ class DPO(Objective[Options]):
         """The prompt with the chosen completion, as in `input_ids`."""
         return f"{row[self.options.prompt_column]}{self.options.separator}{row[self.options.chosen_column]}"
 
+    def input_text(self, row: Row) -> str:
+        return str(row[self.options.prompt_column])
+
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:

@@ -132,6 +132,9 @@ class Seq2Seq(Likelihood[Options]):
     def scored_text(self, row: Row) -> str:
         return str(row[self.options.target_column])
 
+    def input_text(self, row: Row) -> str:
+        return str(row[self.options.input_column])
+
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:

@@ -129,6 +129,13 @@ class SFT(TokenLikelihood[Options]):
             raise ValueError(f"it learned from {kinds[not theirs]}, and these rows are {kinds[not own]}")
         return super().as_released(options)
 
+    def input_text(self, row: Row) -> str:
+        """Return the prompt, or the turns that the model does not write."""
+        if not self.options.messages_column:
+            return str(row[self.options.prompt_column])
+        given = [turn for turn in row[self.options.messages_column] if turn["role"] != "assistant"]
+        return "\n".join(f"{turn['role']}: {turn['content']}" for turn in given)
+
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:

@@ -161,6 +161,13 @@ class TokenClassification(Classifier[Options]):
             "f1": 2 * correct_spans / np.maximum(predicted_spans + actual_spans, 1),
         }
 
+    def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
+        """Those of spans, where no span is and none was predicted; recall also where none is."""
+        predicted, actual = totals[4:]
+        if actual:
+            return frozenset()
+        return frozenset({"recall"} if predicted else {"recall", "precision", "f1"})
+
     def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         correct, predicted, actual = (f"{scores[f'{name}_spans']:.0f}" for name in ("correct", "predicted", "actual"))
         return {"spans": f"{correct} of {actual} found, {predicted} predicted"}

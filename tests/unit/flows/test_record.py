@@ -18,10 +18,10 @@ from flows import dvc_lock, record
 from flows.record import Record, record_unchanged, recording
 from params import DataError, ModelError, RecipeError, RemoteRefusedError, TransientError
 from params.artifacts import STAGES, Artifacts
-from tasks.evaluation.report import Blessing, EvaluationReport
+from tasks.evaluation.report import Blessing, EvaluationReport, RowUse
 from tasks.history.run_log import append_run, read_runs
 from tasks.hub_client.receipt import Receipt
-from tasks.stages import save_report
+from tasks.stages import read_report, save_report
 from tests.support import tiny
 from tests.support.project import ROOT, free_port
 from tests.unit.tasks.history.example import entry
@@ -135,6 +135,15 @@ def worker(remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wor
     made = clone(remote, tmp_path / "worker")
     monkeypatch.chdir(made.root)
     return made
+
+
+def judged(worker: Worker, over: str) -> Artifacts:
+    """Leave a run whose model the gate lets pass."""
+    artifacts = worker.ran("a", 1)
+    blessing = read_report(artifacts, Blessing)
+    use = RowUse(uses=1.0, comparisons=12) if over == "test_rows" else None
+    save_report(blessing.model_copy(update={"row_use": use}), artifacts.blessing)
+    return artifacts
 
 
 def clone(remote: Path, root: Path) -> Worker:
@@ -519,6 +528,47 @@ class TestRefusal:
         git(worker.root, "remote", "set-url", "origin", str(remote))
         record.record(artifacts, TO, log, RAN)
         assert models(remote) == {"train@a": "1"}
+
+    @pytest.mark.parametrize("over", ["release", "test_rows"])
+    def test_a_model_is_not_released_if_its_run_cannot_be_recorded(
+        self, worker: Worker, remote: Path, over: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        artifacts = judged(worker, over)
+        evaluated = {stage: outcome for stage, outcome in RAN.items() if stage != "publish"}
+        git(worker.root, "remote", "set-url", "--push", "origin", str(remote.parent / "nowhere"))
+        with pytest.raises(RemoteRefusedError, match="nowhere"):
+            record.before_release(artifacts, TO, evaluated, log)
+        git(worker.root, "remote", "set-url", "--push", "origin", f"http://127.0.0.1:{free_port()}/x.git")
+        monkeypatch.setattr(record, "_WAITS_S", (0.1,))
+        with pytest.raises(TransientError):
+            record.before_release(artifacts, TO, evaluated, log)
+        assert commits(remote) == ["the project"]
+        git(worker.root, "remote", "set-url", "--push", "origin", str(remote))
+        record.before_release(artifacts, TO, evaluated, log)
+        assert commits(remote) == [
+            *(["Record a: evaluated, verdict publish"] if over == "test_rows" else []),
+            "the project",
+        ]
+
+    def test_a_verdict_that_spends_error_is_on_the_branch_before_its_release(
+        self, worker: Worker, remote: Path
+    ) -> None:
+        """A branch that takes no commits answers only a real push."""
+        artifacts = judged(worker, "test_rows")
+        evaluated = {stage: outcome for stage, outcome in RAN.items() if stage != "publish"}
+        hook(remote, "pre-receive", "echo no >&2; exit 1")
+        with pytest.raises(RemoteRefusedError, match="refused the commit"):
+            record.before_release(artifacts, TO, evaluated, log)
+        (remote / "hooks/pre-receive").unlink()
+        record.before_release(artifacts, TO, evaluated, log)
+        assert recorded(remote, "runs/a/release/log.jsonl") == (worker.root / artifacts.receipt_log).read_text().strip()
+        record.record(artifacts, TO, log, RAN)
+        assert len(commits(remote)) == 2, "nothing is new"
+
+    def test_a_kept_champion_asks_for_nothing(self, worker: Worker, remote: Path) -> None:
+        artifacts = worker.ran("a", 1, status="kept")
+        git(worker.root, "remote", "set-url", "--push", "origin", str(remote.parent / "nowhere"))
+        record.before_release(artifacts, TO, RAN, log)
 
     def test_objects_come_first(self, worker: Worker, remote: Path) -> None:
         """A commit names no object that the DVC remote lacks: here the remote cannot be used."""

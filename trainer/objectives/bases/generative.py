@@ -130,6 +130,10 @@ class GenerativeObjective(Objective[OptionsT]):
     def reserved_positions(self) -> int:
         return self.options.max_new_tokens
 
+    def input_text(self, row: Row) -> str:
+        """Return the values that the prompt is made of."""
+        return "\n".join(str(row[name]) for name in template_columns(self.options.prompt))
+
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:

@@ -67,6 +67,8 @@ class Objective(ABC, Generic[OptionsT]):
     """Options that belong to a model, such as a prefix: a released model is read with those that it learned by."""
     limits: ClassVar[frozenset[str]] = frozenset()
     """Options that limit a text in tokens; null stands for `tokenization.max_length`."""
+    slice_metrics: ClassVar[Mapping[str, str]] = {}
+    """Metrics that mean nothing on a slice, because they need the rows of all labels, and the metric that slices have instead."""
     score_names: ClassVar[tuple[str, ...]]
     """Names of the K scores of each sequence. The scores of a row's sequences add up to the row's."""
     example_counts: ClassVar[tuple[str, ...]] = ()
@@ -134,6 +136,13 @@ class Objective(ABC, Generic[OptionsT]):
     @abstractmethod
     def text(self, row: Row) -> str:
         """Return a row's text as the tokenizer sees it, without special tokens."""
+
+    def input_text(self, row: Row) -> str:
+        """Return what a model is given of a row, as it is in its columns: a row stays the same when its target is corrected.
+
+        It depends on no option that changes how the model reads the row, such as a prefix.
+        """
+        return self.text(row)
 
     @abstractmethod
     def encode(
@@ -234,6 +243,10 @@ class Objective(ABC, Generic[OptionsT]):
     @abstractmethod
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Return the metrics, each (...), of `additive_statistics` summed over rows, (..., S)."""
+
+    def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
+        """Return the metrics that rows with these summed statistics, (S,), do not have, such as the recall of no spans."""
+        return frozenset()
 
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         """Return which of N rows are correct, (N,), if `metric` is the share of correct rows; otherwise None."""

@@ -57,6 +57,19 @@ def test_tiny_recipe_is_sound():
     assert problems(**tiny.CLASSES) == {}
 
 
+@pytest.mark.parametrize(("name", "instead"), [("macro_f1", "accuracy"), ("calibration_error", "loss")])
+def test_floors_of_metrics_that_a_slice_cannot_have_are_refused(name, instead):
+    def found(**gate):
+        return problems({"evaluation.slices": ["label"], "evaluation.gate": gate}, **tiny.CLASSES)
+
+    key, fix = (
+        f"evaluation.gate.slice_floors.{name}",
+        f"a slice has no {name}: it needs the rows of all labels; use {instead}",
+    )
+    assert found(slice_floors={name: 0.5, "accuracy": 0.5}) == {key: fix}
+    assert found(metric=name, slice_margin=0.1) == {}, "slices have the other metric"
+
+
 def model_folder(name, *files):
     folder = Path(name)
     folder.mkdir(parents=True)

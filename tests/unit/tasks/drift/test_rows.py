@@ -109,6 +109,13 @@ def test_scan_and_sample(tmp_path):
     assert np.isnan(sampled(rows, columns, np.array([1])).numbers["price"]).all()
 
 
+def test_rows_without_a_group_are_observations_of_their_own(tmp_path):
+    rows = write(tmp_path, {"text": list("abcdef"), "label": ["x"] * 6, "who": [None, "k", "", None, "k", " "]}, "who")
+    groups = sampled(rows, Columns.of(rows, KINDS, []), np.arange(6)).groups
+    assert groups[1] == groups[4]
+    assert len(np.unique(groups)) == 5
+
+
 def test_scan_hashes_rows_as_profiles_do(tmp_path, monkeypatch):
     """Whatever the values, and in several shards: profiles that were published have these hashes."""
     monkeypatch.setattr("tests.support.tiny.PART_ROWS", 3)

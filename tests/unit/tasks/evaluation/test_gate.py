@@ -91,6 +91,31 @@ def test_worse_model_is_kept_with_the_required_gain() -> None:
 
 
 @pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        ({"rows": 1}, "1 row cannot show it: a 95% interval needs at least 6"),
+        ({"rows": 40, "groups": 5}, "5 groups (40 rows) cannot show it: a 95% interval needs at least 6"),
+        ({"rows": 40}, "too few of 40 rows count in it for a 95% interval"),
+    ],
+    ids=["rows", "groups", "metric"],
+)
+@pytest.mark.parametrize("settings", [Gate(), Gate(gain=0.01), Gate(margin=0.5)], ids=["default", "gain", "margin"])
+def test_without_an_interval_the_champion_stays_and_a_first_release_is_refused(
+    settings: Gate, counts: dict[str, int], says: str
+) -> None:
+    nothing = gain(0.3, -np.inf, np.inf, **counts)
+    kept = judge(settings, nothing)
+    expected = f"accuracy is 0.3 better than the champion's, but {says}: add held-out rows"
+    assert (kept.verdict, kept.reasons) == ("keep", (expected,))
+    refused = judge(settings, nothing.model_copy(update={"against": "untrained"}), has_champion=False)
+    assert refused.verdict == "refuse"
+    assert refused.reasons[0].endswith(f"accuracy is 0.3 better than before training, but {says}: add held-out rows")
+    read_again = Comparison.model_validate_json(nothing.model_dump_json())
+    assert not read_again.has_interval
+    assert not gate.passes(read_again, settings)
+
+
+@pytest.mark.parametrize(
     ("settings", "low", "published"),
     [
         (Gate(), 0.001, True),

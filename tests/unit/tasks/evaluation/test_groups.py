@@ -30,18 +30,20 @@ def written(tmp_path: Path, values: list[Any], *, group_by: list[str]) -> SplitR
 
 def test_rows_of_equal_values_are_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 2)
-    rows = written(tmp_path, [{"id": 7}, None, {"id": 8}, {"id": 7}, None], group_by=["customer"])
+    rows = written(tmp_path, [{"id": 7}, None, {"id": 8}, {"id": 7}, None, {"id": None}], group_by=["customer"])
     ids = np.array(rows.table()["row_id"])
     found = RowGroups.read(rows)
     assert found is not None
-    assert found.of(ids).tolist() == [0, 1, 2, 0, 1]
-    assert found.of(ids[[0, 3, 4]]).tolist() == [0, 0, 1]
+    assert found.of(ids).tolist() == [0, 1, 2, 0, 3, 4], "a row without a group is an observation of its own"
+    assert found.of(ids[[0, 3, 4]]).tolist() == [0, 0, 3]
     others = found.of(ids[[2, 4]])  # models with other tokenizers have scores of other rows
-    assert others.tolist() == [2, 1], "a group has one number, whichever rows are asked for"
+    assert others.tolist() == [2, 3], "a group has one number, whichever rows are asked for"
 
 
 @pytest.mark.parametrize(
-    ("values", "group_by"), [(["a", "a"], []), (["a", "b"], ["customer"])], ids=["no columns", "each on its own"]
+    ("values", "group_by"),
+    [(["a", "a"], []), (["a", "b"], ["customer"]), ([None, "a", None, ""], ["customer"])],
+    ids=["no columns", "each on its own", "no values"],
 )
 def test_rows_without_groups_are_independent(tmp_path: Path, values: list[str], group_by: list[str]) -> None:
     assert RowGroups.read(written(tmp_path, values, group_by=group_by)) is None

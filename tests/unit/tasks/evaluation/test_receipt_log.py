@@ -173,3 +173,16 @@ def test_line_for_a_terminal():
     assert entry_line(entry(time=time, event="verdict")) == "2026-01-02 03:04  verdict publish, loss 1.1: it is größer"
     rollback = entry(time=time, event="rollback", by="ann", verdict=None, metric=None, metrics={})
     assert entry_line(rollback) == "2026-01-02 03:04  rollback v1, by ann: it is größer"
+
+
+def test_lines_that_git_has_taken_away_still_count(tmp_path: Path) -> None:
+    """The nights whose record could not be pushed: `git reset` puts the branch's log in place of ours."""
+    artifacts = Artifacts("r", tmp_path)
+    append_entry(artifacts, entry(1))
+    recorded = artifacts.receipt_log.read_bytes()
+    for number in (2, 3, 4):
+        append_entry(artifacts, entry(number))
+        artifacts.receipt_log.write_bytes(recorded)
+    assert untimed(read_entries(artifacts)) == [entry(1), entry(2), entry(3), entry(4)]
+    append_entry(artifacts, entry(3))
+    assert len(read_entries(artifacts)) == 4, "the same work again"

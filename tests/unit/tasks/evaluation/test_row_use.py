@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from params.schema import Gate
+from params.schema import Gate, ObjectiveChoice
 from tasks.evaluation.receipt_log import ReceiptLogEntry
 from tasks.evaluation.row_use import ComparisonId, RowHashes, row_use
 from tasks.split_rows import SplitRows
 from tests.support import tiny
+from trainer import objectives
 
 GATE = Gate(over="test_rows", comparisons=12)
 TODAY = ComparisonId("tests/tiny", "local", "today", "c0", "d0", "accuracy")
@@ -34,12 +35,13 @@ def verdict(hashes: RowHashes, weights: str = "other", **changes: object) -> Rec
         "metric": "accuracy",
         "confidence": GATE.comparison_confidence,
         "row_sketch": hashes.sketch(),
+        "row_sketch_of": "inputs",
     }
     return ReceiptLogEntry.model_validate(fields | changes)
 
 
 def uses(today: RowHashes, entries: Sequence[ReceiptLogEntry], gate: Gate = GATE) -> float:
-    return row_use(gate, today, entries, TODAY).uses
+    return row_use(gate, {"inputs": today}, entries, TODAY).uses
 
 
 def test_sketch_is_small_and_of_the_content_only(tmp_path) -> None:
@@ -48,7 +50,8 @@ def test_sketch_is_small_and_of_the_content_only(tmp_path) -> None:
     assert hashes.sketch() == tuple(sorted(hashes.sketch())) == rows(0, 1000).sketch()
     assert RowHashes.of(["b", "a", "a"]).sketch() == RowHashes.of(["a", "b"]).sketch()
     tiny.write_splits(tmp_path, {"train": {"text": ["x"]}, "test": {"text": ["a", "b", "c"], "seen": [1, 2, 3]}})
-    found = RowHashes.read(SplitRows(tmp_path / "test"), np.array([1, 2]), lambda row: row["text"])
+    objective = objectives.build(ObjectiveChoice(name="causal_lm"))
+    found = RowHashes.read(SplitRows(tmp_path / "test"), np.array([1, 2]), objective)["inputs"]
     assert found.sketch() == RowHashes.of(["a", "b"]).sketch(), "neither row_id, nor other columns, nor other rows"
 
 
@@ -133,19 +136,19 @@ def test_repeated_verdict_counts_once_with_its_largest_error() -> None:
 def test_errors_add_up_although_the_plan_was_changed() -> None:
     hashes = rows(0, 100)
     half = [verdict(hashes, str(i)) for i in range(6)]  # half of the error for 12
-    doubled = row_use(Gate(over="test_rows", comparisons=24), hashes, half, TODAY)
+    doubled = row_use(Gate(over="test_rows", comparisons=24), {"inputs": hashes}, half, TODAY)
     assert (doubled.uses, doubled.left) == (pytest.approx(12), pytest.approx(12))
     full = [verdict(hashes, str(i)) for i in range(12)]
-    assert row_use(Gate(over="test_rows", comparisons=24), hashes, full, TODAY).is_up
-    assert not row_use(Gate(over="test_rows", comparisons=12, confidence=0.9), hashes, full, TODAY).is_up
+    assert row_use(Gate(over="test_rows", comparisons=24), {"inputs": hashes}, full, TODAY).is_up
+    assert not row_use(Gate(over="test_rows", comparisons=12, confidence=0.9), {"inputs": hashes}, full, TODAY).is_up
 
 
 @pytest.mark.parametrize("comparisons", [1, 3, 12, 365])
 def test_exactly_so_many_comparisons_fit(comparisons: int) -> None:
     gate, hashes = Gate(over="test_rows", comparisons=comparisons), rows(0, 100)
     entries = [verdict(hashes, str(i), confidence=gate.comparison_confidence) for i in range(comparisons)]
-    assert not row_use(gate, hashes, entries[1:], TODAY).is_up
-    assert row_use(gate, hashes, entries, TODAY).is_up
+    assert not row_use(gate, {"inputs": hashes}, entries[1:], TODAY).is_up
+    assert row_use(gate, {"inputs": hashes}, entries, TODAY).is_up
 
 
 def made(gate: Gate, splits: Iterator[tuple[int, int]]) -> tuple[float, float]:
@@ -156,7 +159,7 @@ def made(gate: Gate, splits: Iterator[tuple[int, int]]) -> tuple[float, float]:
         hashes = rows(first, end)
         turnovers += (end - max(largest, first)) / (end - first)
         largest = end
-        if not row_use(gate, hashes, entries, TODAY).is_up:
+        if not row_use(gate, {"inputs": hashes}, entries, TODAY).is_up:
             entries.append(verdict(hashes, str(i), confidence=gate.comparison_confidence))
     return len(entries), turnovers
 
@@ -170,3 +173,30 @@ def test_number_of_comparisons_is_bounded_by_the_turnover_of_the_rows() -> None:
     for night in (10, 40, 57, 100, 400):  # as many leave: those that were used most often
         count, turnovers = made(gate, ((night * i, night * i + 400) for i in range(40)))
         assert count <= 1.1 * 2 * 4 * turnovers
+
+
+def pairs(folder, chosen: list[str], prompts: list[str]) -> dict:
+    columns = {"prompt": prompts, "chosen": chosen, "rejected": ["no"] * len(prompts)}
+    tiny.write_splits(folder, {"train": columns, "test": columns})
+    rows = SplitRows(folder / "test")
+    objective = objectives.build(ObjectiveChoice(name="dpo"))
+    return RowHashes.read(rows, np.array(rows.table()["row_id"]), objective)
+
+
+def test_a_corrected_target_makes_no_row_a_new_one(tmp_path) -> None:
+    before = pairs(tmp_path / "a", ["yes"] * 40, [f"question {i}" for i in range(40)])
+    after = pairs(tmp_path / "b", ["corrected"] * 40, [f"question {i}" for i in range(40)])
+    assert row_use(GATE, after, [verdict(before["inputs"])], TODAY).uses == 1
+
+
+def test_lines_of_earlier_versions_count_by_whole_texts(tmp_path) -> None:
+    today = pairs(tmp_path / "a", ["yes"] * 40, [f"question {i}" for i in range(40)])
+    assert row_use(GATE, today, [verdict(today["texts"], row_sketch_of="texts")], TODAY).uses == 1
+    assert row_use(GATE, today, [verdict(today["texts"])], TODAY).uses == 0
+    old = ReceiptLogEntry.model_validate(verdict(today["texts"]).model_dump(exclude={"row_sketch_of"}))
+    assert old.row_sketch_of == "texts"
+
+
+def test_rows_without_an_input_are_known_by_their_whole_texts(tmp_path) -> None:
+    before, after = (pairs(tmp_path / name, [f"{name} {i}" for i in range(40)], [""] * 40) for name in "ab")
+    assert row_use(GATE, after, [verdict(before["inputs"])], TODAY).uses == 0

@@ -189,6 +189,30 @@ def test_slices_by_column_and_by_function(tmp_path):
     assert {part["low"] is None for part in found} == {True, False}
 
 
+@pytest.mark.parametrize("metric", ["macro_f1", "calibration_error"])
+def test_slices_have_a_metric_that_means_something_on_them(tmp_path, metric):
+    """Macro F1 of the rows of one label is at most 1 / 2 as soon as one other label is predicted there."""
+    changes = {"evaluation.slices": ["label"], "evaluation.gate.metric": metric, "evaluation.gate.min_slice_rows": 1}
+    artifacts, recipe = with_model(tmp_path, tiny.recipe(changes, **tiny.CLASSES))
+    run(artifacts, recipe)
+    rows = {row["row_id"]: row["label"] for row in SplitRows(artifacts.rows / "test").rows()}
+    scores = scores_of(artifacts).to_pylist()
+    for part in details_of(artifacts)["slices"]:
+        own = [score for score in scores if rows[score["row_id"]] == part["slice"]]
+        recall = sum(score["label"] == score["prediction"] for score in own) / len(own)
+        instead, value = (
+            ("accuracy", recall) if metric == "macro_f1" else ("loss", sum(s["nll"] for s in own) / len(own))
+        )
+        assert (part["metric"], part["value"]) == (instead, pytest.approx(value))
+
+
+def test_floor_that_a_slice_cannot_have_is_an_error(tmp_path):
+    floors = {"evaluation.slices": ["label"], "evaluation.gate.slice_floors": {"macro_f1": 0.5}}
+    artifacts, recipe = with_model(tmp_path, tiny.recipe(floors, **tiny.CLASSES))
+    with pytest.raises(RecipeError, match=r"slice_floors: a slice has no macro_f1(?s:.*)use accuracy"):
+        run(artifacts, recipe)
+
+
 @pytest.mark.parametrize(
     ("slices", "message"),
     [

@@ -13,6 +13,7 @@ from scipy.stats import binomtest, norm, ttest_1samp
 
 from params.schema import ObjectiveChoice
 from tasks.evaluation import statistics
+from tasks.evaluation.report import least_observations
 from tasks.evaluation.scoring import Scores
 from tasks.evaluation.statistics import Jackknife, Resampler, mcnemar, score_test, share_gain
 from tasks.multiple_tests import holm
@@ -118,7 +119,7 @@ def test_jackknife_of_a_mean_matches_the_t_test() -> None:
     draw = np.random.default_rng(0)
     values = np.concatenate([side := draw.normal(0, 1, 200), -side]) + 0.1  # no skewness
     left_out = (values.sum() - values) / (len(values) - 1)
-    found = Jackknife.of(values.mean(), left_out)
+    found = Jackknife.of(values.mean(), left_out, 1.0, 0.95)
     assert found.error == pytest.approx(values.std(ddof=1) / len(values) ** 0.5)
     assert found.skewness == pytest.approx(0, abs=1e-9)
     plain = ttest_1samp(values, 0.0, alternative="less").pvalue
@@ -129,7 +130,7 @@ def test_jackknife_of_a_mean_matches_the_t_test() -> None:
 def test_jackknife_interval_agrees_with_its_tail(seed: int) -> None:
     values = np.random.default_rng(seed).exponential(1.0, 40) * (-1) ** seed
     left_out = (values.sum() - values) / 39
-    found, mirrored = Jackknife.of(values.mean(), left_out), Jackknife.of(-values.mean(), -left_out)
+    found, mirrored = (Jackknife.of(sign * values.mean(), sign * left_out, 1.0, 0.95) for sign in (1, -1))
     low, high = found.interval(0.95)
     assert found.tail(high) == pytest.approx(0.025, rel=1e-6)
     assert mirrored.tail(-low) == pytest.approx(0.025, rel=1e-6)
@@ -139,11 +140,97 @@ def test_jackknife_interval_agrees_with_its_tail(seed: int) -> None:
 def test_dominant_rows_give_few_degrees_of_freedom() -> None:
     even, uneven = np.random.default_rng(0).normal(size=(2, 1000))
     uneven[:5] *= 100
-    assert Jackknife.of(0.0, even).freedom > 500
-    assert Jackknife.of(0.0, uneven).freedom < 10
-    flat = Jackknife.of(0.5, np.full(9, 0.5))
-    assert flat.interval(0.95) == (0.5, 0.5)
-    assert (flat.tail(0.4), flat.tail(0.6)) == (1.0, 0.0)
+    assert Jackknife.of(0.0, even, 1.0, 0.95).freedom > 500
+    assert Jackknife.of(0.0, uneven, 1.0, 0.95).freedom < 10
+
+
+def test_equal_rows_have_the_interval_of_the_binomial_test() -> None:
+    """Nine rows without an error: a share s of other rows, each 0.4 from these, is rejected if (1 - s)^9 <= 0.025."""
+    flat = Jackknife.of(0.5, np.full(9, 0.5), 0.4, 0.95)
+    low, high = flat.interval(0.95)
+    share = float(binomtest(0, 9, alternative="less").proportion_ci(0.975).high)
+    assert (low, high) == pytest.approx((0.5 - 0.4 * share, 0.5 + 0.4 * share))
+    assert flat.tail(high) == pytest.approx(0.025)
+    assert (flat.tail(0.4), flat.tail(0.7), flat.tail(2.0)) == pytest.approx((1.0, 0.5**9, 0.0))
+
+
+def test_least_observations_are_those_of_the_sign_test() -> None:
+    for confidence in (0.8, 0.9, 0.95, 0.99, 1 - 0.05 / 12):
+        least = least_observations(confidence)
+        assert 0.5**least <= (1 - confidence) / 2 < 0.5 ** (least - 1)
+    assert [least_observations(one) for one in (0.75, 0.95, 1 - 0.05 / 12)] == [3, 6, 9]
+
+
+def few(scores: Any, rows: int, *, groups: bool, seed: int) -> Scores:
+    """So many rows, or twice as many in so many groups."""
+    found = scores(2 * rows if groups else rows, seed)
+    return replace(found, groups=np.arange(2 * rows) // 2) if groups else found
+
+
+@pytest.mark.parametrize("groups", [False, True], ids=["rows", "groups"])
+@pytest.mark.parametrize(("objective", "scores"), [(CAUSAL, texts), (CLASSES, labelled)], ids=["texts", "labels"])
+@pytest.mark.parametrize("observations", range(1, 9))
+def test_few_observations_give_no_interval(objective: Any, scores: Any, observations: int, *, groups: bool) -> None:
+    """A single one would give an interval of no width, which every better value passes."""
+    source = resampler(objective, resamples=200)
+    own, other = (few(scores, observations, groups=groups, seed=seed) for seed in (1, 2))
+    (found,) = source.gains([(own, other)], DIRECTIONS)
+    shares = {"accuracy"} if not groups and objective is CLASSES else set()
+    for metric in found.keys() - shares:
+        gain = found[metric]
+        if observations < 6:
+            assert (gain.low, gain.high) == (-np.inf, np.inf)
+            assert gain.at_most(-100.0) == gain.at_most(100.0) == 1.0, "and no slice is called bad"
+        else:
+            assert -np.inf < gain.low < gain.high < np.inf
+    for metric in shares:  # an exact test knows how little few rows say
+        assert found[metric].low < 0 < found[metric].high
+    floors = {metric: 1000.0 if DIRECTIONS[metric] == "max" else -1000.0 for metric in found.keys() - shares}
+    p_values = source.floor_p_values(own, floors, DIRECTIONS)
+    assert all(p_value == 1.0 if observations < 6 else p_value < 0.05 for p_value in p_values.values())
+    for low, high in (source.interval(values, observations) for values in source.resample([own])[0].values()):
+        assert (low, high) == (-np.inf, np.inf) if observations < 6 else low <= high
+
+
+def test_agreement_of_few_groups_does_not_prove_equality() -> None:
+    """Where the rows are groups, too: equal gains of 0 are no interval of no width, which passes any margin."""
+    for groups, width in ((20, 0.17), (200, 0.02)):
+        own = replace(labelled(2 * groups), groups=np.arange(2 * groups) // 2)
+        (found,) = resampler(CLASSES).gains([(own, own)], DIRECTIONS)
+        for metric in ("accuracy", "macro_f1", "calibration_error", "loss"):
+            assert found[metric].low <= -width * 0.5
+            assert found[metric].high == -found[metric].low
+            assert found[metric].low > -5 * width
+
+
+def test_a_model_that_is_right_where_the_other_is_wrong_passes_as_in_the_sign_test() -> None:
+    right = labelled(12, right=1.0)
+    wrong = replace(right, columns={**right.columns, "prediction": (right.columns["label"] + 1) % 3})
+    for rows in range(1, 13):
+        groups = np.arange(rows)
+        pair = [replace(one.take(slice(0, rows)), groups=groups) for one in (right, wrong)]
+        (found,) = resampler(CLASSES, resamples=200).gains([(pair[0], pair[1])], DIRECTIONS)
+        assert found["accuracy"].value == 1.0
+        assert (found["accuracy"].low > 0) == (rows >= 6)
+
+
+def test_a_resample_without_a_value_counts_against_both_ends() -> None:
+    source, values = resampler(), np.linspace(0, 1, 1000)
+    assert source.interval(values, 50) == pytest.approx((0.025, 0.975), abs=1e-3)
+    values[::100] = np.nan  # 1%
+    assert source.interval(values, 50) == pytest.approx((0.015, 0.985), abs=2e-3)
+    values[::20] = np.nan  # 5%
+    assert source.interval(values, 50) == (-np.inf, np.inf)
+
+
+def test_a_metric_that_one_row_decides_has_no_interval() -> None:
+    """Only one of 30 texts has tokens: without it, no loss exists."""
+    one, other = texts(30, 1), texts(30, 2)
+    for scores in (one, other):
+        for name in ("nll", "tokens", "correct", "bytes"):
+            scores.columns[name][1:] = 0
+    (found,) = resampler(resamples=200).gains([(one, other)], DIRECTIONS)
+    assert (found["loss"].low, found["loss"].high) == (-np.inf, np.inf)
 
 
 @pytest.mark.parametrize(("objective", "scores"), [(CAUSAL, texts), (CLASSES, labelled)], ids=["texts", "labels"])
@@ -160,7 +247,7 @@ def test_gain_is_the_metric_difference_in_the_metrics_direction(objective: Any, 
         assert (gain.p_value is None) == (metric != "accuracy")
         resampled = [one[metric] for one in source.resample([own, other])]
         if metric != "accuracy":  # never shorter than the percentile interval
-            low, high = source.interval(sign * (resampled[0] - resampled[1]))
+            low, high = source.interval(sign * (resampled[0] - resampled[1]), 300)
             assert gain.low <= low <= high <= gain.high
 
 
@@ -209,7 +296,7 @@ def test_intervals_cover_the_true_value(rows: int) -> None:
     covered = sum(
         low < truth < high
         for found in source.resample(samples)
-        for low, high in [source.interval(found["bits_per_byte"])]
+        for low, high in [source.interval(found["bits_per_byte"], rows)]
     )
     assert 0.92 < covered / 600 < 0.975
 
@@ -252,12 +339,6 @@ def test_floor_of_a_share_uses_the_binomial_test() -> None:
     assert min(better.values()) > 0.7
     assert resampler(CLASSES).floor_p_values(scores, {"accuracy": 0.0}, DIRECTIONS) == {"accuracy": 1.0}
     assert resampler(CLASSES).floor_p_values(scores, {"accuracy": 1.0}, DIRECTIONS) == {"accuracy": 0.0}
-
-
-def test_gain_of_a_single_row_is_finite() -> None:
-    one = Scores(np.array([1]), {name: values[:1] for name, values in texts(2).columns.items()})
-    (found,) = resampler(resamples=200).gains([(one, one)], DIRECTIONS)
-    assert all(np.isfinite([gain.low, gain.high]).all() for gain in found.values())
 
 
 def peak_mib(rows: int) -> float:

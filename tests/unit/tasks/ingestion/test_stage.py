@@ -120,6 +120,30 @@ def test_split_keeps_groups_together(tmp_path: Path) -> None:
     assert not users[1] & users[2]
 
 
+MISSING = [None, "", " ", {"id": None}, {"id": ""}]
+"""What names no group, beside NaN."""
+
+
+@pytest.mark.parametrize("missing", MISSING, ids=repr)
+def test_rows_without_a_group_are_dealt_one_by_one(tmp_path: Path, missing: Any) -> None:
+    """Half of the rows have no customer: as one group, all of them would be in one split."""
+    named: Any = (lambda i: {"id": f"c{i}"}) if isinstance(missing, dict) else (lambda i: f"c{i}")
+    rows = [{"text": f"t{i}", "customer": missing if i % 2 else named(i % 40)} for i in range(400)]
+    write_json_lines(tmp_path / "train.jsonl", rows)
+    run(tmp_path, group_by=["customer"], split={"validation": 0.1, "test": 0.2})
+    alone = {split: sum(row["customer"] == missing for row in read(tmp_path, split)) for split in SPLITS}
+    assert sum(alone.values()) == 200
+    assert 100 < alone["train"] < 170
+    assert 20 < alone["test"] < 60
+
+
+def test_a_row_with_a_part_of_a_group_key_is_in_a_group(tmp_path: Path) -> None:
+    write_json_lines(tmp_path / "train.jsonl", [{"text": f"t{i}", "user": None, "order": i % 30} for i in range(300)])
+    run(tmp_path, group_by=["user", "order"])
+    orders = [{row["order"] for row in read(tmp_path, split)} for split in SPLITS]
+    assert sum(map(len, orders)) == 30
+
+
 def test_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", rows_of(20_000))
     first = run(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pyarrow as pa
@@ -63,6 +64,28 @@ def test_a_group_is_in_one_split_and_held_out_rows_stay(tmp_path):
         ("validation", 9): [f"{check} 10 of test"],
     }
     assert "group_is_in_one_split" in (artifacts.validated / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [[None, None], ["", " "], [math.nan, None], [{"id": None}, None], [{"id": ""}, {"id": " "}]],
+    ids=["null", "blank", "NaN", "record of null", "record of blanks"],
+)
+def test_rows_without_a_group_may_be_in_two_splits(tmp_path, missing):
+    """The same rule as in ingest, drift and the gate: such a row belongs with no other."""
+    train, held_out = {"text": ["a", "b"], "user": missing}, {"text": ["c", "d"], "user": missing}
+    artifacts = write_raw(tmp_path, train=train, test=held_out)
+    group(artifacts, "user")
+    run_validation(artifacts)
+    assert quarantine_reasons(artifacts) == {}
+
+
+def test_groups_may_be_named_by_records(tmp_path):
+    train, held_out = {"text": ["a", "b"], "user": [{"id": 1}, {"id": 2}]}, {"text": ["c"], "user": [{"id": 2}]}
+    artifacts = write_raw(tmp_path, train=train, test=held_out)
+    group(artifacts, "user")
+    run_validation(artifacts)
+    assert list(quarantine_reasons(artifacts)) == [("train", 1)]
 
 
 def test_a_row_that_is_set_aside_is_of_no_group(tmp_path):

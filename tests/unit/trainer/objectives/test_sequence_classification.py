@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -116,3 +117,19 @@ def test_macro_f1_ignores_labels_without_rows(objective):
     accumulator = MetricAccumulator(objective, {"labels": ["a", "b", "never"]})
     accumulator.update(torch.tensor([[1, 0, 0, 0.5], [1, 1, 1, 0.5]], dtype=torch.float64))
     assert accumulator.compute()["macro_f1"] == 1.0
+
+
+def test_metrics_of_slices_by_label_add_up_to_those_of_all_rows(objective):
+    """Each label's recall is 0.75 or more. A metric that slices may have is there what it is on all rows, on average."""
+    state, chance = {"labels": ["a", "b", "c", "d"]}, np.random.default_rng(0)
+    label = chance.integers(0, 4, 4000).astype(float)
+    prediction = np.where(chance.random(4000) < 0.8, label, chance.integers(0, 4, 4000))
+    columns = {"nll": chance.random(4000), "label": label, "prediction": prediction, "confidence": np.full(4000, 0.85)}
+    totals = objective.additive_statistics(columns, state)
+    whole = objective.compute_metrics(totals.sum(0), state)
+    slices = [objective.compute_metrics(totals[label == one].sum(0), state) for one in range(4)]
+    shares = [np.mean(label == one) for one in range(4)]
+    for metric in objective.metrics:
+        mean = sum(share * found[metric] for share, found in zip(shares, slices, strict=True))
+        assert (mean == pytest.approx(whole[metric])) == (metric not in objective.slice_metrics)
+    assert max(found["macro_f1"] for found in slices) < 0.3 < min(found["accuracy"] for found in slices)

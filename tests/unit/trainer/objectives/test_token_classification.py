@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from seqeval.metrics import f1_score, precision_score, recall_score
@@ -202,3 +203,12 @@ def test_metrics_without_any_span_are_zero():
     accumulator.update(OBJECTIVE.score_logits(torch.eye(5)[None], torch.tensor([[-100, 0, 0, 0, -100]])))
     metrics = accumulator.compute()
     assert (metrics["precision"], metrics["recall"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "actual", "undefined"),
+    [(0, 0, {"precision", "recall", "f1"}), (3, 0, {"recall"}), (0, 4, set()), (3, 4, set())],
+)
+def test_rows_without_spans_have_no_metrics_of_spans(predicted, actual, undefined):
+    """Their value of 0 would miss any floor of slices; a model that finds no span where there are some has it rightly."""
+    assert OBJECTIVE.undefined_metrics(np.array([5.0, 9.0, 9.0, 0.0, predicted, actual])) == undefined
