@@ -79,6 +79,16 @@ class Repository:
         with self.open() as git:
             return git.get_config().get_boolean((b"hub",), b"private", default=False)
 
+    def set_private(self, private: bool) -> None:  # noqa: FBT001
+        """Make the repository private or public."""
+
+        def write(git: Repo) -> None:
+            config = git.get_config()
+            config.set((b"hub",), b"private", private)
+            config.write_to_path()
+
+        self.write(write)
+
     @property
     def large_files(self) -> LargeFiles:
         """The large files of this repository."""
@@ -299,6 +309,7 @@ class Repository:
             if not is_same_file:
                 raise repository_not_found()
             if os.fstat(lock.fileno()).st_size:
+                (self.path / "config.lock").unlink(missing_ok=True)
                 for folder in ("objects", "refs"):
                     for leftover in (self.path / folder).rglob("*.lock"):
                         leftover.unlink()
