@@ -58,7 +58,7 @@ class DeleteFile:
 
 @dataclass(frozen=True)
 class DeleteFolder:
-    """Delete everything in a folder."""
+    """Delete everything in a folder; an error if it does not exist."""
 
     path: str
 

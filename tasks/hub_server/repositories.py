@@ -341,5 +341,8 @@ class Repository:
                 if files.pop(path, None) is None:
                     raise HubError(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
             case DeleteFolder():
-                for inside in [file for file in files if file.startswith(f"{path}/")]:
-                    del files[inside]
+                inside = [file for file in files if file.startswith(f"{path}/")]
+                if not inside:
+                    raise HubError(404, f"A folder with this name doesn't exist: {path}", "EntryNotFound")
+                for file in inside:
+                    del files[file]

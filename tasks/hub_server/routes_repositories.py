@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 from urllib.parse import parse_qs
 
@@ -10,12 +11,15 @@ from pydantic import BaseModel, Field
 
 from tasks.hub_server.card_metadata import read_card
 from tasks.hub_server.errors import HubError, repository_not_found
+from tasks.hub_server.git_objects import last_changes
+from tasks.hub_server.records import Entry
 from tasks.hub_server.requests import (
     API,
     Body,
     Quoted,
     Readable,
     RequiredUser,
+    Target,
     entry_json,
     get_endpoint,
     get_hub,
@@ -108,6 +112,7 @@ def list_tree(
     folder: Quoted = "",
     response: Response,
     recursive: bool = False,
+    expand: bool = False,
     cursor: Annotated[int, Query(ge=0)] = 0,
 ) -> list[dict[str, object]]:
     """One page of the files and folders of a commit; the `Link` header holds the next page."""
@@ -115,16 +120,27 @@ def list_tree(
     found = target.repository.entries(sha, folder, recursive=recursive)
     response.headers["X-Repo-Commit"] = sha
     if len(found) > cursor + TREE_PAGE:
-        link_next(request, response, {"recursive": str(recursive), "cursor": str(cursor + TREE_PAGE)})
-    return [entry_json(entry) for entry in found[cursor : cursor + TREE_PAGE]]
+        query = {"recursive": str(recursive), "expand": str(expand), "cursor": str(cursor + TREE_PAGE)}
+        link_next(request, response, query)
+    return _entries_json(target, sha, found[cursor : cursor + TREE_PAGE], expand=expand)
 
 
 @router.post(API + "/paths-info/{revision}")
 def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[dict[str, object]]:
-    """The files and folders that exist among `paths` of the form in the body."""
+    """The files and folders that exist among `paths` of the form in the body; with `expand`, their last commits."""
     sha = target.repository.resolve(revision)
-    requested = set(parse_qs(body.decode(errors="replace")).get("paths", []))
-    return [entry_json(entry) for entry in target.repository.entries(sha, recursive=True) if entry.path in requested]
+    form = parse_qs(body.decode(errors="replace"))
+    requested = set(form.get("paths", []))
+    found = [entry for entry in target.repository.entries(sha, recursive=True) if entry.path in requested]
+    return _entries_json(target, sha, found, expand="true" in map(str.lower, form.get("expand", [])))
+
+
+def _entries_json(target: Target, sha: str, entries: Sequence[Entry], *, expand: bool) -> list[dict[str, object]]:
+    if not expand:
+        return [entry_json(entry) for entry in entries]
+    with target.repository.open() as git:
+        commits = last_changes(git, sha, {entry.path for entry in entries})
+    return [entry_json(entry, commits.get(entry.path)) for entry in entries]
 
 
 class ValidateCard(BaseModel):

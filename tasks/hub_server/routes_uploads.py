@@ -16,6 +16,7 @@ import json
 from typing import Annotated, Any
 from urllib.parse import quote
 
+from dulwich.attrs import GitAttributes
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
@@ -24,6 +25,7 @@ from tasks.hub_server import limits
 from tasks.hub_server.card_metadata import read_card
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.git_objects import commit_message
+from tasks.hub_server.git_rules import read_attributes, read_ignore
 from tasks.hub_server.large_files import LargeFiles
 from tasks.hub_server.limits import transfer_timeout
 from tasks.hub_server.names import pull_number
@@ -92,31 +94,43 @@ class Preupload(BaseModel):
     """The body of preupload."""
 
     files: list[AnnouncedFile]
+    ignore: str | None = Field(default=None, alias="gitIgnore")
+    """A `.gitignore` that is uploaded, too; it replaces that of the repository."""
 
 
 @router.post(API + "/preupload/{revision}")
 def preupload(
     target: Committable, revision: Quoted, announced: Annotated[Preupload, Depends(json_body(Preupload))]
 ) -> dict[str, object]:
-    """How to upload each file, and the id of its present content."""
+    """How to upload each file, whether `.gitignore` leaves it out, and the id of its present content."""
     sha = target.repository.resolve(revision)
-    present = {entry.path: entry.sha256 or entry.oid for entry in target.repository.entries(sha, recursive=True)}
+    present = {entry.path: entry for entry in target.repository.entries(sha, recursive=True)}
+
+    def rules(name: str) -> bytes:
+        found = present.get(name)
+        return b"" if found is None or found.is_folder or found.sha256 else target.repository.read(found)
+
+    ignored = read_ignore(rules(".gitignore") if announced.ignore is None else announced.ignore.encode())
+    attributes = read_attributes(rules(".gitattributes"))
     return {
         "files": [
             {
                 "path": file.path,
-                "uploadMode": "lfs" if _is_large(file) else "regular",
-                "shouldIgnore": False,
-                "oid": present.get(file.path),
+                "uploadMode": "lfs" if _is_large(file, attributes) else "regular",
+                "shouldIgnore": bool(ignored.is_ignored(file.path)),
+                "oid": present[file.path].sha256 or present[file.path].oid if file.path in present else None,
             }
             for file in announced.files
         ]
     }
 
 
-def _is_large(file: AnnouncedFile) -> bool:
-    suffix = "." + file.path.rpartition(".")[2].lower()
-    return file.size > REGULAR_BYTES or suffix in LARGE_SUFFIXES or b"\0" in _base64(file.sample)
+def _is_large(file: AnnouncedFile, attributes: GitAttributes) -> bool:
+    """Return whether a file is a large file: by `.gitattributes`, by its suffix unless they say no, or by its content."""
+    by_rule = attributes.match_path(file.path.encode()).get(b"filter")
+    if by_rule is None:
+        by_rule = "." + file.path.rpartition(".")[2].lower() in LARGE_SUFFIXES
+    return by_rule in (True, b"lfs") or file.size > REGULAR_BYTES or b"\0" in _base64(file.sample)
 
 
 class LargeObject(BaseModel):
