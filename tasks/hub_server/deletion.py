@@ -36,10 +36,13 @@ class StoredFile:
 def list_large_files(repository: Repository) -> list[StoredFile]:
     """Return the large files that are stored, by path."""
     with repository.open() as git:
-        places = {sha256: (path, ref) for ref, path, sha256 in _pointers(git)}
+        places: dict[str, tuple[str, str]] = {}
+        for ref, path, sha256 in _pointers(git):
+            places.setdefault(sha256, (path, ref))
     found = []
+    nowhere: tuple[str, str | None] = ("", None)
     for file in repository.large_files.stored():
-        status, (path, ref) = file.stat(), places.get(file.name, ("", None))
+        status, (path, ref) = file.stat(), places.get(file.name, nowhere)
         found.append(StoredFile(file.name, status.st_size, status.st_mtime, path, ref))
     return sorted(found, key=lambda file: (file.path, file.time))
 

@@ -51,7 +51,7 @@ class PutLargeFile:
 
 @dataclass(frozen=True)
 class DeleteFile:
-    """Delete a file; an error if it does not exist."""
+    """Delete a file, or everything in a folder; an error if neither exists."""
 
     path: str
 

@@ -44,6 +44,7 @@ from tasks.hub_server.requests import (
     require_user,
     writable_target,
 )
+from tasks.hub_server.routes_absent import absent
 
 REGULAR_BYTES = 10 << 20
 """Files larger than this are large files, whatever their suffix."""
@@ -239,7 +240,7 @@ def commit(
     answer: dict[str, object] = {"success": True, "hookOutput": ""}
     if create_pr:
         if revision.removeprefix("refs/heads/") != MAIN:
-            raise HubError(400, f"A pull request is for {MAIN}, not for {revision}")
+            raise absent(f"pull requests for other branches than {MAIN}, such as {revision}")
         found, sha = pull_requests.create(changes, title=title, description=description, parent=parent, user=user)
         answer["pullRequestUrl"] = f"{page}/discussions/{found.number}"
     elif number is not None:

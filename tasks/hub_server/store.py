@@ -89,7 +89,7 @@ class Store:
         repository, path = self.open(kind, namespace, name), self._path(kind, new_namespace, new_name)
         if path is None:
             raise HubError(400, f"Invalid repository name: {kind}/{new_namespace}/{new_name}")
-        taken = HubError(409, f"There is already a repository {new_namespace}/{new_name}")
+        taken = HubError(409, f"A {kind[:-1]} repository called {new_namespace}/{new_name} already exists")
         if path.exists():
             raise taken
         path.parent.mkdir(parents=True, exist_ok=True)
