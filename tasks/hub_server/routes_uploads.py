@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -51,6 +52,7 @@ REGULAR_BYTES = 10 << 20
 _MAX_LARGE_BYTES = 1 << 40
 """The answer to a batch request lists a URL for each part of a large file."""
 _MAX_BATCH = 1000
+_RULES: Mapping[str, Callable[[bytes], object]] = {".gitignore": read_ignore, ".gitattributes": read_attributes}
 
 router = APIRouter()
 
@@ -234,7 +236,7 @@ def commit(
         raise HubError(400, "The commit message contains a NUL character")
     if not isinstance(parent, str | None):
         raise HubError(400, "parentCommit is not a string")
-    _validate_card(target, changes)
+    _validate_files(target, changes)
     user, pull_requests, number = require_user(target.user), PullRequests(target.repository), pull_number(revision)
     page = f"{get_endpoint(request)}/{target.page}"
     answer: dict[str, object] = {"success": True, "hookOutput": ""}
@@ -252,9 +254,11 @@ def commit(
     return answer | {"commitOid": sha, "commitUrl": f"{page}/commit/{sha}"}
 
 
-def _validate_card(target: Target, changes: list[Change]) -> None:
-    """Validate the metadata of a commit's card; not every client does so before."""
+def _validate_files(target: Target, changes: list[Change]) -> None:
+    """Validate a commit's card, which not every client does before, and the rules for later uploads."""
     for change in changes:
+        if isinstance(change, PutFile) and change.path in _RULES:
+            _RULES[change.path](change.content)
         if isinstance(change, PutFile) and change.path == "README.md":
             card = read_card(change.content.decode(errors="replace"), is_model=target.kind == "models")
             if card.errors:
