@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -223,3 +226,27 @@ def test_call_for_what_the_hub_does_not_have_gets_501(hub: LocalHub, tmp_path: P
     with pytest.raises(HfHubHTTPError, match="The local Hub has no ") as raised:
         call()
     assert raised.value.response.status_code == 501
+
+
+@pytest.mark.parametrize("call", ["upload_folder(repo_id=repo, folder_path=to)", "upload_file(repo_id=repo, **file)"])
+def test_client_with_hf_xet_is_told_what_to_set(hub: LocalHub, tmp_path: Path, call: str) -> None:
+    """And if it is set, the upload works."""
+    (tmp_path / "up").mkdir()
+    (tmp_path / "up" / LARGE).write_bytes(WEIGHTS)
+    code = f"""
+import sys
+from pathlib import Path
+from huggingface_hub import HfApi
+to, repo = sys.argv[1], HfApi().create_repo("alice/xet", exist_ok=True).repo_id
+file = {{"path_in_repo": "{LARGE}", "path_or_fileobj": Path(to) / "{LARGE}"}}
+HfApi().{call}
+"""
+    unset = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    unset |= {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "token-of-alice", "HF_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-c", code, str(tmp_path / "up")]
+    told = subprocess.run(command, env=unset, capture_output=True, text=True)
+    assert told.returncode == 1
+    assert "this-hub-has-no-xet-storage:set-HF_HUB_DISABLE_XET=1" in told.stderr.splitlines()[-1]
+    done = subprocess.run(command, env=unset | {"HF_HUB_DISABLE_XET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert LARGE in HfApi(endpoint=hub.endpoint, token="token-of-alice").list_repo_files("alice/xet")
