@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi, constants, get_session, hf_raise_for_status
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+from huggingface_hub.utils._headers import build_hf_headers
 
 _NO_SUCH_ROUTE = frozenset({404, 405, 501})
 

@@ -6,6 +6,7 @@ pull requests name the new commits first, then branches and tags lead to them, a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
@@ -36,14 +37,15 @@ class StoredFile:
 def list_large_files(repository: Repository) -> list[StoredFile]:
     """Return the large files that are stored, by path."""
     with repository.open() as git:
-        places: dict[str, tuple[str, str]] = {}
+        places: dict[str, tuple[str, str | None]] = {}
         for ref, path, sha256 in _pointers(git):
             places.setdefault(sha256, (path, ref))
     found = []
-    nowhere: tuple[str, str | None] = ("", None)
     for file in repository.large_files.stored():
-        status, (path, ref) = file.stat(), places.get(file.name, nowhere)
-        found.append(StoredFile(file.name, status.st_size, status.st_mtime, path, ref))
+        place = places.get(file.name, ("", None))
+        with contextlib.suppress(FileNotFoundError):  # it was deleted in the meantime
+            status = file.stat()
+            found.append(StoredFile(file.name, status.st_size, status.st_mtime, *place))
     return sorted(found, key=lambda file: (file.path, file.time))
 
 

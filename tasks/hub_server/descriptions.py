@@ -19,8 +19,10 @@ from tasks.hub_server.routes_absent import absent
 
 _PLAIN_TAGS = ("tags", "library_name", "pipeline_tag")
 _MODEL_TAGS = {"language": "", "license": "license:", "datasets": "dataset:", "base_model": "base_model:"}
-_DATASET_KEYS = ("annotations_creators", "language", "language_creators", "license", "multilinguality")
-_DATASET_KEYS += ("size_categories", "source_datasets", "task_categories", "task_ids")
+_DATASET_KEYS = (
+    *("annotations_creators", "language", "language_creators", "license", "multilinguality"),
+    *("size_categories", "source_datasets", "task_categories", "task_ids"),
+)
 _TAGS: Final = {"models": _MODEL_TAGS, "datasets": {key: f"{key}:" for key in _DATASET_KEYS}}
 """By kind of repository: which values of the card's metadata are tags, and what is put before them."""
 
@@ -65,7 +67,7 @@ class Description:
         """When the first commit of main was made, in seconds since 1970."""
         main = self.repository.resolve(MAIN)
         with self.repository.open() as git:
-            return min(entry.commit.commit_time for entry in git.get_walker(include=[ObjectID(main.encode())]))
+            return min(int(entry.commit.commit_time) for entry in git.get_walker(include=[ObjectID(main.encode())]))
 
     def siblings(self) -> list[dict[str, object]]:
         """Return the files."""
