@@ -84,14 +84,10 @@ def open_repository(
 @contextlib.contextmanager
 def open_local(folder: Path, repo_id: str) -> Iterator[Repository]:
     """Open a repository in the folder of a local Hub, which is served inside the block."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi
 
     from tasks.hub_client.repository import Repository
 
     owner, token = repo_id.split("/", maxsplit=1)[0], new_token()
-    xet_off, constants.HF_HUB_DISABLE_XET = constants.HF_HUB_DISABLE_XET, True  # the local Hub has no such storage
-    try:
-        with LocalHub(folder, tokens={token: owner}) as hub:
-            yield Repository(HfApi(endpoint=hub.endpoint, token=token), repo_id)
-    finally:
-        constants.HF_HUB_DISABLE_XET = xet_off
+    with LocalHub(folder, tokens={token: owner}) as hub:
+        yield Repository(HfApi(endpoint=hub.endpoint, token=token), repo_id)

@@ -173,8 +173,10 @@ def _greeting(hub: LocalHub, folder: Path, address: str, token: str | None) -> s
     return f"""The Hub in {folder} is at {endpoint}
 
   browse:   {browse}
-  publish:  HF_ENDPOINT={endpoint} HF_TOKEN={token} HF_HUB_DISABLE_XET=1 evergreen run <recipe>
-  load:     HF_ENDPOINT={endpoint} HF_TOKEN={token} HF_HUB_DISABLE_XET=1 python
+  publish:  HF_ENDPOINT={endpoint} HF_TOKEN={token} evergreen run <recipe>
+  load:     HF_ENDPOINT={endpoint} HF_TOKEN={token} python
             >>> AutoTokenizer.from_pretrained("owner/name", revision="a tag or commit")
+  upload:   HF_ENDPOINT={endpoint} HF_TOKEN={token} HF_HUB_DISABLE_XET=1 hf upload owner/name <folder>
+            (other programs than evergreen need HF_HUB_DISABLE_XET=1 to upload: this Hub has no Xet storage)
 
 Stop it with Ctrl-C."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
-from huggingface_hub.hf_api import GitCommitInfo, RepoFile
+from huggingface_hub.hf_api import CommitInfo, GitCommitInfo, RepoFile
 
 from params.errors import HubRefusedError, TransientError
 from tasks.digests import weights_digest
@@ -26,6 +26,7 @@ from tasks.hub_client.faults import (
     wait_before_retry,
 )
 from tasks.hub_client.time_limits import time_limit
+from tasks.hub_client.xet import upload_protocol
 
 MAIN: Final = "main"
 LOOK_TIMEOUT_S: Final = 60.0
@@ -233,15 +234,40 @@ class Repository:
         left, it sends nothing and returns the head of the branch, which may be another client's commit. Make new
         `operations` for each attempt: the client stores in them what it learned of an earlier head.
         """
-        made = self.api.create_commit(
-            self.id,
-            operations,
-            commit_message=title,
-            commit_description="\n".join(f"{name}: {value}" for name, value in trailers.items()),
-            revision=branch,
-            parent_commit=parent,
-        )
-        return str(made.oid)
+        description = "\n".join(f"{name}: {value}" for name, value in trailers.items())
+        return self._create_commit(operations, title, description, revision=branch, parent_commit=parent).oid
+
+    def propose(
+        self,
+        operations: Sequence[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete],
+        *,
+        parent: str,
+        title: str,
+        description: str,
+    ) -> None:
+        """Open a pull request for main, with one commit on `parent`."""
+        self._create_commit(operations, title, description, parent_commit=parent, create_pr=True)
+
+    def _create_commit(
+        self,
+        operations: Sequence[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete],
+        title: str,
+        description: str,
+        *,
+        parent_commit: str,
+        revision: str = MAIN,
+        create_pr: bool = False,
+    ) -> CommitInfo:
+        with upload_protocol(self.api, self.id, revision, create_pr=create_pr):
+            return self.api.create_commit(
+                self.id,
+                operations,
+                commit_message=title,
+                commit_description=description,
+                revision=revision,
+                parent_commit=parent_commit,
+                create_pr=create_pr,
+            )
 
 
 def _tag(tags: Mapping[str, str], commit: str) -> str | None:

@@ -13,12 +13,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tasks.hub_server import (
+    routes_absent,
+    routes_descriptions,
     routes_discussions,
     routes_downloads,
     routes_pages,
     routes_pull_requests,
     routes_repositories,
     routes_revisions,
+    routes_settings,
     routes_sign_in,
     routes_trials,
     routes_uploads,
@@ -33,7 +36,10 @@ def build_application(hub: Hub) -> ASGIApp:
     """Build the application that serves `hub`."""
     app = FastAPI(openapi_url=None)
     app.state.hub = hub
+    app.include_router(routes_absent.router)  # first, because other routes would take `users` for a kind of repository
     app.include_router(routes_repositories.router)
+    app.include_router(routes_descriptions.router)
+    app.include_router(routes_settings.router)
     app.include_router(routes_revisions.router)
     app.include_router(routes_uploads.router)
     app.include_router(routes_discussions.router)

@@ -32,4 +32,4 @@ def repository_not_found() -> HubError:
 
 def branch_moved() -> HubError:
     """Return the 412 for a commit whose parent is not the branch's head any more."""
-    return HubError(412, "A commit has happened since. Please refresh and try again.")
+    return HubError(412, "The branch was updated since you opened this page. Please refresh and try again.")

@@ -6,6 +6,7 @@ import re
 import stat
 import time
 import zlib
+from collections.abc import Set
 from pathlib import Path
 
 from dulwich.gc import find_reachable_objects
@@ -122,3 +123,28 @@ def write_commit(git: Repo, files: dict[str, ObjectID], parents: list[ObjectID],
     commit.message = f"{message}\n".encode()
     git.object_store.add_object(commit)
     return commit.id
+
+
+def last_changes(git: Repo, sha: str, paths: Set[str]) -> dict[str, CommitRecord]:
+    """Return for each file or folder among `paths` the newest commit that changed it, looking back from `sha`.
+
+    Of a merge commit, only what its first parent does not have counts.
+    """
+    found: dict[str, CommitRecord] = {}
+    commit: Commit | None = read_commit(git, sha)
+    here = _oids(git, commit, paths)
+    while commit and len(found) < len(paths):
+        parent = read_commit(git, commit.parents[0].decode()) if commit.parents else None
+        before = _oids(git, parent, paths)
+        for path in paths - found.keys():
+            if here.get(path) != before.get(path):
+                found[path] = commit_record(commit)
+        commit, here = parent, before
+    return found
+
+
+def _oids(git: Repo, commit: Commit | None, paths: Set[str]) -> dict[str, ObjectID]:
+    """Return the ids of the files and folders among `paths`."""
+    items = git.object_store.iter_tree_contents(commit.tree, include_trees=True) if commit else ()
+    named = ((item.path.decode(errors="replace"), item.sha) for item in items if item.path and item.sha)
+    return {path: oid for path, oid in named if path in paths}

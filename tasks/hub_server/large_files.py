@@ -59,10 +59,14 @@ class LargeFiles:
             os.utime(self.path(sha256))
         return True
 
+    def stored(self) -> list[Path]:
+        """Return the objects; each file's name is its SHA-256."""
+        return list(self._folder.glob("objects/*/*/*"))
+
     def unused(self, used: Set[str]) -> list[Path]:
         """Return what is a day old: objects without those in `used`, and unfinished uploads."""
         oldest = time.time() - STALE_AFTER_S
-        objects = (path for path in self._folder.glob("objects/*/*/*") if path.name not in used)
+        objects = (path for path in self.stored() if path.name not in used)
         uploads = self._folder.glob("incoming/*")
         return [path for path in (*objects, *uploads) if path.stat().st_mtime < oldest]
 

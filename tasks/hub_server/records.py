@@ -51,14 +51,14 @@ class PutLargeFile:
 
 @dataclass(frozen=True)
 class DeleteFile:
-    """Delete a file; an error if it does not exist."""
+    """Delete a file, or everything in a folder; an error if neither exists."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class DeleteFolder:
-    """Delete everything in a folder."""
+    """Delete everything in a folder; an error if it does not exist."""
 
     path: str
 

@@ -79,6 +79,16 @@ class Repository:
         with self.open() as git:
             return git.get_config().get_boolean((b"hub",), b"private", default=False)
 
+    def set_private(self, private: bool) -> None:  # noqa: FBT001
+        """Make the repository private or public."""
+
+        def write(git: Repo) -> None:
+            config = git.get_config()
+            config.set((b"hub",), b"private", private)
+            config.write_to_path()
+
+        self.write(write)
+
     @property
     def large_files(self) -> LargeFiles:
         """The large files of this repository."""
@@ -208,7 +218,7 @@ class Repository:
         def write(git: Repo) -> None:
             ref = ref_name(kind, name)
             if ref in git.refs:
-                raise HubError(409, f"Reference already exists: {name}")
+                raise HubError(409, f"Reference refs/{kind}/{name} already exists")
             try:
                 git.refs.set_if_equals(ref, None, ObjectID(sha.encode()))
             except OSError:  # refs/tags/a is a file where refs/tags/a/b needs a folder, or the other way round
@@ -226,9 +236,9 @@ class Repository:
         def write(git: Repo) -> None:
             ref = ref_name(kind, name)
             if kind == "heads" and name == MAIN:
-                raise HubError(403, f"The branch {MAIN} cannot be deleted")
+                raise HubError(403, f"Cannot delete refs/heads/{MAIN}")
             if ref not in git.refs:
-                raise HubError(404, f"Reference does not exist: {name}", "RevisionNotFound")
+                raise HubError(404, f"Invalid rev id: {name}", "RevisionNotFound")
             git.refs.remove_if_equals(ref, None)
 
         self.write(write)
@@ -299,6 +309,7 @@ class Repository:
             if not is_same_file:
                 raise repository_not_found()
             if os.fstat(lock.fileno()).st_size:
+                (self.path / "config.lock").unlink(missing_ok=True)
                 for folder in ("objects", "refs"):
                     for leftover in (self.path / folder).rglob("*.lock"):
                         leftover.unlink()
@@ -326,9 +337,12 @@ class Repository:
             case PutLargeFile(sha256=sha256, size=size):
                 stored = self._stored_size(path, sha256, size)
                 files[path] = add_blob(git, LFSPointer(sha256, stored).to_bytes())
-            case DeleteFile():
-                if files.pop(path, None) is None:
-                    raise HubError(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
-            case DeleteFolder():
-                for inside in [file for file in files if file.startswith(f"{path}/")]:
-                    del files[inside]
+            case DeleteFile() if path in files:
+                del files[path]
+            case DeleteFile() | DeleteFolder():
+                inside = [file for file in files if file.startswith(f"{path}/")]
+                if not inside:
+                    what = "file" if isinstance(change, DeleteFile) else "folder"
+                    raise HubError(404, f"A {what} with this name doesn't exist: {path}", "EntryNotFound")
+                for file in inside:
+                    del files[file]

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 from tasks.hub_server import limits
 from tasks.hub_server.access import Access
 from tasks.hub_server.errors import HubError, repository_not_found
-from tasks.hub_server.records import Entry
+from tasks.hub_server.records import CommitRecord, Entry
 from tasks.hub_server.repositories import Repository
 from tasks.hub_server.sessions import Sessions
 from tasks.hub_server.store import Store
@@ -188,12 +188,14 @@ Reader = Annotated[str | None, Depends(get_reader)]
 Body = Annotated[bytes, Depends(get_body)]
 
 
-def entry_json(entry: Entry) -> dict[str, object]:
-    """Return a file or folder in the JSON format of tree and paths-info."""
+def entry_json(entry: Entry, commit: CommitRecord | None = None) -> dict[str, object]:
+    """Return a file or folder in the JSON format of tree and paths-info, with the last commit that changed it if given."""
     kind = "directory" if entry.is_folder else "file"
     fields: dict[str, object] = {"type": kind, "oid": entry.oid, "size": entry.size, "path": entry.path}
     if entry.sha256:
         fields["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
+    if commit:
+        fields["lastCommit"] = {"id": commit.sha, "title": commit.title, "date": iso_date(commit.time)}
     return fields
 
 

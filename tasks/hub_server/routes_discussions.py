@@ -29,7 +29,6 @@ from tasks.hub_server.requests import (
     Writable,
     iso_date,
     json_body,
-    participating_target,
     require_user,
 )
 
@@ -106,12 +105,6 @@ def comment(
     """Add a comment."""
     event = PullRequests(target.repository).comment(number, new.comment, user=require_user(target.user))
     return {"newMessage": _events_json(target, number, [event])[0]}
-
-
-@router.post(_ONE + "/comment/{comment_id}/{action}", dependencies=[Depends(participating_target)])
-def change_comment() -> None:
-    """Comments are as they are."""
-    raise HubError(501, "The local Hub cannot edit or hide comments")
 
 
 class NewTitle(BaseModel):

@@ -1,8 +1,8 @@
-"""Routes for repositories: whoami, create, delete, list and describe."""
+"""Routes for repositories: whoami, create, delete, access, files."""
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Sequence
 from typing import Annotated
 from urllib.parse import parse_qs
 
@@ -11,9 +11,8 @@ from pydantic import BaseModel, Field
 
 from tasks.hub_server.card_metadata import read_card
 from tasks.hub_server.errors import HubError, repository_not_found
-from tasks.hub_server.limits import BODY_BYTES
+from tasks.hub_server.git_objects import last_changes
 from tasks.hub_server.records import Entry
-from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import (
     API,
     Body,
@@ -21,16 +20,15 @@ from tasks.hub_server.requests import (
     Readable,
     RequiredUser,
     Target,
-    User,
     entry_json,
     get_endpoint,
     get_hub,
-    iso_date,
     json_body,
     link_next,
     readable_target,
     writable_target,
 )
+from tasks.hub_server.routes_absent import kind_of
 
 TREE_PAGE = 1000
 
@@ -65,10 +63,8 @@ def create_repository(
     request: Request, user: RequiredUser, new: Annotated[CreateBody, Depends(json_body(CreateBody))]
 ) -> dict[str, object]:
     """Create a repository in the user's own namespace or in `organization`."""
-    hub = get_hub(request)
-    namespace = new.organization or user
+    hub, namespace, kind = get_hub(request), new.organization or user, kind_of(new.type)
     writer = hub.access.require_write(user, namespace)
-    kind = f"{new.type}s"
     page = f"{namespace}/{new.name}" if kind == "models" else f"{kind}/{namespace}/{new.name}"
     url = f"{get_endpoint(request)}/{page}"
     try:
@@ -86,97 +82,12 @@ def delete_repository(
 ) -> dict[str, object]:
     """Delete a repository."""
     hub = get_hub(request)
-    namespace, kind = old.organization or user, f"{old.type}s"
+    namespace, kind = old.organization or user, kind_of(old.type)
     if not hub.access.can_write(user, namespace) and hub.store.open(kind, namespace, old.name).private:
         raise repository_not_found()
     hub.access.require_write(user, namespace)
     hub.store.delete(kind, namespace, old.name)
     return {}
-
-
-@router.get("/api/{kind}")
-def list_repositories(
-    *,
-    request: Request,
-    kind: Quoted,
-    user: User,
-    author: str = "",
-    search: str = "",
-    limit: Annotated[int, Query(ge=1, le=1_000_000)] = 1000,
-) -> list[dict[str, object]]:
-    """The repositories that the user can see, by name."""
-    hub = get_hub(request)
-    found: list[dict[str, object]] = []
-    for namespace, name, repository in hub.store.list(kind):
-        id_ = f"{namespace}/{name}"
-        if len(found) == limit:
-            break
-        if author not in ("", namespace) or search.lower() not in id_.lower():
-            continue
-        with contextlib.suppress(HubError):  # it was deleted in the meantime
-            private = repository.private
-            if not private or hub.access.can_write(user, namespace):
-                found.append({"id": id_, "modelId": id_, "author": namespace, "private": private})
-    return found
-
-
-@router.get(API)
-@router.get(API + "/revision/{revision}")
-def describe(
-    *, target: Readable, response: Response, revision: Quoted = MAIN, blobs: bool = False
-) -> dict[str, object]:
-    """The repository at a revision, by default at main."""
-    repository = target.repository
-    sha = repository.resolve(revision)
-    response.headers["X-Repo-Commit"] = sha
-    files = [entry for entry in repository.entries(sha, recursive=True) if not entry.is_folder]
-    modified = iso_date(repository.history(sha, skip=0, limit=1)[0].time)
-    metadata = _metadata(target, sha)
-    return {
-        "_id": target.page,
-        "id": target.id,
-        "modelId": target.id,
-        "author": target.namespace,
-        "sha": sha,
-        "private": repository.private,
-        "gated": False,
-        "disabled": False,
-        "downloads": 0,
-        "likes": 0,
-        "tags": [tag for tag in _as_list(metadata.get("tags")) if isinstance(tag, str)],
-        "cardData": metadata,
-        **{key: value for key, value in metadata.items() if key in _TOP_LEVEL_KEYS and isinstance(value, str)},
-        "lastModified": modified,
-        "siblings": [_sibling(entry, blobs=blobs) for entry in files],
-    }
-
-
-_TOP_LEVEL_KEYS = ("pipeline_tag", "library_name")
-
-
-def _metadata(target: Target, sha: str) -> dict[str, object]:
-    """Return the metadata of the card at a commit; empty if there is none or it is invalid."""
-    try:
-        entry = target.repository.entry(sha, "README.md")
-    except HubError:
-        return {}
-    if entry.sha256 or entry.size > BODY_BYTES:
-        return {}
-    card = read_card(target.repository.read(entry).decode(errors="replace"), is_model=target.kind == "models")
-    return {} if card.errors else card.metadata or {}
-
-
-def _as_list(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]
-
-
-def _sibling(entry: Entry, *, blobs: bool) -> dict[str, object]:
-    fields: dict[str, object] = {"rfilename": entry.path}
-    if blobs:
-        fields |= {"size": entry.size, "blobId": entry.oid}
-        if entry.sha256:
-            fields["lfs"] = {"sha256": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
-    return fields
 
 
 @router.get(API + "/auth-check", dependencies=[Depends(readable_target)])
@@ -201,6 +112,7 @@ def list_tree(
     folder: Quoted = "",
     response: Response,
     recursive: bool = False,
+    expand: bool = False,
     cursor: Annotated[int, Query(ge=0)] = 0,
 ) -> list[dict[str, object]]:
     """One page of the files and folders of a commit; the `Link` header holds the next page."""
@@ -208,16 +120,27 @@ def list_tree(
     found = target.repository.entries(sha, folder, recursive=recursive)
     response.headers["X-Repo-Commit"] = sha
     if len(found) > cursor + TREE_PAGE:
-        link_next(request, response, {"recursive": str(recursive), "cursor": str(cursor + TREE_PAGE)})
-    return [entry_json(entry) for entry in found[cursor : cursor + TREE_PAGE]]
+        query = {"recursive": str(recursive), "expand": str(expand), "cursor": str(cursor + TREE_PAGE)}
+        link_next(request, response, query)
+    return _entries_json(target, sha, found[cursor : cursor + TREE_PAGE], expand=expand)
 
 
 @router.post(API + "/paths-info/{revision}")
 def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[dict[str, object]]:
-    """The files and folders that exist among `paths` of the form in the body."""
+    """The files and folders that exist among `paths` of the form in the body; with `expand`, their last commits."""
     sha = target.repository.resolve(revision)
-    requested = set(parse_qs(body.decode(errors="replace")).get("paths", []))
-    return [entry_json(entry) for entry in target.repository.entries(sha, recursive=True) if entry.path in requested]
+    form = parse_qs(body.decode(errors="replace"))
+    requested = set(form.get("paths", []))
+    found = [entry for entry in target.repository.entries(sha, recursive=True) if entry.path in requested]
+    return _entries_json(target, sha, found, expand="true" in map(str.lower, form.get("expand", [])))
+
+
+def _entries_json(target: Target, sha: str, entries: Sequence[Entry], *, expand: bool) -> list[dict[str, object]]:
+    if not expand:
+        return [entry_json(entry) for entry in entries]
+    with target.repository.open() as git:
+        commits = last_changes(git, sha, {entry.path for entry in entries})
+    return [entry_json(entry, commits.get(entry.path)) for entry in entries]
 
 
 class ValidateCard(BaseModel):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from markupsafe import escape
 from pydantic import BaseModel, Field
 
 from tasks.hub_server.names import RefKind
 from tasks.hub_server.pull_requests import PullRequests
+from tasks.hub_server.records import CommitRecord
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import API, Quoted, Readable, Writable, iso_date, json_body, link_next
 
@@ -38,12 +40,14 @@ def list_commits(
     revision: Quoted,
     response: Response,
     p: Annotated[int, Query(ge=0)] = 0,
+    expand: Annotated[list[str], Query(alias="expand[]")] = [],  # noqa: B006 (FastAPI copies it)
 ) -> list[dict[str, object]]:
-    """One page of the history, newest first; the `Link` header holds the next page."""
+    """One page of the history, newest first; the `Link` header holds the next page. `formatted` adds texts as HTML."""
+    is_formatted = "formatted" in expand
     sha = target.repository.resolve(revision)
     found = target.repository.history(sha, skip=p * COMMITS_PAGE, limit=COMMITS_PAGE + 1)
     if len(found) > COMMITS_PAGE:
-        link_next(request, response, {"p": str(p + 1)})
+        link_next(request, response, {"p": str(p + 1)} | ({"expand[]": "formatted"} if is_formatted else {}))
     return [
         {
             "id": commit.sha,
@@ -51,9 +55,15 @@ def list_commits(
             "message": commit.message,
             "date": iso_date(commit.time),
             "authors": [{"user": commit.author}],
+            **({"formatted": _formatted(commit)} if is_formatted else {}),
         }
         for commit in found[:COMMITS_PAGE]
     ]
+
+
+def _formatted(commit: CommitRecord) -> dict[str, str]:
+    """Return the title and the message of a commit as HTML."""
+    return {"title": str(escape(commit.title)), "message": str(escape(commit.message)).replace("\n", "<br>")}
 
 
 class NewTag(BaseModel):

@@ -80,6 +80,26 @@ class Store:
         finally:
             shutil.rmtree(trash, ignore_errors=True)
 
+    def move(self, kind: str, namespace: str, name: str, new_namespace: str, new_name: str) -> None:
+        """Rename a repository.
+
+        Raises:
+            HubError: 404 RepoNotFound, 400 for an invalid new name, 409 if a repository has the new name.
+        """
+        repository, path = self.open(kind, namespace, name), self._path(kind, new_namespace, new_name)
+        if path is None:
+            raise HubError(400, f"Invalid repository name: {kind}/{new_namespace}/{new_name}")
+        taken = HubError(409, f"A {kind[:-1]} repository called {new_namespace}/{new_name} already exists")
+        if path.exists():
+            raise taken
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            repository.move(path)
+        except OSError:
+            if not path.exists():
+                raise
+            raise taken from None
+
     def remove_leftovers(self) -> None:
         """Delete what killed processes left: deleted repositories, and new ones that are a day old."""
         oldest = time.time() - _STALE_AFTER_S

@@ -178,11 +178,9 @@ def _close(repository: Repository, proposals: Sequence[Discussion], reason: str)
 def _create(
     repository: Repository, release: ReleasePlan, state: RepositoryState, recipe: str, description: str
 ) -> None:
-    repository.api.create_commit(
-        repository.id,
+    repository.propose(
         changes(release, state),
-        commit_message=f"Publish {release.tag} of {recipe}",
-        commit_description=f"{description}\n\n{PUBLISH_ID}: {release.publish_id}",
-        parent_commit=state.head,
-        create_pr=True,
+        parent=state.head,
+        title=f"Publish {release.tag} of {recipe}",
+        description=f"{description}\n\n{PUBLISH_ID}: {release.publish_id}",
     )

@@ -35,7 +35,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, prefect_home) -> Iterator[t
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
             base_models.upload(api, root / "llama")
-        project.environment |= {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+        project.environment |= {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN}
         recipe = root / "params/tiny.yaml"
         before, rest = recipe.read_text().split("model:\n")
         recipe.write_text(before + MODEL + rest[rest.index("training:") :])

@@ -184,9 +184,7 @@ def test_a_prefect_worker_clones_the_project_and_records_its_run(
     shared.add_rows(380)
 
     office = ServedProject(shared.folder / "office", make_prefect_home())
-    office.environment |= {
-        name: shared.workers[0].environment[name] for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_DISABLE_XET")
-    }
+    office.environment |= {name: shared.workers[0].environment[name] for name in ("HF_ENDPOINT", "HF_TOKEN")}
     worker = Project(shared.folder / "empty", Path(office.environment["PREFECT_HOME"]))
     worker.environment = office.environment | {
         "PREFECT_WORKER_QUERY_SECONDS": "1",

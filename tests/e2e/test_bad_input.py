@@ -151,7 +151,7 @@ def test_a_label_that_training_never_sees_is_named(project) -> None:
 
 def test_a_hub_without_write_access_is_named(project) -> None:
     with LocalHub(project.root / "data" / "hub", tokens={"hf_someone": "someone"}) as hub:
-        project.environment |= {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_someone", "HF_HUB_DISABLE_XET": "1"}
+        project.environment |= {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_someone"}
         out = refused(project, "publish", ACCESS, [hub.endpoint, "tests/tiny"])
     assert "hf_someone" not in out
 

@@ -96,7 +96,7 @@ def test_imported_files_are_followed(given_up: Project, tmp_path: Path) -> None:
 
 def test_the_branch_of_a_dataset_is_followed(given_up: Project, hub: LocalHub, tmp_path: Path) -> None:
     take_dataset(given_up, hub)
-    given_up.environment |= {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_ENDPOINT": hub.endpoint}
+    given_up.environment |= {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.endpoint}
     api = HfApi(endpoint=hub.endpoint, token=TOKEN)
     first = push_rows(api, tmp_path, 300)
     assert ingest(given_up) == "ran"

@@ -48,7 +48,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HfApi]:
 def machine(project: Project, endpoint: str, changes: dict[str, Any]) -> Project:
     """The project, with tokens and a way to the Hub."""
     tiny.tokenized(project.root, tiny.recipe(BASE | changes), SIZES)
-    project.environment |= {"HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+    project.environment |= {"HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN}
     return project
 
 

@@ -138,7 +138,7 @@ class Company:
 
     def access(self, token: str | None) -> dict[str, str]:
         """What tells a process which Hub and, unless it is in the file, which token."""
-        return {"HF_ENDPOINT": self.hub.endpoint, "HF_HUB_DISABLE_XET": "1", **({"HF_TOKEN": token} if token else {})}
+        return {"HF_ENDPOINT": self.hub.endpoint, **({"HF_TOKEN": token} if token else {})}
 
     def end(self) -> None:
         """Let the flow's process end in order: Prefect sends its last logs then."""

@@ -123,7 +123,7 @@ def team(tmp_path: Path, make_prefect_home: Callable[[], Path]) -> Iterator[Team
     with postgresql() as database, sharing(tmp_path, home, hub, prepare) as shared:
         office = ServedProject(tmp_path / "office", home)
         shared.workers.append(office)
-        names = ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_DISABLE_XET")
+        names = ("HF_ENDPOINT", "HF_TOKEN")
         office.environment |= {name: shared.workers[0].environment[name] for name in names}
         office.root.mkdir()
         office.run("git", "clone", "-q", str(shared.git), ".")

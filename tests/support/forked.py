@@ -66,7 +66,6 @@ _ONCE: Mapping[str, str] = {
     "GX_ANALYTICS_ENABLED": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_XET": "1",
 }
 """What the project sets before it imports a library."""
 

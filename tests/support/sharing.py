@@ -33,7 +33,7 @@ class Shared:
     def worker(self, name: str) -> Project:
         """A new worker, with a clone of the project and a cache of its own."""
         made = Project(self.folder / name, self.prefect_home)
-        made.environment |= {"HF_ENDPOINT": self.api.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+        made.environment |= {"HF_ENDPOINT": self.api.endpoint, "HF_TOKEN": TOKEN}
         self.workers.append(made)
         if self.git.exists():
             made.root.mkdir()

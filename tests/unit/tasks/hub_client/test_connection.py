@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError
 
 from params import EvergreenError, HubRefusedError
@@ -17,6 +17,7 @@ from params.artifacts import Artifacts
 from params.schema import HubDataset
 from tasks.hub_client.connection import LOCAL, open_repository
 from tasks.hub_client.token import token_for
+from tasks.hub_client.xet import upload_protocol
 from tasks.ingestion.source import open_source
 from tests.support.faulty_hub import quick_client
 
@@ -118,3 +119,66 @@ def test_token_belongs_to_one_hub(
     if own:
         monkeypatch.setenv("HF_ENDPOINT", own)
     assert token_for(endpoint) == ("hf_secret" if is_sent else None)
+
+
+@contextlib.contextmanager
+def asked_hub(status: int, headers: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """Answer every GET so, and record what was asked."""
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.path)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", seen
+        server.shutdown()
+
+
+XET = {"X-Xet-Cas-Url": "https://cas", "X-Xet-Access-Token": "t", "X-Xet-Token-Expiration": "4102444800"}
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "is_off"),
+    [
+        (200, XET, False),
+        (200, {}, True),
+        (404, {}, True),
+        (404, {"X-Error-Code": "RepoNotFound"}, True),
+        (405, {}, True),
+        (501, {}, True),
+    ],
+)
+def test_hub_is_asked_whether_it_has_xet_storage(
+    monkeypatch: pytest.MonkeyPatch, status: int, headers: dict[str, str], is_off: bool
+) -> None:
+    """A Hub without it gets large files by git-lfs; any other decides as the client does."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    with asked_hub(status, headers) as (endpoint, seen):
+        with upload_protocol(HfApi(endpoint, token="hf_own"), REPO, "a/b", create_pr=True):
+            assert constants.HF_HUB_DISABLE_XET is is_off
+        assert constants.HF_HUB_DISABLE_XET is False
+        assert seen == [f"/api/models/{REPO}/xet-write-token/a%2Fb?create_pr=1"]
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        with upload_protocol(HfApi(endpoint), REPO, "main"):
+            assert constants.HF_HUB_DISABLE_XET is True
+        assert len(seen) == 1, "the user has chosen"
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+def test_refused_question_is_not_taken_for_a_hub_without_xet(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    with (
+        asked_hub(status, {}) as (endpoint, _),
+        pytest.raises(HfHubHTTPError),
+        upload_protocol(HfApi(endpoint, token="hf_own"), REPO, "main"),
+    ):
+        pytest.fail("it was taken for an answer")

@@ -67,7 +67,7 @@ def serving(folder: Path, host: str = "127.0.0.1", tokens: Path | str = "") -> I
 
 def test_loopback_hub_needs_no_tokens_file(tmp_path: Path) -> None:
     with serving(tmp_path / "hub") as (output, endpoint):
-        printed = re.search(rf"HF_ENDPOINT={endpoint} HF_TOKEN=(hf_[0-9a-f]{{40}}) HF_HUB_DISABLE_XET=1", output)
+        printed = re.search(rf"HF_ENDPOINT={endpoint} HF_TOKEN=(hf_[0-9a-f]{{40}}) evergreen", output)
         assert printed
         HfApi(endpoint=endpoint, token=printed[1]).create_repo("anybody/model", private=True)
         for token, status in (("hf_local", 401), (None, 404)):

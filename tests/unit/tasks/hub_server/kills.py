@@ -4,7 +4,8 @@
 
 For each call into C that can write to the disk (open, write, flush, close, truncate, fsync, mkdir, rename, unlink, lock,
 ...), a child process starts the operation on a fresh copy of the same repositories and is killed by SIGKILL just before
-that call. What remains must be the state before or after, never one in between. The operation is then repeated, as by a client
+that call. What remains must be the state before or after, never one in between, except for
+those that take several steps. The operation is then repeated, as by a client
 that got no answer, and must lead to the state after. Prints the number of kills and how often the killed operation had
 already landed.
 """
@@ -22,6 +23,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from tasks.hub_server.deletion import delete_large_files
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.records import DeleteFile, PutFile, PutLargeFile
@@ -34,6 +36,7 @@ WRITES = frozenset([
     "lockf", "sendfile", "copy_file_range", "mkstemp",
 ])  # fmt: skip
 WEIGHTS = random.Random(0).randbytes(3 << 20)
+ROWS = b"leaked"
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 State = dict[str, object]
 
@@ -50,9 +53,9 @@ def create(root: Path) -> None:
     Store(root).create("models", "alice", "new", private=True, user="alice")
 
 
-async def blocks() -> AsyncIterator[bytes]:
-    for start in range(0, len(WEIGHTS), 1 << 20):
-        yield WEIGHTS[start : start + (1 << 20)]
+async def blocks(content: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), 1 << 20):
+        yield content[start : start + (1 << 20)]
 
 
 def commit(root: Path) -> None:
@@ -60,7 +63,7 @@ def commit(root: Path) -> None:
     repository = opened(root)
     known = (root / "known").read_text()
     if repository.large_files.size(SHA256) is None:
-        asyncio.run(repository.large_files.receive(SHA256, len(WEIGHTS), blocks()))
+        asyncio.run(repository.large_files.receive(SHA256, len(WEIGHTS), blocks(WEIGHTS)))
     put = [PutFile("a/b.txt", b"new"), PutLargeFile("m.safetensors", SHA256, len(WEIGHTS)), PutFile("d/e/f.txt", b"f")]
     changes = [*put, DeleteFile("old.txt")]
     repository.commit("main", changes, title="t", description="", parent=known, user="alice")
@@ -121,11 +124,29 @@ def close(root: Path) -> None:
     pull_requests(root).set_status(1, "closed", comment="bad", user="alice", can_write=True)
 
 
+def hide(root: Path) -> None:
+    opened(root).set_private(True)
+
+
+def rename(root: Path) -> None:
+    Store(root).move("models", "alice", "model", "team", "other")
+
+
+def forget(root: Path) -> None:
+    delete_large_files(opened(root), {hashlib.sha256(ROWS).hexdigest()}, rewrite_history=True)
+
+
 OPERATIONS: dict[str, Callable[[Path], None]] = {
-    found.__name__: found for found in (create, commit, assemble, tag, untag, delete, propose, extend, merge, close)
+    found.__name__: found
+    for found in (
+        *(create, commit, assemble, tag, untag, delete, propose, extend, merge, close),
+        *(hide, rename, forget),
+    )
 }
+IN_STEPS = {forget}
+"""What remains of these may be a state in between."""
 LANDED = {create: 409, commit: 412, assemble: 412, tag: 409, untag: 404, delete: 404}
-LANDED |= {propose: None, extend: 412, merge: 409, close: 409}
+LANDED |= {propose: None, extend: 412, merge: 409, close: 409, hide: None, rename: 404, forget: None}
 """The HTTP status of a repetition after the first attempt had landed."""
 
 
@@ -133,7 +154,9 @@ def prepare(root: Path) -> None:
     store = Store(root)
     store.create("models", "alice", "model", private=False, user="alice")
     repository = opened(root)
-    changes = [PutFile("a/b.txt", b"old"), PutFile("old.txt", b"old")]
+    large = PutLargeFile("rows.bin", hashlib.sha256(ROWS).hexdigest(), len(ROWS))
+    asyncio.run(repository.large_files.receive(large.sha256, len(ROWS), blocks(ROWS)))
+    changes = [PutFile("a/b.txt", b"old"), PutFile("old.txt", b"old"), large]
     repository.commit("main", changes, title="first", description="", parent=None, user="alice")
     repository.create_ref("tags", "v1/final", head(repository))
     (root / "known").write_text(head(repository))
@@ -152,9 +175,8 @@ def state(root: Path) -> State:
                 files = {}
                 for entry in repository.entries(sha, recursive=True):
                     if entry.sha256:
-                        files[entry.path] = hashlib.sha256(
-                            repository.large_files.path(entry.sha256).read_bytes()
-                        ).digest()
+                        content = repository.large_files.path(entry.sha256)
+                        files[entry.path] = hashlib.sha256(content.read_bytes()).digest()
                     elif not entry.is_folder:
                         files[entry.path] = repository.read(entry)
                 seen[ref] = ([record.title for record in repository.history(sha, skip=0, limit=99)], files)
@@ -213,12 +235,12 @@ def main(name: str, root: Path, stride: int) -> None:
         if not run_until(operation, copy, fatal):
             break
         left = state(copy)
-        assert left in (before, after), f"killed before write {fatal}: {left}"
+        assert left in (before, after) or operation in IN_STEPS, f"killed before write {fatal}: {left}"
         landed += left == after
-        assert repeat(operation, copy) == (None if left == before else LANDED[operation]), f"before write {fatal}"
+        assert repeat(operation, copy) == (LANDED[operation] if left == after else None), f"before write {fatal}"
         assert state(copy) == after, f"killed before write {fatal}: the repetition did not land"
         Store(copy).remove_leftovers()
-        for repository in (copy / "models/alice").glob("*.git"):
+        for repository in (copy / "models").glob("*/*.git"):
             done = subprocess.run(
                 ["git", "-C", repository, "fsck", "--full", "--strict", "--no-dangling"], capture_output=True
             )

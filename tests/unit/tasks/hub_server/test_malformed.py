@@ -43,7 +43,8 @@ def variants(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(value, dict):
             yield from ({**body, key: inner} for inner in variants(value))
         if isinstance(value, list):
-            yield from ({**body, key: [inner]} for item in value for inner in variants(item))
+            yield from ({**body, key: [inner]} for item in value if isinstance(item, dict) for inner in variants(item))
+            yield from ({**body, key: [replacement]} for replacement in VALUES)
 
 
 LINES: list[dict[str, Any]] = [
@@ -59,11 +60,14 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/api/validate-yaml", {"content": "---\nlicense: mit\n---\n", "repoType": "model"}),
     ("POST", f"{API}/tag/main", {"tag": "t"}),
     ("POST", f"{API}/branch/new", {"startingPoint": "main"}),
-    ("POST", f"{API}/preupload/main", {"files": [{"path": "p", "size": 1, "sample": "aGk="}]}),
+    ("POST", f"{API}/preupload/main", {"files": [{"path": "p", "size": 1, "sample": "aGk="}], "gitIgnore": "*.log"}),
     ("POST", f"{API}/discussions", {"title": "t", "description": "d", "pullRequest": True}),
     ("POST", f"{API}/discussions/1/comment", {"comment": "c"}),
     ("POST", f"{API}/discussions/1/title", {"title": "t"}),
     ("POST", f"{API}/discussions/1/status", {"status": "closed", "comment": "c"}),
+    ("PUT", f"{API}/settings", {"visibility": "private", "gated": False}),
+    ("POST", "/api/repos/move", {"fromRepo": REPO, "toRepo": "alice/moved", "type": "dataset"}),
+    ("POST", f"{API}/lfs-files/batch", {"deletions": {"sha": ["0" * 64], "rewriteHistory": False}}),
     ("POST", f"/{REPO}.git/info/lfs/objects/batch", {"operation": "upload", "objects": [{"oid": "0" * 64, "size": 1}]}),
 ]
 

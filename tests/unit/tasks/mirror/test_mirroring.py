@@ -273,7 +273,6 @@ class StoppedError(Exception):
 def test_last_checkpoint_of_a_training_is_uploaded(machine, api, monkeypatch, error):
     """The mirror has just started when the training ends."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
     patience = {"grace_s": 60.0 if error else 0.1, "stall_timeout_s": 0.1 if error else 60.0}
     launch = machine.job.launch.model_copy(update=patience)
     artifacts = Artifacts("tiny", machine.root)

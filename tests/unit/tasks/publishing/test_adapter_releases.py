@@ -164,7 +164,6 @@ def test_every_form_loads_elsewhere_as_the_trained_model(api, tmp_path, monkeypa
         repo_id="tests/bert",
     )
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
     done = subprocess.run(
         [sys.executable, "-c", LOADER, TEXT], input=json.dumps(LOADED), capture_output=True, text=True, check=False
     )
@@ -302,7 +301,6 @@ def test_champion_with_adapters_is_compared_by_a_recipe_without(api, project, mo
     whole = load(tiny.write(artifacts.recipe_path, base_models.recipe("sft", changes)))
     releases.learn(artifacts, whole, STEPS)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
     command = [sys.executable, "-m", "tasks", "evaluate", "params/tiny.yaml"]
     done = subprocess.run(command, cwd=artifacts.root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -169,7 +169,6 @@ def from_hub(artifacts, receipt, tmp_path, auto_class):
                 **os.environ,
                 "HF_ENDPOINT": running.endpoint,
                 "HF_TOKEN": TOKEN,
-                "HF_HUB_DISABLE_XET": "1",
                 "HF_HOME": str(tmp_path / "home"),
             },
             capture_output=True,
@@ -236,13 +235,14 @@ def test_unreachable_hub_is_a_transient_error_and_keeps_the_receipt(whole, monke
 
 
 def test_release_goes_to_the_recipes_hub(whole, monkeypatch):
+    """As a user publishes who has hf-xet and sets nothing: the Hub has no Xet storage."""
     artifacts, _ = whole
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
     with LocalHub(artifacts.root / "named", tokens={"token-of-tests": "tests"}) as running:
         monkeypatch.setenv("HF_TOKEN", "token-of-tests")
         with pytest.raises(HubRefusedError, match=r"the user's token belongs to https://huggingface\.co"):
             run(whole, endpoint=running.endpoint)
         monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
-        receipt = run(whole, endpoint=running.endpoint)
+        receipt = run(whole, endpoint=running.endpoint, timeout_s=20.0)
         assert receipt.endpoint == running.endpoint
         assert HfApi(endpoint=running.endpoint, token="token-of-tests").repo_exists(REPO)

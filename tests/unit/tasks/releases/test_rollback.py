@@ -14,11 +14,13 @@ from params.errors import HubRefusedError, TransientError
 from tasks.evaluation.receipt_log import read_entries
 from tasks.hub_client.release_log import LogEntry, releases, table
 from tasks.hub_client.repository import Repository
+from tasks.hub_server.store import Store
 from tasks.publishing.exactly_once import PublishedRelease
 from tasks.releases import commands
 from tasks.releases.rollback import RollbackResult, roll_back
 from tests.support import tiny
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub
+from tests.support.project import ROOT
 from tests.support.publications import REPO, TOKEN, patient, plan, publish
 
 
@@ -249,3 +251,43 @@ def test_rollback_is_logged_once_and_listed(
     assert re.search(
         r"\n  log: \d{4}-\d\d-\d\d \d\d:\d\d rollback v1, by ann: wrong answers\n", capsys.readouterr().out
     )
+
+
+def advice(first_words: str) -> list[str]:
+    """The Python code that docs/operation.md gives under these words, in the steps between what is done in a shell."""
+    page = (ROOT / "docs" / "operation.md").read_text()
+    section = page.partition(f"**{first_words}**")[2].partition("\n**")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return [step for block in blocks for step in re.split(r"^# in a shell: .*\n", block, flags=re.MULTILINE)]
+
+
+def test_advice_for_leaked_rows_works_as_written(api: HfApi, hub: FaultyHub, tmp_path: Path) -> None:
+    good, leaked = release(api, tmp_path, 1), release(api, tmp_path, 2)
+    weights = [hub_files(hub, commit) for commit in (good.commit, leaked.commit)]
+    hide, delete, move, delete_repository = advice("Rows have leaked into a release.")
+    hide = hide.replace('HfApi(endpoint="...")', "client").replace("owner/name", REPO).replace("<leaked tag>", "v2")
+    names = {"client": api}
+    exec(hide, names)
+    assert api.model_info(REPO).private
+    done = roll_back_to(api, why="leaked rows")
+    exec(delete, names)
+    assert [path.exists() for path in weights] == [True, False]
+    assert [tag.name for tag in api.list_repo_refs(REPO).tags] == ["v1"]
+    assert blobs(api, "main") == blobs(api, "v1")
+    history = [entry.commit_id for entry in api.list_repo_commits(REPO)]
+    assert {good.commit, leaked.commit, done.commit} <= set(history), "commits keep their ids"
+    assert [entry.commit for entry in releases(patient(api))][:1] == [done.commit]
+
+    exec(move, names)
+    release(api, tmp_path, 3)
+    exec(delete_repository, names)
+    assert [model.id for model in api.list_models()] == [REPO]
+    assert {"model.safetensors", "sub/only-in-3.txt"} <= set(api.list_repo_files(REPO))
+
+
+def hub_files(hub: FaultyHub, commit: str) -> Path:
+    """The file in which the Hub keeps the weights of a commit."""
+    repository = Store(hub._root).open("models", *REPO.split("/"))
+    sha256 = repository.entry(commit, "model.safetensors").sha256
+    assert sha256
+    return repository.large_files.path(sha256)

@@ -1,0 +1,136 @@
+"""What the owner of a repository changes: visibility, name, and large files that are deleted for good."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from huggingface_hub import CommitOperationAdd as Add
+from huggingface_hub import HfApi
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
+
+from tasks.hub_server.server import LocalHub
+
+REPO, OTHER = "alice/model", "team/other"
+
+
+def commit(api: HfApi, repo: str, files: dict[str, bytes], **more: object) -> str:
+    operations = [Add(path, content) for path, content in files.items()]
+    return str(api.create_commit(repo, operations, commit_message=f"add {', '.join(files)}", **more).oid)
+
+
+def status_of(raised: pytest.ExceptionInfo[HfHubHTTPError]) -> int:
+    return raised.value.response.status_code
+
+
+def test_visibility_changes_at_once(alice: HfApi, bob: HfApi, anyone: HfApi) -> None:
+    alice.create_repo(REPO)
+    assert anyone.repo_exists(REPO)
+    alice.update_repo_settings(REPO, private=True)
+    assert alice.model_info(REPO).private
+    for other in (bob, anyone):
+        assert not other.repo_exists(REPO)
+        assert not list(other.list_models())
+    with pytest.raises(RepositoryNotFoundError):
+        bob.update_repo_settings(REPO, visibility="public")
+    alice.update_repo_settings(REPO, visibility="public")
+    assert anyone.repo_exists(REPO)
+    with pytest.raises(HfHubHTTPError) as raised:
+        bob.update_repo_settings(REPO, private=True)
+    assert status_of(raised) == 403
+    with pytest.raises(HfHubHTTPError, match="no gated access") as raised:
+        alice.update_repo_settings(REPO, gated="auto", private=True)
+    assert status_of(raised) == 501
+    assert not alice.model_info(REPO).private, "a refused change changes nothing"
+
+
+def test_renamed_repository_keeps_everything_and_frees_its_name(alice: HfApi, bob: HfApi) -> None:
+    alice.create_repo(REPO, private=True)
+    oid = commit(alice, REPO, {"model.safetensors": b"weights"})
+    alice.create_tag(REPO, tag="v1")
+    alice.create_commit(REPO, [Add("b.txt", b"b")], commit_message="proposal", create_pr=True)
+    with pytest.raises(RepositoryNotFoundError):
+        bob.move_repo(REPO, "bob/model")
+    for name, expected in (("bob/model", 403), ("alice/..", 400)):
+        with pytest.raises(HfHubHTTPError) as raised:
+            alice.move_repo(REPO, name)
+        assert status_of(raised) == expected
+    alice.create_repo(OTHER)
+    with pytest.raises(HfHubHTTPError, match="A model repository called team/other already exists") as raised:
+        alice.move_repo(REPO, OTHER)
+    assert status_of(raised) == 409
+    alice.delete_repo(OTHER)
+
+    alice.move_repo(REPO, OTHER)
+    assert not alice.repo_exists(REPO)
+    assert alice.model_info(OTHER, revision="v1").sha == oid
+    assert alice.model_info(OTHER).private
+    assert [each.title for each in alice.get_repo_discussions(OTHER)] == ["proposal"]
+    alice.create_repo(REPO)
+    assert alice.list_repo_files(REPO) == [".gitattributes"]
+
+
+def test_deleted_large_files_are_gone_from_the_whole_history(
+    alice: HfApi, bob: HfApi, anyone: HfApi, root: Path, tmp_path: Path
+) -> None:
+    alice.create_repo(REPO)
+    commit(alice, REPO, {"rows.npz": b"leaked", "model.safetensors": b"good"})
+    alice.create_tag(REPO, tag="v1")
+    merged = alice.create_commit(REPO, [Add("merged.txt", b"m")], commit_message="merged", create_pr=True)
+    alice.merge_pull_request(REPO, merged.pr_num)
+    commit(alice, REPO, {"a.txt": b"a", "copy/rows.npz": b"leaked"})
+    waiting = alice.create_commit(REPO, [Add("b.npz", b"waits")], commit_message="waits", create_pr=True)
+    before = [entry.title for entry in alice.list_repo_commits(REPO)]
+    for other, expected in ((bob, 403), (anyone, 401)):
+        with pytest.raises(HfHubHTTPError) as raised:
+            list(other.list_lfs_files(REPO))
+        assert status_of(raised) == expected
+
+    found = {file.filename: file for file in alice.list_lfs_files(REPO)}
+    assert {name: file.ref for name, file in found.items()} == {
+        "b.npz": "refs/pr/2",
+        "copy/rows.npz": "refs/heads/main",
+        "model.safetensors": "refs/heads/main",
+    }
+    with pytest.raises(HfHubHTTPError) as raised:
+        bob.permanently_delete_lfs_files(REPO, found.values())
+    assert status_of(raised) == 403
+    alice.permanently_delete_lfs_files(REPO, [found["copy/rows.npz"]])
+
+    repository = root / "models/alice/model.git"
+    assert b"leaked" not in b"".join(path.read_bytes() for path in (repository / "lfs").rglob("*") if path.is_file())
+    assert set(alice.list_repo_files(REPO)) == {".gitattributes", "a.txt", "merged.txt", "model.safetensors"}
+    assert set(alice.list_repo_files(REPO, revision="v1")) == {".gitattributes", "model.safetensors"}
+    assert [entry.title for entry in alice.list_repo_commits(REPO)] == before
+    with pytest.raises(EntryNotFoundError):
+        alice.hf_hub_download(REPO, "rows.npz", revision="v1", cache_dir=tmp_path)
+    first, second = alice.get_discussion_details(REPO, 1), alice.get_discussion_details(REPO, waiting.pr_num)
+    assert (first.status, second.status, second.conflicting_files) == ("merged", "open", [])
+    assert first.merge_commit_oid in {entry.commit_id for entry in alice.list_repo_commits(REPO)}
+    alice.merge_pull_request(REPO, waiting.pr_num)
+    assert Path(alice.hf_hub_download(REPO, "b.npz", cache_dir=tmp_path)).read_bytes() == b"waits"
+    git = ["git", "-C", str(repository), "fsck", "--full", "--strict"]
+    assert subprocess.run(git, capture_output=True, check=True).stderr == b""
+
+
+def test_history_stays_if_it_is_not_to_be_rewritten(alice: HfApi, tmp_path: Path) -> None:
+    alice.create_repo(REPO)
+    oid = commit(alice, REPO, {"rows.npz": b"leaked"})
+    alice.permanently_delete_lfs_files(REPO, alice.list_lfs_files(REPO), rewrite_history=False)
+    assert alice.model_info(REPO).sha == oid
+    with pytest.raises(EntryNotFoundError, match="not stored"):
+        alice.hf_hub_download(REPO, "rows.npz", cache_dir=tmp_path)
+
+
+def test_a_space_cannot_be_created_or_moved(alice: HfApi, hub: LocalHub) -> None:
+    for call in (
+        lambda: alice.create_repo("alice/app", repo_type="space", space_sdk="gradio"),
+        lambda: alice.move_repo(REPO, OTHER, repo_type="space"),
+        lambda: alice.delete_repo(REPO, repo_type="space"),
+    ):
+        with pytest.raises(
+            HfHubHTTPError, match="no repositories of the type 'space', only models and datasets"
+        ) as raised:
+            call()
+        assert status_of(raised) == 501
