@@ -1,10 +1,11 @@
 """`evergreen clean`: show what nothing needs any more, and delete it.
 
 - in .scratch, runs that a later run of their recipe has superseded, damaged checkpoints, and the runs of `verify-resume`
-- objects in DVC's cache that no branch, no tag and none of the last releases uses
+- objects in DVC's cache that no reference of git, no worktree, no experiment and none of the last releases uses
 - objects of the local Hub that no branch, tag or pull request leads to
 
-What a release or an unfinished run needs stays. Nothing is deleted while a stage or a flow runs.
+What a release or an unfinished run needs stays. What it is not sure of, it keeps, and says so. Nothing is deleted while a stage,
+an experiment or a flow runs.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from pathlib import Path
 
 import typer
 
-from flows import dvc_cache
+from flows import dvc_cache, dvc_used
 from flows.locks import clear_stale_locks
-from params import HubRefusedError, TransientError
+from params import HubRefusedError, TransientError, load
 from params.artifacts import Artifacts
 from tasks.hub_client.connection import LOCAL_FOLDER
 from tasks.hub_server.store import Store
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 class Unneeded:
     """Something that can be deleted."""
 
+    folder: Path
+    """The folder that it is in, without links."""
     what: str
     size: int
     """In bytes."""
@@ -48,23 +51,24 @@ def clean(*, releases: int, unfinished: bool, yes: bool) -> None:
     """Show what nothing needs, ask, and delete it.
 
     Args:
-        releases: how many of the last releases of each recipe keep their data in DVC's cache.
+        releases: how many of the last releases in each repository keep their data in DVC's cache; 0: none, and no Hub is asked.
         unfinished: whether to delete the newest run of each recipe, too.
         yes: do not ask.
 
     Raises:
         TransientError: a stage or a flow runs.
-        EvergreenError: DVC cannot say what it uses.
+        EvergreenError: DVC or git cannot say what is in use, or a recipe is not valid.
     """
     needed = _needed_by_releases(releases)
     found = list(_unneeded(needed, unfinished=unfinished))
     for one in found:
         print(f"{_size(one.size):>10}  {one.what}")
-    total = _size(sum(one.size for one in found))
+    folders = ", ".join(dict.fromkeys(str(one.folder) for one in found))
+    total = f"{_size(sum(one.size for one in found))} in {folders}"
     if not found:
         print("There is nothing to delete.")
     elif not yes and not sys.stdin.isatty():
-        print(f"Nothing was deleted. To delete these {total}, add --yes.")
+        print(f"Nothing was deleted. To delete {total}, add --yes.")
     elif yes or typer.confirm(f"Delete {total}?"):
         with _no_stage_runs():
             for one in _unneeded(needed, unfinished=unfinished):  # again, because a stage may have run since
@@ -73,14 +77,26 @@ def clean(*, releases: int, unfinished: bool, yes: bool) -> None:
 
 
 def _needed_by_releases(last: int) -> set[str] | None:
-    """Return the hashes of the data of the last releases; None if a Hub does not answer, or DVC is not used here."""
+    """Return the hashes of the data of the last releases; None if DVC's cache must be left alone, after saying why."""
     if not Path(".dvc").is_dir():
         return None
-    try:
-        return set().union(*(recorded_data(recipe.recipe_path, last=last) for recipe in _recipes()))
-    except (HubRefusedError, TransientError) as error:
-        print(f"DVC's cache is left alone, because it is unknown what releases need: {error}")
+    folder, shared = dvc_cache.folder()
+    if shared:
+        print(f"DVC's cache {folder} is left alone, because other projects may use it: {shared}.")
         return None
+    needed: set[str] = set()
+    if not last:
+        return needed
+    places = dict.fromkeys(dvc_used.publications(), True)
+    for publish in (load(recipe.recipe_path).publish for recipe in _recipes()):
+        places.setdefault((publish.repo_id, publish.endpoint), False)
+    try:
+        for (repo_id, endpoint), must_exist in places.items():
+            needed |= recorded_data(repo_id, endpoint, last=last, must_exist=must_exist)
+    except (HubRefusedError, TransientError) as error:
+        print(f"DVC's cache {folder} is left alone, because it is unknown what releases need: {error}")
+        return None
+    return needed
 
 
 def _unneeded(needed: set[str] | None, *, unfinished: bool) -> Iterator[Unneeded]:
@@ -91,14 +107,15 @@ def _unneeded(needed: set[str] | None, *, unfinished: bool) -> Iterator[Unneeded
         for why, folders in whys.items():
             for folder in filter(Path.exists, folders):
                 delete = partial(shutil.rmtree, folder, ignore_errors=True)
-                yield Unneeded(f"{folder}: {why}", _folder_size(folder), delete)
+                yield Unneeded(recipe.scratch.parent.resolve(), f"{folder}: {why}", _folder_size(folder), delete)
     if needed is not None and (size := dvc_cache.unused(needed)):
-        what = ".dvc/cache: objects that no branch, no tag and no recent release uses"
-        yield Unneeded(what, size, partial(dvc_cache.unused, needed, remove=True))
-    hub = Store(Path(LOCAL_FOLDER))
+        cache, _ = dvc_cache.folder()
+        what = f"{cache}: objects that nothing in git and no recent release uses"
+        yield Unneeded(cache, what, size, partial(dvc_cache.unused, needed, remove=True))
+    hub, place = Store(Path(LOCAL_FOLDER)), Path(LOCAL_FOLDER).resolve()
     if size := hub.prune(remove=False):
-        what = f"{LOCAL_FOLDER}: objects that no branch, tag or pull request leads to"
-        yield Unneeded(what, size, partial(hub.prune, remove=True))
+        what = f"{place}: objects that no branch, tag or pull request leads to"
+        yield Unneeded(place, what, size, partial(hub.prune, remove=True))
 
 
 def _recipes() -> list[Artifacts]:
@@ -117,6 +134,7 @@ def _no_stage_runs() -> Iterator[None]:
             for path in (recipe.flow_lock, recipe.train_lock, recipe.mirror_lock, recipe.verify_resume_lock):
                 held.enter_context(exclusive(path, f"a command of {recipe.recipe}"))
         clear_stale_locks(logger)
+        dvc_used.refuse_running_experiment()
         owners = Path(".dvc/tmp/rwlock")
         if owners.exists() and any(json.loads(owners.read_text(encoding="utf-8")).values()):
             raise TransientError(str(owners), "DVC runs a stage", "wait until it ends, or stop it")

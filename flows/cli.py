@@ -217,7 +217,9 @@ def notice(
 @app.command()
 def clean(
     *,
-    releases: Annotated[int, typer.Option(min=1, help="How many releases of a recipe keep their data.")] = 10,
+    releases: Annotated[
+        int, typer.Option(min=0, help="How many releases in a repository keep their data; with 0, no Hub is asked.")
+    ] = 10,
     unfinished: Annotated[
         bool, typer.Option("--unfinished", help="Also the newest run of each recipe, which then cannot be resumed.")
     ] = False,
@@ -225,8 +227,8 @@ def clean(
 ) -> None:
     """Show what nothing needs any more, and delete it.
 
-    Checkpoints of superseded runs, data in DVC's cache of old releases, and objects of the local Hub that no branch or
-    tag leads to. Asks first.
+    Checkpoints of superseded runs, data in DVC's cache that nothing in git and no recent release uses, and objects of the
+    local Hub that no branch, tag or pull request leads to. Names the folders, and asks first.
     """
     from flows.clean import clean
 

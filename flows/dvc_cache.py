@@ -1,6 +1,7 @@
 """DVC's cache: what neither the project nor a release uses, deleted by DVC.
 
 The command `dvc gc` keeps what git has committed. The hashes of a release are in its own record, and perhaps nowhere else.
+A cache that other projects may use is never emptied: nobody knows what they need.
 """
 
 from __future__ import annotations
@@ -11,37 +12,55 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from flows import dvc_used
 from params import EvergreenError, TransientError
+
+
+def folder() -> tuple[Path, str | None]:
+    """Return the folder of the cache, and why other projects may use it; None if it is this project's alone.
+
+    Raises:
+        EvergreenError: DVC's configuration is not valid.
+    """
+    with _opened() as repo:
+        root, cache = Path(repo.root_dir).resolve(), Path(repo.cache.local_cache_dir).resolve()
+        if not cache.is_relative_to(root):
+            return cache, "it is outside of the project"
+        return cache, "`cache.shared` says so" if repo.config["cache"].get("shared") else None
 
 
 def unused(needed: Collection[str], *, remove: bool = False) -> int:
     """Return the bytes of the objects that are not in use; with `remove`, delete them.
 
-    In use are the objects in dvc.lock, as it is here and on every branch and tag, and those in `needed` (MD5 hashes).
+    In use are the objects that the project has or can go back to (`flows.dvc_used`), and those in `needed` (MD5 hashes).
 
     Raises:
         TransientError: another process holds DVC's lock.
-        EvergreenError: DVC cannot say what is in use.
+        EvergreenError: DVC or git cannot say what is in use.
     """
+    from dvc_data.hashfile.gc import gc
+
+    with _opened() as repo, repo.lock:  # without this lock, no stage can add an object
+        cache = repo.cache.local
+        used = {info for infos in repo.used_objs(force=True).values() for info in infos}
+        used |= set(_with_files(cache, {*needed, *dvc_used.hashes()}))
+        hashes = {info.value for info in used}
+        freed = sum(Path(cache.oid_to_path(found)).stat().st_size for found in cache.all() if found not in hashes)
+        if remove:
+            gc(cache, used)
+        return freed
+
+
+@contextlib.contextmanager
+def _opened() -> Iterator[Any]:
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo
-    from dvc.scm import NoSCM
-    from dvc_data.hashfile.gc import gc
 
-    # It warns, for each output, of branches on which dvc.lock is not committed: they use nothing.
-    logging.getLogger("dvc").setLevel(logging.ERROR)
+    logging.getLogger("dvc").setLevel(logging.ERROR)  # it warns of each output that no stage has made yet
     try:
-        with Repo(_wait_for_lock=True) as repo, repo.lock:  # without this lock, no stage can add an object
-            has_git = not isinstance(repo.scm, NoSCM)
-            by_remote = repo.used_objs(all_branches=has_git, all_tags=has_git, force=True)
-            cache = repo.cache.local
-            used = {info for infos in by_remote.values() for info in infos} | set(_with_files(cache, needed))
-            hashes = {info.value for info in used}
-            freed = sum(Path(cache.oid_to_path(found)).stat().st_size for found in cache.all() if found not in hashes)
-            if remove:
-                gc(cache, used)
-            return freed
+        with Repo(_wait_for_lock=True) as repo:
+            yield repo
     except LockError as error:
         raise TransientError(".dvc", f"another process holds DVC's lock: {error}", "wait until it ends") from None
     except DvcException as error:

@@ -26,9 +26,9 @@ def is_stale(repo: Any, stage: Any) -> bool:
         dvc.lock.LockError: another process uses the stage's artifacts.
         RemoteRefusedError: what is missing must be compared with the remote, which cannot be used.
     """
-    if not stage.changed():
-        return False
     remote = DvcRemote.of(repo)
+    if not stage.changed():
+        return remote is not None and any(map(_Recorded(repo, remote).is_outdated, stage.deps))
     if not remote or stage.changed_stage() or stage.is_callback or stage.always_changed:
         return True
     recorded = _Recorded(repo, remote)
@@ -114,12 +114,20 @@ class _Recorded:
 
     def has(self, item: Any) -> bool:
         """Whether a dependency or an output of a stage is here as the stage recorded it, or can be brought to that state."""
+        if self.is_outdated(item):
+            return False
         if not item.workspace_status():
             return True
         out = self._output(item)
         if not out or not out.use_cache or not item.hash_info:
             return False
         return bool(self._hash(out, item.fs_path) == item.hash_info) and self._is_kept(item)
+
+    def is_outdated(self, item: Any) -> bool:
+        """Whether dvc.lock records a newer version of what a stage has read, which another worker has made: a base model."""
+        out = self._output(item)
+        is_whole = out is not None and out.use_cache and out.fs_path == item.fs_path
+        return bool(is_whole and out.hash_info and out.hash_info != item.hash_info)
 
     def restore(self, items: Iterable[Any]) -> list[Any]:
         """Bring items to the state that the stages that make them recorded.

@@ -145,6 +145,9 @@ def error_of(name: str, error: BaseException) -> EvergreenError:
     if isinstance(error, StageNotFound):
         fix = "add the recipe to `recipes` at the top of dvc.yaml"
         return RecipeError("dvc.yaml", f"there is no stage {name}", fix)
+    if field := re.search(r"Could not find 'item\.(\w+)'", str(error)):
+        what = f"a recipe's line at its top has no `{field[1]}`"
+        return RecipeError("dvc.yaml", what, "add it to each line: the comment at the top says what it is")
     if isinstance(error, YAMLSyntaxError | YAMLValidationError):
         file = Path(error.relpath if isinstance(error, YAMLSyntaxError) else error.path).name
         restore = "take it from git, `git checkout dvc.lock`; DVC then runs what is stale"

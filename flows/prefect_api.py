@@ -12,6 +12,8 @@ from prefect.settings import get_current_settings
 
 from params import EvergreenError, TransientError
 
+_ANSWER_S = 5.0
+
 
 @contextlib.contextmanager
 def configured_server() -> Iterator[SyncPrefectClient]:
@@ -25,6 +27,7 @@ def configured_server() -> Iterator[SyncPrefectClient]:
     if not url:
         fix = "start a server, `export PREFECT_API_URL=http://127.0.0.1:4200/api`, and try again (docs/deployment.md)"
         raise EvergreenError("PREFECT_API_URL", "names no Prefect server", fix)
+    require_api(url)
     where = f"Prefect's server at {host(url)}"
     try:
         with get_client(sync_client=True) as client:
@@ -45,6 +48,25 @@ def check_answer() -> None:
     """
     with configured_server() as client:
         client.api_version()
+
+
+def require_api(url: str) -> None:
+    """Check that an address is that of a server's API, not of its pages, which answer every request in their own way.
+
+    Raises:
+        EvergreenError: /api is missing.
+    """
+    try:
+        parts = urlsplit(url)
+        if "api" in parts.path.split("/"):
+            return
+        answer = httpx.get(f"{url.rstrip('/')}/health", timeout=_ANSWER_S, follow_redirects=True)
+    except (ValueError, httpx.HTTPError, httpx.InvalidURL):  # whoever asks next says what is wrong
+        return
+    is_page = answer.status_code == httpx.codes.OK and answer.content.strip() != b"true"
+    if is_page or answer.status_code == httpx.codes.NOT_FOUND:
+        fix = f"export PREFECT_API_URL={host(url)}{parts.path.rstrip('/')}/api"
+        raise EvergreenError("PREFECT_API_URL", f"{host(url)}{parts.path} is not the API: /api is missing", fix)
 
 
 def host(url: str) -> str:

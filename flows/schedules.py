@@ -14,6 +14,7 @@ import pydantic
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from params import EvergreenError
 from tasks.history.recipe_history import Schedule
 from tasks.report.formatting import duration, one_line
 
@@ -89,16 +90,19 @@ def last_successes(recipes: Sequence[str]) -> dict[str, datetime]:
         temporary_settings,
     )
 
-    if not recipes or not get_current_settings().api.url:
+    if not recipes or not (url := get_current_settings().api.url):
         return {}
     from prefect.client.orchestration import get_client
     from prefect.client.schemas import filters
     from prefect.client.schemas.objects import StateType
     from prefect.client.schemas.sorting import FlowRunSort
 
+    from flows.prefect_api import require_api
+
     found: dict[str, datetime] = {}
     completed = filters.FlowRunFilterStateType(any_=[StateType.COMPLETED])
     try:
+        require_api(url)
         quickly = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
         with temporary_settings(quickly), get_client(sync_client=True) as client:
             for recipe in recipes:
@@ -109,6 +113,6 @@ def last_successes(recipes: Sequence[str]) -> dict[str, datetime]:
                 runs = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.END_TIME_DESC, limit=1)
                 if runs and (ended := runs[0].end_time):
                     found[recipe] = ended
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, EvergreenError) as error:
         logger.warning("the Prefect server does not say when runs last succeeded: %s", error)
     return found

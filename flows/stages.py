@@ -6,6 +6,7 @@ import logging
 import math
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from flows import child_process, commands, dvc_stage, unwatched_sources
@@ -19,6 +20,7 @@ from params import (
     load,
 )
 from params.artifacts import Artifacts
+from params.dvc_files import recipe_item
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -67,6 +69,8 @@ def check(recipe: str, log: child_process.Logger) -> None:
     """
     artifacts = Artifacts(recipe)
     unwatched_sources.bring_missing_files(artifacts, log)
+    if (base := recipe_item(artifacts).get("base")) and not Path(base).exists():
+        dvc_stage.restore_inputs(f"train@{recipe}", Path(base))
     commands.run("tasks", ["check", recipe], artifacts, log, name="check")
 
 

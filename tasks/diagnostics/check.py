@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import sys
 import threading
 import traceback
@@ -176,6 +177,9 @@ def _pretrained_problems(key: Key, path: str, required: str) -> Iterator[Problem
             yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
         elif not (folder / required).exists():
             yield Problem(key, f"{path} has no {required}", "check the folder")
+    elif (recipe := re.fullmatch(r"runs/([^/]+)/model/?", path)) and Path("params", f"{recipe[1]}.yaml").is_file():
+        fix = f"make it: `evergreen run {recipe[1]} --no-publish`; or fetch it: `dvc pull train@{recipe[1]}`"
+        yield Problem(key, f"there is no folder {path}, and the recipe {recipe[1]} makes it", fix)
     elif path.startswith((".", "/", "~")) or path.count("/") != 1:
         fix = "give a local folder, or owner/name for a repository on the Hub"
         yield Problem(key, f"there is no folder {path}", fix)
@@ -311,10 +315,12 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
     name = document.path.stem
     try:
         entry = read(root / "dvc.yaml").content["vars"][0]["recipes"][name]
-        data, code, objective = (root / entry["data"]).resolve(), (root / entry["code"]).resolve(), entry["objective"]
+        data, code, _ = ((root / entry[key]).resolve() for key in ("data", "code", "base"))
+        objective = entry["objective"]
     except (KeyError, IndexError, TypeError):
-        fix = f"add `{name}: {{data: ..., objective: ..., code: trainer/losses.py}}` under `recipes:` there"
-        yield Problem((), "dvc.yaml has no entry for this recipe with its data, objective and code", fix)
+        line = f"{name}: {{data: ..., objective: ..., base: trainer/rewards.py, code: trainer/losses.py}}"
+        fix = f"write `{line}` under `recipes:` there, as its first lines explain"
+        yield Problem((), "dvc.yaml has no entry for this recipe with its data, objective, base and code", fix)
         return
     for section in ("objective", "training", "evaluation"):
         if section not in sections:
@@ -327,12 +333,33 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
     if "objective" in sections and objective != sections["objective"].name:
         what = f"dvc.yaml lists this recipe with objective {objective}"
         yield Problem(("objective", "name"), what, f"write `objective: {sections['objective'].name}` there")
+    yield from _base_problems(root, name, entry["base"], sections)
     source = sections["data"].source if "data" in sections else None
     if isinstance(source, Files):
         for split, pattern in source.patterns.items():
             if not (root / pattern).resolve().is_relative_to(data):
                 what = f"dvc.yaml watches {entry['data']} for this recipe, which does not contain {pattern}"
                 yield Problem(("data", "source", split), what, "set `data:` there to the file or folder that does")
+
+
+def _base_problems(root: Path, name: str, watched: str, sections: dict[str, Any]) -> Iterator[Problem]:
+    """Find folders of models that a recipe starts from, and DVC does not watch for it."""
+    named: dict[str, Key] = {}
+    tokenizer = sections["tokenization"].tokenizer if "tokenization" in sections else None
+    if isinstance(tokenizer, PretrainedTokenizer):
+        named[tokenizer.path] = ("tokenization", "tokenizer", "path")
+    if "model" in sections and sections["model"].pretrained is not None:
+        named[sections["model"].pretrained] = ("model", "pretrained")
+    for path, key in named.items():
+        folder = (root / path).resolve()
+        if folder.is_relative_to((root / "runs" / name).resolve()):
+            what = f"{path} is what this recipe makes, and is deleted before it trains"
+            yield Problem(key, what, "copy it out of its folder in runs/, and name the copy")
+        elif not (folder.is_dir() or folder.is_relative_to((root / "runs").resolve())):
+            continue  # it is on a Hub, or another check misses it
+        elif not folder.is_relative_to((root / watched).resolve()):
+            what = f"dvc.yaml watches {watched} for this recipe, which does not contain {path}"
+            yield Problem(key, what, f"set `base: {path}` there: then a new model in that folder is noticed")
 
 
 def _error(key: Key, function: Callable[..., object], *args: object) -> list[Problem]:

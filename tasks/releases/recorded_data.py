@@ -1,39 +1,76 @@
-"""The objects in DVC's cache from which a recipe's releases can be made again."""
+"""The objects in DVC's cache from which the releases in a repository can be made again."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from typing import Final
 
-from params import load
+from huggingface_hub.errors import RepositoryNotFoundError
+
+from params import HubRefusedError
 from params.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository
 from tasks.hub_client.release_log import releases
+from tasks.hub_client.repository import MAIN, Repository
+from tasks.publishing.proposal import WAITING
 from tasks.publishing.provenance import FILE
 
-_TIMEOUT_S = 120.0
-_MD5 = re.compile(r'"md5": ?"([0-9a-f]{32}(?:\.dir)?)"')
+_TIMEOUT_S: Final = 120.0
+_MD5: Final = re.compile(r'"md5": ?"([0-9a-f]{32}(?:\.dir)?)"')
 
 
-def recorded_data(recipe: Path, *, last: int) -> set[str]:
-    """Return the MD5 hashes, as in dvc.lock, of the last releases of a recipe and of the one that is published now.
+def recorded_data(repo_id: str, endpoint: str, *, last: int, must_exist: bool) -> set[str]:
+    """Return the MD5 hashes, as in dvc.lock, of the last releases, of what main holds, and of what waits for approval.
+
+    A release is known by its record, the file `FILE`, whoever made the commit: that of a merge has a person's message.
+
+    Args:
+        repo_id: `namespace/name`.
+        endpoint: address of the Hub, or `local`.
+        last: how many releases of main, the newest first; one that was published again after a rollback counts once.
+        must_exist: whether models were published there, so that a Hub that does not find it gives no clear answer.
 
     Raises:
         HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
     """
-    publish = load(recipe).publish
-    with open_repository(Artifacts(recipe.stem), repo_id=publish.repo_id, endpoint=publish.endpoint) as opened:
+    with open_repository(Artifacts("clean"), repo_id=repo_id, endpoint=endpoint) as opened:
         repository = replace(opened, timeout_s=_TIMEOUT_S)
-        if repository.head() is None:  # nothing has been published yet
-            return set()
-        entries = releases(repository)
-        recent = [entry.commit for entry in entries if entry.kind == "release"][:last]
-        recent += [entry.commit for entry in entries if entry.is_head]
+        records = repository.retry_until_clear(partial(_records, repository, last))
+        if records is None and must_exist:
+            fix = "set HF_TOKEN to one that may read it; if it was deleted, `--releases 0` keeps the data of no release"
+            raise HubRefusedError(repository.where, "is not found, and models were published there", fix)
+    return {md5 for record in (records or {}).values() for md5 in _MD5.findall(record)}
 
-        def read(commit: str) -> str:
-            return repository.read(commit, FILE).decode(errors="replace") if FILE in repository.tree(commit) else ""
 
-        records = [repository.retry_until_clear(partial(read, commit)) for commit in recent]
-    return {md5 for record in records for md5 in _MD5.findall(record)}
+def _records(repository: Repository, last: int) -> dict[str, str] | None:
+    """Return the records by the hashes of their content; None without such a repository."""
+    try:
+        branches, tags = repository.refs()
+    except RepositoryNotFoundError:
+        return None
+    entries = releases(repository) if MAIN in branches else []
+    records: dict[str, str] = {}
+    released: set[str] = set()
+    for entry in entries:
+        found = dict(_record(repository, entry.commit))
+        records |= found
+        released |= found.keys() if entry.kind != "rollback" else set()
+        if len(released) >= last:
+            break
+    history = {entry.commit for entry in entries}
+    for commit in tags.values():
+        if commit not in history:  # of a history that was squashed, for example
+            records |= _record(repository, commit)
+    for proposal in repository.api.get_repo_discussions(repository.id, discussion_type="pull_request"):
+        if proposal.status in WAITING:
+            records |= _record(repository, f"refs/pr/{proposal.num}")
+    return records
+
+
+def _record(repository: Repository, revision: str) -> Iterator[tuple[str, str]]:
+    file = repository.tree(revision).get(FILE)
+    if file:
+        yield file.blob_id, repository.read(revision, FILE).decode(errors="replace")

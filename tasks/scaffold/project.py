@@ -21,6 +21,8 @@ from tasks.scaffold.yaml_text import scalar
 DVC: Final = Path("dvc.yaml")
 PREFECT: Final = Path("prefect.yaml")
 _FLOW: Final = "flows/retrain.py:retrain"
+NO_BASE: Final = "trainer/rewards.py"
+"""Stands in a line for the folder of a model if the recipe starts from none; stages that read one watch it anyway."""
 _CODE: Final = "trainer/losses.py"
 
 
@@ -36,20 +38,22 @@ def project_root() -> Path:
     return Path()
 
 
-def with_line(text: str, name: str, *, data: str, objective: str) -> str:
+def with_line(text: str, name: str, *, data: str, objective: str, base: str = NO_BASE) -> str:
     """Return dvc.yaml with the line of a recipe; the same text if it has this line.
+
+    `base` is the folder of the model that the recipe starts from.
 
     Raises:
         RecipeError: it has another line for this recipe, or no list of recipes.
     """
-    item = {"data": data, "objective": objective, "code": _CODE}
+    item = {"data": data, "objective": objective, "base": base, "code": _CODE}
     recipes = _recipes(_parsed(text, DVC))
     if name in recipes:
         if recipes[name] == item:
             return text
-        what = f"lists {name} with other data, objective or code: {dict(recipes[name])}"
+        what = f"lists {name} with other data, objective, base or code: {dict(recipes[name])}"
         raise RecipeError(str(DVC), what, f"choose another name, or remove it first: evergreen remove {name}")
-    line = f"{scalar(name)}: {{data: {scalar(data)}, objective: {objective}, code: {_CODE}}}"
+    line = f"{scalar(name)}: {{data: {scalar(data)}, objective: {objective}, base: {scalar(base)}, code: {_CODE}}}"
     lines = text.splitlines(keepends=True)
     place, indent = _end_of_block(lines, "recipes")
     changed = "".join([*lines[:place], f"{' ' * indent}{line}\n", *lines[place:]])

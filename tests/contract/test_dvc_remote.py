@@ -179,6 +179,21 @@ def test_a_changed_file_is_no_part_of_what_was_recorded(clone: Path) -> None:
     assert ran(clone) == ["sum"], "it was restored"
 
 
+def test_a_stage_is_stale_if_another_worker_has_made_a_newer_version_of_what_it_reads(there: Path) -> None:
+    """As the model of another recipe: dvc.lock came by git, and what is here is the version that the stage has read."""
+    Path("source").write_text("three,two\n")
+    run("make")
+    run("use")
+    push()
+    Path("used").write_text("one\n")
+    assert not dvc_stage.is_stale("make")
+    assert dvc_stage.is_stale("sum")
+    assert run("sum") == (0, None)
+    assert (Path("used").read_text(), Path("sum").read_text()) == ("three\n", "three\ntwo\n")
+    assert ran(there) == ["make", "use", "sum"]
+    assert not dvc_stage.is_stale("sum")
+
+
 @pytest.mark.parametrize(
     ("source", "stale"),
     [("three,two\n", {"make": False, "use": True}), ("one,four\n", {"make": False, "use": False, "sum": True})],

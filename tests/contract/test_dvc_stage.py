@@ -195,3 +195,14 @@ def test_invalid_dvc_yaml_is_named(project: Path) -> None:
             dvc_stage.is_stale("good")
     finally:
         (project / "dvc.yaml").write_text(text, encoding="utf-8")
+
+
+def test_line_that_lacks_a_field_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe's line of an earlier version of the project."""
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], check=True)
+    stage = {"foreach": "${recipes}", "do": {"cmd": "true", "deps": ["${item.data}", "${item.base}"]}}
+    content = {"vars": [{"recipes": {"default": {"data": "rows"}}}], "stages": {"train": stage}}
+    Path("dvc.yaml").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"dvc\.yaml: a recipe's line at its top has no `base`"):
+        dvc_stage.is_stale("train@default")

@@ -14,6 +14,7 @@ from flows import retrain as flow_module
 from params import load
 from params.artifacts import STAGES, Artifacts
 from tasks import stages
+from tasks.scaffold.project import NO_BASE
 from tests.support.project import ROOT
 from trainer import identity
 from trainer.identity import DECIDING_CODE, HARMLESS_CODE, deciding_files, run_identity, run_key
@@ -62,6 +63,7 @@ def declared(stage: str, recipe: str = "default") -> dict[str, list[str]]:
             text.replace("${key}", recipe)
             .replace("${item.objective}", item["objective"])
             .replace("${item.data}", item["data"])
+            .replace("${item.base}", item["base"])
             .replace("${item.code}", item["code"])
         )
 
@@ -92,7 +94,8 @@ def test_stage_declares_the_sections_its_function_reads(stage: str) -> None:
 def test_dvc_resolves_a_recipe_again_when_a_default_may_have_changed() -> None:
     """The modules that decide what the values of a recipe are."""
     deciding = {"params/defaults.py", "params/resolve.py", "params/schema.py"}
-    assert set(DVC["stages"]["resolve"]["do"]["deps"]) == {"params/${key}.yaml", *deciding}
+    assert set(DVC["stages"]["resolve"]["do"]["deps"]) == deciding
+    assert DVC["stages"]["resolve"]["do"]["params"] == [{"params/${key}.yaml": None}]
     assert [Path(path) for path in made("resolve")] == [Artifacts("default").resolved_recipe]
 
 
@@ -152,6 +155,7 @@ def test_dvc_yaml_lists_every_recipe(path: Path) -> None:
     assert path.stem in RECIPES, "add it to `recipes` at the top of dvc.yaml"
     assert RECIPES[path.stem]["objective"] == load(path).objective.name
     assert (ROOT / RECIPES[path.stem]["data"]).exists()
+    assert (ROOT / RECIPES[path.stem]["base"]).exists()
     assert (ROOT / RECIPES[path.stem]["code"]).exists()
     assert re.fullmatch(r"[A-Za-z0-9_-]+", path.stem)
 
@@ -179,6 +183,14 @@ def test_stage_declares_its_code(stage: str, graph: grimp.ImportGraph) -> None:
     unused = {d for d in code if not any(is_in(p, {d}) for p in needed)} - {"trainer/objectives/causal_lm.py"}
     assert unused == set(), "the stage does not use these"
     assert all((ROOT / d).exists() for d in code)
+
+
+def test_stages_that_read_the_base_model_declare_it() -> None:
+    """What stands in for it where there is none makes no stage stale: they declare it anyway."""
+    readers = [stage for stage in STAGES if "${item.base}" in DVC["stages"][stage]["do"]["deps"]]
+    assert readers == ["tokenize", "train", "evaluate", "publish"]
+    for stage in readers:
+        assert declared(stage)["deps"].count(NO_BASE) == 2, stage
 
 
 def test_train_stage_depends_on_the_code_that_decides_the_weights() -> None:

@@ -90,7 +90,7 @@ def test_one_file_and_one_recipe_are_enough(project) -> None:
     project.edit(
         "dvc.yaml",
         "recipes:\n",
-        "recipes:\n      reversal: {data: data/sentences.csv, objective: reversal, code: trainer/losses.py}\n",
+        "recipes:\n      reversal: {data: data/sentences.csv, objective: reversal, base: trainer/rewards.py, code: trainer/losses.py}\n",
     )
     project.run("git", "add", ".")
     project.run("git", "commit", "-qm", "a new objective")

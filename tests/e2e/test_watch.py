@@ -290,6 +290,15 @@ def test_without_a_server_the_commands_say_so(watched: Watched) -> None:
         assert "Prefect's server at http://127.0.0.1:9: does not answer" in watched.run("sh", "-c", away)
 
 
+@pytest.mark.parametrize("command", ["watch", "notice tiny", "run tiny", "history"])
+def test_an_address_of_the_pages_instead_of_the_api_is_named(watched: Watched, command: str) -> None:
+    api = watched.environment["PREFECT_API_URL"]
+    pages = api.removesuffix("/api")
+    out = watched.run("sh", "-c", f"PREFECT_API_URL={pages} python -m flows.cli {command}", ok=command == "history")
+    assert f"{pages} is not the API: /api is missing" in out
+    assert f"export PREFECT_API_URL={api}" in out
+
+
 def address_of(url: str) -> str:
     """Scheme, host and port."""
     return re.sub(r"//.*@(.*?)/.*", r"//\1", url)

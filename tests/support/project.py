@@ -250,10 +250,16 @@ def copy_project(target: Path) -> None:
     lines = (target / "dvc.yaml").read_text(encoding="utf-8")
     head, rest = lines.split("  - recipes:\n", 1)
     tail = rest[rest.index("\nstages:") :]
-    item = "  - recipes:\n      tiny: {data: data/sentences.csv, objective: causal_lm, code: trainer/losses.py}\n"
-    (target / "dvc.yaml").write_text(head + item + tail, encoding="utf-8")
+    (target / "dvc.yaml").write_text(f"{head}  - recipes:\n{line('tiny')}{tail}", encoding="utf-8")
     (target / "data").mkdir()
     write_sentences(target / "data" / "sentences.csv")
+
+
+def line(recipe: str, base: str = "trainer/rewards.py") -> str:
+    """The line of a recipe like the tiny one in dvc.yaml."""
+    return (
+        f"      {recipe}: {{data: data/sentences.csv, objective: causal_lm, base: {base}, code: trainer/losses.py}}\n"
+    )
 
 
 def write_sentences(path: Path, rows: int = 300, seed: int = 0, empty: Sequence[int] = ()) -> None:

@@ -1,10 +1,12 @@
-"""The Prefect server of one run: when it prepares its database, and when there is none."""
+"""The Prefect server: when that of one run prepares its database, when there is none, and addresses that are not its API."""
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from prefect.settings import (
 )
 
 from flows import server
+from flows.prefect_api import require_api
+from params import EvergreenError
 
 
 @pytest.fixture
@@ -61,3 +65,41 @@ def test_missing_or_damaged_database_is_prepared_again(database, content) -> Non
 def test_no_server_starts_where_a_profile_names_one() -> None:
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         server._serve(port=0)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "body", "is_api"),
+    [
+        ("", 200, b"<html>", False),
+        ("/", 404, b'{"detail":"Not Found"}', False),
+        ("/prefect", 200, b"<html>", False),
+        ("/v1", 200, b"true", True),
+        ("/v1", 401, b"", True),
+    ],
+)
+def test_an_address_without_api_is_named_unless_an_api_answers_there(path, status, body, is_api) -> None:
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Pages) as pages:
+        threading.Thread(target=pages.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{pages.server_port}"
+        try:
+            with (
+                contextlib.nullcontext() if is_api else pytest.raises(EvergreenError, match="/api is missing") as raised
+            ):
+                require_api(address.replace("//", "//me:secret@") + path)
+            if raised:
+                assert raised.value.fix == f"export PREFECT_API_URL={address}{path.rstrip('/')}/api"
+        finally:
+            pages.shutdown()
+
+
+def test_an_address_where_nothing_answers_is_left_to_prefect() -> None:
+    for address in ("http://127.0.0.1:9", "no address", "http://[::1"):
+        require_api(address)

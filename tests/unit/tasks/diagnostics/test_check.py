@@ -475,30 +475,78 @@ def problems_when_listed(project, entry):
 
 def test_dvc_yaml_must_list_a_recipe_with_its_data_and_objective(project):
     assert (
-        problems_when_listed(project, "trial: {data: data/rows.csv, objective: causal_lm, code: trainer/losses.py}")
+        problems_when_listed(
+            project,
+            "trial: {data: data/rows.csv, objective: causal_lm, base: trainer/rewards.py, code: trainer/losses.py}",
+        )
         == {}
     )
-    assert problems_when_listed(project, "trial: {data: data, objective: causal_lm, code: trainer/losses.py}") == {}
     assert (
-        "has no entry for this recipe with its data, objective and code"
-        in problems_when_listed(project, "other: {data: data, objective: causal_lm, code: trainer/losses.py}")[""]
+        problems_when_listed(
+            project, "trial: {data: data, objective: causal_lm, base: trainer/rewards.py, code: trainer/losses.py}"
+        )
+        == {}
+    )
+    assert (
+        "has no entry for this recipe with its data, objective, base and code"
+        in problems_when_listed(
+            project, "other: {data: data, objective: causal_lm, base: trainer/rewards.py, code: trainer/losses.py}"
+        )[""]
     )
     found = problems_when_listed(
-        project, "trial: {data: data/rows.csv, objective: sequence_classification, code: trainer/losses.py}"
+        project,
+        "trial: {data: data/rows.csv, objective: sequence_classification, base: trainer/rewards.py, code: trainer/losses.py}",
     )
     assert list(found) == ["objective.name"]
     assert "write `objective: causal_lm` there" in found["objective.name"]
     found = problems_when_listed(
-        project, "trial: {data: data/other.csv, objective: causal_lm, code: trainer/losses.py}"
+        project,
+        "trial: {data: data/other.csv, objective: causal_lm, base: trainer/rewards.py, code: trainer/losses.py}",
     )
     assert list(found) == ["data.source.train"]
     assert "does not contain data/rows.csv" in found["data.source.train"]
 
 
+@pytest.mark.parametrize(
+    ("key", "base", "problem"),
+    [
+        ("model.pretrained", "runs/other/model", None),
+        ("model.pretrained", "runs/other", None),
+        ("model.pretrained", "trainer/rewards.py", "set `base: runs/other/model` there"),
+        ("tokenization.tokenizer.path", "runs/other/model", None),
+        ("tokenization.tokenizer.path", "trainer/rewards.py", "set `base: runs/other/model` there"),
+    ],
+)
+@pytest.mark.parametrize("is_here", [True, False])
+def test_dvc_yaml_must_list_the_model_of_another_recipe(project, key, base, problem, is_here):
+    if is_here:
+        Path("runs/other/model").mkdir(parents=True)
+    tiny.write(project / "params/other.yaml", tiny.recipe())
+    (project / "dvc.yaml").write_text(
+        DVC.format(recipe=f"trial: {{data: data, objective: causal_lm, base: {base}, code: trainer/losses.py}}")
+    )
+    changes = {"model": {"pretrained": "runs/other/model"}} if key.startswith("model") else {}
+    changes |= {"tokenization.tokenizer": {"kind": "pretrained", "path": "runs/other/model"}}
+    path = tiny.write(project / "params/trial.yaml", tiny.recipe(changes))
+    found = {(".".join(map(str, p.key)), f"{p.what}; {p.fix}") for p in all_problems(read(path))}
+    watched = [text for name, text in found if name == key and "dvc.yaml watches" in text]
+    assert len(watched) == (1 if problem else 0)
+    assert not problem or problem in watched[0]
+    assert is_here or any("make it: `evergreen run other --no-publish`" in text for _, text in found)
+
+
+def test_recipe_cannot_start_from_its_own_model(project):
+    line = "trial: {data: data, objective: causal_lm, base: runs/trial/model, code: trainer/losses.py}"
+    (project / "dvc.yaml").write_text(DVC.format(recipe=line))
+    path = tiny.write(project / "params/trial.yaml", tiny.recipe({"model": {"pretrained": "runs/trial/model"}}))
+    (found,) = [p for p in all_problems(read(path)) if "is what this recipe makes" in p.what]
+    assert found.key == ("model", "pretrained")
+
+
 @pytest.mark.parametrize("entry", ["trial:", "trial: 3", "trial: {}", "trial: {data: data}", "[]", "trial"])
 def test_malformed_line_in_dvc_yaml_is_a_problem(project, entry):
     (found,) = problems_when_listed(project, entry).values()
-    assert "trial: {data: ..., objective: ..., code: trainer/losses.py}" in found
+    assert "trial: {data: ..., objective: ..., base: trainer/rewards.py, code: trainer/losses.py}" in found
 
 
 def test_default_recipe_is_sound(monkeypatch):

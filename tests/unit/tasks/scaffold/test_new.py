@@ -93,6 +93,7 @@ def test_a_recipe_with_reasons(project: Path, models: Path, capsys: pytest.Captu
     assert recipe.objective.options == {"text_column": "question", "label_column": "topic"}
     assert recipe.training.best_metric == "accuracy"
     assert recipe.publish.repo_id == "evergreen/topics"
+    assert f"base: {models / 'bert'}, code: " in (project / "dvc.yaml").read_text()
     text = (project / "params/topics.yaml").read_text(encoding="utf-8")
     for key in (
         "max_length",

@@ -6,7 +6,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from params import RecipeError
-from tasks.scaffold.project import with_deployment, with_line, without_deployments, without_line
+from tasks.scaffold.project import NO_BASE, with_deployment, with_line, without_deployments, without_line
 from tests.support.project import ROOT
 
 DVC = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def added(before: str, after: str) -> list[str]:
 def test_a_line_is_added_and_removed(name: str) -> None:
     after = with_line(DVC, name, **ITEM)
     assert len(added(DVC, after)) == 1
-    expected = {"data": "data/my rows", "objective": "sft", "code": "trainer/losses.py"}
+    expected = {"data": "data/my rows", "objective": "sft", "base": NO_BASE, "code": "trainer/losses.py"}
     assert read(after)["vars"][0]["recipes"][name] == expected
     assert with_line(after, name, **ITEM) == after
     assert without_line(after, name) == DVC
