@@ -137,7 +137,7 @@ def sampled(rows: Sequence[Row], random: np.random.Generator, *, has_groups: boo
     return SampledRows(
         np.arange(len(rows)),
         np.array([row.group for row in rows], np.uint64) if has_groups else None,
-        {"label": [row.label for row in rows]} if has_labels else {},
+        {"label": [[row.label] for row in rows]} if has_labels else {},
         {"text": np.array([len(row.text) for row in rows], float)},
         {"amount": random.lognormal(size=len(rows))},
         [_features(row.text) for row in rows],
@@ -154,7 +154,7 @@ def one_run(trial: Trial, rows: Sequence[Row], seed: int) -> list[Change]:
     random = np.random.default_rng([seed, trial.known, trial.new])
     has = {"has_groups": trial.is_grouped and trial.says_groups, "has_labels": trial.change != "intent in text"}
     known, new = (sampled(drawn, random, **has) for drawn in draw(trial, rows, random))
-    labels = {column: {label_hash(label): 1 for label in found} for column, found in known.labels.items()}
+    labels = {column: {label_hash(label): 1 for (label,) in found} for column, found in known.labels.items()}
     profile = Profile(
         rows=trial.known,
         content=[],

@@ -171,10 +171,17 @@ def _states(path: Path) -> Iterator[tuple[str, str]]:
     """Yield a file, or every file of a folder that DVC does not ignore, with its MD5 or, of a large one, size and time."""
     for file in [path] if path.is_file() else sorted(path.rglob("*")):
         if file.is_file() and "__pycache__" not in file.parts:
-            about = file.stat()
-            is_small = about.st_size < _HASHED_BYTES
-            state = _md5(file.read_bytes()) if is_small else f"{about.st_size} {about.st_mtime_ns}"
-            yield file.relative_to(path).as_posix(), state
+            yield file.relative_to(path).as_posix(), file_state(file)
+
+
+def file_state(file: Path) -> str:
+    """Return what tells whether a file has changed: its MD5 or, of a large one, size and time; empty if there is none."""
+    try:
+        about = file.stat()
+        is_small = about.st_size < _HASHED_BYTES
+        return _md5(file.read_bytes()) if is_small else f"{about.st_size} {about.st_mtime_ns}"
+    except FileNotFoundError:
+        return ""
 
 
 def _dvc_hash(files: Mapping[str, str]) -> str:

@@ -4,7 +4,8 @@
                                            /<n>       the n-th file that it wrote
 
 The key is a hash of all that the work depends on: the shard and the settings, as the work says them, the stage's code, and the versions of
-libraries. An entry is there as soon as its shard is done, so a stage that was killed goes on with the others. What a run did not use is
+libraries. Files can change at any time, so the work compares the bytes that it reads with the hash that its key has, and fails if they
+differ; and a process keeps nothing if the code has changed by the time that it has imported it. An entry is there as soon as its shard is done, so a stage that was killed goes on with the others. What a run did not use is
 deleted at its end.
 """
 
@@ -19,12 +20,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from params.artifacts import Artifacts, link_or_copy
-from params.dvc_files import Inputs
+from params.dvc_files import Inputs, file_state
 from params.hashing import file_sha256
 from params.schema import Launch
 from tasks.executor import Workers, versions
@@ -73,7 +74,7 @@ class ShardWorkers:
         folder = artifacts.shards / stage
         self._stage = stage
         self._workers = Workers(launch, folder, imports)
-        self._cache = _Cache(folder, _digest([inputs.code, versions()])) if inputs and inputs.code else None
+        self._cache = _Cache(folder, artifacts.root, tuple(inputs.code.items())) if inputs and inputs.code else None
         self._used: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -127,11 +128,12 @@ def _find_or_do(function: Callable[[WorkT], ResultT], cache: _Cache, work: WorkT
 @dataclass(frozen=True)
 class _Cache:
     folder: Path
-    code: str
-    """Hash of the code and the versions that the work depends on."""
+    root: Path
+    code: tuple[tuple[str, str], ...]
+    """The files of the code that the work depends on, below `root`, each with its state."""
 
     def entry(self, work: Work) -> Path:
-        return self.folder / _digest([work.key, self.code])
+        return self.folder / _digest([work.key, _code_digest(self.code)])
 
     def find(self, work: Work) -> Any:
         """Return what the work gave, and put its files where they belong.
@@ -160,6 +162,8 @@ class _Cache:
 
     def keep(self, work: Work, result: Any) -> None:
         """Keep what the work gave. Without room on the disk nothing is kept; the work is done in any case."""
+        if not _is_there(self.root, self.code):
+            return  # this process may have imported other code
         entry = self.entry(work)
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -184,6 +188,18 @@ class _Cache:
                 entry.unlink(missing_ok=True)
             elif entry.name not in names:
                 shutil.rmtree(entry, ignore_errors=True)
+
+
+@lru_cache(maxsize=4)
+def _code_digest(code: tuple[tuple[str, str], ...]) -> str:
+    """Return a hash of the code and the versions that work depends on."""
+    return _digest([dict(code), versions()])
+
+
+@lru_cache(maxsize=4)
+def _is_there(root: Path, code: tuple[tuple[str, str], ...]) -> bool:
+    """Whether files of code have these states. A process asks once, when it has imported them."""
+    return all(file_state(root / path) == state for path, state in code)
 
 
 def settings_key(**settings: Any) -> str:

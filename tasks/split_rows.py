@@ -7,6 +7,7 @@ there, and integers are doubles if another shard has doubles. `_common_metadata`
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import shutil
@@ -57,13 +58,13 @@ class SplitRows:
     def batches(
         self, columns: Sequence[str] | None = None, batch_rows: int = _BATCH_ROWS, *, shard: Shard | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, with the split's columns or some of them; only a batch is in memory.
+        """Yield the rows in order, with the split's columns or some of them; a batch and the file of its shard are in memory.
 
         With `shard`, the rows of that shard only.
         """
         schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
         for one in self.manifest.shards if shard is None else [shard]:
-            with _read(self.manifest.path(one), pq.ParquetFile) as file:
+            with pq.ParquetFile(self._file(one)) as file:
                 stored = [ROW, *(name for name in schema.names if name in file.schema_arrow.names)]
                 for batch in file.iter_batches(batch_rows, columns=stored):
                     yield from self._of_split(pa.Table.from_batches([batch]), one, schema).to_batches()
@@ -76,7 +77,7 @@ class SplitRows:
     def shards(self) -> Iterator[tuple[Shard, pa.Table]]:
         """Yield each shard with its rows."""
         for shard in self.manifest.shards:
-            yield shard, self._of_split(_read(self.manifest.path(shard), pq.read_table), shard, self.schema)
+            yield shard, self._of_split(pq.read_table(self._file(shard)), shard, self.schema)
 
     def table(self) -> pa.Table:
         """Return all rows."""
@@ -113,7 +114,7 @@ class SplitRows:
 
     def write_some(self, shard: Shard, keep: NDArray[np.bool_], path: Path) -> dict[str, Any]:
         """Write those rows of a shard that `keep`, (N,), is true for to another file, and return its `rows` and `sha256`."""
-        table = _read(self.manifest.path(shard), pq.read_table).filter(pa.array(keep))
+        table = pq.read_table(self._file(shard)).filter(pa.array(keep))
         pq.write_table(table, path, compression="zstd", row_group_size=_BATCH_ROWS)
         return {"rows": len(table), "sha256": file_sha256(path)}
 
@@ -121,6 +122,14 @@ class SplitRows:
         """Write the manifest and the columns of a folder that has shards of these rows."""
         shutil.copyfile(self.folder / SCHEMA, folder / SCHEMA)
         Manifest.write(folder, shards)
+
+    def _file(self, shard: Shard) -> pa.BufferReader:
+        """Return a shard's file, in memory: what is read are the bytes whose hash the manifest has."""
+        content = _read(self.manifest.path(shard), Path.read_bytes)
+        if hashlib.sha256(content).hexdigest() != shard.sha256:
+            what = "is not the file that its manifest describes: it has changed since it was written"
+            raise DataError(str(self.manifest.path(shard)), what, "run the stage that writes it again")
+        return pa.BufferReader(content)
 
     def _of_split(self, table: pa.Table, shard: Shard, schema: pa.Schema) -> pa.Table:
         if ROW_ID in schema.names:
@@ -172,5 +181,5 @@ def _read(path: Path, read: Any) -> Any:
     except FileNotFoundError:
         raise DataError(str(path), "does not exist", "run the stage that writes it again") from None
     except (pa.ArrowInvalid, OSError) as error:
-        what = f"cannot be read as Parquet: {error}"
+        what = f"cannot be read: {error}"
         raise DataError(str(path), what, "run the stage that writes it again") from None

@@ -72,13 +72,17 @@ class _Tests:
         real, p_values, by_chance = self._permute(shares, sides, two_sample.label_statistics)
         before = np.asarray(shares[:, : sides.known].sum(axis=1)).ravel() / sides.known  # (V,)
         now = np.asarray(shares[:, sides.known :].sum(axis=1)).ravel() / sides.new
-        names = {label_hash(name): name for name in self.new.labels[known.column]}
+        of_rows = self.new.labels[known.column]
+        names = {label_hash(name): name for own in of_rows for name in own}
         codes = [int(label) for label in labels]
 
         is_unknown = np.array([code not in self.profile.labels[known.column] for code in codes])
-        unknown = float(now[is_unknown].sum())
-        of_row = numbers[len(known.values) :]
-        counts = Counter(self.new.labels[known.column])
+        own_numbers = numbers[len(known.values) :]  # of the labels of each new row, one after the other
+        row_of = np.repeat(np.arange(len(of_rows)), [len(own) for own in of_rows])
+        has_unknown = np.bincount(row_of, is_unknown[own_numbers], len(of_rows)) > 0  # (N,)
+        weights = Sides.of(0, len(of_rows), (None, self.new.groups)).weights
+        unknown = float((has_unknown * weights).sum() / weights.sum())
+        counts = Counter(name for own in of_rows for name in {*own})
         unseen = [name for name, _ in counts.most_common() if label_hash(name) not in self.profile.labels[known.column]]
         yield _finding(
             what=f"new labels ({known.column})",
@@ -87,10 +91,12 @@ class _Tests:
             floor=self.drift.min_new_labels,
             p_value=p_values[1],
             detail=f"{_listed(unseen)}, {unknown:.1%} of the new rows" if unseen else "none",
-            examples=is_unknown[of_row].astype(float),
+            examples=has_unknown.astype(float),
         )
         grown = np.argsort(now - before)[::-1]
         moved = [f"{names[codes[i]]} from {before[i]:.1%} to {now[i]:.1%}" for i in grown if codes[i] in names]
+        change = np.full(len(of_rows), -np.inf)
+        np.maximum.at(change, row_of, (now - before)[own_numbers])
         distance = max(0.0, float(real[2] - by_chance[2]))  # with many labels, few rows always differ
         yield _finding(
             what=f"labels ({known.column})",
@@ -99,7 +105,7 @@ class _Tests:
             floor=self.drift.min_label_change,
             p_value=p_values[0],
             detail=f"{distance:.1%} differ, beyond chance; most of all {_listed(moved)}",
-            examples=(now - before)[of_row],
+            examples=change,
         )
 
     def _texts(self, known: Sample, new: Sample) -> Iterator[Finding]:

@@ -10,9 +10,9 @@ at them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from tasks.drift.comparison import Finding, compare
 from tasks.drift.profile import Profile
 from tasks.drift.published import fetch
 from tasks.drift.report import DriftReport, ExampleRow
-from tasks.drift.rows import MAX_SAMPLED, Columns, sample, scan, text_of
+from tasks.drift.rows import MAX_SAMPLED, Columns, sample, scan, text_of, without_identifiers
 from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
@@ -30,7 +30,7 @@ from trainer.data.shards import ROW_ID
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.objectives.bases.objective import ColumnKind
+    from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
 _MAX_EXAMPLES = 5
@@ -44,7 +44,7 @@ def measure(
     workers: ShardWorkers,
     *,
     drift: Drift,
-    kinds: Mapping[str, ColumnKind],
+    objective: Objective[Any],
     seed: int,
     repo_id: str,
     endpoint: str,
@@ -56,7 +56,7 @@ def measure(
         folder: what will be `Artifacts.validated`.
         workers: do the work on shards.
         drift: of the recipe.
-        kinds: what the objective's columns hold.
+        objective: says what its columns hold, and which labels a row has.
         seed: of the permutations.
         repo_id: repository that the recipe publishes to.
         endpoint: its Hub.
@@ -67,10 +67,12 @@ def measure(
     if drift.on_drift == "off":
         return None
     rows = SplitRows(folder / artifacts.rows.name / "train")
-    columns = Columns.of(rows, kinds, drift.ignore)
+    columns = Columns.of(rows, objective, drift.ignore)
     scanned = scan(rows, columns, workers, artifacts.validation_keys)
     smallest = scanned.smallest
-    profile = Profile.of(scanned, columns, sample(rows, columns, smallest.row_ids[:MAX_SAMPLED], workers))
+    sampled = sample(rows, columns, smallest.row_ids[:MAX_SAMPLED], workers)
+    columns, sampled = without_identifiers(columns, sampled)
+    profile = Profile.of(scanned, columns, sampled)
     profile.save(folder / artifacts.data_profile.name)
 
     published = fetch(artifacts, repo_id=repo_id, endpoint=endpoint, must_answer=drift.on_drift == "fail")
@@ -81,6 +83,7 @@ def measure(
         revision=published.revision,
         confidence=drift.confidence,
         min_confidence_fall=drift.min_confidence_fall,
+        identifiers=columns.identifiers,
     )
     reference = published.profile
     if reference is not None and reference.content != profile.content:
@@ -109,7 +112,7 @@ def _compared(
 ) -> DriftReport:
     findings = compare(reference, sample(rows, columns, new_ids, workers), drift, seed)
     changes = tuple(finding.change for finding in findings)
-    known_rows = max(len(one.values) for one in reference.samples)
+    known_rows = max((len(one.values) for one in reference.samples if one.kind != "label"), default=0)
     shown = _shown(findings, new_ids)
     values = {row.pop(ROW_ID): row for row in rows.pick(shown, columns.content)}
     examples = tuple(

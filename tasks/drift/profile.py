@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 
-from tasks.drift.rows import MAX_SAMPLED, Columns, SampledRows, Scan, are_ids, label_hash
+from tasks.drift.rows import MAX_SAMPLED, Columns, SampledRows, Scan, label_hash
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,9 +34,9 @@ class Sample:
     column: str
     """Empty for `text`, which is all columns together."""
     values: Any
-    """(N,) hashes of labels, or numbers; of `text`, the list of the features of each row."""
+    """(N,) hashes of labels, or numbers; of `text`, the list of the features of each row. Of lists of labels, all of them, (M,)."""
     groups: NDArray[np.uint64] | None
-    """(N,) numbers or hashes of the rows' groups; None if each row is on its own."""
+    """(N,) numbers or hashes of the rows' groups; None if each row is on its own. The labels of one list are a group, too."""
 
     def sorted(self) -> Self:
         """Return the same values in ascending order, groups numbered anew: nothing links them to another measure."""
@@ -56,7 +56,12 @@ class Sample:
 def samples(rows: SampledRows) -> Iterator[Sample]:
     """Yield what is compared of some rows."""
     for column, labels in rows.labels.items():
-        yield Sample("label", column, np.array([label_hash(label) for label in labels], np.uint64), rows.groups)
+        hashes = np.array([label_hash(label) for own in labels for label in own], np.uint64)
+        groups, counts = rows.groups, [len(own) for own in labels]
+        if groups is not None or max(counts, default=1) > 1:
+            each = np.arange(len(labels), dtype=np.uint64) if groups is None else groups
+            groups = np.repeat(each, counts)
+        yield Sample("label", column, hashes, groups)
     for column, lengths in rows.lengths.items():
         yield Sample("length", column, lengths, rows.groups)
     for column, numbers in rows.numbers.items():
@@ -87,7 +92,9 @@ class Profile:
     def of(cls, scanned: Scan, columns: Columns, sampled: SampledRows) -> Self:
         """Make the profile of rows; `sampled` are those with the smallest hashes."""
         assert len(sampled.row_ids) == min(len(scanned.smallest.hashes), MAX_SAMPLED)
-        found = tuple(one.sorted() for one in samples(sampled) if not _says_nothing(one, scanned))
+        found = tuple(
+            one.sorted() for one in samples(sampled) if one.kind != "label" or one.column in scanned.labels
+        )  # a column with very many labels has none
         smallest = scanned.smallest
         return cls(scanned.rows, columns.content, smallest.is_whole, smallest.hashes, scanned.labels, found)
 
@@ -150,11 +157,6 @@ class Profile:
             return cls(header["rows"], header["content"], header["is_whole"], known, labels, found)
         except (pa.ArrowException, KeyError, TypeError, StopIteration) as error:
             raise ValueError(f"it is damaged: {type(error).__name__}") from error
-
-
-def _says_nothing(one: Sample, scanned: Scan) -> bool:
-    """Whether a column has very many labels, or holds ids."""
-    return (one.kind == "label" and one.column not in scanned.labels) or (one.kind == "number" and are_ids(one.values))
 
 
 def _sample(record: Mapping[str, Any]) -> Sample:

@@ -56,6 +56,8 @@ class DriftReport(Report):
     """Rows of this run of which it is known whether they are new."""
     changes: tuple[Change, ...] = ()
     """All that was compared, the most important first."""
+    identifiers: tuple[str, ...] = ()
+    """Columns of numbers that were not compared, because they look like identifiers."""
     examples: tuple[ExampleRow, ...] = ()
     new_row_ids: tuple[int, ...] = ()
     """A sample of the new rows, for the evaluate stage."""
@@ -64,6 +66,12 @@ class DriftReport(Report):
     def moved(self) -> list[str]:
         """What moved."""
         return [change.what for change in self.changes if change.moved]
+
+    @property
+    def left_out(self) -> str:
+        """Which columns were not compared, as a sentence; empty if there are none."""
+        names = ", ".join(self.identifiers)
+        return f"Not compared, because they look like identifiers or times: {names}." if names else ""
 
     @property
     def word(self) -> str:

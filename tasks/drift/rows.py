@@ -28,16 +28,16 @@ from tasks.progress import made_progress
 from tasks.shard_work import ShardWorkers, settings_key
 from tasks.split_rows import SplitRows, group_of
 from trainer.data.shards import ROW_ID, Shard
+from trainer.objectives.bases.objective import Objective
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from trainer.objectives.bases.objective import ColumnKind
 
 MAX_KNOWN: Final = 100_000
 """Most rows whose hashes are kept, to tell new rows from known ones."""
 MAX_SAMPLED: Final = 10_000
 """Most rows that are compared, on each side."""
+NO_LABEL: Final = "(no label)"
 MAX_LABELS: Final = 10_000
 """Most labels of a column; with more, its values are no labels, but answers."""
 BUCKETS: Final = 2**17
@@ -46,6 +46,11 @@ MAX_FEATURES: Final = 256
 """Most features of a row; of longer texts the smallest ones, which are the same in all texts that have them."""
 _MAX_CHARACTERS = 20_000
 _FEWEST_IDS = 20
+_DIFFERENT_IDS = 0.95
+_DIFFERENT_IF_ASCENDING = 0.5
+_LARGEST_ID = 2.0**64
+_LARGEST_EXACT = 2.0**53
+"""Above it, doubles do not tell neighbouring whole numbers apart."""
 _NO_SPACES = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _to_json = json.JSONEncoder(default=str, sort_keys=True).encode
 _WORD = re.compile(rf"[{_NO_SPACES}]|[^\W{_NO_SPACES}]+")
@@ -60,12 +65,20 @@ class Columns:
     texts: tuple[str, ...]
     numbers: tuple[str, ...]
     group_by: tuple[str, ...]
+    listed: str = ""
+    """One of `texts` whose lists have labels, as `Objective.row_labels` finds them; empty if there is none."""
+    objective: Objective[Any] | None = None
+    identifiers: tuple[str, ...] = ()
+    """Columns of numbers that are not compared, because they look like identifiers."""
 
     @classmethod
-    def of(cls, rows: SplitRows, kinds: Mapping[str, ColumnKind], ignore: Sequence[str]) -> Columns:
-        """Choose from the columns of the rows; `kinds` are those of the objective."""
+    def of(cls, rows: SplitRows, objective: Objective[Any], ignore: Sequence[str]) -> Columns:
+        """Choose from the columns of the rows."""
         from pyarrow import types
 
+        kinds = objective.columns()
+        has_lists = type(objective).row_labels is not Objective.row_labels and "label" not in kinds.values()
+        listed = next((column for column, kind in kinds.items() if kind == "list" and has_lists), "")
         others = {ROW_ID, *kinds, *rows.group_by, *ignore}
         return cls(
             tuple(column for column, kind in kinds.items() if kind == "label"),
@@ -76,7 +89,19 @@ class Columns:
                 if f.name not in others and (types.is_integer(f.type) or types.is_floating(f.type))
             ),
             tuple(rows.group_by),
+            listed,
+            objective if listed else None,
         )
+
+    @property
+    def labelled(self) -> list[str]:
+        """The columns with labels."""
+        return [*self.labels, *filter(None, [self.listed])]
+
+    def labels_of(self, row: Mapping[str, Any]) -> list[list[str]]:
+        """Return the labels of a row in each of the columns with labels; a row without any has `NO_LABEL`."""
+        listed = [[*self.objective.row_labels(row)] or [NO_LABEL]] if self.objective else []
+        return [*([str(row[column])] for column in self.labels), *listed]
 
     @property
     def content(self) -> list[str]:
@@ -125,7 +150,8 @@ class SampledRows:
     row_ids: NDArray[np.int64]
     groups: NDArray[np.uint64] | None
     """(N,) hash of what says that rows belong together; None if each row is on its own."""
-    labels: Mapping[str, Sequence[str]]
+    labels: Mapping[str, Sequence[Sequence[str]]]
+    """The labels of each row, one or more."""
     lengths: Mapping[str, NDArray[np.float64]]
     """Length of each text in characters, (N,)."""
     numbers: Mapping[str, NDArray[np.float64]]
@@ -151,7 +177,7 @@ def scan(rows: SplitRows, columns: Columns, workers: ShardWorkers, scratch: Path
         ]
         scratch.mkdir(parents=True)
         workers.run(scan_shard, works, what="shards (drift)")
-        smallest, labels = SmallestHashes(), {column: Counter[int]() for column in columns.labels}
+        smallest, labels = SmallestHashes(), {column: Counter[int]() for column in columns.labelled}
         for work in works:
             found: Scan = pickle.loads(work.file.read_bytes())  # noqa: S301 - this stage wrote it
             smallest.add(found.smallest.hashes, found.smallest.row_ids + work.shard.first_row_id)
@@ -177,7 +203,10 @@ class _Work:
     @property
     def key(self) -> str:
         types = [(name, str(self.rows.schema.field(name).type)) for name in self.columns.content]
-        return settings_key(work="drift", shard=self.shard.sha256, types=types, labels=self.columns.labels)
+        options = self.columns.objective.options.model_dump(mode="json") if self.columns.objective else {}
+        return settings_key(
+            work="drift", shard=self.shard.sha256, types=types, labels=self.columns.labelled, options=options
+        )
 
     @property
     def files(self) -> list[Path]:
@@ -188,12 +217,15 @@ def scan_shard(work: _Work) -> None:
     """Look at the rows of one shard, and write a `Scan`, whose row_ids begin at 0."""
     shard, columns = work.shard, work.columns
     found = Scan(shard.rows, SmallestHashes(), {})
-    counts = {column: Counter[str]() for column in columns.labels}
+    counts = {column: Counter[str]() for column in columns.labelled}
     for batch in _batches(work.rows, [ROW_ID, *columns.content]):
         values = [batch[column].to_pylist() for column in columns.content]
         found.smallest.add(_hashes(values), batch[ROW_ID].to_numpy() - shard.first_row_id)
         for column, labels in zip(columns.labels, values, strict=False):  # the labels come first
             counts[column].update(map(str, labels))
+        if columns.listed:
+            rows = (dict(zip(columns.content, row, strict=True)) for row in zip(*values, strict=True))
+            counts[columns.listed].update(label for row in rows for label in {*columns.labels_of(row)[-1]})
     labels = {
         column: {label_hash(label): number for label, number in own.items()}
         for column, own in counts.items()
@@ -229,7 +261,7 @@ def sample(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64], worker
     return SampledRows(
         row_ids,
         np.array([row["group"] for row in ordered], np.uint64) if columns.group_by else None,
-        columns_of("labels", columns.labels),
+        columns_of("labels", columns.labelled),
         {name: np.array(values, float) for name, values in columns_of("lengths", columns.texts).items()},
         {name: np.array(values, float) for name, values in columns_of("numbers", columns.numbers).items()},
         [row["features"] for row in ordered],
@@ -244,7 +276,7 @@ def _compared(columns: Columns, work: tuple[SplitRows, NDArray[np.int64]]) -> di
         texts = {column: text_of(row[column]) for column in columns.texts}
         found[row[ROW_ID]] = {
             "group": hash_of((group_of(row, columns.group_by) or {ROW_ID: row[ROW_ID]}).values()),
-            "labels": [str(row[column]) for column in columns.labels],
+            "labels": columns.labels_of(row),
             "lengths": [float(len(text)) for text in texts.values()],
             "numbers": [np.nan if row[column] is None else float(row[column]) for column in columns.numbers],
             "features": features_of(texts.values()),
@@ -252,10 +284,27 @@ def _compared(columns: Columns, work: tuple[SplitRows, NDArray[np.int64]]) -> di
     return found
 
 
-def are_ids(values: NDArray[np.float64]) -> bool:
-    """Whether whole numbers look like ids, which say nothing about a row: no two are equal."""
+def without_identifiers(columns: Columns, rows: SampledRows) -> tuple[Columns, SampledRows]:
+    """Return the same without the columns of numbers that look like identifiers in these rows."""
+    found = [name for name, values in rows.numbers.items() if are_identifiers(values[np.argsort(rows.row_ids)])]
+    numbers = {name: values for name, values in rows.numbers.items() if name not in found}
+    return replace(columns, numbers=tuple(numbers), identifiers=tuple(found)), replace(rows, numbers=numbers)
+
+
+def are_identifiers(values: NDArray[np.float64]) -> bool:
+    """Whether numbers, in the order of their rows, look like identifiers or times, which say nothing about a row.
+
+    So do whole numbers that nearly all differ, those of up to 64 bits that are too large for a double, whether or not rounding has made
+    some of them equal, and numbers that never fall from row to row and of which at least half differ.
+    """
     present = values[np.isfinite(values)]
-    return bool(len(present) >= _FEWEST_IDS and (present % 1 == 0).all() and len(np.unique(present)) == len(present))
+    if len(present) < _FEWEST_IDS:
+        return False
+    different = len(np.unique(present)) / len(present)
+    size = float(np.median(np.abs(present)))
+    if size <= _LARGEST_ID and (present % 1 == 0).all() and (size > _LARGEST_EXACT or different >= _DIFFERENT_IDS):
+        return True
+    return bool((np.diff(present) >= 0).all() and different >= _DIFFERENT_IF_ASCENDING)
 
 
 def hash_of(values: Iterable[Any]) -> int:

@@ -60,11 +60,14 @@ def read_file(path: Path, name: str, text_unit: TextUnit) -> Batches:
     with read_errors(path, name):
         if suffix == ".csv":
             columns, _, _ = scan_csv(path, name)
-            yield from to_batches(csv_rows(path, name, columns))
+            with path.open("rb") as file:
+                yield from to_batches(csv_rows(file, name, columns))
         elif suffix in JSON_SUFFIXES:
-            yield from to_batches(json_rows(path, name))
+            with path.open("rb") as file:
+                yield from to_batches(json_rows(file, name))
         elif suffix == ".parquet":
-            yield from parquet_batches(path, name)
+            with open_parquet(path, name) as parquet:
+                yield from parquet_batches(parquet, name)
         else:
             yield from to_batches(_text_rows(path, name, text_unit))
 
@@ -154,26 +157,24 @@ def _csv_header(records: Iterator[tuple[str, list[str]]], name: str) -> list[str
     return header
 
 
-def csv_rows(path: Path, name: str, columns: CsvColumns, begin: Place = Place()) -> AddressedRows:
-    """Read the rows of a CSV file from a place on."""
-    with path.open("rb") as file:
-        records = _csv_cells(_Lines(file, begin), name, len(columns))
-        for where, cells in islice(records, 0 if begin.offset else 1, None):  # the header is no row
-            # An empty cell is null in a numeric column, and empty text elsewhere.
-            values = (
-                kind(cell) if cell or kind is str else None for kind, cell in zip(columns.values(), cells, strict=True)
-            )
-            yield where, dict(zip(columns, values, strict=True))
+def csv_rows(file: IO[bytes], name: str, columns: CsvColumns, begin: Place = Place()) -> AddressedRows:
+    """Read the rows of a CSV file that is open at a place."""
+    records = _csv_cells(_Lines(file, begin), name, len(columns))
+    for where, cells in islice(records, 0 if begin.offset else 1, None):  # the header is no row
+        # An empty cell is null in a numeric column, and empty text elsewhere.
+        values = (
+            kind(cell) if cell or kind is str else None for kind, cell in zip(columns.values(), cells, strict=True)
+        )
+        yield where, dict(zip(columns, values, strict=True))
 
 
 class _Lines:
-    """The lines of a file of text from a place on. They end as in a file opened with `newline=""`."""
+    """The lines of a file of text that is open at a place. They end as in a file opened with `newline=""`."""
 
     def __init__(self, file: IO[bytes], begin: Place) -> None:
         self._file = file
         self._next = begin
         self._rest: list[str] = []
-        file.seek(begin.offset)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -249,23 +250,21 @@ def _decoded(line: bytes, number: int) -> str:
     return line.decode("utf-8" if number > 1 else "utf-8-sig", errors="replace")
 
 
-def json_rows(path: Path, name: str, begin: Place = Place()) -> AddressedRows:
-    """Read the rows of a file of JSON lines from a place on."""
-    with path.open("rb") as file:
-        file.seek(begin.offset)
-        for number, raw in enumerate(file, start=begin.line):
-            line = raw.decode("utf-8" if number > 1 else "utf-8-sig")
-            if not line.strip():
-                continue
-            where = f"{name}:{number}"
-            try:
-                row = _DECODER.decode(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(where, f"malformed JSON: {error}", "write one JSON object per line") from error
-            if not isinstance(row, dict):
-                kind = {list: "an array", str: "a string", type(None): "null"}.get(type(row), "a number or a boolean")
-                raise DataError(where, f"is {kind}, not an object", 'write one JSON object per line: {"text": "..."}')
-            yield where, row
+def json_rows(file: IO[bytes], name: str, begin: Place = Place()) -> AddressedRows:
+    """Read the rows of a file of JSON lines that is open at a place."""
+    for number, raw in enumerate(file, start=begin.line):
+        line = raw.decode("utf-8" if number > 1 else "utf-8-sig")
+        if not line.strip():
+            continue
+        where = f"{name}:{number}"
+        try:
+            row = _DECODER.decode(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(where, f"malformed JSON: {error}", "write one JSON object per line") from error
+        if not isinstance(row, dict):
+            kind = {list: "an array", str: "a string", type(None): "null"}.get(type(row), "a number or a boolean")
+            raise DataError(where, f"is {kind}, not an object", 'write one JSON object per line: {"text": "..."}')
+        yield where, row
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -283,30 +282,39 @@ def _refuse_constant(name: str) -> None:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 
 
-def parquet_batches(path: Path, name: str, first: int = 0, rows: int | None = None) -> Batches:
+def parquet_batches(file: pq.ParquetFile, name: str, first: int = 0, rows: int | None = None) -> Batches:
     """Read some consecutive rows of a Parquet file, by default all."""
-    with open_parquet(path, name) as file:
-        stop = file.metadata.num_rows if rows is None else first + rows
-        groups, number, begin = list[int](), 0, first
-        for group in range(file.num_row_groups):
-            end = number + file.metadata.row_group(group).num_rows
-            if number < stop and end > first:
-                begin = number if not groups else begin
-                groups.append(group)
-            number = end
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups) if groups else ():
-            skip = max(0, first - begin)
-            found = batch.slice(skip, max(0, min(stop - begin, len(batch)) - skip))
-            if len(found):
-                yield Batch(found, partial(_row_address, name, begin + skip))
-            begin += len(batch)
+    stop = file.metadata.num_rows if rows is None else first + rows
+    groups, begin = _groups_with(file.metadata, first, stop)
+    for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups) if groups else ():
+        skip = max(0, first - begin)
+        found = batch.slice(skip, max(0, min(stop - begin, len(batch)) - skip))
+        if len(found):
+            yield Batch(found, partial(_row_address, name, begin + skip))
+        begin += len(batch)
+        if begin >= stop:
+            return
+
+
+def _groups_with(metadata: pq.FileMetaData, first: int, stop: int) -> tuple[list[int], int]:
+    """Return the row groups that have rows from number `first` to `stop`, and the number of the first row in them."""
+    groups, number, begin = list[int](), 0, first
+    for group in range(metadata.num_row_groups):
+        end = number + metadata.row_group(group).num_rows
+        if number < stop and end > first:
+            begin = number if not groups else begin
+            groups.append(group)
+        number = end
+    return groups, begin
 
 
 @contextlib.contextmanager
-def open_parquet(path: Path, name: str) -> Iterator[pq.ParquetFile]:
+def open_parquet(
+    source: Path | pa.NativeFile, name: str, metadata: pq.FileMetaData | None = None
+) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file; what it raises while it is read becomes a `DataError`."""
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(source, metadata=metadata) as file:
             names: Sequence[str] = file.schema_arrow.names
             if len(set(names)) < len(names):
                 what = f"several columns have the same name: {sorted(names)}"

@@ -225,9 +225,10 @@ def _drift(
     found = [one for one in (drift, confidence) if one]
     if not found:
         return None
+    left_out = drift.left_out if drift else ""
     changes = [*(drift.changes if drift else ()), *([confidence.change] if confidence and confidence.change else ())]
     return {
-        "leads": [one_line(one.sentence, 600) for one in found],
+        "leads": [one_line(one.sentence, 600) for one in found] + [one_line(left_out, 600)] * bool(left_out),
         "changes": [
             {
                 "result": "moved" if change.moved else "alike",

@@ -1,20 +1,36 @@
-"""The folders of a recipe's runs in .scratch, with checkpoints and best weights: which of them later runs have superseded."""
+"""The folders of a recipe's runs in .scratch, with checkpoints and best weights: which of them later runs have superseded.
+
+Each start of a training writes a number into its run's folder, larger than those of all other runs. Clocks can be wrong, and copies of
+folders have other times, so times say nothing about what ran last.
+"""
 
 from __future__ import annotations
 
 import logging
 import shutil
 from pathlib import Path
+from typing import Final
 
-from params.artifacts import Artifacts
+from params.artifacts import Artifacts, write_whole
 
 logger = logging.getLogger(__name__)
+STARTED: Final = "started"
+
+
+def note_start(artifacts: Artifacts, run: str) -> None:
+    """Note that a run starts, or is continued: it is then the last one. The caller holds the recipe's `train_lock`.
+
+    Raises:
+        StorageError: the disk is full or read-only.
+    """
+    last = max(map(_number, _folders(artifacts)), default=0)
+    write_whole(artifacts.checkpoints / run / STARTED, f"{last + 1}\n")
 
 
 def superseded(artifacts: Artifacts, *, keep: int = 1) -> list[Path]:
-    """Return the run folders of a recipe, without the `keep` that were written to last."""
-    folders = [path for path in artifacts.checkpoints.glob("*") if path.is_dir()]
-    return sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[keep:]
+    """Return the run folders of a recipe, without the `keep` that were started last."""
+    # folders of earlier versions have no number: all others are newer
+    return sorted(_folders(artifacts), key=lambda path: (_number(path), path.stat().st_mtime), reverse=True)[keep:]
 
 
 def prune_superseded(artifacts: Artifacts) -> None:
@@ -25,3 +41,15 @@ def prune_superseded(artifacts: Artifacts) -> None:
     for folder in superseded(artifacts, keep=2):
         logger.info("train: deleted the checkpoints of run %s, which later runs have superseded", folder.name)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(artifacts: Artifacts) -> list[Path]:
+    return [path for path in artifacts.checkpoints.glob("*") if path.is_dir()]
+
+
+def _number(folder: Path) -> int:
+    """Return the number of a run's last start; 0 if an earlier version started it."""
+    try:
+        return int((folder / STARTED).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return 0

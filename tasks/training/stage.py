@@ -28,7 +28,7 @@ from tasks.mirror.fetch import take_over
 from tasks.mirror.upload import mirrored
 from tasks.stages import read_report, save_report
 from tasks.training.report import TrainingReport
-from tasks.training.run_folders import prune_superseded
+from tasks.training.run_folders import note_start, prune_superseded
 from tasks.training.supervisor import supervise
 from tasks.training.versions import git_commit, versions
 from trainer import objectives
@@ -82,6 +82,7 @@ def train(
     )
     with exclusive(artifacts.train_lock, f"a training of {artifacts.recipe}"):
         discard_recorded(artifacts)
+        note_start(artifacts, job.folder.name)
         recipe = load(artifacts.recipe_path)
         commit = git_commit(artifacts.root, recipe)
         if not _is_finished(job):

@@ -104,7 +104,7 @@ def validate(
                 folder,
                 workers,
                 drift=validation.drift,
-                kinds=kinds,
+                objective=method,
                 seed=seed,
                 repo_id=repo_id,
                 endpoint=endpoint,

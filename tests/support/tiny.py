@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 
 from params import Recipe, load
 from params.artifacts import Artifacts
+from params.dvc_files import Inputs, file_state
 from tasks.ingestion.batches import Batch
 from tasks.ingestion.parquet import Column, PartWriter, widen, write_schema
 from tasks.ingestion.parts import PART_ROWS
@@ -139,6 +140,14 @@ def write_splits(folder: Path, splits: dict[str, dict[str, Any]], *, group_by: S
         Manifest.write(folder / split, shards)
     for split in tables:
         write_schema(folder / split, columns, group_by)
+
+
+def inputs(stage: str, artifacts: Artifacts, code: str) -> Inputs:
+    """Inputs of a stage with a file of code, which is written; with code, work on shards is kept."""
+    path = artifacts.root / "tasks/some.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(code, encoding="utf-8")
+    return Inputs(stage, artifacts, {}, {"tasks": {"some.py": file_state(path)}})
 
 
 def write_some(rows: SplitRows, folder: Path, keep: Sequence[bool]) -> None:

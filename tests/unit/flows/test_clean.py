@@ -18,6 +18,7 @@ from flows.clean import clean
 from params import TransientError
 from params.artifacts import Artifacts
 from tasks.evaluation.receipt_log import ReceiptLogEntry
+from tasks.training.run_folders import note_start
 from tests.support import tiny
 from tests.support.project import ROOT
 from trainer.runtime.lifetime import exclusive
@@ -32,16 +33,18 @@ def artifacts(tmp_path, monkeypatch) -> Artifacts:
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     tiny.write(tmp_path / "params/tiny.yaml", tiny.recipe())
     artifacts = Artifacts("tiny")
-    for run, time in ((OLD, 1e9), (NEW, 1e9 + 1)):
+    for run in (OLD, NEW):
         (artifacts.checkpoints / run / "checkpoint-2").mkdir(parents=True)
         (artifacts.checkpoints / run / "checkpoint-2/model.safetensors").write_bytes(b"x" * 3000)
         (artifacts.checkpoints / run / "broken-checkpoint-4").mkdir()
-        os.utime(artifacts.checkpoints / run, (time, time))
+        note_start(artifacts, run)
     return artifacts
 
 
 def left(artifacts: Artifacts) -> list[str]:
-    return sorted(path.relative_to(artifacts.checkpoints).as_posix() for path in artifacts.checkpoints.glob("*/*"))
+    return sorted(
+        path.relative_to(artifacts.checkpoints).as_posix() for path in artifacts.checkpoints.glob("*/*checkpoint-*")
+    )
 
 
 KEPT = [f"{NEW}/checkpoint-2"]

@@ -59,7 +59,11 @@ def questions(count: int, intents: list[str], seed: int) -> list[tuple[str, str]
 def write_raw(artifacts: Artifacts, train: list[tuple[str, str]]) -> None:
     splits = {"train": train, "validation": questions(12, KNOWN, 101), "test": questions(40, KNOWN, 102)}
     columns = {
-        split: {"text": [text for text, _ in rows], "label": [label for _, label in rows]}
+        split: {
+            "text": [text for text, _ in rows],
+            "label": [label for _, label in rows],
+            "question_id": [*range(len(rows))],
+        }
         for split, rows in splits.items()
     }
     tiny.write_splits(artifacts.raw, columns)
@@ -168,9 +172,11 @@ def test_new_intent_is_named_with_examples(project):
     page = Outline((artifacts.validated / "report.html").read_text()).text
     assert "passport_scan, 16.7% of the new rows" in page
     assert drift.examples[0].values["text"] in page
+    assert "Not compared, because they look like identifiers or times: question_id." in page
     local, public = (render(artifacts, timings={}, quote_rows=quote) for quote in (True, False))
     for text in (Outline(local).text, Outline(public).text):
         assert "passport_scan, 16.7% of the new rows" in text
+        assert "they look like identifiers or times: question_id." in text
     assert drift.examples[0].values["text"] in Outline(local).text
     assert drift.examples[0].values["text"] not in public
     publish = load(artifacts.recipe_path).publish

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.drift import rows as module
 from tasks.drift.profile import Profile
-from tasks.drift.rows import MAX_SAMPLED, Columns, label_hash
+from tasks.drift.rows import MAX_SAMPLED, Columns, label_hash, without_identifiers
 from tasks.split_rows import SplitRows
 from tests.support import tiny
 from tests.support.validation import sampled, scanned
@@ -30,7 +30,9 @@ def write(path, numbers):
 
 def profile_of(rows):
     found = scanned(rows, COLUMNS)
-    return Profile.of(found, COLUMNS, sampled(rows, COLUMNS, found.smallest.row_ids[:MAX_SAMPLED]))
+    chosen = without_identifiers(COLUMNS, sampled(rows, COLUMNS, found.smallest.row_ids[:MAX_SAMPLED]))
+    assert chosen[0].identifiers == ("number",)
+    return Profile.of(found, *chosen)
 
 
 @pytest.fixture

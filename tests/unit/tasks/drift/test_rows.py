@@ -9,22 +9,27 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from params.schema import ObjectiveChoice
 from tasks.drift import rows as module
 from tasks.drift.rows import (
     BUCKETS,
     MAX_FEATURES,
+    NO_LABEL,
     Columns,
     SmallestHashes,
-    are_ids,
+    are_identifiers,
     features_of,
     hash_of,
+    label_hash,
     text_of,
 )
 from tasks.split_rows import SplitRows
 from tests.support import tiny
 from tests.support.validation import sampled, scanned
+from trainer import objectives
 
-KINDS = {"text": "string", "label": "label"}
+CLASSES = objectives.build(ObjectiveChoice(name="sequence_classification"))
+SPANS = objectives.build(ObjectiveChoice(name="token_classification"))
 
 
 def write(folder, columns, group_by):
@@ -49,7 +54,7 @@ def test_columns_are_those_of_the_objective_and_numbers(tmp_path):
         "note": pa.string(),
     }
     rows = write(tmp_path, {name: pa.nulls(1, kind) for name, kind in types.items()}, "customer")
-    columns = Columns.of(rows, KINDS, ["version"])
+    columns = Columns.of(rows, CLASSES, ["version"])
     assert columns == Columns(("label",), ("text",), ("price", "count"), ("customer",))
     assert columns.content == ["label", "text"]
 
@@ -95,13 +100,13 @@ def test_scan_and_sample(tmp_path):
         },
         "who",
     )
-    columns = Columns.of(rows, KINDS, [])
+    columns = Columns.of(rows, CLASSES, [])
     found = scanned(rows, columns)
     assert found.rows == 3
     assert found.labels == {"label": {hash_of(["arrival"]): 2, hash_of(["lost"]): 1}}
     assert sorted(found.smallest.row_ids.tolist()) == [0, 2]
     one = sampled(rows, columns, np.array([2, 0]))
-    assert one.labels == {"label": ["lost", "arrival"]}
+    assert one.labels == {"label": [["lost"], ["arrival"]]}
     assert one.lengths["text"].tolist() == [9.0, 17.0]
     assert one.numbers["price"].tolist() == [2.5, 1.5]
     assert one.features == [features_of(["Lost card"]), features_of(["Where is my card?"])]
@@ -160,9 +165,49 @@ def test_text_of_a_value(value, text):
     assert text_of(value) == text
 
 
-def test_ids_are_whole_numbers_of_which_no_two_are_equal():
-    assert are_ids(np.arange(100.0))
-    assert not are_ids(np.array([*range(100), 5], float))
-    assert not are_ids(np.arange(100) + 0.5)
-    assert not are_ids(np.arange(5.0))
-    assert are_ids(np.array([np.nan, *range(100)]))
+def test_labels_in_lists_are_those_that_the_objective_finds(tmp_path):
+    spans = [["time", "time", "date"], [], ["date"]]
+    columns = {
+        "text": ["at 8 or 9 on Friday", "hello", "on Monday"],
+        "spans": [[{"label": label, "start": i, "end": i + 1} for i, label in enumerate(own)] for own in spans],
+    }
+    rows = write(tmp_path, columns, "text")
+    chosen = Columns.of(rows, SPANS, [])
+    assert (chosen.labels, chosen.listed, chosen.content) == ((), "spans", ["text", "spans"])
+    counts = {label_hash("time"): 1, label_hash("date"): 2, label_hash(NO_LABEL): 1}
+    assert scanned(rows, chosen).labels == {"spans": counts}
+    assert sampled(rows, chosen, np.arange(3)).labels == {"spans": [["time", "time", "date"], [NO_LABEL], ["date"]]}
+
+
+RANDOM = np.random.default_rng(0)
+TWEETS = 570_306_133_677_760_513 + RANDOM.permutation(300) * 10_007_001.0
+IDENTIFIERS = {
+    "all different": np.arange(100.0),
+    "nearly all different": RANDOM.permutation([*range(100), 5]).astype(float),
+    "with gaps": np.array([np.nan, *range(100)]),
+    "rounded to a double": TWEETS,
+    "rounded by a spreadsheet": np.round(TWEETS, -12),
+    "the same post in several rows": np.repeat(TWEETS[:60], 5),
+    "UUIDs as numbers of 64 bits": RANDOM.integers(2**62, 2**63, 300).astype(float),
+    "seconds of a clock": np.sort(RANDOM.integers(1.7e9, 1.7e9 + 500, 300)).astype(float),
+    "fractions of seconds": 1.7e9 + np.cumsum(RANDOM.exponential(size=300)),
+}
+MEASURES = {
+    "few values": RANDOM.integers(1, 6, 300).astype(float),
+    "sorted by class": np.sort(RANDOM.integers(0, 77, 300)).astype(float),
+    "fractions": RANDOM.lognormal(size=300),
+    "counts": np.floor(RANDOM.lognormal(4, 1, 300)),
+    "large, and no numbers of 64 bits": RANDOM.lognormal(60, 1, 300),
+    "few rows": np.arange(5.0),
+    "nothing": np.full(300, np.nan),
+}
+
+
+@pytest.mark.parametrize("name", IDENTIFIERS)
+def test_identifiers_are_told_from_measures(name):
+    assert are_identifiers(IDENTIFIERS[name])
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_measures_are_no_identifiers(name):
+    assert not are_identifiers(MEASURES[name])

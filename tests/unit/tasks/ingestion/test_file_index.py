@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from params import DataError
+from params import DataError, InputsChangedError
 from tasks.ingestion import formats
 from tasks.ingestion.file_index import FileIndex, Piece, index_file
 from tasks.ingestion.formats import read_file
@@ -150,3 +151,40 @@ def test_a_file_without_rows_has_no_pieces(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("")
     with pytest.raises(DataError, match="the file is empty"):
         index_file(tmp_path / "a.csv", "a.csv")
+
+
+EDITS = {
+    "a byte of a row": lambda content, at: content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :],
+    "cut off": lambda content, at: content[:at],
+    "longer": lambda content, at: content[:at] + b"x" * 50 + content[at:],
+    "other rows": lambda content, at: content[:1000] + content[1000:][::-1],
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_piece_of_a_file_that_has_changed_is_refused(tmp_path: Path, name: str, edit: str) -> None:
+    """Whether the edit can be parsed or not; pieces whose bytes are as they were are still read."""
+    path = tmp_path / name
+    WRITERS[name](path, 345)
+    content, index = path.read_bytes(), index_file(path, name)
+    whole = read(index.piece(0, 345).batches())
+    edited = EDITS[edit](content, len(content) // 2)
+    path.write_bytes(edited)
+    for first in range(0, 345, 20):
+        with contextlib.suppress(InputsChangedError):
+            assert read(index.piece(first, 20).batches()) == whole[first : first + 20]
+    with pytest.raises(InputsChangedError, match=f"^{name}: changed while its rows were read"):
+        read(index.piece(0, 345).batches())
+    path.write_bytes(content)
+    assert read(index.piece(0, 345).batches()) == whole
+
+
+def test_row_groups_can_be_in_any_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    write_parquet(path, 345)
+    whole = read(index_file(path, "a").piece(0, 345).batches())
+    monkeypatch.setattr("tasks.ingestion.file_index.pairwise", lambda offsets: [(2, 1)])
+    index = index_file(path, "a")
+    assert len(index.places) == 2, "one for all row groups, and the footer"
+    assert read(index.piece(100, 100).batches()) == whole[100:200]

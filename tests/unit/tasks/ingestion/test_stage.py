@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from params import DataError, RecipeError
+from params import DataError, InputsChangedError, RecipeError
 from params.artifacts import SPLITS, Artifacts
-from params.dvc_files import Inputs
 from params.schema import Data, Launch
 from tasks.ingestion import stage
 from tasks.ingestion.splitting import canonical_json, split_of
 from tasks.ingestion.stage import ingest
 from tasks.split_rows import SplitRows
+from tests.support import tiny
 
 
 def run(
@@ -39,13 +39,24 @@ def run(
     shares = {"validation": 0.1, "test": 0.1}
     data = {"source": source, "split": shares | (split or {}), "group_by": list(group_by)}
     artifacts = Artifacts("r", root)
-    inputs = Inputs("ingest", artifacts, {}, {"tasks/ingestion": {"stage.py": code}}) if code else None
+    inputs = tiny.inputs("ingest", artifacts, code) if code else None
     launch = Launch(micro_batch_size=1, data_workers=workers)
     return ingest(artifacts, data=Data.model_validate(data), seed=seed, launch=launch, inputs=inputs)
 
 
 def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write(root: Path, suffix: str, rows: list[dict[str, Any]], name: str = "train") -> Path:
+    path = root / f"{name}.{suffix}"
+    if suffix == "jsonl":
+        write_json_lines(path, rows)
+    elif suffix == "csv":
+        path.write_text("text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=130)
+    return path
 
 
 def read(root: Path, split: str) -> list[dict[str, Any]]:
@@ -323,13 +334,7 @@ class TestWorkInProportion:
         monkeypatch.undo()
         monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 100)
         for part in range(3):
-            rows, path = rows_of(1000)[part * 300 : part * 300 + 300], tmp_path / f"{part}.{suffix}"
-            if suffix == "jsonl":
-                write_json_lines(path, rows)
-            elif suffix == "csv":
-                path.write_text("text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows))
-            else:
-                pq.write_table(pa.Table.from_pylist(rows), path)
+            write(tmp_path, suffix, rows_of(1000)[part * 300 : part * 300 + 300], str(part))
         (tmp_path / "test.jsonl").write_text((json.dumps(rows_of(1)[0]) + "\n") * 50)
         one = run(tmp_path, train=f"[0-9].{suffix}", test="test.jsonl")
         before = folder_bytes(tmp_path)
@@ -364,6 +369,33 @@ class TestWorkInProportion:
         write_json_lines(tmp_path / "train.jsonl", rows[:300])
         assert self.run(tmp_path) == []
         assert len(list((tmp_path / ".scratch/r/shards/ingest").iterdir())) == 3, "what was not used is gone"
+
+    @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+    @pytest.mark.parametrize("edited", [0, 250, 549])
+    def test_nothing_is_kept_of_bytes_that_are_not_those_of_the_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, edited: int
+    ) -> None:
+        """The file is edited after it was hashed and before it is read; then the edit is undone."""
+        path = write(tmp_path, suffix, rows_of(550))
+        before = path.read_bytes()
+        cut = stage.cut_files
+
+        def edit_after(files: Any) -> Any:
+            parts = [*cut(files)]
+            rows = rows_of(550)
+            rows[edited]["text"] = rows[edited]["text"].replace("text", "TEXT")
+            write(tmp_path, suffix, rows)
+            return parts
+
+        monkeypatch.setattr(stage, "cut_files", edit_after)
+        with pytest.raises(InputsChangedError, match="changed while its rows were"):
+            self.run(tmp_path, train=path.name)
+        monkeypatch.setattr(stage, "cut_files", cut)
+        path.write_bytes(before)
+        self.run(tmp_path, train=path.name)
+        kept = folder_bytes(tmp_path)
+        run(tmp_path, train=path.name)
+        assert folder_bytes(tmp_path) == kept
 
     def test_parts_of_two_splits_of_the_source_are_kept_apart(self, tmp_path: Path) -> None:
         """Both are number 0, and the train part has rows of two splits."""
@@ -442,7 +474,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from params import StorageError
 from params.artifacts import Artifacts
-from params.dvc_files import Inputs
 from params.schema import Data, Launch
 from tasks.split_rows import SplitRows
 from tasks.ingestion.stage import ingest

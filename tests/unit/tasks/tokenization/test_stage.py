@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
 from params import DataError, ModelError
 from params.artifacts import SPLITS, Artifacts
-from params.dvc_files import Inputs
 from params.schema import Launch, ObjectiveChoice, Tokenization
+from tasks import shard_work
 from tasks.split_rows import SplitRows
 from tasks.tokenization import encoding, tokenizers
 from tasks.tokenization.encoding import read_batches
@@ -150,9 +150,29 @@ class TestEarlierRuns:
     def run(self, code="1", **settings):
         """Tokenize, and return the shards that were encoded."""
         self.encoded.clear()
-        inputs = Inputs("tokenize", self.artifacts, {}, {"tasks/tokenization": {"stage.py": code}})
-        run(self.artifacts, tokenizer=self.choice, inputs=inputs, **settings)
+        run(self.artifacts, tokenizer=self.choice, inputs=tiny.inputs("tokenize", self.artifacts, code), **settings)
         return self.encoded
+
+    def test_nothing_is_kept_of_rows_that_are_not_those_of_the_manifest(self):
+        shard = self.artifacts.rows / "train/00001.parquet"
+        before = shard.read_bytes()
+        shutil.copyfile(shard.with_name("00000.parquet"), shard)
+        with pytest.raises(DataError, match=r"train/00001.parquet: is not the file that its manifest describes"):
+            self.run()
+        shard.write_bytes(before)
+        self.run()
+        found = digests(self.artifacts.tokens)
+        run(self.artifacts, tokenizer=self.choice)
+        assert digests(self.artifacts.tokens) == found
+
+    def test_nothing_is_kept_by_a_process_that_may_have_other_code(self, monkeypatch):
+        inputs = tiny.inputs("tokenize", self.artifacts, "1")
+        tiny.inputs("tokenize", self.artifacts, "edited since the stage looked at its inputs")
+        run(self.artifacts, tokenizer=self.choice, inputs=inputs)
+        assert len(self.encoded) == 5
+        monkeypatch.setattr(shard_work, "_is_there", shard_work._is_there.__wrapped__)  # as another process does
+        assert len(self.run()) == 5, "the edit is undone, and what the edited code made is not taken"
+        assert self.run() == []
 
     def test_only_new_shards_are_encoded(self):
         assert len(self.run()) == 5
@@ -286,16 +306,13 @@ def test_train_rows_are_read_no_more_often_than_needed(artifacts, tmp_path, monk
     tokenizer = TRAINED if trained else pretrained(artifacts, tmp_path / "pretrained")
     opened = []
 
-    class CountedFile(pq.ParquetFile):
-        def __init__(self, source):
-            super().__init__(source)
-            self.split = Path(source).parent.name
+    file = SplitRows._file
 
-        def iter_batches(self, *arguments, **options):
-            opened.append(self.split)
-            return super().iter_batches(*arguments, **options)
+    def counted(rows, shard):
+        opened.append(rows.folder.name)
+        return file(rows, shard)
 
-    monkeypatch.setattr(pq, "ParquetFile", CountedFile)
+    monkeypatch.setattr(SplitRows, "_file", counted)
     run(artifacts, objective, tokenizer)
     assert opened.count("train") == reads
     assert opened.count("test") == opened.count("validation") == 1

@@ -6,17 +6,18 @@ import os
 
 from params import load
 from params.artifacts import Artifacts
-from tasks.training.run_folders import prune_superseded, superseded
+from tasks.training.run_folders import note_start, prune_superseded, superseded
 from tests.support import tiny
 from tests.support.training import run_train
 
 
 def make_runs(artifacts: Artifacts, *names: str) -> None:
-    """Folders of interrupted runs, the oldest first, all older than now."""
-    for age, name in enumerate(reversed(names), start=1):
+    """Folders of interrupted runs, the oldest first. Their times say the opposite, and lie ahead."""
+    for age, name in enumerate(names, start=1):
         folder = artifacts.checkpoints / name
         (folder / "checkpoint-2").mkdir(parents=True)
-        os.utime(folder, (1e9 - age, 1e9 - age))
+        note_start(artifacts, name)
+        os.utime(folder, (4e9 - age, 4e9 - age))
 
 
 def names(artifacts: Artifacts) -> set[str]:
@@ -38,3 +39,19 @@ def test_finished_training_prunes_superseded_runs(tmp_path):
     make_runs(artifacts, "a" * 16, "b" * 16)
     report = run_train(artifacts, load(artifacts.recipe_path))
     assert names(artifacts) - {report.run} == {"b" * 16}
+
+
+def test_run_that_is_continued_is_the_last_one(tmp_path):
+    artifacts = Artifacts("tiny", tmp_path)
+    make_runs(artifacts, "a" * 16, "b" * 16)
+    note_start(artifacts, "a" * 16)
+    assert [path.name for path in superseded(artifacts)] == ["b" * 16]
+
+
+def test_runs_of_an_earlier_version_are_older_and_in_the_order_of_their_times(tmp_path):
+    artifacts = Artifacts("tiny", tmp_path)
+    for name, time in (("a", 4e9), ("b", 4e9 - 1)):
+        (artifacts.checkpoints / name).mkdir(parents=True)
+        os.utime(artifacts.checkpoints / name, (time, time))
+    make_runs(artifacts, "c")
+    assert [path.name for path in superseded(artifacts, keep=0)] == ["c", "a", "b"]

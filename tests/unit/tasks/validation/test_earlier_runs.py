@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import pickle
+import shutil
 
+import pyarrow.parquet as pq
 import pytest
 
-from params.dvc_files import Inputs
+from params import DataError
 from params.schema import Expectation, Launch, ObjectiveChoice
 from tasks.drift import rows as drift_rows
 from tasks.validation import by_key, by_row, failing_rows, good_rows, stage
@@ -34,7 +36,7 @@ FUNCTIONS = {
 
 
 def inputs(artifacts, code="1"):
-    return Inputs("validate", artifacts, {}, {"tasks/validation": {"stage.py": code}})
+    return tiny.inputs("validate", artifacts, code)
 
 
 def written(artifacts):
@@ -132,6 +134,22 @@ class TestEarlierRuns:
         self.write(10)
         self.run()
         assert len(list((self.artifacts.shards / "validate").iterdir())) < len(kept), "what was not used is gone"
+
+    @pytest.mark.parametrize("split", ["train", "test"])
+    def test_nothing_is_kept_of_rows_that_are_not_those_of_the_manifest(self, split):
+        """Another hand wrote a shard; when it is put back, the run has the rows that ingest wrote."""
+        self.run()
+        whole = written(self.artifacts)
+        shutil.rmtree(self.artifacts.shards)
+        shard = self.artifacts.raw / split / "00000.parquet"
+        before = shard.read_bytes()
+        table = pq.read_table(shard)
+        pq.write_table(table.set_column(table.column_names.index("text"), "text", [["made up"] * len(table)]), shard)
+        with pytest.raises(DataError, match=f"{split}/00000.parquet: is not the file that its manifest describes"):
+            run_validation(self.artifacts, UNIQUE, LONG, objective=CLASSES, inputs=inputs(self.artifacts))
+        shard.write_bytes(before)
+        run_validation(self.artifacts, UNIQUE, LONG, objective=CLASSES, inputs=inputs(self.artifacts))
+        assert written(self.artifacts) == whole
 
     def test_rows_that_come_before_change_only_what_repeats_them(self):
         """Positions shift; a row of a shard that is set aside as the duplicate of a new one is gone from the good rows."""

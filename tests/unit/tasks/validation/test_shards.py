@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from params.hashing import file_sha256
 from params.schema import Expectation, ObjectiveChoice
 from tasks.split_rows import SCHEMA, SplitRows
 from tasks.validation.kinds import BY_COLUMN, BY_KEY, ROW_BY_ROW, columns_read, kind_of
@@ -152,8 +153,9 @@ def test_columns_with_nulls_are_known_without_their_values(tmp_path):
     shards = []
     for number, columns in enumerate(tables):
         table = pa.table({ROW: pa.array(range(len(columns["flag"])), pa.int32()), **columns})
-        pq.write_table(table, tmp_path / f"{number}.parquet")
-        shards.append(Shard(name=f"{number}.parquet", rows=len(table), first_row_id=number * 10, sha256=""))
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(table, path)
+        shards.append(Shard(name=path.name, rows=len(table), first_row_id=number * 10, sha256=file_sha256(path)))
     Manifest.write(tmp_path, shards)
     pq.write_metadata(pa.schema([(ROW_ID, pa.int64()), ("n", pa.int64()), ("flag", pa.bool_())]), tmp_path / SCHEMA)
     rows = SplitRows(tmp_path)

@@ -333,7 +333,7 @@ def test_missing_and_damaged_files_are_errors(tmp_path):
     artifacts = write_raw(tmp_path, train={"text": ["good"]})
     shard = artifacts.raw / "test/00000.parquet"
     shard.write_bytes(b"PAR1 torn")
-    with pytest.raises(DataError, match=r"test/00000\.parquet: cannot be read as Parquet"):
+    with pytest.raises(DataError, match=r"test/00000\.parquet: is not the file that its manifest describes"):
         run_validation(artifacts)
     shard.unlink()
     with pytest.raises(DataError, match=r"test/00000\.parquet: does not exist"):
