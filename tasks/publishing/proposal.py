@@ -120,8 +120,8 @@ def _look_and_act(
     except StaleBlessingError as error:
         _close(repository, [*waiting, *others], f"{error.what[0].upper()}{error.what[1:]}.")
         raise
-    if not waiting and same:
-        return Proposal("closed", same[-1].num)
+    if not waiting and (closed := [found for found in same if found.status == "closed"]):
+        return Proposal("closed", closed[-1].num)
     _close(repository, others, f"A newer model of this recipe is proposed as {release.tag}.")
     if waiting:
         return Proposal("open", waiting[0].num)

@@ -13,17 +13,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils._validators import validate_repo_id
 
 from params.errors import ModelError, RecipeError
 from tasks.digests import weights_digest
+from tasks.hub_client.release_file import RELEASE_FILE, release_id
 from tasks.publishing.secrets import find_secrets
-
-RELEASE_FILE: Final = "evergreen-release.json"
-"""Describes a release inside of its commit: its id, its files and what they were made from."""
 
 _PICKLES = frozenset({".bin", ".ckpt", ".h5", ".joblib", ".keras", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"})
 _PROGRAMS = {".bat", ".cmd", ".class", ".dll", ".dylib", ".egg", ".exe", ".jar", ".js", ".ps1", ".sh", ".so", ".wasm"}
@@ -100,7 +97,7 @@ def plan_release(
         "made_from": dict(made_from),
         "files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in files],
     }
-    publish_id = hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    publish_id = release_id(body)
     description = json.dumps({"publish_id": publish_id, **body}, sort_keys=True, indent=1).encode() + b"\n"
     problems += find_secrets(RELEASE_FILE, description)
     if problems:

@@ -11,7 +11,7 @@ from params import load
 from params.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository
 from tasks.hub_client.release_log import releases
-from tasks.publishing.provenance import FILE
+from tasks.publishing.provenance import FILE, MAX_BYTES
 
 _TIMEOUT_S = 120.0
 _MD5 = re.compile(r'"md5": ?"([0-9a-f]{32}(?:\.dir)?)"')
@@ -33,7 +33,7 @@ def recorded_data(recipe: Path, *, last: int) -> set[str]:
         recent += [entry.commit for entry in entries if entry.is_head]
 
         def read(commit: str) -> str:
-            return repository.read(commit, FILE).decode(errors="replace") if FILE in repository.tree(commit) else ""
+            return (repository.read(commit, FILE, max_bytes=MAX_BYTES) or b"").decode(errors="replace")
 
         records = [repository.retry_until_clear(partial(read, commit)) for commit in recent]
     return {md5 for record in records for md5 in _MD5.findall(record)}

@@ -10,6 +10,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from params.errors import HubRefusedError, TransientError
+from tasks.publishing.exactly_once import changes, look
 from tasks.publishing.provenance import FILE
 from tasks.releases.recorded_data import recorded_data
 from tasks.releases.rollback import roll_back
@@ -18,7 +19,7 @@ from tests.support.faulty_hub import FaultyHub
 from tests.support.publications import REPO, TOKEN, patient, plan, publish
 
 
-def release(api: HfApi, folder: Path, number: int) -> None:
+def release(api: HfApi, folder: Path, number: int, *, by_merge: bool = False) -> None:
     """Publish model `number`, made from rows and tokens with these digits in their hashes."""
     folder = folder / f"model-{number}"
     folder.mkdir()
@@ -28,7 +29,13 @@ def release(api: HfApi, folder: Path, number: int) -> None:
     deps = [{"path": "tasks/ingestion", "hash": "md5", "md5": f"{number}" * 32}]
     record = {"dvc_lock": {"stages": {"ingest@tiny": {"deps": deps, "outs": outs}}}}
     (folder / FILE).write_text(json.dumps(record, indent=1))
-    publish(api, plan(folder, tag=f"v{number}", made_from={}))
+    planned = plan(folder, tag=f"v{number}", made_from={})
+    if by_merge:
+        state = look(patient(api), planned)
+        made = api.create_commit(REPO, changes(planned, state), commit_message="a model", create_pr=True)
+        api.merge_pull_request(REPO, made.pr_num)
+    else:
+        publish(api, planned)
 
 
 def rows(number: int) -> str:
@@ -52,6 +59,17 @@ def test_last_releases_and_the_published_one_are_needed(api: HfApi, recipe: Path
     assert rows(1) not in found
     roll_back(patient(api), "v1", by="ann", why="wrong answers")
     assert {rows(1), rows(3)} <= recorded_data(recipe, last=1)
+
+
+def test_merged_release_is_needed_before_and_after_its_tag(api: HfApi, recipe: Path, tmp_path: Path) -> None:
+    release(api, tmp_path, 1)
+    release(api, tmp_path, 2, by_merge=True)
+    release(api, tmp_path, 3)
+    assert {rows(2), rows(3)} <= recorded_data(recipe, last=2)
+    merged = api.list_repo_commits(REPO)[1].commit_id
+    api.create_tag(REPO, tag="v2", revision=merged)
+    assert {rows(2), rows(3)} <= recorded_data(recipe, last=2)
+    assert rows(1) not in recorded_data(recipe, last=2)
 
 
 def test_hub_that_does_not_answer_is_an_error(hub: FaultyHub, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
