@@ -14,9 +14,11 @@ from typing import Annotated, Any, Final
 
 import pydantic
 
-from tasks.hub_client.repository import Tree
+from tasks.hub_client.repository import Repository
 
 RELEASE_FILE: Final = "evergreen-release.json"
+TAG_PREFIX: Final = "release-"
+"""Of the tags that publishing gives to releases."""
 HUBS_OWN_FILES: Final = frozenset({".gitattributes"})
 """Files that a Hub may add to a release."""
 MAX_BYTES: Final = 4 << 20
@@ -44,6 +46,11 @@ class ReleaseRecord:
     files: Mapping[str, tuple[int, str]]
     """Size in bytes and SHA-256 by path; all files of the release but this one."""
 
+    @property
+    def tag(self) -> str:
+        """The tag that publishing gives it."""
+        return release_tag(self.publish_id)
+
     @classmethod
     def parse(cls, content: bytes) -> ReleaseRecord | None:
         """Return what a file says; None if it is not a RELEASE_FILE, or its id is not the hash of the rest."""
@@ -56,13 +63,24 @@ class ReleaseRecord:
             return None
         return cls(found.publish_id, {file.path: (file.size, file.sha256) for file in found.files})
 
-    def describes(self, tree: Tree) -> bool:
-        """Whether a commit holds these files and no others. The Hub tells the hash of git-lfs files, and the size of all."""
+    @classmethod
+    def of(cls, repository: Repository, commit: str) -> ReleaseRecord | None:
+        """Return the release that a commit holds; None if it holds none, or other files than its release.
+
+        One attempt, for `Repository.retry_until_clear`. The Hub tells the hash of git-lfs files, and the size of all.
+        """
+        tree = repository.tree(commit)
+        if RELEASE_FILE not in tree or tree[RELEASE_FILE].size > MAX_BYTES:
+            return None
+        found = cls.parse(repository.read(commit, RELEASE_FILE, max_bytes=MAX_BYTES) or b"")
         held = {path: file for path, file in tree.items() if path not in HUBS_OWN_FILES and path != RELEASE_FILE}
-        return held.keys() == self.files.keys() and all(
-            (file.lfs.size, file.lfs.sha256) == self.files[path] if file.lfs else file.size == self.files[path][0]
+        if found is None or held.keys() != found.files.keys():
+            return None
+        is_held = all(
+            (file.lfs.size, file.lfs.sha256) == found.files[path] if file.lfs else file.size == found.files[path][0]
             for path, file in held.items()
         )
+        return found if is_held else None
 
 
 def release_id(body: Mapping[str, Any]) -> str:
@@ -72,3 +90,8 @@ def release_id(body: Mapping[str, Any]) -> str:
         ValueError: a number in it is not finite.
     """
     return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def release_tag(publish_id: str) -> str:
+    """Return the tag of a release."""
+    return f"{TAG_PREFIX}{publish_id[:12]}"

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Final, Literal
 
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-from huggingface_hub.hf_api import GitCommitInfo
+from huggingface_hub.hf_api import GitCommitInfo, RepoFile
 
 from params.errors import HubRefusedError
-from tasks.hub_client.release_file import MAX_BYTES, RELEASE_FILE, ReleaseRecord
+from tasks.hub_client.release_file import RELEASE_FILE, TAG_PREFIX, ReleaseRecord
 from tasks.hub_client.repository import Repository, Tree, tree_weights
 
 PUBLISH_ID: Final = "Publish-Id"
@@ -45,8 +45,6 @@ class LogEntry:
     """When it was made, by the Hub's clock: ISO 8601 in UTC, to the second."""
     kind: Literal["release", "rollback", "other"]
     """`other`: a commit that neither publishing nor a rollback made."""
-    publish_id: str | None
-    """Of a release."""
     to: str | None
     """Of a rollback: the tag with the files that main got back."""
     came_from: str | None
@@ -62,9 +60,9 @@ class LogEntry:
 def releases(repository: Repository) -> list[LogEntry]:
     """Return the commits of main, newest first.
 
-    A release is the first commit that holds the files which its RELEASE_FILE describes, however it came to main. A rollback is a
-    commit with the trailers of one that does what they say, and was not proposed by a pull request. No title and no message
-    makes a commit one of the two.
+    A release is the first commit with its RELEASE_FILE, however it came to main, if it is tagged as one or holds the files which
+    that describes. A rollback is a commit with the trailers of one that does what they say, and was not proposed by a pull
+    request. No title and no message makes a commit one of the two.
 
     Raises:
         HubRefusedError: there is no such repository, or the Hub would refuse again.
@@ -75,17 +73,15 @@ def releases(repository: Repository) -> list[LogEntry]:
     known: set[str] = set()
     for number, commit in reversed(list(enumerate(main.commits))):
         rollback = main.rollback(number) or {}
-        publish_id = None if rollback else main.publish_id(number)
-        publish_id = None if publish_id in known else publish_id
-        known |= {publish_id} if publish_id else set()
+        file = None if rollback else main.file_of_release(number, known)
+        known |= {file} if file else set()
         entries.append(
             LogEntry(
                 commit=commit.commit_id,
                 tags=tuple(sorted(tag for tag, target in main.tags.items() if target == commit.commit_id)),
                 title=commit.title,
                 date=commit.created_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                kind="rollback" if rollback else "release" if publish_id else "other",
-                publish_id=publish_id,
+                kind="rollback" if rollback else "release" if file else "other",
                 to=rollback.get(ROLLED_BACK_TO),
                 came_from=rollback.get(ROLLED_BACK_FROM),
                 by=rollback.get(BY),
@@ -105,8 +101,6 @@ class _Main:
     commits: Sequence[GitCommitInfo]
     """Newest first."""
     trees: dict[str, Tree] = field(default_factory=dict)
-    records: dict[str, ReleaseRecord | None] = field(default_factory=dict)
-    """By the git hash of the RELEASE_FILE."""
 
     @classmethod
     def read(cls, repository: Repository) -> _Main:
@@ -124,17 +118,19 @@ class _Main:
             self.trees[commit] = self.repository.retry_until_clear(lambda: self.repository.tree(commit))
         return self.trees[commit]
 
-    def publish_id(self, number: int) -> str | None:
-        """Return the id of the release that a commit holds; None if it holds none, or other files than its release."""
-        commit = self.commits[number].commit_id
-        tree = self.tree(commit)
-        if (file := tree.get(RELEASE_FILE)) is None or file.size > MAX_BYTES:
-            return None
-        if file.blob_id not in self.records:
-            read = partial(self.repository.read, commit, RELEASE_FILE, max_bytes=MAX_BYTES)
-            self.records[file.blob_id] = ReleaseRecord.parse(self.repository.retry_until_clear(read) or b"")
-        record = self.records[file.blob_id]
-        return record.publish_id if record and record.describes(tree) else None
+    def file_of_release(self, number: int, known: Collection[str]) -> str | None:
+        """Return the git hash of a release's RELEASE_FILE, which is none of `known`; None if a commit is no release."""
+        commit, repository = self.commits[number].commit_id, self.repository
+
+        def look() -> str | None:
+            file = next(iter(repository.api.get_paths_info(repository.id, [RELEASE_FILE], revision=commit)), None)
+            if not isinstance(file, RepoFile) or file.blob_id in known:
+                return None
+            # Who may write main has tagged it; publishing does so after a look at its files.
+            is_tagged = any(target == commit and tag.startswith(TAG_PREFIX) for tag, target in self.tags.items())
+            return file.blob_id if is_tagged or ReleaseRecord.of(repository, commit) else None
+
+        return repository.retry_until_clear(look)
 
     def rollback(self, number: int) -> Mapping[str, str] | None:
         """Return the trailers of a rollback: a commit that brings back the files of a tag, made by who may write main."""

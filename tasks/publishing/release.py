@@ -19,7 +19,7 @@ from huggingface_hub.utils._validators import validate_repo_id
 
 from params.errors import ModelError, RecipeError
 from tasks.digests import weights_digest
-from tasks.hub_client.release_file import RELEASE_FILE, release_id
+from tasks.hub_client.release_file import RELEASE_FILE, release_id, release_tag
 from tasks.publishing.secrets import find_secrets
 
 _PICKLES = frozenset({".bin", ".ckpt", ".h5", ".joblib", ".keras", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"})
@@ -104,7 +104,7 @@ def plan_release(
         what = "cannot be published:" + "".join(f"\n    {problem}" for problem in problems)
         raise ModelError(str(folder), what, "remove or replace these files; save weights as .safetensors")
     all_files = sorted([*files, _release_file(RELEASE_FILE, description)], key=lambda file: file.path)
-    return ReleasePlan(repo_id, private, tag or f"release-{publish_id[:12]}", publish_id, tuple(all_files))
+    return ReleasePlan(repo_id, private, tag or release_tag(publish_id), publish_id, tuple(all_files))
 
 
 def _collect(folder: Path, problems: list[str]) -> Iterator[ReleaseFile]:

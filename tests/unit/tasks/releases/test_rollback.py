@@ -197,15 +197,14 @@ def test_log_lists_releases_rollbacks_and_other_commits(api: HfApi, tmp_path: Pa
         title="Roll back to v1",
         date=made,
         kind="rollback",
-        publish_id=None,
         to="v1",
         came_from=entries[1].commit,
         by="ann Publish-Id: 1",
         why="it said: Rolled-Back-To: v2 [31m",
         is_head=True,
     )
-    assert (oldest.tags, oldest.publish_id) == (("a-nickname", "v1"), first.publish_id)
-    assert (other.commit, other.publish_id, other.by) == (by_hand.oid, None, None)
+    assert (oldest.commit, oldest.tags) == (first.commit, ("a-nickname", "v1"))
+    assert (other.commit, other.by) == (by_hand.oid, None)
     rows = table(entries)
     assert len(rows) == 6
     assert re.fullmatch(
@@ -234,7 +233,7 @@ def propose_as_bob(hub: FaultyHub, files: dict[str, bytes], *, title: str, descr
 def test_merged_words_make_neither_release_nor_rollback(
     api: HfApi, hub: FaultyHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
 ) -> None:
-    first, second = release(api, tmp_path, 1), release(api, tmp_path, 2)
+    second = (release(api, tmp_path, 1), release(api, tmp_path, 2))[1]
     rollback = FORGED_ROLLBACK.format(second.commit)
     forged = f"{rollback}\nPublish-Id: {'0' * 64}"
     number = propose_as_bob(hub, {"NOTES": b"better words"}, title=f"Better words\n\n{rollback}")
@@ -244,10 +243,10 @@ def test_merged_words_make_neither_release_nor_rollback(
     message = api.list_repo_commits(REPO)[0].message
     assert ("Rolled-Back-To: v1" in message.splitlines()) is keeps
     entries = releases(Repository(api, REPO))
-    assert [(entry.kind, entry.by, entry.publish_id) for entry in entries[:3]] == [
-        ("other", None, None),
-        ("release", None, second.publish_id),
-        ("release", None, first.publish_id),
+    assert [(entry.kind, entry.by) for entry in entries[:3]] == [
+        ("other", None),
+        ("release", None),
+        ("release", None),
     ]
 
 
@@ -293,11 +292,9 @@ def test_merged_release_is_one(api: HfApi, hub: FaultyHub, tmp_path: Path) -> No
     api.merge_pull_request(REPO, number)
     api.create_commit(REPO, [CommitOperationAdd("NOTES", b"x")], commit_message="by hand")
     entries = releases(Repository(api, REPO))
-    assert [(entry.kind, entry.publish_id) for entry in entries[:2]] == [
-        ("other", None),
-        ("release", planned.publish_id),
-    ]
-    assert entries[2].kind == "release"
+    assert [entry.kind for entry in entries[:3]] == ["other", "release", "release"]
+    api.create_tag(REPO, tag=planned.tag, revision=entries[1].commit)
+    assert [entry.kind for entry in releases(Repository(api, REPO))[:3]] == ["other", "release", "release"]
 
 
 @pytest.mark.parametrize(
