@@ -6,6 +6,7 @@ is a function here: its name, its docstring and its parameters are all that the 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -304,10 +305,13 @@ def hub(
     """
     from tasks.hub_client.local import serve
 
-    if answer:
-        from tasks.inference.hub_trials import HubTrials
+    with contextlib.ExitStack() as stack:
+        trials = None
+        if answer:
+            from tasks.inference.hub_trials import HubTrials
 
-    serve(folder, host=host, port=port, tokens=tokens, answer=HubTrials(folder) if answer else None)
+            trials = stack.enter_context(HubTrials(folder))
+        serve(folder, host=host, port=port, tokens=tokens, answer=trials)
 
 
 def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SCHEMA: Final = 1
+MAX_BYTES: Final = 32 << 20
+"""Of the file. What it holds is limited (tasks.drift.rows), and takes less than half of that before it is compressed."""
 _KEY: Final = b"evergreen.profile"
 Kind = Literal["label", "length", "number", "text"]
 

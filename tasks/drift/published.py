@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from params import HubRefusedError, TransientError
 from params.artifacts import Artifacts
-from tasks.drift.profile import Profile
+from tasks.drift.profile import MAX_BYTES, Profile
 
 _PATIENCE_S = 15.0
 """How long to wait for each answer if the run can do without it."""
@@ -52,7 +52,7 @@ def _fetch(artifacts: Artifacts, repo_id: str, endpoint: str, patience_s: float 
         path = artifacts.data_profile.name
 
         def look() -> bytes | None:
-            return repository.read(head.commit, path) if path in repository.tree(head.commit) else None
+            return repository.read(head.commit, path, max_bytes=MAX_BYTES)
 
         content = repository.retry_until_clear(look)
     revision = head.tag or head.commit

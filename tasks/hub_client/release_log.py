@@ -1,23 +1,26 @@
 """The log of a repository's releases: what was published when, and what was rolled back by whom and why.
 
 for line in table(releases(Repository(HfApi(), "me/model"))):
-print(line)
+    print(line)
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC
+from functools import cached_property
 from typing import Final, Literal
 
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.hf_api import GitCommitInfo, RepoFile
 
 from params.errors import HubRefusedError
-from tasks.hub_client.repository import Repository
+from tasks.hub_client.release_file import RELEASE_FILE, TAG_PREFIX, ReleaseRecord
+from tasks.hub_client.repository import Repository, Tree, tree_weights
 
 PUBLISH_ID: Final = "Publish-Id"
-"""Trailer of a release's commit."""
+"""Trailer of a release's commit, which helps to find it; what makes it a release is its RELEASE_FILE."""
 ROLLBACK_ID: Final = "Rollback-Id"
 ROLLED_BACK_TO: Final = "Rolled-Back-To"
 ROLLED_BACK_FROM: Final = "Rolled-Back-From"
@@ -25,6 +28,8 @@ GATE: Final = "Gate"
 BY: Final = "By"
 REASON: Final = "Reason"
 """Trailers of a rollback's commit."""
+_NO_DISCUSSIONS = frozenset({403, 404, 410})
+"""A repository whose discussions are turned off answers so."""
 _HEADINGS = ("", "commit", "date (UTC)", "kind", "tags", "what")
 
 
@@ -40,8 +45,6 @@ class LogEntry:
     """When it was made, by the Hub's clock: ISO 8601 in UTC, to the second."""
     kind: Literal["release", "rollback", "other"]
     """`other`: a commit that neither publishing nor a rollback made."""
-    publish_id: str | None
-    """Of a release."""
     to: str | None
     """Of a rollback: the tag with the files that main got back."""
     came_from: str | None
@@ -57,40 +60,111 @@ class LogEntry:
 def releases(repository: Repository) -> list[LogEntry]:
     """Return the commits of main, newest first.
 
+    A release is the first commit with its RELEASE_FILE, however it came to main, if it is tagged as one or holds the files which
+    that describes. A rollback is a commit with the trailers of one that does what they say, and was not proposed by a pull
+    request. No title and no message makes a commit one of the two.
+
     Raises:
         HubRefusedError: there is no such repository, or the Hub would refuse again.
         TransientError: no clear answer in time.
     """
-    return repository.retry_until_clear(lambda: _entries(repository))
-
-
-def _entries(repository: Repository) -> list[LogEntry]:
-    try:
-        tags, commits = repository.refs().tags, repository.history()
-    except RepositoryNotFoundError:
-        fix = "publish to it first, or check the name"
-        raise HubRefusedError(repository.where, "there is no such repository", fix) from None
-    entries = []
-    for number, commit in enumerate(commits):
-        trailers = _trailers(commit.message)
-        is_rollback = ROLLED_BACK_TO in trailers
-        publish_id = None if is_rollback else trailers.get(PUBLISH_ID)
+    main = _Main.read(repository)
+    entries: list[LogEntry] = []
+    known: set[str] = set()
+    for number, commit in reversed(list(enumerate(main.commits))):
+        rollback = main.rollback(number) or {}
+        file = None if rollback else main.file_of_release(number, known)
+        known |= {file} if file else set()
         entries.append(
             LogEntry(
                 commit=commit.commit_id,
-                tags=tuple(sorted(tag for tag, target in tags.items() if target == commit.commit_id)),
+                tags=tuple(sorted(tag for tag, target in main.tags.items() if target == commit.commit_id)),
                 title=commit.title,
                 date=commit.created_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                kind="rollback" if is_rollback else "release" if publish_id else "other",
-                publish_id=publish_id,
-                to=trailers.get(ROLLED_BACK_TO),
-                came_from=trailers.get(ROLLED_BACK_FROM),
-                by=trailers.get(BY) if is_rollback else None,
-                why=trailers.get(REASON) if is_rollback else None,
+                kind="rollback" if rollback else "release" if file else "other",
+                to=rollback.get(ROLLED_BACK_TO),
+                came_from=rollback.get(ROLLED_BACK_FROM),
+                by=rollback.get(BY),
+                why=rollback.get(REASON),
                 is_head=number == 0,
             )
         )
-    return entries
+    return entries[::-1]
+
+
+@dataclass(frozen=True)
+class _Main:
+    """The history of main, and what is asked about its commits."""
+
+    repository: Repository
+    tags: Mapping[str, str]
+    commits: Sequence[GitCommitInfo]
+    """Newest first."""
+    trees: dict[str, Tree] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, repository: Repository) -> _Main:
+        def look() -> _Main:
+            try:
+                return cls(repository, repository.refs().tags, repository.history())
+            except RepositoryNotFoundError:
+                fix = "publish to it first, or check the name"
+                raise HubRefusedError(repository.where, "there is no such repository", fix) from None
+
+        return repository.retry_until_clear(look)
+
+    def tree(self, commit: str) -> Tree:
+        if commit not in self.trees:
+            self.trees[commit] = self.repository.retry_until_clear(lambda: self.repository.tree(commit))
+        return self.trees[commit]
+
+    def file_of_release(self, number: int, known: Collection[str]) -> str | None:
+        """Return the git hash of a release's RELEASE_FILE, which is none of `known`; None if a commit is no release."""
+        commit, repository = self.commits[number].commit_id, self.repository
+
+        def look() -> str | None:
+            file = next(iter(repository.api.get_paths_info(repository.id, [RELEASE_FILE], revision=commit)), None)
+            if not isinstance(file, RepoFile) or file.blob_id in known:
+                return None
+            # Who may write main has tagged it; publishing does so after a look at its files.
+            is_tagged = any(target == commit and tag.startswith(TAG_PREFIX) for tag, target in self.tags.items())
+            return file.blob_id if is_tagged or ReleaseRecord.of(repository, commit) else None
+
+        return repository.retry_until_clear(look)
+
+    def rollback(self, number: int) -> Mapping[str, str] | None:
+        """Return the trailers of a rollback: a commit that brings back the files of a tag, made by who may write main."""
+        commit = self.commits[number]
+        trailers = _trailers(commit.message)
+        if not {ROLLED_BACK_TO, ROLLED_BACK_FROM, BY, REASON} <= trailers.keys() or commit.commit_id in self.merges:
+            return None
+        older = [one.commit_id for one in self.commits[number + 1 :]]
+        if older[:1] != [trailers[ROLLED_BACK_FROM]]:
+            return None
+        target = self.tags.get(trailers[ROLLED_BACK_TO])  # without it, the tag has been deleted since
+        held = _blobs(self.tree(commit.commit_id))
+        return trailers if any(held == _blobs(self.tree(one)) for one in ([target] if target else older)) else None
+
+    @cached_property
+    def merges(self) -> Collection[str]:
+        """The commits with which pull requests were merged. Their messages may be of people who may not write main."""
+        repository = self.repository
+
+        def look() -> set[str | None]:
+            try:
+                found = list(repository.api.get_repo_discussions(repository.id, discussion_type="pull_request"))
+            except HfHubHTTPError as error:
+                if error.response.status_code in _NO_DISCUSSIONS:
+                    return set()
+                raise
+            merged = [one.num for one in found if one.status == "merged"]
+            return {repository.api.get_discussion_details(repository.id, num).merge_commit_oid for num in merged}
+
+        return {commit for commit in repository.retry_until_clear(look) if commit}
+
+
+def _blobs(tree: Tree) -> dict[str, str]:
+    return {path: file.blob_id for path, file in tree.items()}
 
 
 def rolled_back_reason(repository: Repository, weights: Collection[str]) -> str | None:
@@ -98,13 +172,13 @@ def rolled_back_reason(repository: Repository, weights: Collection[str]) -> str 
 
     `weights` are the digests of its releases, which may hold it in several forms.
     """
-    entries = releases(repository)
-    rollbacks = [number for number, entry in enumerate(entries) if entry.kind == "rollback"]
-    for entry in entries[: rollbacks[-1] + 1 if rollbacks else 0]:
-        if repository.weights(entry.commit) in weights:
+    main = _Main.read(repository)
+    rollbacks = {number: found for number in range(len(main.commits)) if (found := main.rollback(number))}
+    for number in range(max(rollbacks, default=-1) + 1):
+        if tree_weights(main.tree(main.commits[number].commit_id)) in weights:
             return None
-        if entry.kind == "rollback" and entry.came_from and repository.weights(entry.came_from) in weights:
-            return f"by {entry.by}: {entry.why}"
+        if (found := rollbacks.get(number)) and tree_weights(main.tree(found[ROLLED_BACK_FROM])) in weights:
+            return f"by {found[BY]}: {found[REASON]}"
     return None
 
 

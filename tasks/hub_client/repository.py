@@ -192,8 +192,20 @@ class Repository:
         entries = self.api.list_repo_tree(self.id, recursive=True, revision=commit)
         return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
 
-    def read(self, commit: str, path: str) -> bytes:
-        """Return the content of a file of a commit."""
+    def read(self, commit: str, path: str, *, max_bytes: int) -> bytes | None:
+        """Return the content of a file of a commit; None if there is no such file.
+
+        Whoever can change the repository decides how large its files are, so each reader sets a limit.
+
+        Raises:
+            HubRefusedError: the file is larger than `max_bytes`.
+        """
+        found = next(iter(self.api.get_paths_info(self.id, [path], revision=commit)), None)
+        if not isinstance(found, RepoFile):
+            return None
+        if found.size > max_bytes:
+            what = f"{path} of revision {commit} has {found.size:,} bytes, more than the {max_bytes:,} that it may have"
+            raise HubRefusedError(self.where, what, "find out who wrote it, and publish again or roll back")
         with tempfile.TemporaryDirectory() as folder:
             file = self.api.hf_hub_download(self.id, path, revision=commit, local_dir=folder)
             return Path(file).read_bytes()

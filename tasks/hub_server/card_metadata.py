@@ -9,18 +9,22 @@ whether the Hub knows a language, dataset, metric or task. Messages are worded a
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import CollectionNode, Node
 
 NO_METADATA = "empty or missing yaml metadata in repo card"
 _MAX_CHARACTERS = 1 << 17
 _MAX_VALUES = 20_000
 _MAX_DEPTH = 30
+_TOO_MANY = "it has too many values, or too deeply nested ones"
 _NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 _PERMISSIVE = (
@@ -56,21 +60,27 @@ class Card:
 
 def read_card(text: str, *, is_model: bool = True) -> Card:
     """Parse a card and validate its metadata. Never raises: errors are in the result."""
-    head, body = _split(text)
-    if head is None:
-        return Card(text, warnings=[NO_METADATA])
+    head, body = split_card(text)
+    return (
+        Card(text, warnings=[NO_METADATA]) if head is None else replace(_read_head(head, is_model=is_model), body=body)
+    )
+
+
+@lru_cache(maxsize=64)  # whoever reads a page of the Hub makes it parse a card
+def _read_head(head: str, *, is_model: bool) -> Card:
+    """Return a card with this metadata, without its body."""
     try:
         metadata = _to_json(_parse(head))
     except (YAMLError, ValueError, RecursionError) as error:
-        return Card(body, errors=[f"the metadata is not YAML: {error or type(error).__name__}"])
+        return Card("", errors=[f"the metadata is not YAML: {error or type(error).__name__}"])
     if metadata is None or metadata == {}:
-        return Card(body, warnings=[NO_METADATA])
+        return Card("", warnings=[NO_METADATA])
     if not isinstance(metadata, dict):
-        return Card(body, errors=["the metadata is not a mapping of keys to values"])
-    return Card(body, metadata, errors=list(_validate(metadata, is_model=is_model)))
+        return Card("", errors=["the metadata is not a mapping of keys to values"])
+    return Card("", metadata, errors=list(_validate(metadata, is_model=is_model)))
 
 
-def _split(text: str) -> tuple[str | None, str]:
+def split_card(text: str) -> tuple[str | None, str]:
     """Return the metadata and the body; without a complete block of metadata None and the whole text."""
     lines = text.lstrip("\ufeff \t\r\n").splitlines(keepends=True)
     if lines and lines[0].rstrip() == "---":
@@ -84,28 +94,57 @@ def _parse(text: str) -> object:
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"it is longer than {_MAX_CHARACTERS} characters")
     if max(accumulate(_NESTING.get(char, 0) for char in text), default=0) > _MAX_DEPTH:  # it would take seconds
-        raise ValueError("it has too deeply nested values")
-    return YAML(typ="safe", pure=True).load(io.StringIO(text))
+        raise ValueError(_TOO_MANY)
+    yaml = YAML(typ="safe", pure=True)
+    constructor, parser = yaml.get_constructor_parser(io.StringIO(text))
+    next_event, events = parser.get_event, itertools.count()
+
+    def get_event() -> object:
+        if next(events) > _MAX_VALUES:
+            raise ValueError(_TOO_MANY)
+        return next_event()
+
+    parser.get_event = get_event
+    node = constructor.composer.get_single_node()
+    if node is None:
+        return None
+    _check_size(node)
+    return constructor.construct_document(node)
+
+
+def _check_size(root: Node) -> None:
+    """Refuse nodes that would become too many values, or too deeply nested ones; a few lines of aliases can do that.
+
+    An alias and a merge key count as a copy of what they stand for. Each node is looked at once.
+    """
+    measured: dict[Node, tuple[int, int]] = {}
+
+    def measure(node: Node, depth: int) -> tuple[int, int]:
+        """Return the number of values and of levels in a node."""
+        if depth > _MAX_DEPTH:  # perhaps an alias inside of itself
+            raise ValueError(_TOO_MANY)
+        if node not in measured:
+            parts = node.value if isinstance(node, CollectionNode) else ()
+            children = [child for part in parts for child in (part if isinstance(part, tuple) else (part,))]
+            found = [measure(child, depth + 1) for child in children]
+            measured[node] = 1 + sum(size for size, _ in found), 1 + max((levels for _, levels in found), default=0)
+        size, levels = measured[node]
+        if size > _MAX_VALUES or depth + levels > _MAX_DEPTH + 1:
+            raise ValueError(_TOO_MANY)
+        return size, levels
+
+    measure(root, 0)
 
 
 def _to_json(value: object) -> object:
-    """Convert YAML values to those of JSON. Values are counted: with aliases, a few lines of YAML can expand without end."""
-    remaining = _MAX_VALUES
-
-    def convert(value: object, depth: int) -> object:
-        nonlocal remaining
-        remaining -= 1
-        if remaining < 0 or depth > _MAX_DEPTH:
-            raise ValueError("it has too many values, or too deeply nested ones")
-        if isinstance(value, dict):
-            return {str(key): convert(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, (list, tuple, set)):
-            return [convert(item, depth + 1) for item in value]
-        if isinstance(value, float) and not math.isfinite(value):
-            return str(value)
-        return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
-
-    return convert(value, 0)
+    """Convert YAML values to those of JSON."""
+    if isinstance(value, dict):
+        return {str(key): _to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [_to_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 
 _Errors = Iterator[str]

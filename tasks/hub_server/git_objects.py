@@ -94,11 +94,12 @@ def commit_record(commit: Commit) -> CommitRecord:
     """Return a commit as a record of the history."""
     title, _, message = commit.message.decode(errors="replace").rstrip("\n").partition("\n\n")
     author = commit.author.decode(errors="replace").partition(" <")[0]
-    return CommitRecord(commit.id.decode(), title, message, author, commit.commit_time)
+    return CommitRecord(commit.id.decode(), " ".join(title.split()), message, author, commit.commit_time)
 
 
 def commit_message(title: str, description: str) -> str:
-    """Return the message that `commit_record` takes apart."""
+    """Return the message that `commit_record` takes apart. A title is one line: the next ones would pass for the description."""
+    title = " ".join(title.split())
     return f"{title}\n\n{description}" if description else title
 
 

@@ -31,6 +31,16 @@ _MAIN = ref_name("heads", MAIN)
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What somebody has seen of a pull request before they decide about it."""
+
+    head: str
+    """Its last commit, 7 to 40 digits."""
+    title: str | None = None
+    """None: they may not have seen it."""
+
+
+@dataclass(frozen=True)
 class PullRequests:
     """The pull requests of one repository."""
 
@@ -148,11 +158,20 @@ class PullRequests:
 
         return self.repository.write(write)
 
-    def set_status(self, number: int, status: Status, *, comment: str = "", user: str, can_write: bool) -> Event:
+    def set_status(
+        self,
+        number: int,
+        status: Status,
+        *,
+        comment: str = "",
+        user: str,
+        can_write: bool,
+        seen: Seen | None = None,
+    ) -> Event:
         """Open or close a pull request, with a comment.
 
         Raises:
-            HubError: 404; 403 without permission; 409 if it has this status already or is merged.
+            HubError: 404; 403 without permission; 409 if it has this status already, is merged, or is not as `seen` any more.
         """
 
         def write(git: Repo) -> Event:
@@ -161,22 +180,25 @@ class PullRequests:
                 raise HubError(403, f"You don't have the rights to set pull request #{number} to {status}")
             if found.status in (status, "merged"):
                 raise HubError(409, f"Pull request #{number} is already {found.status}")
+            _require_unchanged(git, found, seen)
             found.status = status
             found.events += _comments(comment, user)
             return self._record(found, Event(type="status-change", author=user, text=status))
 
         return self.repository.write(write)
 
-    def merge(self, number: int, *, comment: str = "", user: str) -> str:
+    def merge(self, number: int, *, comment: str = "", user: str, seen: Seen | None = None) -> str:
         """Put the changes on main as one commit, and return its id.
 
         Raises:
-            HubError: 404; 409 if the pull request is not open, has no changes, or is in conflict with main.
+            HubError: 404; 409 if the pull request is not open, is not as `seen` any more, has no changes, or is in conflict with
+                main.
         """
 
         def write(git: Repo) -> str:
             found = self._load(git, number)
             _require_open(found)
+            _require_unchanged(git, found, seen)
             if found.status == "draft":
                 raise HubError(409, f"Pull request #{number} is a draft: open it before you merge it")
             head, main = git.refs[pull_ref(number)], git.refs[_MAIN]
@@ -291,6 +313,14 @@ def _comments(text: str, user: str) -> list[Event]:
 def _require_open(found: PullRequest) -> None:
     if not found.is_open:
         raise HubError(409, f"Pull request #{found.number} is {found.status}")
+
+
+def _require_unchanged(git: Repo, found: PullRequest, seen: Seen | None) -> None:
+    if seen is None:
+        return
+    is_head = COMMIT_ID.fullmatch(seen.head) and git.refs[pull_ref(found.number)].decode().startswith(seen.head)
+    if not is_head or seen.title not in (None, found.title):
+        raise HubError(409, f"Pull request #{found.number} has changed since you looked at it: load its page again")
 
 
 def _heads(git: Repo) -> dict[int, ObjectID]:

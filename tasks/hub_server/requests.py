@@ -119,7 +119,15 @@ def find_target(request: Request, user: str | None) -> Target:
     """Return the repository that this request names, as `user` sees it."""
     parts = {name: unquote(value) for name, value in request.path_params.items()}
     kind, namespace, name = get_kind(request), parts["namespace"], parts["name"]
-    hub = get_hub(request)
+    return open_target(get_hub(request), kind, namespace, name, user)
+
+
+def open_target(hub: Hub, kind: str, namespace: str, name: str, user: str | None) -> Target:
+    """Return a repository as `user` sees it.
+
+    Raises:
+        HubError: 404 RepoNotFound if it does not exist, or is private and the user has no access.
+    """
     repository = hub.store.open(kind, namespace, name)
     can_write = hub.access.can_write(user, namespace)
     if not can_write and repository.private:

@@ -18,7 +18,7 @@ from tasks.hub_server.changes import git_diff
 from tasks.hub_server.discussions import Event, PullRequest
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.file_links import comment_renderer
-from tasks.hub_server.pull_requests import PullRequests
+from tasks.hub_server.pull_requests import PullRequests, Seen
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import (
     API,
@@ -93,9 +93,16 @@ def create_pull_request(
 
 
 class NewComment(BaseModel):
-    """The body of comment and of merge."""
+    """The body of comment."""
 
     comment: str = ""
+
+
+class NewMerge(NewComment):
+    """The body of merge."""
+
+    parentCommit: str | None = None  # noqa: N815 (as a commit's request calls it)
+    """The commit that the pull request must be at."""
 
 
 @router.post(_ONE + "/comment")
@@ -143,8 +150,9 @@ def set_status(
 @router.post(_ONE + "/merge")
 def merge(target: Writable, number: int, body: Body) -> dict[str, object]:
     """Put the changes on main as one commit; for those who can write. The body may be empty."""
-    new = json_body(NewComment)(body) if body.strip() else NewComment()
-    sha = PullRequests(target.repository).merge(number, comment=new.comment, user=require_user(target.user))
+    new = json_body(NewMerge)(body) if body.strip() else NewMerge()
+    seen = None if new.parentCommit is None else Seen(new.parentCommit)
+    sha = PullRequests(target.repository).merge(number, comment=new.comment, user=require_user(target.user), seen=seen)
     return {"mergeCommitId": sha}
 
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from urllib.parse import unquote
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
@@ -16,7 +17,7 @@ from tasks.hub_server.errors import HubError
 from tasks.hub_server.file_links import comment_renderer
 from tasks.hub_server.forms import SentForm
 from tasks.hub_server.names import pull_ref
-from tasks.hub_server.pull_requests import PullRequests
+from tasks.hub_server.pull_requests import PullRequests, Seen
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import Browsable, get_hub
 from tasks.hub_server.routes_pages import repository_page
@@ -68,20 +69,21 @@ def pull_request(request: Request, target: Browsable, number: int) -> Response:
 
 @router.post("/discussions/{number}/{action}")
 def change_pull_request(form: SentForm, number: int, action: str) -> Response:
-    """Comment on, merge, close or open a pull request, and show it again."""
+    """Comment on, merge, close or open a pull request, and show it again. The form says what its page showed."""
     found, text = PullRequests(form.target.repository), form.fields.get("comment", "").replace("\r\n", "\n")
     can_write = form.target.can_write
+    seen = Seen(form.fields.get("head", ""), unquote(form.fields.get("title", "")))
     match action:
         case "comment":
             found.comment(number, text, user=form.user)
         case "merge" if not can_write:
             raise HubError(403, f"You don't have the rights to merge pull request #{number}")
         case "merge":
-            found.merge(number, comment=text, user=form.user)
+            found.merge(number, comment=text, user=form.user, seen=seen)
         case "close":
-            found.set_status(number, "closed", comment=text, user=form.user, can_write=can_write)
+            found.set_status(number, "closed", comment=text, user=form.user, can_write=can_write, seen=seen)
         case "open":
-            found.set_status(number, "open", comment=text, user=form.user, can_write=can_write)
+            found.set_status(number, "open", comment=text, user=form.user, can_write=can_write, seen=seen)
         case _:
             raise HubError(404, f"A pull request has no action {action!r}")
     return RedirectResponse(f"/{form.target.page}/discussions/{number}", 303)

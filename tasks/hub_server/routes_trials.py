@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.forms import SentForm
-from tasks.hub_server.requests import Quoted, get_hub
+from tasks.hub_server.requests import Quoted, get_hub, open_target
 from tasks.hub_server.routes_pages import CARD, show_file
 
 router = APIRouter()
@@ -22,8 +22,17 @@ def answer(request: Request, form: SentForm, revision: Quoted) -> Response:
         raise HubError(404, "This Hub does not let models answer: start it with `evergreen hub --try`")
     text = form.fields.get("text", "").replace("\r\n", "\n")
     commit = form.target.repository.resolve(revision)
+
+    def may_read(repo_id: str) -> bool:
+        namespace, _, name = repo_id.partition("/")
+        try:
+            open_target(get_hub(request), "models", namespace, name, form.user)
+        except HubError:
+            return False
+        return True
+
     try:
-        found = trials.answer(form.target.id, commit, text)
+        found = trials.answer(form.target.id, commit, text, may_read)
     except HubError as error:
         page = show_file(request, form.target, revision, CARD, trial={"text": text, "error": error.message})
         page.status_code = error.status

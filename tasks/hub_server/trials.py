@@ -27,8 +27,13 @@ class TrialError(Exception):
     """A model cannot answer; the message is for the user."""
 
 
-AnswerFunction = Callable[[str, str, str], TrialAnswer]
-"""Answers a text: takes `namespace/name`, a commit and the text. It raises TrialError, and is called by one thread at a time."""
+MayRead = Callable[[str], bool]
+"""Whether who asks may read a model's repository, `namespace/name`."""
+AnswerFunction = Callable[[str, str, str, MayRead], TrialAnswer]
+"""Answers a text: takes `namespace/name`, a commit, the text, and which other repositories it may read for that.
+
+It raises TrialError, and is called by one thread at a time. It must limit its time and memory itself.
+"""
 
 
 class Trials:
@@ -38,7 +43,7 @@ class Trials:
         self._answer = answer
         self._busy = threading.Lock()
 
-    def answer(self, repo_id: str, commit: str, text: str) -> TrialAnswer:
+    def answer(self, repo_id: str, commit: str, text: str, may_read: MayRead) -> TrialAnswer:
         """Return what the model of a commit answers.
 
         Raises:
@@ -51,7 +56,7 @@ class Trials:
         if not self._busy.acquire(blocking=False):
             raise HubError(503, "A model is answering somebody else: try again in a moment")
         try:
-            return self._answer(repo_id, commit, text)
+            return self._answer(repo_id, commit, text, may_read)
         except TrialError as error:
             raise HubError(422, str(error)) from None
         finally:

@@ -1,52 +1,147 @@
-"""Answers for the pages of a local Hub: reads the model from the Hub's own folder, and keeps the last ones in memory."""
+"""Answers for the pages of a local Hub: reads the model from the Hub's own folder, and lets a process of its own answer."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Self
+
+import psutil
 
 from params import EvergreenError
 from tasks.hub_client.connection import open_local
-from tasks.hub_server.trials import TrialAnswer, TrialError
-from tasks.inference.answer import Answer
-from tasks.inference.published_model import download
-from tasks.inference.tried_model import AnswerOptions, TriedModel
+from tasks.hub_server.trials import MayRead, TrialAnswer, TrialError
+from tasks.inference import trial_process
+from tasks.inference.answer import Answer, Label, Span
+from tasks.inference.published_model import MAIN, ModelFiles, download
+from trainer.model.adapters import CONFIG, BaseModel, is_adapter
 
-_KEPT = 2
-"""Models in memory."""
-_OPTIONS = AnswerOptions()
+_TIMEOUT_S = 120.0
+"""For one answer, the loading of the model included."""
+_END_S = 2.0
+"""For the process to end by itself."""
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
 class HubTrials:
-    """Answers texts by the models in the folder of a local Hub. The Hub asks one thing at a time."""
+    """Answers texts by the models in the folder of a local Hub, inside a `with` block. The Hub asks one thing at a time.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of the Hub.
+        timeout_s: how long one answer may take.
+        memory_bytes: how much memory the models may take; None: half of this machine's.
+    """
+
+    def __init__(self, folder: Path, *, timeout_s: float = _TIMEOUT_S, memory_bytes: int | None = None) -> None:
         self._folder = folder
-        self._models: dict[tuple[str, str], TriedModel] = {}
-        """The one that answered last comes last."""
+        self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes or psutil.virtual_memory().total // 2
+        self._own = tempfile.TemporaryDirectory(prefix="evergreen-try-", ignore_cleanup_errors=True)
+        self._process: subprocess.Popen[str] | None = None
 
-    def __call__(self, repo_id: str, commit: str, text: str) -> TrialAnswer:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._own.cleanup()
+
+    def __call__(self, repo_id: str, commit: str, text: str, may_read: MayRead) -> TrialAnswer:
         """Return what the model of a commit answers.
 
         Raises:
-            TrialError: it cannot be loaded, or cannot answer.
+            TrialError: it cannot be loaded, or cannot answer; or `may_read` forbids its base model.
         """
         try:
-            return _as_trial(self._model(repo_id, commit).answer(text, _OPTIONS))
+            files = self._download(repo_id, commit)
+            key, folder = f"{repo_id}@{files.commit}", files.folder
+            if is_adapter(folder):
+                base = self._base(files, may_read)
+                key, folder = f"{key} on {base.repo_id}@{base.commit}", self._with_base(folder, base.folder)
         except EvergreenError as error:
             raise TrialError(f"{error.where}: {error.what}") from error
+        found = self._ask({"key": key, "folder": str(folder), "where": files.where, "text": text}, files.where)
+        if "error" in found:
+            raise TrialError(str(found["error"]))
+        return _as_trial(_answer(found))
 
-    def _model(self, repo_id: str, commit: str) -> TriedModel:
-        key = (repo_id, commit)
-        found = self._models.pop(key, None)
-        if found is None:
-            while len(self._models) >= _KEPT:
-                del self._models[next(iter(self._models))]  # before the next one takes memory
-            with open_local(self._folder, repo_id) as repository:
-                files = download(repository, commit)
-            found = TriedModel.load(files.folder, files.where)
-        self._models[key] = found
+    def _download(self, repo_id: str, revision: str) -> ModelFiles:
+        with open_local(self._folder, repo_id) as repository:
+            return download(repository, revision)
+
+    def _base(self, files: ModelFiles, may_read: MayRead) -> ModelFiles:
+        """Return the base model of an adapter, which must be a whole model on this Hub: its name may be any path, too."""
+        base = BaseModel.of(files.folder)
+        if not _REPOSITORY.fullmatch(base.name) or not may_read(base.name):
+            what = f"its base model, {base.name}, is not on this Hub, or you may not see it"
+            raise TrialError(f"{files.where}: {what}; `evergreen try` in a shell takes base models from elsewhere")
+        found = self._download(base.name, base.revision or MAIN)
+        if is_adapter(found.folder):
+            raise TrialError(f"{files.where}: its base model, {base.name}, is an adapter itself")
         return found
+
+    def _with_base(self, adapter: Path, base: Path) -> Path:
+        """Return a folder with an adapter that names its base model by its folder on this machine."""
+        folder = Path(self._own.name, "adapter")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for path in adapter.iterdir():
+            if path.is_file() and path.name != CONFIG:
+                (folder / path.name).symlink_to(path.resolve())
+        config = json.loads((adapter / CONFIG).read_bytes()) | {"base_model_name_or_path": str(base), "revision": None}
+        (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+        return folder
+
+    def _ask(self, request: dict[str, str], where: str) -> dict[str, Any]:
+        process = self._process
+        if process is None or process.poll() is not None:
+            limits = {"timeout_s": self._timeout_s, "memory_bytes": self._memory_bytes}
+            process = self._process = trial_process.start(Path(self._own.name), **limits)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = ""
+        if line:
+            found: dict[str, Any] = json.loads(line)
+            return found
+        is_late = self._end() == -signal.SIGALRM
+        why = f"it took longer than {self._timeout_s:.0f} s" if is_late else "it may have needed too much memory"
+        raise TrialError(f"{where}: the process that lets it answer has ended: {why}")
+
+    def _end(self) -> int | None:
+        """End the process, and return its exit status."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):  # what was not sent yet
+                pipe.close()  # type: ignore[union-attr]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(_END_S)
+        process.kill()
+        return process.wait()
+
+
+def _answer(fields: dict[str, Any]) -> Answer:
+    labels, spans = fields["labels"], fields["spans"]
+    return Answer(
+        fields["text"],
+        fields["generated"],
+        None if labels is None else [Label(**one) for one in labels],
+        None if spans is None else [Span(**one) for one in spans],
+        fields["note"],
+    )
 
 
 def _as_trial(answer: Answer) -> TrialAnswer:

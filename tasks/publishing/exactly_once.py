@@ -23,13 +23,13 @@ from huggingface_hub.hf_api import RepoFile
 
 from params.errors import HubRefusedError, ModelError, StaleBlessingError
 from tasks.hub_client.faults import LookAgainError
+from tasks.hub_client.release_file import HUBS_OWN_FILES
 from tasks.hub_client.release_log import PUBLISH_ID
 from tasks.hub_client.repository import MAIN, Repository, Tree, tree_weights
 from tasks.publishing.release import ReleaseFile, ReleasePlan
 
 ANY_WEIGHTS: Final = "any"
 """For `replaces`: whatever main holds."""
-_HUBS_OWN_FILES = frozenset({".gitattributes"})
 _IN_MEMORY_BYTES = 10 << 20
 """Files up to this size are read once, compared with the plan and sent from memory."""
 
@@ -120,9 +120,6 @@ def find_release(
     """Return the release if main's history has it, and tag it; None if it has not landed.
 
     `merged` is the commit with which its pull request was merged.
-
-    Raises:
-        HubRefusedError: a commit with the release's id holds other files.
     """
     commits = repository.history()
     superseded = tree_weights(state.files) != release.weights
@@ -130,12 +127,14 @@ def find_release(
         return PublishedRelease(str(state.tagged), release.tag, "found by its tag", release.publish_id, superseded)
     trailer = f"{PUBLISH_ID}: {release.publish_id}"
     landed = [commit.commit_id for commit in commits if trailer in commit.message.splitlines()]
-    if merged or landed:
-        commit, how = merged or landed[-1], "merged" if merged else "found by its id"
-        if difference(release, repository.tree(commit)):
-            what = f"commit {commit} has the id of this release and other files"
-            raise HubRefusedError(repository.where, what, "find out who wrote it, or publish to another repository")
-        return _tagged(repository, release, state, commit, how, superseded=superseded)
+    for commit in ([merged] if merged else []) + landed[::-1]:
+        # Whoever proposes a change words its commit: only the files say whether it is this release.
+        if not difference(release, repository.tree(commit)):
+            how = "merged" if commit == merged else "found by its id"
+            return _tagged(repository, release, state, commit, how, superseded=superseded)
+        repository.log(
+            f"{repository.where}: commit {commit} has the id of {release.tag} and other files: it is not this release"
+        )
     if not difference(release, state.files):
         return _tagged(repository, release, state, state.head, "found on main", superseded=superseded)
     return None
@@ -174,7 +173,7 @@ def difference(release: ReleasePlan, current: Tree) -> list[ReleaseFile | str]:
     """Return what separates a commit from the release: files to write, and paths to remove."""
     planned = {file.path: file for file in release.files}
     write = [file for path, file in planned.items() if path not in current or not _is_equal(file, current[path])]
-    return [*write, *(path for path in current if path not in planned and path not in _HUBS_OWN_FILES)]
+    return [*write, *(path for path in current if path not in planned and path not in HUBS_OWN_FILES)]
 
 
 def _is_equal(file: ReleaseFile, remote: RepoFile) -> bool:

@@ -3,27 +3,33 @@
 Each call looks before it acts, so it may be repeated whatever it raised. A pull request is ours if its title names the recipe
 and the tag of a release, which is a hash of its content. At the end of a call, a recipe has at most one open pull request: those of
 other models are closed, and so is the younger one of two that an unclear answer left; all that were merged are tagged.
+
+Anybody may give a pull request such a title. So an open one counts only if it holds the files of the release, and a closed one only
+if its author did not close it, unless that is us. A model stays rejected, whatever text is published with it, until somebody
+opens the pull request again; what we close ourselves says so, and rejects nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import httpx2
-from huggingface_hub.community import Discussion
+from huggingface_hub.community import Discussion, DiscussionComment, DiscussionStatusChange
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from params.errors import StaleBlessingError
 from tasks.hub_client.faults import LookAgainError
+from tasks.hub_client.release_file import ReleaseRecord
 from tasks.hub_client.release_log import PUBLISH_ID
-from tasks.hub_client.repository import Repository
+from tasks.hub_client.repository import Repository, tree_weights
 from tasks.publishing.exactly_once import (
     PublishedRelease,
     RepositoryState,
     changes,
+    difference,
     find_release,
     look,
     refuse_stale,
@@ -32,6 +38,8 @@ from tasks.publishing.release import ReleasePlan
 
 WAITING: Final = frozenset({"open", "draft"})
 """Statuses of a pull request that a person may merge or close."""
+_NO_REJECTION = "Evergreen has closed this pull request itself. That rejects no model: it may be proposed again."
+"""The end of the comment with which we close one; later runs look for it."""
 _TITLE = re.compile(r"Publish (?P<tag>\S+) of (?P<recipe>\S+)")
 
 
@@ -44,7 +52,13 @@ class Proposal:
 
 
 def propose_release(
-    repository: Repository, release: ReleasePlan, *, recipe: str, description: str, replaces: str | None
+    repository: Repository,
+    release: ReleasePlan,
+    *,
+    recipe: str,
+    description: str,
+    replaces: str | None,
+    weights: Collection[str] = (),
 ) -> Proposal | PublishedRelease:
     """Propose a release, unless it was proposed before; return what became of it.
 
@@ -54,15 +68,18 @@ def propose_release(
         recipe: whose model it is; other open proposals of this recipe are closed.
         description: of the pull request, in Markdown.
         replaces: digest of the weights that main must hold for the proposal to be made or to stay open; None: none.
+        weights: digests of the model in its other forms; who has rejected one of them has rejected the model.
 
     Raises:
-        HubRefusedError: the Hub would refuse again; or the pull request was merged with other files.
+        HubRefusedError: the Hub would refuse again.
         StaleBlessingError: main holds other weights than `replaces`; an open proposal was closed for it.
         TransientError: no clear answer in time. Proposing again later is safe.
     """
 
     def attempt() -> Proposal | PublishedRelease:
-        return _look_and_act(repository, release, recipe, description, replaces)
+        return _look_and_act(
+            repository, release, recipe, description, replaces, weights={*weights, release.weights or ""}
+        )
 
     fix = "run it again later: a proposal that was made is found"
     return repository.retry_until_clear(attempt, fix=fix)
@@ -103,13 +120,14 @@ def _look_and_act(
     description: str,
     replaces: str | None,
     *,
+    weights: Collection[str],
     created: bool = False,
 ) -> Proposal | PublishedRelease:
     """Make one attempt; it can be repeated whatever it raises."""
     state = look(repository, release)
     ours = _of_recipe(repository, recipe)
     same = [found for found in ours if _tag(found) == release.tag]
-    waiting = [found for found in same if found.status in WAITING]
+    waiting = [found for found in same if found.status in WAITING and _holds(repository, found, release)]
     others = [found for found in ours if found.status in WAITING and found not in waiting[:1]]
     _tag_merged(repository, [found for found in ours if found not in same])
     if published := find_release(repository, release, state, merged=_merge_commit(repository, same)):
@@ -120,15 +138,53 @@ def _look_and_act(
     except StaleBlessingError as error:
         _close(repository, [*waiting, *others], f"{error.what[0].upper()}{error.what[1:]}.")
         raise
-    if not waiting and same:
-        return Proposal("closed", same[-1].num)
+    if not waiting and (number := _find_rejection(repository, ours, weights)):
+        return Proposal("closed", number)
+    changed = [found for found in others if found in same and found not in waiting]
+    _close(repository, changed, f"It holds other files than {release.tag}.")
+    others = [found for found in others if found not in changed]
     _close(repository, others, f"A newer model of this recipe is proposed as {release.tag}.")
     if waiting:
         return Proposal("open", waiting[0].num)
     if created:
         raise LookAgainError("the pull request was created and is not visible")
     _create(repository, release, state, recipe, description)
-    return _look_and_act(repository, release, recipe, description, replaces, created=True)  # are there two?
+    # Are there two?
+    return _look_and_act(repository, release, recipe, description, replaces, weights=weights, created=True)
+
+
+def _holds(repository: Repository, proposal: Discussion, release: ReleasePlan) -> bool:
+    return not difference(release, repository.tree(_branch(proposal)))
+
+
+def _branch(proposal: Discussion) -> str:
+    return f"refs/pr/{proposal.num}"
+
+
+def _find_rejection(repository: Repository, proposals: Sequence[Discussion], weights: Collection[str]) -> int | None:
+    """Return the newest pull request with one of these models that a person has closed."""
+    for proposal in reversed(proposals):
+        if (
+            proposal.status == "closed"
+            and tree_weights(repository.tree(_branch(proposal))) in weights
+            and _is_rejected(repository, proposal)
+        ):
+            return proposal.num
+    return None
+
+
+def _is_rejected(repository: Repository, proposal: Discussion) -> bool:
+    """Whether a person closed a pull request. Who may not write can close only their own; a rejection must come from another."""
+    events = repository.api.get_discussion_details(repository.id, proposal.num).events
+    closed = [n for n, event in enumerate(events) if isinstance(event, DiscussionStatusChange)]
+    if not closed:
+        return True
+    closing = events[closed[-1]]
+    beside = [event for n in (closed[-1] - 1, closed[-1] + 1) for event in events[max(n, 0) : n + 1]]
+    comments = [event for event in beside if isinstance(event, DiscussionComment) and event.author == closing.author]
+    if any(comment.content.rstrip().endswith(_NO_REJECTION) for comment in comments):
+        return False
+    return closing.author != proposal.author or closing.author == repository.api.whoami(cache=True)["name"]
 
 
 def _of_recipe(repository: Repository, recipe: str) -> list[Discussion]:
@@ -157,22 +213,23 @@ def _tag_merged(repository: Repository, proposals: Sequence[Discussion]) -> None
         tag = _tag(proposal)
         if tag in tags:
             continue
-        proposed = repository.api.list_repo_commits(repository.id, revision=f"refs/pr/{proposal.num}")[0]
         merged = _merge_commit(repository, [proposal])
-        is_ours = f"{PUBLISH_ID}: {tag.removeprefix('release-')}" in proposed.message
-        if is_ours and merged and _blobs(repository, merged) == _blobs(repository, proposed.commit_id):
+        if merged and _is_release(repository, merged, tag):
             repository.api.create_tag(repository.id, tag=tag, revision=merged)
         else:
             repository.log(f"{repository.where}: pull request {proposal.num} was merged with other files: not tagged")
 
 
-def _blobs(repository: Repository, commit: str) -> dict[str, str]:
-    return {path: file.blob_id for path, file in repository.tree(commit).items()}
+def _is_release(repository: Repository, commit: str, tag: str) -> bool:
+    """Whether a commit holds the files of the release with a tag, and no others."""
+    found = ReleaseRecord.of(repository, commit)
+    return found is not None and found.tag == tag
 
 
 def _close(repository: Repository, proposals: Sequence[Discussion], reason: str) -> None:
+    comment = f"{reason}\n\n{_NO_REJECTION}"
     for proposal in proposals:
-        repository.api.change_discussion_status(repository.id, proposal.num, "closed", comment=reason)
+        repository.api.change_discussion_status(repository.id, proposal.num, "closed", comment=comment)
 
 
 def _create(

@@ -13,17 +13,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils._validators import validate_repo_id
 
 from params.errors import ModelError, RecipeError
 from tasks.digests import weights_digest
+from tasks.hub_client.release_file import RELEASE_FILE, release_id, release_tag
 from tasks.publishing.secrets import find_secrets
-
-RELEASE_FILE: Final = "evergreen-release.json"
-"""Describes a release inside of its commit: its id, its files and what they were made from."""
 
 _PICKLES = frozenset({".bin", ".ckpt", ".h5", ".joblib", ".keras", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"})
 _PROGRAMS = {".bat", ".cmd", ".class", ".dll", ".dylib", ".egg", ".exe", ".jar", ".js", ".ps1", ".sh", ".so", ".wasm"}
@@ -100,14 +97,14 @@ def plan_release(
         "made_from": dict(made_from),
         "files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in files],
     }
-    publish_id = hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    publish_id = release_id(body)
     description = json.dumps({"publish_id": publish_id, **body}, sort_keys=True, indent=1).encode() + b"\n"
     problems += find_secrets(RELEASE_FILE, description)
     if problems:
         what = "cannot be published:" + "".join(f"\n    {problem}" for problem in problems)
         raise ModelError(str(folder), what, "remove or replace these files; save weights as .safetensors")
     all_files = sorted([*files, _release_file(RELEASE_FILE, description)], key=lambda file: file.path)
-    return ReleasePlan(repo_id, private, tag or f"release-{publish_id[:12]}", publish_id, tuple(all_files))
+    return ReleasePlan(repo_id, private, tag or release_tag(publish_id), publish_id, tuple(all_files))
 
 
 def _collect(folder: Path, problems: list[str]) -> Iterator[ReleaseFile]:

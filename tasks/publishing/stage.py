@@ -227,7 +227,12 @@ def _publish_model(
                 evaluated = read_report(artifacts, EvaluationReport)
                 description = describe(artifacts, blessing, evaluated, reasons=reasons, replaced=replaced)
                 done = propose_release(
-                    repository, release, recipe=artifacts.recipe, description=description, replaces=replaces
+                    repository,
+                    release,
+                    recipe=artifacts.recipe,
+                    description=description,
+                    replaces=replaces,
+                    weights=() if blessing.is_champion else releases.values(),
                 )
             receipt = _with_result(receipt, done)
     shutil.rmtree(folder)

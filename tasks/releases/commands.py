@@ -124,11 +124,17 @@ def _recipe_with(tag: str) -> Path:
 
 
 def _has_tag(recipe: Path, publish: Publish, tag: str) -> bool:
-    from tasks.hub_client.release_log import releases
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    def look() -> bool:
+        try:
+            return tag in repository.refs().tags
+        except RepositoryNotFoundError:
+            return False
 
     with _open(recipe, publish) as repository:
         try:
-            return any(tag in entry.tags for entry in releases(repository))
+            return repository.retry_until_clear(look)
         except HubRefusedError:
             return False
 

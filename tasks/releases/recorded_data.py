@@ -16,7 +16,7 @@ from tasks.hub_client.connection import open_repository
 from tasks.hub_client.release_log import releases
 from tasks.hub_client.repository import MAIN, Repository
 from tasks.publishing.proposal import WAITING
-from tasks.publishing.provenance import FILE
+from tasks.publishing.provenance import FILE, MAX_BYTES
 
 _TIMEOUT_S: Final = 120.0
 _MD5: Final = re.compile(r'"md5": ?"([0-9a-f]{32}(?:\.dir)?)"')
@@ -73,4 +73,4 @@ def _records(repository: Repository, last: int) -> dict[str, str] | None:
 def _record(repository: Repository, revision: str) -> Iterator[tuple[str, str]]:
     file = repository.tree(revision).get(FILE)
     if file:
-        yield file.blob_id, repository.read(revision, FILE).decode(errors="replace")
+        yield file.blob_id, (repository.read(revision, FILE, max_bytes=MAX_BYTES) or b"").decode(errors="replace")

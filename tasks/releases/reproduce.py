@@ -27,7 +27,7 @@ from params import ModelError, RecipeError
 from params.artifacts import Artifacts
 from tasks.digests import WEIGHTS, files_of, weights_in
 from tasks.hub_client.connection import open_repository
-from tasks.publishing.provenance import FILE, REBUILT
+from tasks.publishing.provenance import FILE, MAX_BYTES, REBUILT
 from tasks.releases.clone import ProvenanceRecord, ReproducibleRelease, cloned, write_recipe
 from tasks.releases.rows import bring_rows
 from tasks.stages import Report, read_report
@@ -36,6 +36,8 @@ from tasks.training.versions import versions
 logger = logging.getLogger(__name__)
 _TARGET = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)@([A-Za-z0-9][\w./-]*)")
 _HUB_TIMEOUT_S = 120.0
+_MAX_WEIGHTS = 64 << 20
+"""Bytes of a file of weights that is not a git-lfs file, of which the Hub tells no SHA-256. Hubs take no larger ones."""
 
 
 class WeightsFile(Report):
@@ -144,12 +146,14 @@ def _read_release(root: Path, target: str, endpoint: str) -> ReproducibleRelease
             commit = str(repository.api.model_info(repo_id, revision=revision).sha)
             files = repository.tree(commit)
             weights = {
-                name: file.lfs.sha256 if file.lfs else hashlib.sha256(repository.read(commit, name)).hexdigest()
+                name: file.lfs.sha256
+                if file.lfs
+                else hashlib.sha256(repository.read(commit, name, max_bytes=_MAX_WEIGHTS) or b"").hexdigest()
                 for name, file in files.items()
                 if name.endswith(WEIGHTS)
             }
-            record = repository.read(commit, FILE).decode(errors="replace") if FILE in files else None
-            return commit, record, weights
+            record = repository.read(commit, FILE, max_bytes=MAX_BYTES)
+            return commit, None if record is None else record.decode(errors="replace"), weights
 
         commit, text, weights = repository.retry_until_clear(look)
     where = f"{repo_id}@{commit}"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, snapshot_download
 
 from tasks.commands import main
 from tasks.hub_server.server import LocalHub
+from tasks.hub_server.trials import TrialError
 from tasks.inference.hub_trials import HubTrials
 from tests.support import base_models, tiny_releases
 from tests.support.browser import needs_browser, open_page
@@ -239,8 +242,12 @@ def _upload_broken(api, repo_id, root):
 def open_hub(hub) -> Iterator[LocalHub]:
     """The same folder, served with boxes for texts."""
     tokens = {TOKEN: "tests", OTHER: "other"}
-    answer = HubTrials(hub.root / ".hub")
-    with LocalHub(hub.root / ".hub", tokens=tokens, answer=answer) as running:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        HubTrials(hub.root / ".hub") as answer,
+        LocalHub(hub.root / ".hub", tokens=tokens, answer=answer) as running,
+    ):
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "x")
         running.answer = answer
         yield running
 
@@ -270,6 +277,7 @@ def test_page_of_a_model_answers(open_hub, browser):
     sign_in(browser)
     page = ask(browser, "sequence_classification", TEXT)
     assert page.status_code == 200
+    first = open_hub.answer._process.pid
     outline = Outline(page.text)
     assert re.search(r"king\s*0\.\d{3}", outline.text)
     assert TEXT in outline.text, "it stays in the box"
@@ -286,7 +294,7 @@ def test_page_of_a_model_answers(open_hub, browser):
     assert ask(browser, "causal_lm", TEXT, tag).status_code == 200
     adapters = ask(browser, "sequence_classification-adapter", TEXT)
     assert re.search(r"king\s*0\.\d{3}", Outline(adapters.text).text)
-    assert len(open_hub.answer._models) == 2, "the last two stay in memory"
+    assert open_hub.answer._process.pid == first, "one process answers all, and keeps the last two models in memory"
 
 
 def test_page_says_what_is_wrong(open_hub, browser):
@@ -326,14 +334,103 @@ def test_box_is_only_for_those_who_may_use_it(hub, open_hub, browser):
         assert refused.status_code in (403, 404)
 
 
-def test_one_answer_at_a_time(hub, tmp_path):
-    started, end = threading.Event(), threading.Event()
-    answer = HubTrials(hub.root / ".hub")
+@pytest.fixture(scope="module")
+def others(hub) -> HfApi:
+    """Models of another user: adapters that name base models which their author may not see, and a chat template that never ends."""
+    folder = hub.root / "others"
+    adapter = snapshot_download("tests/sequence_classification-adapter", local_dir=folder / "adapter")
+    config = json.loads((folder / "adapter/adapter_config.json").read_text())
+    chat = snapshot_download("tests/causal_lm", local_dir=folder / "chat")
+    tokenizer = json.loads((folder / "chat/tokenizer_config.json").read_text())
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
+    (folder / "chat/tokenizer_config.json").write_text(json.dumps(tokenizer | {"chat_template": loop}))
+    (folder / "chat/evergreen-provenance.json").write_text(
+        json.dumps({"objective": {"name": "sft", "messages_column": "m"}})
+    )
+    api = HfApi(token=TOKEN)
+    api.create_repo("tests/hidden", private=True)
+    base = config["base_model_name_or_path"]
+    api.upload_folder(repo_id="tests/hidden", folder_path=snapshot_download(base, local_dir=folder / "base"))
+    with LocalHub(hub.root / ".hub", tokens={OTHER: "other"}) as running:
+        other = HfApi(endpoint=running.endpoint, token=OTHER)
+        bases = {
+            "of-tests": "tests/hidden",
+            "of-folder": str(folder / "base"),
+            "of-adapter": "other/of-tests",
+            "of-all": base,
+        }
+        for name, names in {**bases, "loops": ""}.items():
+            other.create_repo(f"other/{name}", private=False)
+            if names:
+                changed = config | {"base_model_name_or_path": names, "revision": None}
+                (folder / "adapter/adapter_config.json").write_text(json.dumps(changed))
+            other.upload_folder(
+                repo_id=f"other/{name}", folder_path=adapter if names else chat, ignore_patterns=[".cache/**"]
+            )
+    return api
 
-    def slow(repo_id, commit, text):
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("of-tests", "tests/hidden, is not on this Hub, or you may not see it"),
+        ("of-folder", "is not on this Hub, or you may not see it"),
+        ("of-adapter", "is an adapter itself"),
+        ("of-all", ""),
+    ],
+)
+def test_base_model_must_be_one_that_its_user_may_see(open_hub, others, browser, name, message):
+    for token, may_see in ((OTHER, False), (TOKEN, name == "of-tests")):
+        sign_in(browser, token)
+        page = browser.post(
+            f"/other/{name}/try/main", data={"form_token": form_token(browser.get(f"/other/{name}").text), "text": TEXT}
+        )
+        assert page.status_code == (200 if may_see or not message else 422), page.text
+        assert may_see or message in page.text
+
+
+def try_it(answer, api, repo_id):
+    return answer(repo_id, api.model_info(repo_id).sha, TEXT, lambda _: True)
+
+
+@pytest.mark.slow
+def test_answer_that_never_ends_frees_the_box(hub, others):
+    with HubTrials(hub.root / ".hub", timeout_s=30) as answer:
+        started = time.monotonic()
+        with pytest.raises(TrialError, match="took longer than 30 s"):
+            try_it(answer, others, "other/loops")
+        assert time.monotonic() - started < 90
+        answer._timeout_s = 300
+        assert try_it(answer, others, "tests/causal_lm").pieces, "the next one is answered"
+
+
+@pytest.mark.slow
+def test_answer_that_needs_too_much_memory_is_refused(hub, others):
+    with (
+        HubTrials(hub.root / ".hub", memory_bytes=300 << 20) as answer,
+        pytest.raises(TrialError, match=r"memory|allocate|Memory"),
+    ):
+        try_it(answer, others, "tests/causal_lm")
+
+
+def test_process_of_an_answer_has_no_secrets(open_hub, others):
+    answer = open_hub.answer
+    try_it(answer, others, "tests/causal_lm")
+    assert os.environ["HF_TOKEN"] == TOKEN
+    environment = Path(f"/proc/{answer._process.pid}/environ").read_bytes()
+    assert TOKEN.encode() not in environment
+    assert b"SECRET" not in environment
+    assert b"HF_ENDPOINT" not in environment
+    assert Path(f"/proc/{answer._process.pid}/cwd").resolve() == Path(answer._own.name).resolve()
+
+
+def test_one_answer_at_a_time(hub, open_hub):
+    started, end = threading.Event(), threading.Event()
+
+    def slow(*asked):
         started.set()
         assert end.wait(30)
-        return answer(repo_id, commit, text)
+        return open_hub.answer(*asked)
 
     with LocalHub(hub.root / ".hub", tokens={TOKEN: "tests"}, answer=slow) as running:
         headers = {"Accept": "text/html", "Origin": running.endpoint}

@@ -116,7 +116,7 @@ def test_scan_and_sample(tmp_path):
 
 def test_rows_without_a_group_are_observations_of_their_own(tmp_path):
     rows = write(tmp_path, {"text": list("abcdef"), "label": ["x"] * 6, "who": [None, "k", "", None, "k", " "]}, "who")
-    groups = sampled(rows, Columns.of(rows, KINDS, []), np.arange(6)).groups
+    groups = sampled(rows, Columns.of(rows, CLASSES, []), np.arange(6)).groups
     assert groups[1] == groups[4]
     assert len(np.unique(groups)) == 5
 

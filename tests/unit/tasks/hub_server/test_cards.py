@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import httpx2
 import pytest
 
 from tasks.hub_server.card_metadata import NO_METADATA, read_card
 from tasks.hub_server.cards import render_markdown, show_metadata
+from tasks.hub_server.server import LocalHub
 
 
 def card(metadata: str) -> str:
@@ -142,3 +147,51 @@ def test_tables_and_headings() -> None:
     assert "style=" not in shown
     assert '<h2 id="how-it-was-made">' in shown
     assert '<h2 id="how-it-was-made-1">' in shown
+
+
+def chained(levels: int, width: int, *, merge: bool) -> str:
+    """Mappings of which each has the one before several times, by merge keys or as values."""
+    lines = ["a0: &a0 {x: 1}"]
+    for n in range(1, levels):
+        again = [f"*a{n - 1}"] * width
+        inside = f"<<: [{', '.join(again)}]" if merge else ", ".join(f"k{i}: {one}" for i, one in enumerate(again))
+        lines.append(f"a{n}: &a{n} {{{inside}}}")
+    return "\n".join(lines)
+
+
+HEADS = {
+    "merge keys": chained(30, 8, merge=True),
+    "aliases": chained(30, 8, merge=False),
+    "sets": "a0: &a0 !!set {x, y}\n" + "\n".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60)),
+    "an alias inside of itself": "a: &a [*a]",
+    "a merge of itself": "a: &a {b: 1, <<: *a}",
+    "many values": "a: [" + "1, " * 40_000 + "1]",
+    "blocks": "- " * 400 + "a",
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_metadata_that_grows_is_refused_before_it_is_built(head: str) -> None:
+    (error,) = read_card(f"---\n{head}\n---\n# A model\n").errors
+    assert "too many values" in error
+
+
+def test_merge_keys_and_aliases_are_read() -> None:
+    head = "base: &base {type: a, name: b}\nother: {<<: *base, name: c}\nlist: [*base, *base]"
+    card = read_card(f"---\n{head}\n---\n")
+    base = {"type": "a", "name": "b"}
+    assert card.metadata == {"base": base, "other": {"type": "a", "name": "c"}, "list": [base, base]}
+
+
+def test_anonymous_requests_to_validate_cards_are_limited(hub: LocalHub) -> None:
+    url, large = f"{hub.endpoint}/api/validate-yaml", f"---\na: [{'1, ' * 10_000}1]\n---\n"
+    refused = httpx2.post(url, json={"repoType": "model", "content": large})
+    assert (refused.status_code, "token" in refused.json()["error"]) == (413, True)
+    headers = {"Authorization": "Bearer token-of-alice"}
+    assert httpx2.post(url, json={"repoType": "model", "content": large}, headers=headers).status_code == 200
+    with ThreadPoolExecutor(20) as threads:
+        small = f"---\na: [{'1, ' * 4_000}1]\n---\n"
+        post = partial(httpx2.post, url, json={"repoType": "model", "content": small}, timeout=60)
+        statuses = {answer.status_code for answer in threads.map(lambda _: post(), range(20))}
+    assert statuses == {200, 503}, "some are told to come again, and none waits"

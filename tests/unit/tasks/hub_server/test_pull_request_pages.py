@@ -62,6 +62,12 @@ def sign_in(client: httpx2.Client, user: str) -> None:
     assert client.post("/-/sign-in", data={"token": f"token-of-{user}"}).status_code == 200
 
 
+def hidden_fields(client: httpx2.Client, page: str = f"{PAGE}/1") -> dict[str, str]:
+    """What the form of a page holds that nobody types."""
+    found = [values for tag, values in Outline(client.get(page).text).elements if values.get("type") == "hidden"]
+    return {str(values["name"]): str(values["value"]) for values in found}
+
+
 def form_token(client: httpx2.Client, page: str = f"{PAGE}/1") -> str:
     (found,) = [values for tag, values in Outline(client.get(page).text).elements if values.get("name") == "form_token"]
     return str(found["value"])
@@ -74,7 +80,7 @@ def buttons(client: httpx2.Client, number: int = 1) -> list[str]:
 
 
 def send(client: httpx2.Client, action: str, comment: str = "", number: int = 1) -> httpx2.Response:
-    data = {"form_token": form_token(client, f"{PAGE}/{number}"), "comment": comment}
+    data = {**hidden_fields(client, f"{PAGE}/{number}"), "comment": comment}
     return client.post(f"{PAGE}/{number}/{action}", data=data)
 
 
@@ -148,6 +154,46 @@ def test_conflict_is_shown(proposed: HfApi, browser: httpx2.Client) -> None:
     assert buttons(browser) == ["comment", "close"]
     refused = send(browser, "merge")
     assert (refused.status_code, "in the same files: config.json" in refused.text) == (409, True)
+
+
+@pytest.mark.parametrize("change", ["a push", "a title", "a push and its removal", "nothing"])
+@pytest.mark.parametrize("action", ["merge", "close", "open"])
+def test_form_acts_only_on_what_its_page_showed(
+    proposed: HfApi, bob: HfApi, browser: httpx2.Client, action: str, change: str
+) -> None:
+    if action == "open":
+        bob.change_discussion_status(REPO, 1, "closed")
+    sign_in(browser, "alice")
+    form, before = hidden_fields(browser), proposed.list_repo_commits(REPO)[0].commit_id
+    if action == "open" and change.startswith("a push"):
+        bob.change_discussion_status(REPO, 1, "open")
+    if change == "a title":
+        bob.rename_discussion(REPO, 1, "Worse weights")
+    elif change != "nothing":
+        revision = "refs/pr/1"
+        bob.create_commit(REPO, [Add("run.py", b"import os")], commit_message="more", revision=revision)
+        if "removal" in change:
+            bob.create_commit(REPO, [Delete("run.py")], commit_message="less", revision=revision)
+    if action == "open" and change.startswith("a push"):
+        bob.change_discussion_status(REPO, 1, "closed")
+    status = proposed.get_discussion_details(REPO, 1).status
+    answer = browser.post(f"{PAGE}/1/{action}", data={**form, "comment": "fine"})
+    details = proposed.get_discussion_details(REPO, 1)
+    if change == "nothing":
+        assert (answer.status_code, details.status) == (200, {"merge": "merged", "close": "closed"}.get(action, action))
+        return
+    assert (answer.status_code, "has changed since" in answer.text) == (409, True)
+    assert details.status == status
+    assert "fine" not in [getattr(event, "content", "") for event in details.events]
+    assert proposed.list_repo_commits(REPO)[0].commit_id == before
+    assert send(browser, action).status_code == 200, "the page shows it now"
+
+
+def test_form_that_does_not_say_what_it_showed_is_refused(proposed: HfApi, browser: httpx2.Client) -> None:
+    sign_in(browser, "alice")
+    for action in ("merge", "close"):
+        assert browser.post(f"{PAGE}/1/{action}", data={"form_token": form_token(browser)}).status_code == 409
+    assert proposed.get_discussion_details(REPO, 1).status == "open"
 
 
 def test_author_and_readers_may_do_less(proposed: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:

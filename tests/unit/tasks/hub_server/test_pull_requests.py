@@ -53,6 +53,20 @@ def status_of(call: Callable[[], object]) -> int:
     return raised.value.response.status_code
 
 
+@local_only
+def test_merge_of_a_named_commit(alice: HfApi, repo: str, hub: LocalHub) -> None:
+    alice.create_repo(repo)
+    number = propose(alice, repo, {"a.txt": b"1"})
+    head = alice.list_repo_commits(repo, revision=f"refs/pr/{number}")[0].commit_id
+    commit(alice, repo, {"b.txt": b"2"}, revision=f"refs/pr/{number}")
+    url = f"{hub.endpoint}/api/models/{repo}/discussions/{number}/merge"
+    headers = {"Authorization": "Bearer token-of-alice"}
+    for parent, status in ((head, 409), (head[:8], 409), ("x", 409), ("", 409), (1, 400)):
+        assert httpx2.post(url, json={"parentCommit": parent}, headers=headers).status_code == status, parent
+    head = alice.list_repo_commits(repo, revision=f"refs/pr/{number}")[0].commit_id
+    assert httpx2.post(url, json={"parentCommit": head[:7]}, headers=headers).status_code == 200
+
+
 def test_commit_makes_a_pull_request(alice: HfApi, repo: str, me: str, tmp_path: Path) -> None:
     alice.create_repo(repo)
     head = commit(alice, repo, {"a.txt": b"1\n"})

@@ -287,7 +287,9 @@ def test_champion_and_candidate_in_any_form(api, project, first, then):
     receipt = publish((artifacts, recipe), then)
     assert receipt.status == "published"
     assert weights_and_configs(api, recipe.publish.repo_id) == FORMS[then]
-    made_from = json.loads(Repository(api, recipe.publish.repo_id).read(receipt.commit, "evergreen-release.json"))
+    made_from = json.loads(
+        Repository(api, recipe.publish.repo_id).read(receipt.commit, "evergreen-release.json", max_bytes=1 << 20)
+    )
     blessing = json.loads(artifacts.blessing.read_text())
     assert made_from["made_from"]["replaces"] == blessing["champion"]["commit"]
 

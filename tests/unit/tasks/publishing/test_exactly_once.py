@@ -60,6 +60,22 @@ def test_release_is_found_below_foreign_commits(api: HfApi, folder: Path) -> Non
     assert len(api.list_repo_commits(REPO)) == 3
 
 
+def test_copied_id_stops_no_release(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+    """Whoever makes a pull request may know the id of a release that waits: their words are in main's history, too."""
+    release = plan(folder)
+    api.create_repo(REPO)
+    trailer = f"Publish-Id: {release.publish_id}"
+    own = CommitOperationAdd("NOTES", b"x")
+    api.create_commit(REPO, [own], commit_message="some notes", commit_description=trailer)
+    published = publish(api, release)
+    assert published.how == "committed"
+    assert {tag.name: tag.target_commit for tag in api.list_repo_refs(REPO).tags} == {release.tag: published.commit}
+    api.delete_tag(REPO, tag=release.tag)
+    own = CommitOperationAdd("NOTES", b"y")
+    api.create_commit(REPO, [own], commit_message="more notes", commit_description=trailer)
+    assert publish(api, plan(folder)).commit == published.commit
+
+
 def test_release_lands_after_concurrent_foreign_commits(
     api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,12 +9,12 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.community import Discussion
 
-from params.errors import HubRefusedError, StaleBlessingError, TransientError
+from params.errors import StaleBlessingError, TransientError
 from tasks.publishing.exactly_once import PublishedRelease
 from tasks.publishing.proposal import Proposal, propose_release, status_of, withdraw_proposals
 from tasks.publishing.release import ReleasePlan
 from tests.support.faulty_hub import Clock, Fault, FaultyHub
-from tests.support.publications import REPO, patient, plan, publish
+from tests.support.publications import REPO, patient, plan, publish, write_model
 
 RECIPE = "nightly"
 
@@ -87,13 +87,100 @@ def test_closed_proposal_is_not_made_again(api: HfApi, folder: Path) -> None:
     assert status_of(patient(api), 99) is None
 
 
+def test_rejected_weights_are_not_proposed_by_another_recipe_text(api: HfApi, folder: Path) -> None:
+    propose(api, plan(folder))
+    api.change_discussion_status(REPO, 1, "closed")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# The same model, in other words\n")
+    edited = plan(folder)
+    assert propose(api, edited) == Proposal("closed", 1)
+    api.change_discussion_status(REPO, 1, "open")
+    assert propose(api, edited) == Proposal("open", 2), "whoever opens it again takes the rejection back"
+    assert [one.num for one in pull_requests(api, "open")] == [2]
+    api.change_discussion_status(REPO, 2, "closed")
+    assert propose(api, edited) == Proposal("closed", 2)
+
+
+def test_rejected_model_is_not_proposed_in_another_form(api: HfApi, folder: Path) -> None:
+    first = plan(folder)
+    propose(api, first)
+    api.change_discussion_status(REPO, 1, "closed")
+    other = newer(folder)
+    forms = {str(first.weights), str(other.weights)}
+    assert propose_release(
+        patient(api), other, recipe=RECIPE, description="", replaces=None, weights=forms
+    ) == Proposal("closed", 1)
+
+
+@pytest.mark.parametrize("how", ["superseded", "withdrawn", "stale"])
+def test_proposal_that_evergreen_closed_may_return(api: HfApi, folder: Path, tmp_path: Path, how: str) -> None:
+    release = plan(folder)
+    propose(api, release)
+    replaces = None
+    if how == "superseded":
+        propose(api, newer(write_model(tmp_path / "newer")))
+    elif how == "withdrawn":
+        withdraw_proposals(patient(api), RECIPE, "It is worse.")
+    else:
+        other = newer(write_model(tmp_path / "newer"))
+        publish(api, other)
+        with pytest.raises(StaleBlessingError):
+            propose(api, release)
+        replaces = other.weights
+    number = len(pull_requests(api)) + 1
+    assert propose(api, release, replaces=replaces) == Proposal("open", number)
+    api.comment_discussion(REPO, number, comments(api, 1)[-1])
+    api.comment_discussion(REPO, number, "no")
+    api.change_discussion_status(REPO, number, "closed")
+    assert propose(api, release, replaces=replaces) == Proposal("closed", number), "a person rejects it"
+
+
+def copy_as_bob(hub: FaultyHub, release: ReleasePlan, **changed: bytes) -> int:
+    """A pull request of a stranger with the title and the files of ours, some of them changed."""
+    bob = HfApi(endpoint=hub.endpoint, token="token-of-bob")
+    files = {
+        file.path: file.source if isinstance(file.source, bytes) else file.source.read_bytes() for file in release.files
+    }
+    added = [CommitOperationAdd(path, content) for path, content in {**files, **changed}.items()]
+    title, trailer = f"Publish {release.tag} of {RECIPE}", f"Publish-Id: {release.publish_id}"
+    made = bob.create_commit(REPO, added, commit_message=title, commit_description=trailer, create_pr=True)
+    assert made.pr_num is not None
+    return made.pr_num
+
+
+def test_stranger_cannot_reject_a_model(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+    release = plan(folder)
+    api.create_repo(REPO, private=False)
+    copy_as_bob(hub, release)
+    bob = HfApi(endpoint=hub.endpoint, token="token-of-bob")
+    bob.change_discussion_status(REPO, 1, "closed")
+    assert propose(api, release) == Proposal("open", 2)
+
+
+def test_stranger_cannot_put_other_files_in_the_place_of_a_proposal(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+    release = plan(folder)
+    api.create_repo(REPO, private=False)
+    copy_as_bob(hub, release, NOTES=b"x")
+    assert propose(api, release) == Proposal("open", 2)
+    assert [one.num for one in pull_requests(api, "open")] == [2]
+    assert "other files" in comments(api, 1)[-1]
+
+
+def test_merged_words_of_a_stranger_give_no_tag(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+    release = plan(folder)
+    api.create_repo(REPO, private=False)
+    copy_as_bob(hub, release, NOTES=b"x")
+    api.merge_pull_request(REPO, 1)
+    withdraw_proposals(patient(api), RECIPE, "It is worse.")
+    assert api.list_repo_refs(REPO).tags == []
+
+
 def test_newer_model_takes_the_place_of_the_one_that_waits(api: HfApi, folder: Path) -> None:
     propose(api, plan(folder))
     propose(api, plan(folder), recipe="another")
     second = newer(folder)
     assert propose(api, second) == Proposal("open", 3)
     assert [one.num for one in pull_requests(api, "open")] == [2, 3], "that of another recipe stays"
-    assert comments(api, 1)[-1] == f"A newer model of this recipe is proposed as {second.tag}."
+    assert comments(api, 1)[-1].startswith(f"A newer model of this recipe is proposed as {second.tag}.\n")
 
 
 def test_proposal_is_stale_when_another_model_was_published(api: HfApi, folder: Path, tmp_path: Path) -> None:
@@ -134,7 +221,7 @@ def test_model_that_the_gate_no_longer_wants_is_withdrawn(api: HfApi, folder: Pa
     propose(api, plan(folder))
     withdraw_proposals(patient(api), RECIPE, "It is worse.")
     assert pull_requests(api, "open") == []
-    assert comments(api, 1)[-1] == "It is worse."
+    assert comments(api, 1)[-1].startswith("It is worse.\n")
 
 
 def test_of_two_equal_proposals_the_older_stays(api: HfApi, folder: Path) -> None:
@@ -148,13 +235,15 @@ def test_of_two_equal_proposals_the_older_stays(api: HfApi, folder: Path) -> Non
     assert [one.num for one in pull_requests(api, "open")] == [1]
 
 
-def test_merge_of_other_files_is_refused(api: HfApi, folder: Path) -> None:
+def test_merge_of_other_files_is_not_this_release(api: HfApi, folder: Path) -> None:
     release = plan(folder)
     propose(api, release)
     api.create_commit(REPO, [CommitOperationAdd("NOTES", b"a")], commit_message="edited", revision="refs/pr/1")
     api.merge_pull_request(REPO, 1)
-    with pytest.raises(HubRefusedError, match="has the id of this release and other files"):
+    with pytest.raises(StaleBlessingError):  # it is compared with what main holds now
         propose(api, release)
+    assert api.list_repo_refs(REPO).tags == []
+    assert propose(api, release, replaces=release.weights) == Proposal("open", 2)
 
 
 @pytest.mark.parametrize("seed", range(12))

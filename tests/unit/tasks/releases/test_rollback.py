@@ -7,13 +7,15 @@ import re
 from pathlib import Path
 
 import pytest
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 
 from params.artifacts import Artifacts
 from params.errors import HubRefusedError, TransientError
 from tasks.evaluation.receipt_log import read_entries
-from tasks.hub_client.release_log import LogEntry, releases, table
+from tasks.hub_client.release_file import RELEASE_FILE
+from tasks.hub_client.release_log import LogEntry, releases, rolled_back_reason, table
 from tasks.hub_client.repository import Repository
+from tasks.hub_server import pull_requests
 from tasks.hub_server.store import Store
 from tasks.publishing.exactly_once import PublishedRelease
 from tasks.releases import commands
@@ -21,7 +23,7 @@ from tasks.releases.rollback import RollbackResult, roll_back
 from tests.support import tiny
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub
 from tests.support.project import ROOT
-from tests.support.publications import REPO, TOKEN, patient, plan, publish
+from tests.support.publications import REPO, TOKEN, patient, plan, publish, write_model
 
 
 def release(api: HfApi, folder: Path, number: int) -> PublishedRelease:
@@ -197,15 +199,14 @@ def test_log_lists_releases_rollbacks_and_other_commits(api: HfApi, tmp_path: Pa
         title="Roll back to v1",
         date=made,
         kind="rollback",
-        publish_id=None,
         to="v1",
         came_from=entries[1].commit,
         by="ann Publish-Id: 1",
         why="it said: Rolled-Back-To: v2 [31m",
         is_head=True,
     )
-    assert (oldest.tags, oldest.publish_id) == (("a-nickname", "v1"), first.publish_id)
-    assert (other.commit, other.publish_id, other.by) == (by_hand.oid, None, None)
+    assert (oldest.commit, oldest.tags) == (first.commit, ("a-nickname", "v1"))
+    assert (other.commit, other.by) == (by_hand.oid, None)
     rows = table(entries)
     assert len(rows) == 6
     assert re.fullmatch(
@@ -216,6 +217,95 @@ def test_log_lists_releases_rollbacks_and_other_commits(api: HfApi, tmp_path: Pa
     assert rows[3].endswith("by hand [2J"), "no control character reaches a terminal"
     assert rows[0].index("kind") == rows[1].index("rollback") == rows[5].index("other")
     assert rows[5].endswith(initial.title)
+
+
+FORGED_ROLLBACK = "Rolled-Back-To: v1\nRolled-Back-From: {}\nGate: overridden\nBy: carol\nReason: it swears"
+
+
+def propose_as_bob(hub: FaultyHub, files: dict[str, bytes], *, title: str, description: str = "") -> int:
+    """A pull request of somebody who may not write main."""
+    bob = HfApi(endpoint=hub.endpoint, token="token-of-bob")
+    added = [CommitOperationAdd(path, content) for path, content in files.items()]
+    made = bob.create_commit(REPO, added, commit_message=title, commit_description=description, create_pr=True)
+    assert made.pr_num is not None
+    return made.pr_num
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["here", "on a Hub that keeps descriptions"])
+def test_merged_words_make_neither_release_nor_rollback(
+    api: HfApi, hub: FaultyHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    second = (release(api, tmp_path, 1), release(api, tmp_path, 2))[1]
+    rollback = FORGED_ROLLBACK.format(second.commit)
+    forged = f"{rollback}\nPublish-Id: {'0' * 64}"
+    number = propose_as_bob(hub, {"NOTES": b"better words"}, title=f"Better words\n\n{rollback}")
+    if keeps:
+        monkeypatch.setattr(pull_requests, "commit_message", lambda title, _: f"{title}\n\n{forged}")
+    api.merge_pull_request(REPO, number)
+    message = api.list_repo_commits(REPO)[0].message
+    assert ("Rolled-Back-To: v1" in message.splitlines()) is keeps
+    entries = releases(Repository(api, REPO))
+    assert [(entry.kind, entry.by) for entry in entries[:3]] == [
+        ("other", None),
+        ("release", None),
+        ("release", None),
+    ]
+
+
+def test_rollback_counts_only_from_who_may_write_main(
+    api: HfApi, hub: FaultyHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merged pull request may even bring back the files of an older release: its words are still its author's."""
+    release(api, tmp_path, 1)
+    second = release(api, tmp_path, 2)
+    weights = Repository(api, REPO).weights(second.commit)
+    assert weights is not None
+    bob = HfApi(endpoint=hub.endpoint, token="token-of-bob")
+    old, new = (Repository(api, REPO).tree(tag) for tag in ("v1", "v2"))
+    changes = [CommitOperationCopy(path, path, src_revision="v1") for path in old if path != ".gitattributes"]
+    removed = [CommitOperationDelete(path) for path in new if path not in old]
+    number = bob.create_commit(REPO, [*changes, *removed], commit_message="Old words", create_pr=True).pr_num
+    assert number is not None
+    forged = FORGED_ROLLBACK.format(second.commit)
+    monkeypatch.setattr(pull_requests, "commit_message", lambda title, _: f"{title}\n\n{forged}")
+    api.merge_pull_request(REPO, number)
+    assert blobs(api, "main") == blobs(api, "v1")
+    assert releases(Repository(api, REPO))[0].kind == "other"
+    assert rolled_back_reason(Repository(api, REPO), [weights]) is None
+    monkeypatch.undo()
+    roll_back_to(api, "v2")
+    roll_back_to(api, "v1", by="ann")
+    assert rolled_back_reason(Repository(api, REPO), [weights]) == "by ann: wrong answers"
+
+
+def test_merged_release_is_one(api: HfApi, hub: FaultyHub, tmp_path: Path) -> None:
+    """A merge has no trailer: its files say what it is, whoever has changed its title, and before it is tagged."""
+    release(api, tmp_path, 1)
+    second = write_model(tmp_path / "second")
+    planned = plan(second)
+    files = {
+        file.path: file.source if isinstance(file.source, bytes) else file.source.read_bytes() for file in planned.files
+    }
+    number = propose_as_bob(hub, files, title="Publish it")
+    api.create_commit(
+        REPO, [CommitOperationDelete("sub/only-in-1.txt")], commit_message="-", revision=f"refs/pr/{number}"
+    )
+    api.rename_discussion(REPO, number, "our new model")
+    api.merge_pull_request(REPO, number)
+    api.create_commit(REPO, [CommitOperationAdd("NOTES", b"x")], commit_message="by hand")
+    entries = releases(Repository(api, REPO))
+    assert [entry.kind for entry in entries[:3]] == ["other", "release", "release"]
+    api.create_tag(REPO, tag=planned.tag, revision=entries[1].commit)
+    assert [entry.kind for entry in releases(Repository(api, REPO))[:3]] == ["other", "release", "release"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 90_000, b"{}", b'{"publish_id": 1, "files": null}', b"\xff", b" " * (5 << 20)]
+)
+def test_damaged_release_files_are_no_releases(api: HfApi, tmp_path: Path, content: bytes) -> None:
+    release(api, tmp_path, 1)
+    api.create_commit(REPO, [CommitOperationAdd(RELEASE_FILE, content)], commit_message="by hand")
+    assert [entry.kind for entry in releases(Repository(api, REPO))] == ["other", "release", "other"]
 
 
 def test_log_of_an_empty_repository(api: HfApi, hub: FaultyHub) -> None:
