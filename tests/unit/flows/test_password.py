@@ -58,7 +58,7 @@ def test_what_is_in_the_file_stays(folder) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     assert password.make() is False
     assert file.read_text() == made
-    assert os.listdir(folder) == [".env"]
+    assert [path.name for path in folder.iterdir()] == [".env"]
 
 
 def test_the_environment_outranks_the_file(monkeypatch) -> None:
