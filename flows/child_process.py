@@ -28,6 +28,7 @@ from typing import IO, TypeAlias
 
 import psutil
 
+from params.secrets import without_secrets
 from trainer.runtime.lifetime import die_with_parent, signal_group, stop_group
 
 Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
@@ -74,7 +75,7 @@ def run(
     limit_s: float = math.inf,
     environment: Mapping[str, str] | None = None,
 ) -> CompletedCommand:
-    """Run `python -m module arguments` to its end, and log each of its lines at once.
+    """Run `python -m module arguments` to its end, and log each of its lines at once, without secrets.
 
     Whatever ends the wait, a signal, a cancelled flow or the limit, also ends the command, within `grace_s`.
 
@@ -84,7 +85,7 @@ def run(
     process = start(module, arguments, subprocess.PIPE, environment)
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     try:
-        for line in _lines(process, limit_s):
+        for line in map(without_secrets, _lines(process, limit_s)):
             lines.append(line)
             if line.strip():
                 log.info(line)
@@ -92,7 +93,7 @@ def run(
     except BaseException:  # cancelled, SIGTERM, Ctrl-C, too long
         stop_group(process, grace_s)
         for line in filter(str.strip, _lines(process)):  # what it wrote while it stopped
-            log.info(line)
+            log.info(without_secrets(line))
         raise
     finally:
         signal_group(process, signal.SIGKILL)  # its leader has ended; nothing of its group stays behind

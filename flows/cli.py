@@ -192,6 +192,18 @@ def watch(
     watch.watch(silence_s, notify or (), rules)
 
 
+@app.command("password")
+def make_password() -> None:
+    """Make a password for a Prefect server of your own, in the file .env.
+
+    Call it in the project's folder before the server starts there. Server, workers and commands in this folder then use it;
+    elsewhere, set PREFECT_API_AUTH_STRING to it. Without one, every user of this machine can let your workers run commands.
+    """
+    from flows import password
+
+    print(f"{password.FILE}: {'has a new password' if password.make() else 'has a password already, which is kept'}")
+
+
 @app.command()
 def notice(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name of the recipe.", show_default=False)],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from params import EvergreenError
 from params.artifacts import Artifacts
+from params.secrets import without_secrets
 from trainer.reporting import progress_bar
 
 if TYPE_CHECKING:
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
 
 
 class WithoutTraceback(logging.Filter):
-    """A filter that removes the traceback of an `EvergreenError` from its log record: its message says how to fix it."""
+    """A filter that removes secrets, and the traceback of an `EvergreenError`, whose message says how to fix it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let every record through."""
         if record.exc_info and isinstance(record.exc_info[1], EvergreenError):
             record.exc_info = None
+        if record.exc_info:
+            record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))
+        message = record.getMessage()
+        if (shown := without_secrets(message)) != message:
+            record.msg, record.args = shown, ()
         return True
 
 

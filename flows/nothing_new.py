@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from flows import password
 from flows.final_state import name_and_message
 from params import TransientError
 from params.artifacts import Artifacts
@@ -24,15 +25,16 @@ def add_flow_run(url: str, artifacts: Artifacts, outcomes: Mapping[str, str], pa
     """Add a flow run that ended with `outcomes` to the server whose API is at `url`.
 
     Returns:
-        False if the server does not take the run in this way, for example because it wants a password: then Prefect's own
-        client has to make it.
+        False if the server does not take the run in this way, for example because it wants a password that only a profile
+        of Prefect's has: then Prefect's own client has to make it.
 
     Raises:
+        EvergreenError: `.env` cannot be read.
         TransientError: the server stopped answering in between.
     """
     name, message = name_and_message(artifacts, outcomes)
     try:
-        client = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
+        client = httpx.Client(base_url=url, auth=_auth(), timeout=_TIMEOUT_S)
     except httpx.InvalidURL:
         return False
     with client as server:
@@ -57,6 +59,11 @@ def add_flow_run(url: str, artifacts: Artifacts, outcomes: Mapping[str, str], pa
             what = f"did not take the flow run of a run with nothing to do: {error or type(error).__name__}"
             raise TransientError("Prefect's server", what, "run it again when the server answers") from error
     return True
+
+
+def _auth() -> tuple[str, str] | None:
+    user, _, secret = (password.of_client() or "").partition(":")
+    return (user, secret) if secret else None
 
 
 def _post(server: httpx.Client, path: str, content: Mapping[str, Any]) -> Any:

@@ -34,7 +34,12 @@ def configured_server() -> Iterator[SyncPrefectClient]:
             yield client
     except httpx.HTTPStatusError as error:
         answer = f"refuses with status {error.response.status_code}: {error.response.text[:500]}"
-        raise EvergreenError(where, answer, "see the server's log; is it of the same version of Prefect?") from error
+        fix = "see the server's log; is it of the same version of Prefect?"
+        if error.response.status_code == httpx.codes.UNAUTHORIZED:
+            fix = (
+                "set PREFECT_API_AUTH_STRING to its password, which `evergreen password` has put into the server's .env"
+            )
+        raise EvergreenError(where, answer, fix) from error
     except httpx.HTTPError as error:
         what = f"does not answer: {error or type(error).__name__}"
         raise TransientError(where, what, "start it, or set PREFECT_API_URL to another one") from error
@@ -67,6 +72,15 @@ def require_api(url: str) -> None:
     if is_page or answer.status_code == httpx.codes.NOT_FOUND:
         fix = f"export PREFECT_API_URL={host(url)}{parts.path.rstrip('/')}/api"
         raise EvergreenError("PREFECT_API_URL", f"{host(url)}{parts.path} is not the API: /api is missing", fix)
+
+
+def is_open() -> bool:
+    """Whether the configured server answers to everybody, without a password."""
+    url = get_current_settings().api.url or ""
+    try:
+        return httpx.get(f"{url}/version", timeout=10).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
 
 
 def host(url: str) -> str:

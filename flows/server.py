@@ -2,7 +2,7 @@
 
 Prefect's own temporary server outlives a killed flow: only a flow that ends normally stops it. This one starts while the
 flow is imported. It looks for migrations and block types only if Prefect or its database has changed since it last did.
-Then it must not be stopped before it answers.
+Then it must not be stopped before it answers. Its password is random, so that only this process can use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows import child_process
+from flows import child_process, password
 from params import TransientError
 from trainer.runtime.lifetime import stop_group
 from trainer.runtime.memory import collect_rarely
@@ -36,8 +36,10 @@ class Server:
         self.url = f"http://127.0.0.1:{port}/api"
         self.log_file = log_file
         log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._password = password.new()
         with log_file.open("wb") as log:
-            self.process = child_process.start("flows.server", [str(port)], log)
+            own = {password.SERVER: self._password}
+            self.process = child_process.start("flows.server", [str(port)], log, own)
         # Not sooner: Prefect sends events at exit. At once: what the server has answered is in its database.
         atexit.register(stop_group, self.process, 0)
 
@@ -48,11 +50,11 @@ class Server:
         Raises:
             TransientError: it did not start.
         """
-        from prefect.settings import PREFECT_API_URL, temporary_settings
+        from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
         _import_flow()
         _wait(self.process, self.url, self.log_file)
-        with temporary_settings({PREFECT_API_URL: self.url}):
+        with temporary_settings({PREFECT_API_URL: self.url, PREFECT_API_AUTH_STRING: self._password}):
             yield
 
 

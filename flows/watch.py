@@ -27,7 +27,7 @@ from prefect.settings import get_current_settings
 
 from flows.destinations import delete_unused, destinations
 from flows.messages import FLOW, KINDS, TAG, Messages, Rules
-from flows.prefect_api import configured_server
+from flows.prefect_api import configured_server, host, is_open
 from params import EvergreenError
 from tasks.report.formatting import duration
 
@@ -84,6 +84,10 @@ def watch(silence_s: int, notify: Sequence[str] = (), rules: Rules | None = None
             wanted += messages.automations(_deployments(client))
         _bring_up_to_date(client, wanted)
         delete_unused(client, found)
+    if is_open():
+        where = host(get_current_settings().api.url or "")
+        print(f"Prefect's server at {where} has no password: whoever reaches it can let its workers run any command")
+        print("  make one with `evergreen password`, and restart server and workers (docs/operation.md)")
 
 
 def kinds(only: Sequence[str], without: Sequence[str]) -> list[str]:

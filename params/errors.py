@@ -33,6 +33,8 @@ import signal
 from collections.abc import Iterator
 from typing import ClassVar, Self
 
+from params.secrets import without_secrets
+
 _CUT = " ..."
 """Ends a text that was shortened."""
 
@@ -45,15 +47,17 @@ class EvergreenError(Exception):
         what: what is wrong there, with the value that was found.
         fix: what the user can do about it.
         key: the recipe key that causes the error, for example `training.callbacks.0`; empty if there is none.
+
+    Secrets in the first three, which may quote what a library or a server said, are hidden (`params.secrets`).
     """
 
     exit_code: ClassVar[int] = os.EX_SOFTWARE
 
     def __init__(self, where: str, what: str, fix: str, *, key: str = "") -> None:
-        super().__init__(where, what, fix)
-        self.where = where
-        self.what = what
-        self.fix = fix
+        self.where = without_secrets(where)
+        self.what = without_secrets(what)
+        self.fix = without_secrets(fix)
+        super().__init__(self.where, self.what, self.fix)
         self.key = key
 
     @classmethod

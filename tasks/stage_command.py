@@ -11,6 +11,7 @@ from pathlib import Path
 
 from params import EvergreenError, TransientError, command_result
 from params.artifacts import Artifacts
+from params.secrets import without_secrets
 
 
 def run_stage(stage: str, recipe: Path) -> None:
@@ -31,7 +32,7 @@ def run_stage(stage: str, recipe: Path) -> None:
         for name, value in stages.flatten(report.model_dump(mode="json")):
             print(f"  {name}: {value}")
     except BaseException as error:
-        failed = str(error) or type(error).__name__
+        failed = without_secrets(str(error)) or type(error).__name__
         page_due = page_due or (isinstance(error, EvergreenError) and not isinstance(error, TransientError))
         raise
     finally:

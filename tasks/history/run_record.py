@@ -18,6 +18,7 @@ from typing import Any, Literal, Self, cast
 
 from params import BudgetSpentError, EvergreenError, ModelError, Recipe, load
 from params.artifacts import Artifacts
+from params.secrets import without_secrets
 from tasks.drift.report import drift_words
 from tasks.evaluation.report import Blessing, Details, EvaluationReport
 from tasks.history.run_log import Evaluated, Outcome, RunEntry, RunError, StageRun, append_run, now
@@ -196,7 +197,7 @@ def _error(error: BaseException) -> RunError:
     if isinstance(error, EvergreenError):
         texts = {"where": error.where, "what": error.what, "fix": error.fix}
     else:
-        texts = {"where": "", "what": str(error), "fix": ""}
+        texts = {"where": "", "what": without_secrets(str(error)), "fix": ""}
     return RunError(type=type(error).__name__, **{name: text[:_MAX_TEXT] for name, text in texts.items()})
 
 

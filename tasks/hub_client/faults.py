@@ -13,6 +13,7 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from params.errors import EvergreenError, HubRefusedError
+from params.secrets import without_secrets
 from tasks.hub_client.time_limits import BusyError, OutOfTimeError
 
 _UNCLEAR_STATUSES = frozenset({408, 409, 412, 425, 429})
@@ -92,9 +93,7 @@ def explain(error: BaseException, api: HfApi) -> str:
         text = f"{error} {text}"
     if isinstance(token := api.token or get_token(), str) and token.strip():
         text = text.replace(token, "***").replace(token.strip(), "***")
-    text = re.sub(r"hf_[A-Za-z0-9]{8,}", "hf_***", text)
-    text = re.sub(r"(?i)(bearer\s+)[^\s'\"]+", r"\1***", text)
-    return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]+", r"\1?***", text)
+    return without_secrets(text)
 
 
 def refuse_malformed_token(api: HfApi, repo_id: str) -> None:

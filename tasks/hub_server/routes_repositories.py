@@ -22,6 +22,7 @@ from tasks.hub_server.requests import (
     Readable,
     RequiredUser,
     Target,
+    User,
     entry_json,
     get_endpoint,
     get_hub,

@@ -18,6 +18,8 @@ from typing import Final
 
 from huggingface_hub import constants
 
+from params.secrets import KINDS
+
 BLOCK_BYTES: Final = 16 << 20
 """Size of the blocks that are searched. Only the first block of a binary file is searched for what looks like a secret."""
 _OVERLAP_BYTES = 2048
@@ -25,12 +27,7 @@ _OVERLAP_BYTES = 2048
 _SHORTEST_TOKEN = 10
 """Shorter ones are no secrets: the Hub's own tokens have 37 characters."""
 _LOOKS_LIKE = {
-    "a Hugging Face token": (rb"hf_[A-Za-z0-9]{30,}", rb"api_org_[A-Za-z0-9]{30,}"),
-    "an AWS key": (rb"AKIA[0-9A-Z]{16}(?![0-9A-Z])", rb"ASIA[0-9A-Z]{16}(?![0-9A-Z])"),
-    "a GitHub token": (*(rb"gh%c_[A-Za-z0-9]{36}" % kind for kind in b"pousr"), rb"github_pat_[A-Za-z0-9_]{60,}"),
-    "a GitLab token": (rb"glpat-[A-Za-z0-9_-]{20,}",),
-    "an API key": (rb"sk-[A-Za-z0-9_-]{32,}", rb"AIza[0-9A-Za-z_-]{35}"),
-    "a Slack token": (rb"xox[baprs]-[0-9A-Za-z-]{10,}",),
+    **{what: tuple(pattern.encode() for pattern in patterns) for what, patterns in KINDS.items()},
     "a private key": (rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----",),
     "a password in an address": (rb"://[\w.~%!$&*+;=-]{1,64}:[\w.~%!$&*+;=-]{3,200}@[A-Za-z0-9]",),
 }

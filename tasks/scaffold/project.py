@@ -24,6 +24,8 @@ _FLOW: Final = "flows/retrain.py:retrain"
 NO_BASE: Final = "trainer/rewards.py"
 """Stands in a line for the folder of a model if the recipe starts from none; stages that read one watch it anyway."""
 _CODE: Final = "trainer/losses.py"
+_SLUG: Final = "schedule"
+"""By it, and without `active`, `prefect deploy` finds a schedule again, and leaves it paused if somebody has paused it."""
 
 
 def project_root() -> Path:
@@ -95,11 +97,12 @@ def with_deployment(text: str, name: str, schedule: str) -> str:
         "name": name,
         "description": f"Retrain {name} and publish it if it is better.",
         "parameters": {"recipe": name},
-        "schedules": [{"cron": schedule, "timezone": "UTC", "active": True}],
+        "schedules": [{"slug": _SLUG, "cron": schedule, "timezone": "UTC"}],
     }
+    earlier = {**item, "schedules": [{"cron": schedule, "timezone": "UTC", "active": True}]}
     for deployment in _deployments(content):
         if deployment.get("name") == name:
-            if deployment == item:
+            if deployment in (item, earlier):
                 return text
             fix = f"choose another name, or remove it first: evergreen remove {name}"
             raise RecipeError(str(PREFECT), f"has another deployment {name}", fix)
@@ -113,9 +116,9 @@ def with_deployment(text: str, name: str, schedule: str) -> str:
         "  parameters:",
         f"    recipe: {scalar(name)}",
         "  schedules:",
-        f'    - cron: "{schedule}"',
+        f"    - slug: {_SLUG}",
+        f'      cron: "{schedule}"',
         "      timezone: UTC",
-        "      active: true",
     ]
     added = [f"{' ' * indent}{line}".rstrip() + "\n" for line in body]
 

@@ -52,7 +52,8 @@ class Nights:
         if IS_LONG:  # else each run has a server of its own
             office.start_server()
             for worker in self.workers:
-                worker.environment["PREFECT_API_URL"] = office.environment["PREFECT_API_URL"]
+                for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
+                    worker.environment[name] = office.environment[name]
         self.rows = 300
         self.merged = 0
         self.runs: set[str] = set()

@@ -27,7 +27,7 @@ def test_guarantee_names_tests_and_limits(title: str) -> None:
 
 def test_security_page_names_tests() -> None:
     sections = (ROOT / "docs" / "security.md").read_text(encoding="utf-8").split("\n## ")[1:]
-    assert len(sections) == 4
+    assert len(sections) == 5
     for section in sections:
         _assert_tests_exist(section)
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from flows.schedules import last_successes
 from params.artifacts import Artifacts
@@ -156,7 +156,8 @@ def test_a_second_run_waits_for_the_first(deployed: Deployed) -> None:
     assert len(logged(deployed)) == 1, "a run with nothing to do is not logged"
     assert {run["state"]["name"] for run in (first, second)} == {"Nothing new"}
     assert "ended with: Published" in first["state"]["message"]
-    with temporary_settings({PREFECT_API_URL: deployed.environment["PREFECT_API_URL"]}):
+    server = (PREFECT_API_URL, PREFECT_API_AUTH_STRING)
+    with temporary_settings({setting: deployed.environment[setting.name] for setting in server}):
         (known,) = last_successes(["tiny", "other"]).items()
     assert (known[0], known[1].isoformat()[:19]) == ("tiny", second["end_time"][:19])
 

@@ -113,17 +113,19 @@ def _lasting(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_server_that_wants_a_password_gets_the_run_from_prefect_itself(finished: Project) -> None:
+def test_a_server_whose_password_only_a_profile_has_gets_the_run_from_prefect_itself(finished: Project) -> None:
     served = ServedProject(finished.root, Path(finished.environment["PREFECT_HOME"]))
-    served.environment |= {"PREFECT_SERVER_API_AUTH_STRING": "me:secret", "PREFECT_API_AUTH_STRING": "me:secret"}
-    served.api.auth = ("me", "secret")
     try:
         served.start_server()
+        auth = served.environment.pop("PREFECT_API_AUTH_STRING")
+        served.run("prefect", "config", "set", f"PREFECT_API_AUTH_STRING={auth}")
         before = {run["id"] for run in served.post("flow_runs/filter")}
         served.run("python", "-m", "flows.cli", "run", "tiny")
         added = [run for run in served.post("flow_runs/filter") if run["id"] not in before]
         assert [run["state"]["name"] for run in added] == ["Nothing new"]
     finally:
+        served.environment.pop("PREFECT_API_AUTH_STRING", None)
+        served.run("prefect", "config", "unset", "PREFECT_API_AUTH_STRING", "-y", ok=None)
         served.end()
 
 

@@ -113,6 +113,7 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
         try:
             made.run("git", "init", "-q", "-b", "main")
             made.environment |= made.connection("prefect")
+            made.make_password()
             made.run("prefect", "--no-prompt", "server", "database", "upgrade", "-y")
             made.start_server()
             made.deploy("--all")

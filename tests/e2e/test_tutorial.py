@@ -64,7 +64,8 @@ def project(tmp_path: Path, make_prefect_home: Callable[[], Path]) -> Iterator[S
     copy_project(tmp_path / "clone")
     shutil.copytree(ROOT / "docs", tmp_path / "clone" / "docs")
     made = ServedProject(tmp_path / "clone", make_prefect_home())
-    del made.environment["PREFECT_API_URL"]  # the page sets it
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
+        del made.environment[name]  # the page sets it
     made.environment["PREFECT_WORKER_QUERY_SECONDS"] = "1"
     made.run("git", "init", "-q", "-b", "main")
     try:
@@ -118,6 +119,8 @@ def follow(shell: Shell, project: ServedProject) -> None:
             wait_for(lambda: has_completed(project), "the run", 300, every_s=1.0)
         else:
             assert agrees(expected, output), f"{command}\n  prints\n{indented}\n  and the page says\n{said}"
+        if command == "evergreen password":
+            project.read_password()
         if "server start" in command:
             wait_for(project._answers, "the server", 120)
         seen.append(tuple(command.split()[:2]))

@@ -5,8 +5,11 @@ The tests share one server, and stand in the order in which they change it.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,6 +53,21 @@ def short(ending):
     return Completed(name=KEPT)
 
 short(sys.argv[1])
+"""
+
+
+STRANGER = """
+import json, os, sys, urllib.error, urllib.request
+headers = {"Content-Type": "application/json"}
+if key := os.environ.get("WANTED"):
+    headers["Authorization"] = f"Basic {key}"
+run = {"flow_id": "00000000-0000-4000-8000-000000000000", "job_variables": {"command": "env"}}
+for path, body in (("flows/", {"name": "retrain"}), ("flow_runs/", run), ("deployments/filter", {})):
+    request = urllib.request.Request(f"{sys.argv[1]}/{path}", json.dumps(body).encode(), headers)
+    try:
+        print(urllib.request.urlopen(request).status)
+    except urllib.error.HTTPError as error:
+        print(error.code)
 """
 
 
@@ -279,6 +297,30 @@ def test_wrong_options_are_errors_that_show_no_secret(watched: Watched, options:
     assert "fix: " in out
     assert "secret" not in out
     assert list(watched.automations()) == ["of-the-user"]
+
+
+@pytest.mark.parametrize("sent", [None, "evergreen:", "evergreen:wrong", "evergreen:secret "])
+def test_another_user_of_the_machine_can_start_nothing(watched: Watched, sent: str | None) -> None:
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    key = {"WANTED": base64.b64encode(sent.encode()).decode()} if sent else {}
+    watched_runs = len(watched.post("flow_runs/filter"))
+    done = subprocess.run(
+        [*user, sys.executable, "-I", "-c", STRANGER, watched.environment["PREFECT_API_URL"]],
+        env={"PATH": os.environ["PATH"], **key},
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["401"] * 3, done
+    assert len(watched.post("flow_runs/filter")) == watched_runs
+
+
+def test_the_password_is_asked_for(watched: Watched) -> None:
+    command = "PREFECT_API_AUTH_STRING={} python -m flows.cli watch --list"
+    out = watched.run("sh", "-c", command.format("evergreen:wrong"), ok=False)
+    assert "status 401" in out
+    assert "set PREFECT_API_AUTH_STRING to its password" in out
+    assert "has no password" not in watched.run("python", "-m", "flows.cli", "watch")
 
 
 def test_without_a_server_the_commands_say_so(watched: Watched) -> None:

@@ -185,17 +185,31 @@ class Project:
 
 
 class ServedProject(Project):
-    """A project with a Prefect server of its own."""
+    """A project with a Prefect server of its own, which has a password."""
 
     def __init__(self, root: Path, prefect_home: Path) -> None:
         super().__init__(root, prefect_home)
         port = free_port()
         no_idle = httpx.Limits(max_keepalive_connections=0)  # the server closes them, just when the next request comes
-        self.api = httpx.Client(base_url=f"http://127.0.0.1:{port}/api", timeout=60, limits=no_idle)
+        address = f"http://127.0.0.1:{port}/api"
+        self.api = httpx.Client(base_url=address, auth=("evergreen", "secret"), timeout=60, limits=no_idle)
         self.environment |= {
+            "PREFECT_API_AUTH_STRING": "evergreen:secret",
+            "PREFECT_SERVER_API_AUTH_STRING": "evergreen:secret",
             "PREFECT_API_URL": str(self.api.base_url).rstrip("/"),
             "PREFECT_SERVER_API_PORT": str(port),
         }
+
+    def make_password(self) -> None:
+        """Have the password in .env instead, as the pages say."""
+        for name in ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
+            del self.environment[name]
+        self.run("python", "-m", "flows.cli", "password")
+        self.read_password()
+
+    def read_password(self) -> None:
+        """Ask the server with the password that is in .env."""
+        self.api.auth = tuple((self.root / ".env").read_text().split()[-1].partition("=")[2].split(":", 1))
 
     def start_server(self) -> None:
         """Start the server, and wait until it answers."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Callable, Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -14,14 +16,15 @@ from params.artifacts import Artifacts
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, tuple[int, bytes]]], str]]:
-    """Start a server with these answers by path, and 500 on all others; return its address."""
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Start a server with these answers by path, and 500 on all others; return its address. `hear` gets the headers."""
     monkeypatch.setattr(nothing_new, "name_and_message", lambda *_: ("Nothing new", "nothing"))
     started: list[HTTPServer] = []
 
-    def start(answers: dict[str, tuple[int, bytes]]) -> str:
+    def start(answers: dict[str, tuple[int, bytes]], hear: Callable[[Message], object] = lambda _: None) -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
+                hear(self.headers)
                 self.rfile.read(int(self.headers["Content-Length"]))
                 status, body = answers.get(self.path, (500, b""))
                 self.send_response(status)
@@ -40,6 +43,14 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, tuple
     for server in started:
         server.shutdown()
         server.server_close()
+
+
+def test_the_password_is_sent(serve, monkeypatch) -> None:
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "me:se:cret")
+    sent: list[str] = []
+    url = serve({"/api/flows/": (401, b"{}")}, lambda headers: sent.append(headers["Authorization"]))
+    assert add(url) is False
+    assert sent == [f"Basic {base64.b64encode(b'me:se:cret').decode()}"]
 
 
 def add(url: str) -> bool:

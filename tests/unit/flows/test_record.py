@@ -516,9 +516,10 @@ class TestRefusal:
             record.record(worker.ran("a", 1), to, log, RAN)
         assert words in str(raised.value)
 
-    def test_a_remote_that_does_not_answer(self, worker: Worker, remote: Path, caplog) -> None:
+    @pytest.mark.parametrize("user", ["user:secret", "secret", "secret:x-oauth-basic"])
+    def test_a_remote_that_does_not_answer(self, worker: Worker, remote: Path, caplog, user: str) -> None:
         artifacts = worker.ran("a", 1)
-        git(worker.root, "remote", "set-url", "origin", f"http://user:secret@127.0.0.1:{free_port()}/x.git")
+        git(worker.root, "remote", "set-url", "origin", f"http://{user}@127.0.0.1:{free_port()}/x.git")
         before = worker.state()
         with pytest.raises(TransientError, match="cannot read the branch") as raised:
             record.record(artifacts, TO, log, RAN, waits_s=(0.1, 0.1))

@@ -9,17 +9,21 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
+from prefect.client.orchestration import get_client
 from prefect.settings import (
     PREFECT_API_DATABASE_CONNECTION_URL,
     PREFECT_API_URL,
     PREFECT_HOME,
+    get_current_settings,
     temporary_settings,
 )
 
 from flows import server
 from flows.prefect_api import require_api
 from params import EvergreenError
+from trainer.runtime.lifetime import stop_group
 
 
 @pytest.fixture
@@ -60,6 +64,23 @@ def test_missing_or_damaged_database_is_prepared_again(database, content) -> Non
     server._note().write_text(server._state())
     database.unlink() if content is None else database.write_bytes(content)
     assert not server.is_prepared()
+
+
+def test_only_the_process_that_started_the_server_can_use_it(tmp_path, make_prefect_home, monkeypatch) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(make_prefect_home()))
+    started = server.Server(tmp_path / "log")
+    try:
+        with started.used(), get_client(sync_client=True) as client:
+            client.api_version()
+            assert httpx.get(f"{started.url}/version", trust_env=False).status_code == 401
+            flow = httpx.post(f"{started.url}/flows/", json={"name": "retrain"}, trust_env=False)
+            assert flow.status_code == 401
+            command = Path(f"/proc/{started.process.pid}/cmdline").read_bytes()
+            secret = get_current_settings().api.auth_string.get_secret_value()
+            assert secret.encode() not in command
+            assert secret not in started.log_file.read_text()
+    finally:
+        stop_group(started.process, 0)
 
 
 def test_no_server_starts_where_a_profile_names_one() -> None:

@@ -1,0 +1,59 @@
+"""Secrets in texts that others wrote: what git, DVC, the Hub and drivers say may hold an address with a token in it.
+
+Errors, and so states, messages, logs of runs and reports, go through `without_secrets`, and so does each line that a command
+of the flow prints.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final
+from urllib.parse import quote
+
+KINDS: Final = {
+    "a Hugging Face token": (r"hf_[A-Za-z0-9]{30,}", r"api_org_[A-Za-z0-9]{30,}"),
+    "an AWS key": (r"AKIA[0-9A-Z]{16}(?![0-9A-Z])", r"ASIA[0-9A-Z]{16}(?![0-9A-Z])"),
+    "a GitHub token": (*(rf"gh{kind}_[A-Za-z0-9]{{36}}" for kind in "pousr"), r"github_pat_[A-Za-z0-9_]{60,}"),
+    "a GitLab token": (r"glpat-[A-Za-z0-9_-]{20,}",),
+    "an API key": (r"sk-[A-Za-z0-9_-]{32,}", r"AIza[0-9A-Za-z_-]{35}"),
+    "a Slack token": (r"xox[baprs]-[0-9A-Za-z-]{10,}",),
+}
+"""Patterns of what is a secret wherever it stands. Each begins with literal characters."""
+_HIDDEN: Final = "***"
+_END = r"\s'\"<>`|"
+"""Ends an address, inside brackets of a pattern."""
+_NAME = r"[\w-]{0,40}"
+_PASSWORD = rf"{_NAME}(?:secret|passw(?:or)?d|(?:api|access|account|secret)[_-]?key)|pwd|SharedAccessSignature"
+_PARAMETER = rf"{_PASSWORD}|{_NAME}(?:token|signature|credential|auth){_NAME}|sig|key"
+"""In a query, names that elsewhere may be those of an option, such as `eos_token`."""
+_PORT = r"\d{1,5}(?:[/?#]|$)"
+# Each begins with few characters and has bounds, so that long texts take no longer than they must.
+_PATTERNS: Final = [
+    # Of https, the name of the user may be the token; elsewhere it is a user. A password may hold `@`, `/` and `?`.
+    (rf"(https?://)[^{_END}/?#]{{0,999}}@", r"\1***@"),
+    (rf"(https?://)[^{_END}/?#@:\[]{{1,999}}:(?!{_PORT})[^{_END}]{{0,999}}@", r"\1***@"),
+    (rf"(://[^{_END}/?#@:\[]{{0,999}}:)(?!{_PORT})[^{_END}]{{0,999}}@", r"\1***@"),
+    (rf"(%3a%2f%2f)(?:(?!%2f|%3f|%23)[^{_END}/?#&]){{0,999}}%40", r"\1***%40"),
+    (rf"(https?://[^{_END}?#]{{0,999}})\?[^{_END}#]+", r"\1?***"),
+    (rf"([?&;](?:{_PARAMETER})=)[^{_END}&;,]+", r"\1***"),
+    (rf"((?:^|[\s,;'\"({{])(?:{_PASSWORD})(?:\s?=\s?|['\"]\s?:\s?)['\"]?)[^{_END},;]+", r"\1***"),
+    (r"(authorization['\"]?\s?[:=]\s?['\"]?)(?:(?:basic|bearer|token|digest)\s)?[^\s'\",;]+", r"\1***"),
+    (r"\b(bearer\s)(?:(?=[^\s\d]{0,999}\d)[^\s'\",;]{8,}|[^\s'\",;]{16,})", r"\1***"),
+    (rf"(?<![A-Za-z0-9_])(?-i:{'|'.join(pattern for patterns in KINDS.values() for pattern in patterns)})", _HIDDEN),
+]
+_COMPILED = [(re.compile(pattern, re.IGNORECASE), hidden) for pattern, hidden in _PATTERNS]
+_VARIABLE = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|AUTH_STRING|(?:API|ACCESS|ACCOUNT)_KEY)$")
+"""Environment variables whose values are secrets."""
+_SHORTEST = 8
+
+
+def without_secrets(text: str) -> str:
+    """Return `text` with `***` for users and passwords in addresses, their queries, tokens, and secrets of the environment."""
+    for name, value in os.environ.items():
+        if _VARIABLE.search(name) and len(value.strip()) >= _SHORTEST:
+            for spelling in {value, value.strip(), quote(value.strip(), safe="")}:
+                text = text.replace(spelling, _HIDDEN)
+    for pattern, hidden in _COMPILED:
+        text = pattern.sub(hidden, text)
+    return text

@@ -1,0 +1,97 @@
+"""The password of the Prefect server in the file .env."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from flows import password, prefect_api
+from flows.cli import main
+from params import EvergreenError
+from tests.support.project import ROOT
+
+SHOW = """
+from prefect.settings import get_current_settings as settings
+print(settings().api.auth_string.get_secret_value() == settings().server.api.auth_string.get_secret_value())
+print(settings().api.auth_string.get_secret_value())
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(password.CLIENT, raising=False)
+    return tmp_path
+
+
+def test_prefect_and_we_read_the_password_that_only_its_owner_can_read(folder, capsys) -> None:
+    assert password.of_client() is None
+    assert main(["password"]) == os.EX_OK
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env |= {"PREFECT_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+    shown = subprocess.run([sys.executable, "-c", SHOW], env=env, check=True, capture_output=True, text=True).stdout
+    assert shown.split() == ["True", password.of_client()]
+    assert (folder / ".env").stat().st_mode & 0o777 == 0o600
+    assert password.of_client() not in capsys.readouterr().out
+
+
+def test_each_password_is_another_one() -> None:
+    assert password.new() != password.new()
+    assert len(password.new()) > 40
+
+
+def test_what_is_in_the_file_stays(folder) -> None:
+    file = folder / ".env"
+    file.write_text("PREFECT_LOGGING_LEVEL=DEBUG")
+    file.chmod(0o644)
+    password.make()
+    made = file.read_text()
+    assert made.splitlines()[0] == "PREFECT_LOGGING_LEVEL=DEBUG"
+    assert len(made.splitlines()) == 3
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert password.make() is False
+    assert file.read_text() == made
+    assert [path.name for path in folder.iterdir()] == [".env"]
+
+
+def test_the_environment_outranks_the_file(monkeypatch) -> None:
+    password.make()
+    monkeypatch.setenv(password.CLIENT, "me:secret")
+    assert password.of_client() == "me:secret"
+
+
+def test_unreadable_file_is_an_error(folder) -> None:
+    (folder / ".env").write_bytes(b"\xff\xfe")
+    with pytest.raises(EvergreenError, match="cannot be read"):
+        password.of_client()
+
+
+@pytest.mark.parametrize(("status", "is_open"), [(200, True), (401, False), (403, False), (404, False), (None, False)])
+def test_a_server_without_a_password_is_named(status, is_open) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/api/version"
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as served:
+        thread = threading.Thread(target=served.handle_request, daemon=True)
+        url = f"http://127.0.0.1:{served.server_port if status else 9}/api"
+        if status:
+            thread.start()
+        with temporary_settings({PREFECT_API_URL: url}):
+            assert prefect_api.is_open() is is_open
+
+
+def test_git_ignores_it() -> None:
+    done = subprocess.run(["git", "check-ignore", ".env", ".env.part"], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == [".env", ".env.part"]

@@ -1,0 +1,139 @@
+"""What others say is shown without the secrets in it, and otherwise as it is."""
+
+from __future__ import annotations
+
+import logging
+import string
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flows.logs import WithoutTraceback
+from params import RecipeError, RemoteRefusedError, TransientError
+from params.errors import error_from_json
+from params.secrets import without_secrets
+
+HF = "hf_" + "aB3" * 12
+GIT = "ghp_" + "aB3" * 12
+SECRETS = {
+    f"fatal: unable to access 'https://{GIT}@github.com/team/models.git/': 403": (
+        "fatal: unable to access 'https://***@github.com/team/models.git/': 403"
+    ),
+    "could not read Password for 'https://s3cret@host'": "could not read Password for 'https://***@host'",
+    "https://user:pass@host:8443/x?y": "https://***@host:8443/x?***",
+    "https://x-access-token:s3cret@github.com/a": "https://***@github.com/a",
+    "https://s3cret:x-oauth-basic@github.com/a": "https://***@github.com/a",
+    "https://me:p%40ss%2Fw@host/a": "https://***@host/a",
+    "https://me:p@ss@host/a": "https://***@host/a",
+    "https://me:p/ss?w#d@host/a": "https://***@host/a",
+    "git+https://s3cret@host/a": "git+https://***@host/a",
+    "HTTPS://S3CRET@HOST/A": "HTTPS://***@HOST/A",
+    "ssh://git:s3cret@host:22/a": "ssh://git:***@host:22/a",
+    "postgresql+psycopg://me:s3cret@host/db": "postgresql+psycopg://me:***@host/db",
+    "s3://KEY:s3/cret@bucket/x": "s3://KEY:***@bucket/x",
+    "redis://:s3cret@host/0": "redis://:***@host/0",
+    "from https://a:s3cret@one/x to https://s3cret@two/y, not http://three/z": (
+        "from https://***@one/x to https://***@two/y, not http://three/z"
+    ),
+    "next=https%3A%2F%2Fme%3As3cret%40host%2Fa": "next=https%3A%2F%2F***%40host%2Fa",
+    "https://host/f?token=s3cret": "https://host/f?***",
+    "https://a.blob.core.windows.net/c/f?sv=2024&sig=s3cret%3D: 403": "https://a.blob.core.windows.net/c/f?*** 403",
+    "GET /f?part=1&X-Amz-Signature=s3cret failed": "GET /f?part=1&X-Amz-Signature=*** failed",
+    "abfs://c@a/f?sv=2024&sig=s3cret": "abfs://c@a/f?sv=2024&sig=***",
+    "AccountName=a;AccountKey=s3cret==;EndpointSuffix=b": "AccountName=a;AccountKey=***;EndpointSuffix=b",
+    "connection to host=db user=me password=s3cret failed": "connection to host=db user=me password=*** failed",
+    "{'user': 'me', 'password': 's3cret', 'secret_key': \"s3cret\"}": (
+        "{'user': 'me', 'password': '***', 'secret_key': \"***\"}"
+    ),
+    "Authorization: Basic czNjcmV0": "Authorization: ***",
+    "{'authorization': 'Bearer s3cret'}": "{'authorization': '***'}",
+    "sent Bearer s3cret-of-me": "sent Bearer ***",
+    f"Invalid user token: {HF}.": "Invalid user token: ***.",
+    f"{GIT}, {HF}": "***, ***",
+}
+PLAIN = [
+    "git@github.com:team/models.git: Permission denied (publickey)",
+    "ssh://git@host/team/models.git: Could not read from remote repository",
+    "https://huggingface.co/team/model/tree/main: 404 Not Found",
+    "team/model@release-0123456789ab",
+    "https://huggingface.co/team/model@release-0123456789ab",
+    "http://127.0.0.1:4200/team/model@release-0123456789ab: does not answer",
+    "http://[::1]:4200/api/a@b",
+    "is it at http://127.0.0.1:4200/api?",
+    "postgresql+asyncpg://prefect@/prefect?host=/run/postgresql",
+    "postgresql:///prefect?host=/run/postgresql",
+    "pad_token='<pad>', max_new_tokens=20, key=3, eos_token=</s>: two tokens, no token",
+    "set HF_TOKEN to a valid token with write access, or run `hf auth login`",
+    "Bearer authentication is needed, basic credentials are not taken",
+    "hf_transfer is not installed; hf_hub_download(repo_id, filename)",
+    "write postgresql://user:${PASSWORD}@host/database"[:25],
+    "write --data KEY=VALUE; export PREFECT_API_URL=http://127.0.0.1:4200/api",
+    "the password: write it into a file; secrets are hidden",
+    "mail me@example.org about a/b@c",
+]
+
+
+@pytest.mark.parametrize(("text", "shown"), SECRETS.items(), ids=range(len(SECRETS)))
+def test_secrets_are_hidden(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
+    assert without_secrets(without_secrets(text)) == without_secrets(text)
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_all_else_is_shown(text: str) -> None:
+    assert without_secrets(text) == text
+
+
+WORD = st.text(string.ascii_letters + string.digits + "-._~%+=!$*", min_size=6, max_size=40).map(lambda s: f"Q{s}Q")
+FORMS = (
+    "https://{}@h/x", "https://u:{}@h/x", "http://{}:x@h", "ssh://git:{}@h", "https://h/x?token={}", "https://h/x?a=b&sig={}",
+    "https%3A%2F%2Fu%3A{}%40h", "Authorization: Basic {}", "authorization: bearer {}", "password={}",
+)  # fmt: skip
+
+
+@given(
+    parts=st.lists(st.tuples(st.sampled_from(FORMS), WORD, st.sampled_from([" ", "\n", "; ", "' '", ": "])), min_size=1)
+)
+def test_several_secrets_in_one_text_are_hidden(parts: list[tuple[str, str, str]]) -> None:
+    text = "".join(form.format(secret) + end for form, secret, end in parts)
+    for form, secret, _ in parts:
+        assert secret not in without_secrets(text), form
+
+
+@pytest.mark.parametrize(
+    "part", ["x", "http://", "://a:", "https://a?", ";token", "password=", "bearer ", "%3a%2f%2f", "@", "://a:@"]
+)
+def test_long_texts_take_no_long_time(part: str) -> None:
+    start = time.process_time()
+    without_secrets(part * (100_000 // len(part)))
+    assert time.process_time() - start < 5
+
+
+def test_secrets_of_the_environment_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_GIT_TOKEN", "plain words/+")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "abcdefgh")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "parallel-yes")
+    text = without_secrets("plain words/+ plain%20words%2F%2B abcdefgh parallel-yes")
+    assert text == "*** *** *** parallel-yes"
+
+
+@pytest.mark.parametrize("kind", [RecipeError, RemoteRefusedError, TransientError])
+def test_no_error_shows_a_secret(kind: type[TransientError]) -> None:
+    address = "https://s3cret@host/x"
+    error = kind(address, f"no access to {address}", f"see {address}")
+    assert "s3cret" not in f"{error} {error!r} {error.args} {error.to_json(9999)} {error.replace(where=address)}"
+    assert str(error_from_json(error.to_json(9999))) == str(error)
+
+
+def test_no_log_of_a_run_shows_a_secret(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("test_secrets")
+    logger.addFilter(WithoutTraceback())
+    try:
+        int("https://s3cret@host")
+    except ValueError:
+        logger.exception("at %s of %d%%", "https://s3cret@host", 5)
+    assert "s3cret" not in caplog.text
+    assert "at https://***@host of 5%" in caplog.text
+    assert "ValueError: invalid literal for int() with base 10: 'https://***@host'" in caplog.text
