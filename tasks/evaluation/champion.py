@@ -14,6 +14,7 @@ from params import ModelError
 from params.artifacts import Artifacts, whole_folder
 from tasks.evaluation.report import Champion
 from tasks.hub_client.connection import chosen_endpoint, open_repository
+from trainer.runtime.library_errors import own_code_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -85,13 +86,14 @@ def load(
     from trainer.model import network
 
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         objective.prepare_tokenizer(tokenizer)
         model = objective.remap_labels(network.trained_model(folder, objective.model_class()), state)
     except Exception as error:
         what = f"the champion, {champion.tag or champion.commit}, cannot be scored: {type(error).__name__}: {error}"
         fix = "if it is a model for another task, publish to another repository (publish.repo_id)"
-        raise ModelError(f"{champion.endpoint}/{champion.repo_id}", what, fix) from error
+        where = f"{champion.endpoint}/{champion.repo_id}"
+        raise own_code_error(where, error) or ModelError(where, what, fix) from error
     return model, tokenizer
 
 
