@@ -53,6 +53,7 @@ class TokenLikelihood(Likelihood[OptionsT]):
     main_metric = "bits_per_byte"
     tokenizer_dependent = frozenset(metrics)
     score_names = ("nll", "tokens", "correct")
+    served_scores = ("nll", "tokens")
     example_counts = ("bytes",)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
