@@ -90,6 +90,8 @@ class Artifacts:
     """Output of the Prefect server that a flow starts for itself."""
     staged_release = _Below("scratch", "release")
     """The files of a release before they are published."""
+    served_release = _Below("scratch", "served-release")
+    """Written when these files give the answers that were judged: the id of the release, so that a retry need not look again."""
     succeeded = _Below("scratch", "succeeded")
     """Written when a run of the flow succeeds, even if it had nothing to do."""
     timings = _Below("scratch", "timings")

@@ -19,6 +19,7 @@ from tasks.evaluation.reading import NO_LIMIT, Reading
 from tasks.evaluation.report import Champion
 from tasks.hub_client.connection import chosen_endpoint, open_repository
 from trainer import objectives
+from trainer.runtime.library_errors import own_code_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -127,7 +128,8 @@ def errors(champion: Champion) -> Iterator[None]:
     except Exception as error:
         what = f"the champion, {champion.tag or champion.commit}, cannot be scored: {type(error).__name__}: {error}"
         fix = "if it is a model for another task, publish to another repository (publish.repo_id)"
-        raise ModelError(f"{champion.endpoint}/{champion.repo_id}", what, fix) from error
+        where = f"{champion.endpoint}/{champion.repo_id}"
+        raise own_code_error(where, error) or ModelError(where, what, fix) from error
 
 
 def _released_options(folder: Path, name: str) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ from tasks.publishing.prompt_form import PromptForm
 from tasks.publishing.provenance import FILE
 from trainer.model.adapters import TASKS, BaseModel, is_adapter
 from trainer.model.network import trained_model
+from trainer.runtime.library_errors import own_code_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -243,4 +244,5 @@ def _load_errors(where: str, part: str = "") -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError) as error:
         what = f"{part}cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        raise ModelError(where, what, "name a model that transformers can load without code of its own") from error
+        fix = "name a model that transformers can load without code of its own"
+        raise own_code_error(where, error) or ModelError(where, what, fix) from error

@@ -119,6 +119,8 @@ def write_card(
     *,
     pipeline_tag: str,
     auto_class: str,
+    call: Mapping[str, Any] | None = None,
+    cuts: bool = False,
     replaced: Champion | None = None,
     pictures: Sequence[str] = (),
     has_report: bool = False,
@@ -126,7 +128,8 @@ def write_card(
 ) -> str:
     """Return the text of README.md: metadata for the Hub, then the card.
 
-    `pictures` are the paths in the release of the charts that the card shows, see `PICTURES`. `replaced` is the model that the
+    `call` are the arguments of the call that the card shows, with which the model answers as it was evaluated, and `cuts` says
+    whether it cuts long texts. `pictures` are the paths in the release of the charts that the card shows, see `PICTURES`. `replaced` is the model that the
     release replaces, by default the champion that it was compared with.
 
     Raises:
@@ -150,6 +153,8 @@ def write_card(
         repo_id=publish.repo_id,
         pipeline_tag=pipeline_tag,
         auto_class=auto_class,
+        call=", ".join(f"{name}={value!r}" for name, value in (call or {}).items()),
+        cuts=cuts,
         form=PromptForm.of(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
         adapter=publish.adapter,

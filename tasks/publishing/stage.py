@@ -57,7 +57,8 @@ def publish(
 
     Raises:
         GateRefusedError: the gate refuses the model.
-        ModelError: the blessing is for something else, or a file must not be published.
+        ModelError: the blessing is for something else, a file must not be published, or the release answers otherwise than it was
+            judged.
         StaleBlessingError: another model was published since the evaluation.
         InputsChangedError: the recipe or the code was edited since an earlier stage ran, or since `inputs` were read.
         HubRefusedError: no token, no access, or the tag holds something else.
@@ -88,7 +89,8 @@ def publish(
     may_change_form = blessing.is_champion and len(releases) > 1 and not publish.dry_run
     receipt: Receipt | None = None
     if blessing.verdict == "publish" or may_change_form:
-        receipt = _publish_model(artifacts, blessing, publish, objectives.build(objective), inputs, releases=releases)
+        built = objectives.build(objective)
+        receipt = _publish_model(artifacts, blessing, publish, built, inputs, releases=releases, split=evaluation.split)
     if receipt is None:
         _withdraw_proposals(artifacts, blessing, publish)
         receipt = _keep_champion(blessing)
@@ -165,6 +167,7 @@ def _publish_model(
     inputs: Inputs,
     *,
     releases: Mapping[AdapterForm, str],
+    split: str,
 ) -> Receipt | None:
     """Publish the model in the form that the recipe asks for; None if main holds it so, and nothing is to be published."""
     check_earlier_stages("publish", artifacts)
@@ -174,6 +177,7 @@ def _publish_model(
         from tasks.publishing.exactly_once import publish_release
         from tasks.publishing.proposal import propose_release
         from tasks.publishing.release import plan_release
+        from tasks.publishing.served import check_served
 
         replaced = blessing.champion
         if writes:
@@ -205,6 +209,7 @@ def _publish_model(
         reasons = blessing.reasons if blessing.verdict == "publish" else ()
         if replaced != blessing.champion or blessing.is_champion:
             reasons += (f"the model was published in another form; publish.adapter is `{publish.adapter}`",)
+        check_served(artifacts, folder, release, blessed=releases[publish.adapter], objective=objective, split=split)
         receipt = Receipt(
             status="dry-run",
             reasons=reasons,
@@ -318,6 +323,8 @@ def _assemble(
         publish,
         pipeline_tag=objective.pipeline_tag,
         auto_class=objective.auto_class,
+        call=objective.call_arguments,
+        cuts=objective.reader_cuts,
         replaced=replaced,
         pictures=[name for name in PICTURES if name in pictures],
         has_report=True,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from params import ModelError, TransientError
 from params.schema import Tokenization, TrainTokenizer
+from trainer.runtime.library_errors import own_code_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,7 +88,8 @@ def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
         raise TransientError(path, f"the tokenizer cannot be downloaded: {error}", fix) from error
     except (OSError, ValueError) as error:
         fix = "check the path and revision in tokenization.tokenizer"
-        raise ModelError(path, f"no tokenizer can be loaded: {error}", fix) from error
+        raise own_code_error(path, error) or ModelError(path, f"no tokenizer can be loaded: {error}", fix) from error
+    tokenizer.init_kwargs.pop("auto_map", None)  # what is saved must not ask others to run code
     if not tokenizer.is_fast:
         raise ModelError(path, "has only a slow tokenizer", "use a model whose repository holds tokenizer.json")
     return tokenizer

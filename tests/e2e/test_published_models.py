@@ -192,7 +192,7 @@ def test_two_revisions_side_by_side(hub, capsys, monkeypatch):
         (("tests/odd", TEXT), "its config.json names BertForMaskedLM, for which there is no way to try it"),
         (("tests/half", TEXT), "its weights lack classifier.bias, classifier.weight, so its answers would be random"),
         (("tests/mute", TEXT), "has no tokenizer, which reads the text"),
-        (("tests/code", TEXT), "cannot be loaded"),
+        (("tests/code", TEXT), "needs code of its own repository, which Evergreen never runs"),
         (("tests/prompts", TEXT), "its adapter_config.json names no task, for which there is no way to try it"),
         (("tests/orphan", TEXT), "tests/gone: cannot be loaded"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from params import Recipe
 from params.artifacts import Artifacts
 from params.schema import AdapterForm
 from tasks.tokenization.stage import tokenize
@@ -57,6 +58,13 @@ def publish_adapters(root: Path, kind: str, form: AdapterForm) -> Artifacts:
 
 def publish(root: Path, kind: str, *, steps: int | None = None, private: bool = False) -> Artifacts:
     """Publish the model of a kind as tests/<kind>, to the Hub of HF_ENDPOINT or the local one of `root`."""
+    artifacts, recipe = evaluated(root, kind, steps=steps, private=private)
+    assert releases.publish(artifacts, recipe).status == "published"
+    return artifacts
+
+
+def evaluated(root: Path, kind: str, *, steps: int | None = None, private: bool = False) -> tuple[Artifacts, Recipe]:
+    """The model of a kind, ready to be published."""
     usual, sections = KINDS[kind]
     changes = {"publish.repo_id": f"tests/{kind}", "publish.private": private}
     if kind == "conversations":
@@ -74,8 +82,7 @@ def publish(root: Path, kind: str, *, steps: int | None = None, private: bool = 
     # Some learn nothing here, and a first release is compared with the untrained model if there is one.
     recipe = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"compare_untrained": False})})
     assert releases.evaluate(artifacts, recipe).verdict == "publish"
-    assert releases.publish(artifacts, recipe).status == "published"
-    return artifacts
+    return artifacts, recipe
 
 
 def conversations(count: int, split: str) -> list[list[dict[str, str]]]:

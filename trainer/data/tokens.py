@@ -106,7 +106,7 @@ def read_tokenizer(tokens: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer that made the sequences."""
     from transformers import AutoTokenizer
 
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tokens / "tokenizer")
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tokens / "tokenizer", trust_remote_code=False)
     return tokenizer
 
 

@@ -10,7 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 _HUB_ARGUMENTS = {
     "revision",
     "code_revision",
-    "trust_remote_code",
     "token",
     "cache_dir",
     "local_files_only",
@@ -57,18 +56,20 @@ def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedMode
         if not isinstance(found, torch.dtype):
             raise ValueError(f"model_init_kwargs: there is no dtype {dtype!r}; give for example 'bfloat16' or 'auto'")
         arguments["dtype"] = found
-    config = AutoConfig.from_pretrained(model, **{k: v for k, v in arguments.items() if k in _HUB_ARGUMENTS})
+    trusted = arguments.pop("trust_remote_code", False)
+    of_hub = {name: value for name, value in arguments.items() if name in _HUB_ARGUMENTS}
+    config = AutoConfig.from_pretrained(model, trust_remote_code=trusted, **of_hub)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return auto.from_pretrained(model, **arguments)
+    return auto.from_pretrained(model, trust_remote_code=trusted, **arguments)
 
 
 def load_tokenizer(name: str) -> Any:
     """Load the tokenizer of a model by the model's name.
 
     Raises:
-        ValueError: the model has no name.
+        ValueError: the model has no name, or its tokenizer needs code of its repository.
     """
     if not name:
         what = "the model was not loaded by name"
         raise ValueError(f"IterativeSFTTrainer: {what}; give its tokenizer as processing_class")
-    return AutoTokenizer.from_pretrained(name)
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)

@@ -74,7 +74,7 @@ class EvaluationMetrics:
         return (scores, predictions, batch["labels"], batch["input_ids"])
 
     def batches(
-        self, model: PreTrainedModel, sequences: Sequences, *, batch_size: int
+        self, model: PreTrainedModel, sequences: Sequences | list[Example], *, batch_size: int
     ) -> Iterator[tuple[list[Example], Measurement]]:
         """Yield the examples of a split batch by batch, with their measurement on the CPU."""
         import torch

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from params import ModelError, Problem, TransientError
 from params.schema import Launch, Model, Quantization
 from trainer.model import adapters
+from trainer.runtime.library_errors import own_code_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -159,7 +160,12 @@ def trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
         from transformers import AutoConfig
 
         base = adapters.BaseModel.of(folder)
-        changed = {"config": AutoConfig.from_pretrained(folder)} if (folder / "config.json").exists() else {}
+        changed = {}
+        if (folder / "config.json").exists():
+            try:
+                changed["config"] = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            except (OSError, ValueError) as error:
+                raise _cannot_load(str(folder), error) from error
         network, missing = _load(base.name, model_class, revision=base.revision, **changed)
         if lacking := adapters.lacking(folder, missing):
             what = f"neither the adapter nor its base model, {base.name}, has {', '.join(lacking[:5])}"
@@ -198,7 +204,7 @@ def _build(
         from_tokenizer |= {"decoder_start_token_id": start, "forced_eos_token_id": tokenizer.eos_token_id}
     try:
         full = AutoConfig.for_model(**(from_tokenizer | config | objective.model_config(state)))
-        network: PreTrainedModel = objective.model_class().from_config(full)
+        network: PreTrainedModel = objective.model_class().from_config(full, trust_remote_code=False)
     except Exception as error:
         raise ModelError("model.config", f"transformers rejects it: {error}", "fix the configuration") from error
     return network
@@ -226,6 +232,14 @@ def _load(
     except (ConnectionError, TimeoutError) as error:
         raise TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub is reachable") from error
     except (OSError, ValueError, RuntimeError) as error:
-        fix = "check the path, the revision and the model's type"
-        raise ModelError(path, f"cannot be loaded: {error}", fix) from error
+        raise _cannot_load(path, error) from error
+    if hasattr(
+        network.config, "auto_map"
+    ):  # transformers has the code of this model: what is saved must not ask others to run any
+        del network.config.auto_map
     return network, sorted(info["missing_keys"])
+
+
+def _cannot_load(path: str, error: Exception) -> ModelError:
+    fix = "check the path, the revision and the model's type"
+    return own_code_error(path, error) or ModelError(path, f"cannot be loaded: {error}", fix)

@@ -29,7 +29,7 @@ from trainer.objectives.bases.objective import (
     ScoreColumns,
 )
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
-from trainer.objectives.bases.texts import token_ids
+from trainer.objectives.bases.texts import asked_prompt, token_ids
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,6 +79,7 @@ class DPO(Objective[Options]):
     tokenizer_dependent = frozenset(metrics)  # the reference model reads the same tokens
     own_options = frozenset({"separator"})
     score_names = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
+    served_scores = ("chosen_logprob", "rejected_logprob")
     trainer_class = "trainer.loop.preference_trainer:PreferenceTrainer"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"},
@@ -156,6 +157,15 @@ class DPO(Objective[Options]):
             example = {"row_id": row["row_id"], "input_ids": kept + chosen, "labels": labels, "rejected": rejected}
             encoded.append(EncodedRow([example], is_truncated))
         return encoded
+
+    def reader_input(self, row: Row) -> str:
+        return f"{row[self.options.prompt_column]}{self.options.separator}"
+
+    def answer_scores(
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
+    ) -> Mapping[str, float]:
+        asked_prompt(ask, self.reader_input(row), example)
+        return {}
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
         """The chosen sequences under the usual names, the rejected ones as `rejected_input_ids` and so on, and `row_id` (B,)."""

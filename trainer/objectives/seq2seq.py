@@ -33,7 +33,7 @@ from trainer.objectives.bases.likelihood import (
     token_scores,
     token_statistics,
 )
-from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import truncated_token_ids
 
@@ -84,6 +84,8 @@ class Seq2Seq(Likelihood[Options]):
     own_options = frozenset({"prefix"})
     limits = frozenset({"max_target_length"})
     score_names = ("nll", "tokens", "correct", "generated", *_TEXT_METRICS)
+    served_scores = ("nll", "tokens")
+    reader_cuts = True
     example_counts = ("bytes",)
     auto_class = "AutoModelForSeq2SeqLM"
     pipeline_tag = "text2text-generation"
@@ -166,6 +168,21 @@ class Seq2Seq(Likelihood[Options]):
             shifted[:, 0] = model.config.decoder_start_token_id
             shifted = shifted.masked_fill(shifted == IGNORE_INDEX, model.config.pad_token_id)
         return {**batch, "decoder_input_ids": shifted}
+
+    @property
+    def call_arguments(self) -> Mapping[str, Any]:
+        return {"max_new_tokens": self.options.max_new_tokens, "num_beams": self.options.num_beams, "do_sample": False}
+
+    def reader_input(self, row: Row) -> str:
+        return self._input(row)
+
+    def answer_scores(
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
+    ) -> Mapping[str, float]:
+        if not self.options.generate:
+            return {}
+        target = tokenizer.decode(example["labels"], skip_special_tokens=True)
+        return dict(zip(_TEXT_METRICS, score_text(str(ask(self._input(row))), str(target)), strict=True))
 
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""

@@ -7,12 +7,13 @@ The labels are the sorted labels of the train split. The loss is the mean negati
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from params.schema import Direction, Expectation, Section
 from trainer.objectives.bases.likelihood import Classifier
-from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.texts import truncated_token_ids
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class SequenceClassification(Classifier[Options]):
     # and not even a calibrated model is calibrated there.
     slice_metrics: ClassVar[Mapping[str, str]] = {"macro_f1": "accuracy", "calibration_error": "loss"}
     score_names = ("nll", "label", "prediction", "confidence")
+    served_scores = ("nll", "confidence")
+    reader_cuts = True
     auto_class = "AutoModelForSequenceClassification"
     pipeline_tag = "text-classification"
     example_rows: ClassVar[tuple[Row, ...]] = (
@@ -93,6 +96,24 @@ class SequenceClassification(Classifier[Options]):
             EncodedRow([{"row_id": row["row_id"], "input_ids": ids, "labels": numbers[label]}], is_truncated)
             for row, label, (ids, is_truncated) in zip(rows, labels, encoded, strict=True)
         ]
+
+    def model_config(self, state: ObjectiveState) -> dict[str, Any]:
+        """As the base class; a base model for several labels per text would otherwise keep its sigmoids."""
+        return {**super().model_config(state), "problem_type": "single_label_classification"}
+
+    @property
+    def call_arguments(self) -> Mapping[str, Any]:
+        return {"truncation": True}
+
+    def reader_input(self, row: Row) -> str:
+        return self.text(row)
+
+    def answer_scores(
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
+    ) -> Mapping[str, float]:
+        found = {str(one["label"]): float(one["score"]) for one in ask(self.text(row), top_k=None)}
+        known = found.get(str(row[self.options.label_column]), 0.0)
+        return {"nll": -math.log(known) if known else math.inf, "confidence": max(found.values())}
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, C) logits and (B,) labels to losses (B,)."""

@@ -11,7 +11,7 @@ counts it. Training can pack (trainer.objectives.bases.packing).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from params import ModelError, Problem, RecipeError
@@ -20,7 +20,7 @@ from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.likelihood import TokenLikelihood, scored_bytes
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
-from trainer.objectives.bases.texts import token_ids
+from trainer.objectives.bases.texts import asked_prompt, token_ids
 
 if TYPE_CHECKING:
     import torch
@@ -175,6 +175,20 @@ class SFT(TokenLikelihood[Options]):
             completion = [*text, end]
             pairs.append((prompt + completion, [IGNORE_INDEX] * len(prompt) + completion))
         return pairs
+
+    def reader_input(self, row: Row) -> Any:
+        """The prompt, or the messages before the assistant's first one."""
+        if not self.options.messages_column:
+            return row[self.options.prompt_column]
+        turns = row[self.options.messages_column]
+        asked = turns[: next(i for i, turn in enumerate(turns) if turn["role"] == "assistant")]
+        return [{name: value for name, value in turn.items() if value is not None} for turn in asked] or None
+
+    def answer_scores(
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
+    ) -> Mapping[str, float]:
+        asked_prompt(ask, self.reader_input(row), example)
+        return {}
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         return packing.pack(examples, max_length) if self.options.packing else iter(examples)

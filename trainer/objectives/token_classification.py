@@ -18,14 +18,14 @@ where a predicted span is correct if its label and both ends are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from params import DataError
 from params.schema import Direction, Section
 from trainer.objectives.bases.likelihood import Classifier, logits_of, token_scores
-from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class TokenClassification(Classifier[Options]):
     main_metric = "f1"
     tokenizer_dependent = frozenset({"loss", "token_accuracy"})
     score_names = ("nll", "tokens", "correct", "correct_spans", "predicted_spans", "actual_spans")
+    served_scores = ("nll", "tokens")
     auto_class = "AutoModelForTokenClassification"
     pipeline_tag = "token-classification"
     example_rows: ClassVar[tuple[Row, ...]] = (
@@ -128,6 +129,23 @@ class TokenClassification(Classifier[Options]):
         ]
         begun = sum(tag > 0 and tag % 2 == 1 for tag in tags)
         return EncodedRow(examples, is_truncated=begun < len(spans))
+
+    @property
+    def call_arguments(self) -> Mapping[str, Any]:
+        return {"aggregation_strategy": "simple"}
+
+    def reader_input(self, row: Row) -> str:
+        return self.text(row)
+
+    def answer_scores(
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
+    ) -> Mapping[str, float]:
+        text = self.text(row)
+        answers = ask(text)
+        found = {(str(one["entity_group"]), *_trimmed(text, int(one["start"]), int(one["end"]))) for one in answers}
+        (pieces,) = split([text], tokenizer)
+        actual = spans_of_tags(pieces, [tag or OUTSIDE for tag in tags_of_spans(pieces, self._spans(row))])
+        return {"predicted_spans": len(answers), "correct_spans": len(found & set(actual))}
 
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Token scores, then numbers of spans: correct, predicted, actual, (B, 6)."""

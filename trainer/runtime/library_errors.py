@@ -1,13 +1,16 @@
-"""What an error of PyTorch means, where its type alone does not say it.
+"""What an error of a library means, where its type alone does not say it.
 
-The processor's allocator and gloo raise a plain RuntimeError, so this module, and no other, reads the words of their
-messages. A contract test fails when PyTorch changes them.
+The processor's allocator, gloo and transformers raise a plain RuntimeError or ValueError, so this module, and no other, reads the
+words of their messages. Contract tests fail when a library changes them.
 """
 
 from __future__ import annotations
 
+from params import ModelError
+
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 _LOST_PEER = ("gloo", "connection closed by peer")
+_OWN_CODE = "`trust_remote_code=True`"
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -24,3 +27,14 @@ def is_lost_peer(error: Exception) -> bool:
     if isinstance(error, torch.distributed.DistError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _LOST_PEER)
+
+
+def own_code_error(where: str, error: BaseException | None) -> ModelError | None:
+    """Return the error to raise instead if a model or tokenizer cannot be loaded without code of its repository; otherwise None."""
+    if isinstance(error, ModelError):
+        error = error.__cause__
+    if not isinstance(error, ValueError) or _OWN_CODE not in str(error):
+        return None
+    what = "needs code of its own repository, which Evergreen never runs"
+    fix = "use a model that transformers has the code of; many models have such a copy on the Hub, whose name often ends with -hf"
+    return ModelError(where, what, fix)

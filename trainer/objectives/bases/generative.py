@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -23,7 +23,7 @@ from trainer.objectives.bases.objective import (
     ScoreColumns,
 )
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
-from trainer.objectives.bases.texts import token_ids
+from trainer.objectives.bases.texts import asked_prompt, token_ids
 from trainer.rewards import Rewards
 
 if TYPE_CHECKING:
@@ -160,6 +160,22 @@ class GenerativeObjective(Objective[OptionsT]):
             }
             encoded.append(EncodedRow([example] if prompt else [], is_truncated=len(ids) > max_length))
         return encoded
+
+    @property
+    def call_arguments(self) -> Mapping[str, Any]:
+        return {"max_new_tokens": self.options.max_new_tokens, "do_sample": False}
+
+    def reader_input(self, row: Row) -> Any:
+        text = self.text(row)
+        return [{"role": "user", "content": text}] if self.options.chat else text
+
+    def answer_scores(
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
+    ) -> Mapping[str, float]:
+        completion = asked_prompt(ask, self.reader_input(row), example, **self.call_arguments)
+        text = tokenizer.decode(completion, skip_special_tokens=True)
+        (reward,) = self.rewards([str(text)], [json.loads(example["reward_row"])])
+        return {"reward": reward, "completion_length": len(completion)}
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Prompts, padded on the right, and `reward_rows`: what rewards get of each prompt's row."""

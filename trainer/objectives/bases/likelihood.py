@@ -54,6 +54,7 @@ class TokenLikelihood(Likelihood[OptionsT]):
     tokenizer_dependent = frozenset(metrics)
     per_byte = frozenset(evaluate_only_metrics)
     score_names = ("nll", "tokens", "correct")
+    served_scores = ("nll", "tokens")
     example_counts = ("bytes",)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -77,6 +77,10 @@ class Objective(ABC, Generic[OptionsT]):
     """The Auto class of transformers with the right head."""
     pipeline_tag: ClassVar[str] = "text-generation"
     """The Hub's name of the task, for the model card."""
+    served_scores: ClassVar[tuple[str, ...]] = ()
+    """Which of `score_names` follow from the probabilities of one model for one row: whoever loads a release can compute them."""
+    reader_cuts: ClassVar[bool] = False
+    """Whether the call on the model card cuts a text that is longer than the tokenizer's limit, as `encode` does."""
     has_target_text: ClassVar[bool] = False
     """Whether `labels` are the tokens of a second text, such as a translation, instead of one label per input token."""
     trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
@@ -270,6 +274,34 @@ class Objective(ABC, Generic[OptionsT]):
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a model from another run whose outputs mean the labels of this run's `state`; this objective then scores it."""
         return model
+
+    # For readers of a release
+
+    @property
+    def call_arguments(self) -> Mapping[str, Any]:
+        """Arguments of the call on the model card, with which a release answers as it was evaluated."""
+        return {"max_new_tokens": 64, "do_sample": False}
+
+    def reader_input(self, row: Row) -> Any:
+        """Return what a reader of the model card gives the model for a row: a text, or a conversation; None if nothing."""
+        return None
+
+    def answer_scores(
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
+    ) -> Mapping[str, float]:
+        """Return those scores of a row, by name, that follow from what a release answers to the call on its model card.
+
+        Args:
+            ask: makes that call with an input, `call_arguments` and further ones. It returns what the pipeline does; of text
+                generation all tokens, those of the prompt first; of text to text the text.
+            row: of the held-out split.
+            example: its only sequence, as it was evaluated.
+            tokenizer: of the release.
+
+        Raises:
+            ValueError: the call gives the model another prompt than the evaluation did.
+        """
+        return {}
 
     # For people
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,3 +56,21 @@ def encodings(
     encode = backend.encode_batch if offsets else backend.encode_batch_fast
     found: list[Encoding] = encode(list(texts), add_special_tokens=add_special_tokens)
     return found
+
+
+def asked_prompt(ask: Callable[..., Any], prompt: Any, example: Mapping[str, Any], **arguments: Any) -> list[int]:
+    """Ask a release for text, and return the tokens that it generates.
+
+    Args:
+        ask: see `Objective.answer_scores`.
+        prompt: see `Objective.reader_input`.
+        example: the sequence that was evaluated.
+        arguments: of the call; without them, it generates one token.
+
+    Raises:
+        ValueError: the sequence does not begin with the tokens that the call makes of the prompt.
+    """
+    *ids, first = ask(prompt, max_new_tokens=1)
+    if ids != list(example["input_ids"][: len(ids)]):
+        raise ValueError("the call on the card gives the model other tokens of the prompt than the evaluation did")
+    return list(ask(prompt, **arguments)[len(ids) :]) if arguments else [first]

@@ -1,0 +1,291 @@
+"""The last look at a release before it is sent: whoever reads it as its model card says gets the answers that were judged.
+
+The Python code on the card is run on the planned files. Each model that it loads scores some of the held-out rows, and answers the
+call that the card shows, one row at a time. The scores must be those of the evaluate stage, up to rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from params import ModelError, TransientError
+from params.artifacts import Artifacts, write_whole
+from params.hashing import file_sha256
+from tasks.progress import progress
+from tasks.publishing.release import ReleasePlan
+from tasks.split_rows import SplitRows
+from trainer.data import tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from trainer.data.tokens import Sequences
+    from trainer.objectives.bases.objective import EncodedRow, Objective, ObjectiveState, Row
+
+ROWS: Final = 32
+"""How many rows are read again at most: the longest, and others evenly over the split."""
+_LONGEST: Final = 8
+_MAX_SEQUENCES: Final = 256
+"""How many sequences these rows have at most, unless one row has more."""
+TOLERANCE: Final = 1e-4
+"""How far a score may be from the evaluated one, relative to it where it is above 1. In single precision, another batch, another
+device or an adapter that is not merged changes the sixth digit; half precision changes the third or fourth."""
+_MAY_DIFFER: Final = 0.1
+"""The share of rows whose discrete answers, a text or spans, may differ: where two are equally likely, rounding decides."""
+_CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What one piece of the card's code has loaded."""
+
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    pipeline: Any | None
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """A row as the evaluate stage scored it."""
+
+    row: Row
+    encoded: EncodedRow
+    scores: Mapping[str, float]
+
+
+def check_served(
+    artifacts: Artifacts, folder: Path, release: ReleasePlan, *, blessed: str, objective: Objective[Any], split: str
+) -> None:
+    """Refuse the planned files in `folder` if they give other answers than those that were judged.
+
+    A release that was found to give them is not looked at again, however often publishing it is retried.
+
+    Args:
+        artifacts: of the run.
+        folder: the model, its tokenizer and README.md.
+        release: the plan.
+        blessed: the digest of the weights that the gate has seen, in the form of this release.
+        objective: of the recipe.
+        split: the evaluated one.
+
+    Raises:
+        ModelError: they do, or the card's code fails.
+        TransientError: the base model of adapters cannot be loaded now.
+    """
+    if release.weights != blessed:
+        what = "the release holds other weights than those that were evaluated"
+        raise ModelError(str(folder), what, "run the evaluate stage again")
+    scores = artifacts.evaluation / "scores" / "model.parquet"
+    key = f"{release.publish_id} {file_sha256(scores)}\n"
+    if artifacts.served_release.exists() and artifacts.served_release.read_text(encoding="utf-8") == key:
+        return
+    state, tokenizer = tokens.read_state(artifacts.tokens), tokens.read_tokenizer(artifacts.tokens)
+    evaluation = Evaluated(objective, state, tokenizer, str(folder))
+    judged = evaluation.rows(scores, SplitRows(artifacts.rows / split), tokens.read_split(artifacts.tokens, split))
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for reader in readers(folder, release.repo_id, card):
+        evaluation.check(reader, judged)
+    write_whole(artifacts.served_release, key)
+
+
+def readers(folder: Path, repo_id: str, card: str) -> Iterator[Reader]:
+    """Yield what each piece of code in the card's section `Use` loads from `folder`; only one model is in memory at a time."""
+    from transformers import Pipeline
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    for code in _CODE.findall(card.partition("\n## Metrics\n")[0]):
+        local = code.replace(json.dumps(repo_id), repr(str(folder.resolve())))
+        names: dict[str, Any] = {}
+        if tokenizer is not None:
+            gc.collect()  # the model before
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), _without_peft_warning():
+                exec(compile(local, "README.md", "exec"), names)  # noqa: S102 (the card's own code, which is ours)
+        except (ConnectionError, TimeoutError) as error:
+            fix = "try again when the Hub is reachable"
+            raise TransientError(str(folder), f"the base model cannot be downloaded: {error}", fix) from error
+        except Exception as error:
+            what = f"the code on its model card fails: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            fix = f"correct the model's or the tokenizer's files; this code of {folder / 'README.md'} must run"
+            raise ModelError(str(folder), what, fix) from error
+        pipeline = next((value for value in names.values() if isinstance(value, Pipeline)), None)
+        tokenizer = pipeline.tokenizer if pipeline else names.get("tokenizer", tokenizer)
+        assert tokenizer is not None, "the first piece of code loads a tokenizer"
+        network = pipeline.model if pipeline else names["model"]
+        names.clear()
+        yield Reader(network.eval(), tokenizer, pipeline)
+        del network, pipeline
+
+
+@contextlib.contextmanager
+def _without_peft_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """How the evaluate stage read rows, with which a reader's answers are compared."""
+
+    objective: Objective[Any]
+    state: ObjectiveState
+    tokenizer: PreTrainedTokenizerBase
+    where: str
+    """The release in messages."""
+
+    def rows(self, scores: Path, rows: SplitRows, sequences: Sequences) -> list[JudgedRow]:
+        """Return the rows to read again: the longest that were evaluated, then others evenly over the split."""
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(scores)
+        ids = table["row_id"].to_numpy()
+        longest = np.argsort(-sequences.lengths(), kind="stable")[: 4 * _LONGEST]
+        long = dict.fromkeys(int(example["row_id"]) for example in sequences.__getitems__(longest.tolist()))
+        even = ids[np.unique(np.linspace(0, len(ids) - 1, ROWS).astype(int))].tolist()
+        chosen = list(dict.fromkeys([*[one for one in long if one in ids][:_LONGEST], *even]))[:ROWS]
+        found = []
+        for row in rows.pick(chosen):
+            (encoded,) = self.objective.encode([row], self.tokenizer, self.tokenizer.model_max_length, self.state)
+            place = int(np.searchsorted(ids, row["row_id"]))
+            known = {name: float(table[name][place].as_py()) for name in table.column_names if name != "row_id"}
+            found.append(JudgedRow(row, encoded, known))
+        found.sort(key=lambda one: len(one.encoded.examples))
+        sizes = np.cumsum([len(one.encoded.examples) for one in found])
+        return found[: max(1, int((sizes <= _MAX_SEQUENCES).sum()))]
+
+    def check(self, reader: Reader, rows: Sequence[JudgedRow]) -> None:
+        """Compare what a reader gets of each row with its scores.
+
+        Raises:
+            ModelError: a score that must be equal is not, or too many answers differ.
+        """
+        differing = {}
+        for one in progress(rows, what="publish: rows asked as on the card", total=len(rows)):
+            if told := self._difference(one, self._answer_scores(reader, one), reader):
+                differing[int(one.row["row_id"])] = told
+        if len(differing) > _MAY_DIFFER * len(rows):
+            row_id, told = next(iter(differing.items()))
+            raise self._refusal(row_id, f"{told}; {len(differing)} of {len(rows)} rows differ", reader)
+        if self.objective.served_scores:
+            network = self.objective.remap_labels(reader.network, self.state)
+            for one in progress(rows, what="publish: rows scored as the release reads them", total=len(rows)):
+                self._difference(one, self._row_scores(reader, network, one), reader)
+
+    def _difference(self, one: JudgedRow, measure: Callable[[], Mapping[str, float]], reader: Reader) -> str | None:
+        """Return which score of a row differs, as a sentence; None if none does.
+
+        Raises:
+            ModelError: it is one that must be equal, or the row cannot be read.
+        """
+        import torch
+
+        try:
+            with torch.inference_mode():
+                found = measure()
+        except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
+            raise self._refusal(one.row["row_id"], " ".join(str(error).split())[:500], reader) from error
+        for name, value in found.items():
+            judged = one.scores[name]
+            if abs(value - judged) > TOLERANCE * max(1.0, abs(judged)):
+                told = f"{name} is {value:.6g}, and was {judged:.6g} in the evaluation"
+                if name in self.objective.served_scores:
+                    raise self._refusal(one.row["row_id"], told, reader)
+                return told
+        return None
+
+    def _row_scores(
+        self, reader: Reader, network: PreTrainedModel, one: JudgedRow
+    ) -> Callable[[], Mapping[str, float]]:
+        """Return what computes the `served_scores` of a row under a model, as the reader's own tokenizer encodes the row."""
+        from trainer.loop.metrics import EvaluationMetrics
+
+        objective = self.objective
+        objective.set_reference(lambda: network)
+        metrics = EvaluationMetrics(objective, state=self.state, tokenizer=reader.tokenizer, metrics=None)
+        limit = min(reader.tokenizer.model_max_length, self.tokenizer.model_max_length)
+
+        def measure() -> Mapping[str, float]:
+            import torch
+
+            (encoded,) = objective.encode([one.row], reader.tokenizer, limit, self.state)
+            if not encoded.examples:
+                raise ValueError("the tokenizer of the release makes no tokens of it")
+            parts = [parts[0][0] for _, parts in metrics.batches(network, encoded.examples, batch_size=1)]
+            found = dict(zip(objective.score_names, torch.stack(parts).double().sum(0).tolist(), strict=True))
+            return {name: found[name] for name in objective.served_scores}
+
+        return measure
+
+    def _answer_scores(self, reader: Reader, one: JudgedRow) -> Callable[[], Mapping[str, float]]:
+        """Return what computes the scores of a row that follow from the call on the card.
+
+        Rows that the evaluation cut are left out if that call does not cut them at the same place, and so are those that it split.
+        """
+        objective = self.objective
+        cuts_alike = reader.tokenizer.model_max_length == self.tokenizer.model_max_length and objective.reader_cuts
+        is_called = reader.pipeline is not None or objective.has_target_text
+        is_whole = len(one.encoded.examples) == 1 and (cuts_alike or not one.encoded.is_truncated)
+        if not is_called or not is_whole or objective.reader_input(one.row) is None:
+            return dict
+        (example,) = one.encoded.examples
+        return lambda: objective.answer_scores(self._call(reader), one.row, example, reader.tokenizer)
+
+    def _call(self, reader: Reader) -> Callable[..., Any]:
+        """Return the call on the card, for `Objective.answer_scores`."""
+        objective, network, tokenizer, pipeline = self.objective, reader.network, reader.tokenizer, reader.pipeline
+
+        def ask(text: Any, **more: Any) -> Any:
+            arguments = {**objective.call_arguments, **more}
+            if pipeline is None:
+                inputs = tokenizer(text, truncation=objective.reader_cuts, return_tensors="pt").to(network.device)
+                return tokenizer.decode(network.generate(**inputs, **arguments)[0], skip_special_tokens=True)
+            if objective.pipeline_tag == "text-generation":
+                return pipeline(text, return_tensors=True, **arguments)[0]["generated_token_ids"]
+            return pipeline(text, **arguments)
+
+        return ask
+
+    def _refusal(self, row_id: int, told: str, reader: Reader) -> ModelError:
+        what = f"the release would answer otherwise than it was judged: row_id {row_id}: {told}"
+        reasons = list(self._reasons(reader))
+        what += f"; likely because {'; '.join(reasons)}" if reasons else ""
+        fix = (
+            "correct that in the base model or the recipe, and run it again"
+            if reasons
+            else "load these files to see more"
+        )
+        return ModelError(self.where, what, f"{fix}; nothing was sent, and the files are still there")
+
+    def _reasons(self, reader: Reader) -> Iterator[str]:
+        """Yield what about a release is not as it was when it was evaluated."""
+        import torch
+
+        own, judged, config = reader.tokenizer, self.tokenizer, reader.network.config
+        if own.model_max_length < judged.model_max_length:
+            yield f"its tokenizer cuts texts at {own.model_max_length} tokens, and the evaluation at {judged.model_max_length}"
+        if own.chat_template != judged.chat_template:
+            yield "its tokenizer has another chat template"
+        if own.get_vocab() != judged.get_vocab():
+            yield "its tokenizer has another vocabulary"
+        labels = self.state.get("labels")
+        if labels and [config.id2label.get(number) for number in range(len(labels))] != labels:
+            yield "id2label in its config.json names the outputs otherwise than they were learned"
+        if labels and getattr(config, "problem_type", None) not in {None, "single_label_classification"}:
+            yield f"problem_type in its config.json is {config.problem_type}, so its probabilities do not add up to one"
+        kinds = {weight.dtype for weight in reader.network.parameters() if weight.dtype.is_floating_point}
+        if coarse := sorted(str(kind).removeprefix("torch.") for kind in kinds - {torch.float32}):
+            yield f"its weights are read as {', '.join(coarse)}"
+        if hasattr(reader.network, "peft_config"):
+            yield "its adapters by themselves compute something else than merged ones, as they do on tied weights"

@@ -1,0 +1,298 @@
+"""What is published answers as it was judged, or nothing is sent: every objective, every form, and faults put into a release."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import HfApi
+from safetensors.torch import load_file, save_file
+
+from params import ModelError, Recipe
+from params.artifacts import Artifacts
+from params.loading import load
+from tasks.hub_server.server import LocalHub
+from tasks.publishing import release_form, served
+from tasks.publishing.prompt_form import PromptForm
+from tasks.split_rows import SplitRows
+from tests.support import base_models, releases, tiny, tiny_releases
+from tests.support.tiny_releases import CHAT
+from trainer import objectives
+
+pytestmark = [
+    pytest.mark.usefixtures("no_hub_settings"),
+    pytest.mark.filterwarnings(
+        "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+    ),  # peft 0.21.2 causes it
+]
+TOKEN = "hf_" + "1" * 40
+FAST = {"sequence_classification", "conversations"}
+"""The kinds of the tests that always run; tests/e2e/test_published_models.py publishes all others, untouched."""
+SCORED = ["causal_lm", "sft", "conversations", "sequence_classification", "token_classification", "seq2seq", "dpo"]
+"""The kinds whose evaluation scores probabilities; those of the others depend on generated text alone."""
+STEPS = 10
+"""Of the training at most: a model that is sure of everything hides small faults."""
+COARSE = [kind for kind in SCORED if kind != "dpo"]
+"""This tiny dpo model is untrained, and so even that rounding does not change any probability of it by one in ten thousand."""
+Prepared = Callable[[str], tuple[Artifacts, Recipe]]
+
+
+def kinds(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """An evaluated model of a kind, which the gate blesses."""
+    found: dict[str, tuple[Artifacts, Recipe]] = {}
+
+    def prepare(kind: str) -> tuple[Artifacts, Recipe]:
+        if kind not in found:
+            steps = min(STEPS, tiny_releases.KINDS[kind][0])
+            found[kind] = tiny_releases.evaluated(tmp_path_factory.mktemp(kind), kind, steps=steps)
+        return found[kind]
+
+    return prepare
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], None]], None]:
+    """Put a fault into the files of a release, after the evaluation."""
+    copy_model = release_form.copy_model
+
+    def put(fault: Callable[[Path], None]) -> None:
+        def copy(artifacts: Artifacts, form: Any, folder: Path) -> None:
+            copy_model(artifacts, form, folder)
+            fault(folder)
+
+        monkeypatch.setattr(release_form, "copy_model", copy)
+
+    return put
+
+
+def change(path: Path, **keys: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def permute_labels(folder: Path) -> None:
+    names = list(json.loads((folder / "config.json").read_text())["id2label"].values())
+    names.append(names.pop(0))
+    change(
+        folder / "config.json",
+        id2label=dict(enumerate(names)),
+        label2id={name: number for number, name in enumerate(names)},
+    )
+
+
+def give_several_labels(folder: Path) -> None:
+    change(folder / "config.json", problem_type="multi_label_classification")
+
+
+def shorten(folder: Path) -> None:
+    change(folder / "tokenizer_config.json", model_max_length=6)
+
+
+def read_coarsely(folder: Path) -> None:
+    change(folder / "config.json", dtype="bfloat16")
+
+
+def use_another_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(CHAT.replace("[{{ m.role }}]", "<{{ m.role }}>"))
+
+
+def disturb(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    name = max((name for name in weights if weights[name].dim() == 2), key=lambda name: weights[name].numel())
+    weights[name] = weights[name] + 0.2 * torch.randn(weights[name].shape, generator=torch.manual_seed(1))
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def round_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    save_file({name: weight.bfloat16() for name, weight in load_file(path).items()}, path, metadata={"format": "pt"})
+    read_coarsely(folder)
+
+
+def refusal(of: tuple[Artifacts, Recipe], **changes: Any) -> str:
+    """The error with which the publish stage refuses a release, as a dry run."""
+    artifacts, recipe = of
+    with pytest.raises(ModelError) as raised:
+        releases.publish(artifacts, recipe, dry_run=True, **changes)
+    assert not artifacts.served_release.exists()
+    assert artifacts.staged_release.exists(), "to look at"
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("kind", kinds(*tiny_releases.KINDS))
+def test_untouched_release_answers_as_it_was_judged(prepared, kind):
+    artifacts, recipe = prepared(kind)
+    assert releases.publish(artifacts, recipe, dry_run=True).status == "dry-run"
+    assert artifacts.served_release.exists()
+    artifacts.served_release.unlink()
+
+
+FAULTS: list[tuple[Callable[[Path], None], list[str], str]] = [
+    (
+        permute_labels,
+        ["sequence_classification", "token_classification"],
+        "id2label in its config.json names the outputs",
+    ),
+    (give_several_labels, ["sequence_classification"], "problem_type in its config.json is multi_label_classification"),
+    (shorten, SCORED, "its tokenizer cuts texts at 6 tokens, and the evaluation at"),
+    (use_another_template, ["conversations"], "its tokenizer has another chat template"),
+    (read_coarsely, COARSE, "its weights are read as bfloat16"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "reason"),
+    [
+        pytest.param(fault, kind, reason, marks=() if kind in FAST else pytest.mark.slow, id=f"{fault.__name__}-{kind}")
+        for fault, of, reason in FAULTS
+        for kind in of
+    ],
+)
+def test_release_that_answers_otherwise_is_refused(prepared, plant, fault, kind, reason):
+    plant(fault)
+    said = refusal(prepared(kind))
+    assert "the release would answer otherwise than it was judged: row_id " in said
+    assert f"likely because {reason}" in said
+    assert "nothing was sent" in said
+
+
+@pytest.mark.parametrize("kind", kinds(*tiny_releases.KINDS))
+def test_other_weights_than_the_judged_ones_are_refused(prepared, plant, kind):
+    plant(disturb)
+    assert "the release holds other weights than those that were evaluated" in refusal(prepared(kind))
+
+
+@pytest.mark.parametrize("fault", [disturb, round_weights])
+@pytest.mark.parametrize("kind", kinds(*COARSE))
+def test_answers_show_other_weights_by_themselves(prepared, plant, monkeypatch, kind, fault):
+    check = served.check_served
+
+    def trusting(artifacts: Artifacts, folder: Path, release: Any, *, blessed: str, **rest: Any) -> None:
+        check(artifacts, folder, release, blessed=release.weights, **rest)
+
+    monkeypatch.setattr(served, "check_served", trusting)
+    plant(fault)
+    said = refusal(prepared(kind))
+    assert re.search(r"row_id \d+: \w+ is -?[\d.e+-]+, and was -?[\d.e+-]+ in the evaluation", said)
+    assert ("its weights are read as bfloat16" in said) == (fault is round_weights)
+
+
+@pytest.mark.parametrize("kind", kinds("grpo", "iterative_sft"))
+def test_other_answers_are_found_by_generated_text(prepared, plant, kind):
+    """No probability of these rows was judged, so the text has to tell."""
+    plant(lambda folder: change(folder / "generation_config.json", eos_token_id=list(range(300))))
+    said = refusal(prepared(kind))
+    assert re.search(r"completion_length is 1, and was 4 in the evaluation; \d+ of 12 rows differ", said)
+
+
+@pytest.mark.parametrize("kind", kinds("sft", "dpo", "grpo"))
+def test_prompt_that_the_call_on_the_card_changes_is_refused(prepared, plant, kind):
+    """Some tokenizers end every text: a reader's prompt then ends before the answer begins."""
+
+    def end_every_text(folder: Path) -> None:
+        content = json.loads((folder / "tokenizer.json").read_text())
+        content["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
+            ],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+        }
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+
+    plant(end_every_text)
+    assert "the call on the card gives the model other tokens of the prompt" in refusal(prepared(kind))
+
+
+def test_nothing_is_sent_and_a_retry_does_not_look_again(prepared, plant, monkeypatch):
+    artifacts, recipe = prepared("sequence_classification")
+    plant(permute_labels)
+    with pytest.raises(ModelError, match="otherwise than it was judged"):
+        releases.publish(artifacts, recipe)
+    with LocalHub(artifacts.root / ".hub", tokens={TOKEN: "tests"}) as hub:
+        assert not HfApi(endpoint=hub.endpoint, token=TOKEN).repo_exists(recipe.publish.repo_id)
+    plant(lambda _: None)
+    assert releases.publish(artifacts, recipe, dry_run=True).status == "dry-run"
+
+    def fail(*_: Any) -> Iterator[served.Reader]:
+        raise AssertionError
+
+    monkeypatch.setattr(served, "readers", fail)
+    assert releases.publish(artifacts, recipe, dry_run=True).status == "dry-run"
+    artifacts.served_release.unlink()
+
+
+def test_card_code_that_fails_is_an_error(prepared, plant):
+    plant(lambda folder: (folder / "tokenizer.json").write_text("{}"))
+    said = refusal(prepared("sequence_classification"))
+    assert "the code on its model card fails: " in said
+
+
+@pytest.mark.parametrize("kind", kinds(*tiny_releases.KINDS))
+def test_card_asks_in_the_form_that_was_judged(prepared, kind):
+    """The prompt on the card and the input of the comparison are the same text."""
+    artifacts, recipe = prepared(kind)
+    objective = objectives.build(recipe.objective)
+    form = PromptForm.of(recipe.objective.model_dump(mode="json"), has_template=kind == "conversations")
+    for row in SplitRows(artifacts.rows / "test").pick(range(1000)):
+        asked = objective.reader_input(row)
+        if kind == "conversations":
+            assert asked == form.prompt(row["messages"][0]["content"])
+        elif kind != "causal_lm":
+            assert asked == form.prompt(row["text"])
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HfApi]:
+    """A Hub with base models."""
+    root = tmp_path_factory.mktemp("hub")
+    with pytest.MonkeyPatch.context() as patch, LocalHub(root / ".hub", tokens={TOKEN: "tests"}) as running:
+        base_models.use_hub(patch, running.endpoint, TOKEN, root / "cache")
+        api = HfApi(endpoint=running.endpoint, token=TOKEN)
+        for model_type in ("llama", "bert", "t5"):
+            base_models.upload(api, root / model_type)
+        base_models.upload(api, root / "tied" / "llama", "tied", tie_word_embeddings=True)
+        yield api
+
+
+@pytest.mark.parametrize("form", ["merged", "adapter", "both"])
+@pytest.mark.parametrize("kind", kinds(*base_models.KINDS))
+def test_every_form_answers_as_it_was_judged(hub, tmp_path, monkeypatch, kind, form):
+    use(hub, monkeypatch)
+    changes = {"publish.repo_id": f"tests/{kind}-{form}", "publish.adapter": form}
+    artifacts, recipe = releases.tokenized(tmp_path, base_models.recipe(kind, changes), tiny_releases.SIZES)
+    releases.learn(artifacts, recipe, tiny_releases.KINDS[kind][0])
+    assert releases.evaluate(artifacts, recipe).verdict == "publish"
+    assert releases.publish(artifacts, recipe, dry_run=True).status == "dry-run"
+    assert artifacts.served_release.exists()
+
+
+@pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embeddings=True`:UserWarning")
+def test_adapters_that_say_something_else_than_the_merged_model_are_refused(hub, tmp_path, monkeypatch):
+    """On a tied head, merging changes the embeddings, too: what was judged is not what the adapters compute."""
+    use(hub, monkeypatch)
+    content = base_models.recipe("sft", {"publish.adapter": "adapter"}, base="tests/tied")
+    content["model"]["lora"] = {"r": 4, "alpha": 8, "target_modules": ["lm_head", "q_proj"]}
+    artifacts, recipe = releases.tokenized(tmp_path, content, tiny_releases.SIZES)
+    releases.learn(artifacts, recipe, 20)
+    releases.evaluate(artifacts, recipe)
+    said = refusal((artifacts, load(tiny.write(artifacts.recipe_path, content))))
+    assert "its adapters by themselves compute something else than merged ones" in said
+
+
+def use(hub: HfApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`no_hub_settings` has taken the environment away."""
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
