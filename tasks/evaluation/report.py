@@ -50,6 +50,8 @@ class EvaluationReport(Report):
     """Of the model before training, on the same rows."""
     champion: dict[str, Number] | None
     """Of the published model, on the same rows."""
+    max_length: int | None = None
+    """Most tokens of a text that candidate and champion both read; None if it is `tokenization.max_length`."""
 
 
 class Interval(Report):

@@ -125,6 +125,7 @@ def evaluate(
             model=metrics["model"],
             untrained=metrics.get("untrained"),
             champion=metrics.get("champion"),
+            max_length=scored.text.limit if scored.text and scored.text.own else None,
         )
         _write_plot_data(folder / "plots", metrics)
         save_report(details, folder / artifacts.report("details").name)

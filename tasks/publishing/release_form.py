@@ -6,6 +6,7 @@ by one commit for each change of the recipe. Nobody trains anew for that.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,14 +22,21 @@ if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository
 
 
-def copy_model(artifacts: Artifacts, form: AdapterForm, folder: Path) -> None:
-    """Copy the model that a release in a form holds, with its tokenizer, into `folder`."""
+def copy_model(artifacts: Artifacts, form: AdapterForm, folder: Path, *, max_length: int | None = None) -> None:
+    """Copy the model that a release in a form holds, with its tokenizer, into `folder`.
+
+    `max_length`: the tokens up to which it was evaluated, if that is another limit than its tokenizer's. Then its release does not cut shorter.
+    """
     if form == "adapter":
         shutil.copytree(artifacts.adapter, folder, dirs_exist_ok=True)
         shutil.copytree(artifacts.tokenizer, folder, dirs_exist_ok=True)
     else:
         ignored = shutil.ignore_patterns(ADAPTER) if form == "merged" else None
         shutil.copytree(artifacts.model, folder, dirs_exist_ok=True, ignore=ignored)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_bytes())
+    if max_length and max_length > config.get("model_max_length", max_length):
+        path.write_text(json.dumps(config | {"model_max_length": max_length}, indent=2) + "\n", encoding="utf-8")
 
 
 def replaced_model(

@@ -22,9 +22,11 @@ import numpy as np
 from params import ModelError, TransientError
 from params.artifacts import Artifacts, write_whole
 from params.hashing import file_sha256
+from tasks.evaluation.report import EvaluationReport
 from tasks.progress import progress
 from tasks.publishing.release import ReleasePlan
 from tasks.split_rows import SplitRows
+from tasks.stages import read_report
 from trainer.data import tokens
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class JudgedRow:
 
 
 def check_served(
-    artifacts: Artifacts, folder: Path, release: ReleasePlan, *, blessed: str, objective: Objective[Any], split: str
+    artifacts: Artifacts, folder: Path, release: ReleasePlan, *, blessed: str, objective: Objective[Any]
 ) -> None:
     """Refuse the planned files in `folder` if they give other answers than those that were judged.
 
@@ -77,7 +79,6 @@ def check_served(
         release: the plan.
         blessed: the digest of the weights that the gate has seen, in the form of this release.
         objective: of the recipe.
-        split: the evaluated one.
 
     Raises:
         ModelError: they do, or the card's code fails.
@@ -91,8 +92,13 @@ def check_served(
     if artifacts.served_release.exists() and artifacts.served_release.read_text(encoding="utf-8") == key:
         return
     state, tokenizer = tokens.read_state(artifacts.tokens), tokens.read_tokenizer(artifacts.tokens)
-    evaluation = Evaluated(objective, state, tokenizer, str(folder))
-    judged = evaluation.rows(scores, SplitRows(artifacts.rows / split), tokens.read_split(artifacts.tokens, split))
+    report = read_report(artifacts, EvaluationReport)
+    if report.max_length:
+        objective = objective.with_options(dict.fromkeys(objective.limits))
+    limit = report.max_length or tokenizer.model_max_length
+    evaluation = Evaluated(objective, state, tokenizer, limit, str(folder))
+    sequences = tokens.read_split(artifacts.tokens, report.split)
+    judged = evaluation.rows(scores, SplitRows(artifacts.rows / report.split), sequences)
     card = (folder / "README.md").read_text(encoding="utf-8")
     for reader in readers(folder, release.repo_id, card):
         evaluation.check(reader, judged)
@@ -142,6 +148,8 @@ class Evaluated:
     objective: Objective[Any]
     state: ObjectiveState
     tokenizer: PreTrainedTokenizerBase
+    max_length: int
+    """Most tokens of a sequence."""
     where: str
     """The release in messages."""
 
@@ -157,7 +165,7 @@ class Evaluated:
         chosen = list(dict.fromkeys([*[one for one in long if one in ids][:_LONGEST], *even]))[:ROWS]
         found = []
         for row in rows.pick(chosen):
-            (encoded,) = self.objective.encode([row], self.tokenizer, self.tokenizer.model_max_length, self.state)
+            (encoded,) = self.objective.encode([row], self.tokenizer, self.max_length, self.state)
             place = int(np.searchsorted(ids, row["row_id"]))
             known = {name: float(table[name][place].as_py()) for name in table.column_names if name != "row_id"}
             found.append(JudgedRow(row, encoded, known))
@@ -214,7 +222,7 @@ class Evaluated:
         objective = self.objective
         objective.set_reference(lambda: network)
         metrics = EvaluationMetrics(objective, state=self.state, tokenizer=reader.tokenizer, metrics=None)
-        limit = min(reader.tokenizer.model_max_length, self.tokenizer.model_max_length)
+        limit = min(reader.tokenizer.model_max_length, self.max_length)
 
         def measure() -> Mapping[str, float]:
             import torch
@@ -234,7 +242,7 @@ class Evaluated:
         Rows that the evaluation cut are left out if that call does not cut them at the same place, and so are those that it split.
         """
         objective = self.objective
-        cuts_alike = reader.tokenizer.model_max_length == self.tokenizer.model_max_length and objective.reader_cuts
+        cuts_alike = reader.tokenizer.model_max_length == self.max_length and objective.reader_cuts
         is_called = reader.pipeline is not None or objective.has_target_text
         is_whole = len(one.encoded.examples) == 1 and (cuts_alike or not one.encoded.is_truncated)
         if not is_called or not is_whole or objective.reader_input(one.row) is None:
@@ -273,8 +281,8 @@ class Evaluated:
         import torch
 
         own, judged, config = reader.tokenizer, self.tokenizer, reader.network.config
-        if own.model_max_length < judged.model_max_length:
-            yield f"its tokenizer cuts texts at {own.model_max_length} tokens, and the evaluation at {judged.model_max_length}"
+        if own.model_max_length < self.max_length:
+            yield f"its tokenizer cuts texts at {own.model_max_length} tokens, and the evaluation at {self.max_length}"
         if own.chat_template != judged.chat_template:
             yield "its tokenizer has another chat template"
         if own.get_vocab() != judged.get_vocab():

@@ -90,7 +90,7 @@ def publish(
     receipt: Receipt | None = None
     if blessing.verdict == "publish" or may_change_form:
         built = objectives.build(objective)
-        receipt = _publish_model(artifacts, blessing, publish, built, inputs, releases=releases, split=evaluation.split)
+        receipt = _publish_model(artifacts, blessing, publish, built, inputs, releases=releases)
     if receipt is None:
         _withdraw_proposals(artifacts, blessing, publish)
         receipt = _keep_champion(blessing)
@@ -167,7 +167,6 @@ def _publish_model(
     inputs: Inputs,
     *,
     releases: Mapping[AdapterForm, str],
-    split: str,
 ) -> Receipt | None:
     """Publish the model in the form that the recipe asks for; None if main holds it so, and nothing is to be published."""
     check_earlier_stages("publish", artifacts)
@@ -209,7 +208,7 @@ def _publish_model(
         reasons = blessing.reasons if blessing.verdict == "publish" else ()
         if replaced != blessing.champion or blessing.is_champion:
             reasons += (f"the model was published in another form; publish.adapter is `{publish.adapter}`",)
-        check_served(artifacts, folder, release, blessed=releases[publish.adapter], objective=objective, split=split)
+        check_served(artifacts, folder, release, blessed=releases[publish.adapter], objective=objective)
         receipt = Receipt(
             status="dry-run",
             reasons=reasons,
@@ -308,7 +307,8 @@ def _assemble(
     from tasks.report.chart_data import card_pictures
     from tasks.report.page import render
 
-    release_form.copy_model(artifacts, publish.adapter, folder)
+    max_length = read_report(artifacts, EvaluationReport).max_length
+    release_form.copy_model(artifacts, publish.adapter, folder, max_length=max_length)
     record = provenance.provenance(artifacts, publish.adapter)
     (folder / provenance.FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     asks_for_drift = "drift" in load(artifacts.recipe_path).validation.model_fields_set

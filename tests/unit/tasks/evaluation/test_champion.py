@@ -416,6 +416,25 @@ def test_champion_of_another_architecture_is_compared(released, tmp_path):
     assert report.verdict == "publish"
 
 
+@pytest.mark.parametrize("sections", [{}, tiny.CLASSES], ids=["causal_lm", "classes"])
+def test_shorter_texts_in_training_change_neither_the_judgment_nor_the_release(sections, tmp_path):
+    """The release reads as much of a text as it was judged on."""
+    artifacts, recipe = releases.tokenized(tmp_path, tiny.recipe(**sections))
+    releases.learn(artifacts, recipe, WORSE)
+    releases.evaluate(artifacts, recipe)
+    releases.publish(artifacts, recipe)
+    content = tiny.recipe({"tokenization.max_length": 9}, **sections)
+    recipe = load(tiny.write(artifacts.root / "params" / "tiny.yaml", content))
+    shutil.rmtree(artifacts.tokens)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
+    releases.learn(artifacts, recipe, BETTER)
+    report = releases.evaluate(artifacts, recipe)
+    assert (report.verdict, report.max_length) == ("publish", 32)
+    receipt = releases.publish(artifacts, recipe)
+    config = file_of(artifacts, receipt.commit, "tokenizer_config.json", tmp_path / "got")
+    assert config["model_max_length"] == 32
+
+
 def test_champion_for_another_task_is_an_error(released, tmp_path):
     artifacts, recipe, _ = with_hub_of(released, tmp_path, tiny.recipe(**tiny.CLASSES))
     releases.learn(artifacts, recipe, STEPS)

@@ -66,8 +66,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], None]],
     copy_model = release_form.copy_model
 
     def put(fault: Callable[[Path], None]) -> None:
-        def copy(artifacts: Artifacts, form: Any, folder: Path) -> None:
-            copy_model(artifacts, form, folder)
+        def copy(artifacts: Artifacts, form: Any, folder: Path, **options: Any) -> None:
+            copy_model(artifacts, form, folder, **options)
             fault(folder)
 
         monkeypatch.setattr(release_form, "copy_model", copy)
