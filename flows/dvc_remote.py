@@ -139,7 +139,10 @@ class DvcRemote:
         from dvc.stage.serialize import to_single_stage_lockfile
         from dvc_objects.fs.generic import copy
 
-        if not _can_hash(stage) or not all(out.hash_info for out in stage.outs):
+        try:
+            if not _can_hash(stage) or not all(out.hash_info for out in stage.outs):
+                return
+        except FileNotFoundError:  # DVC hashes what the stage reads; what did not run here may have nothing to read here
             return
         key, value = _get_stage_hash(stage), _get_cache_hash(to_single_stage_lockfile(stage))
         entry = Path(self.repo.stage_cache.cache_dir, key[:2], key, value)

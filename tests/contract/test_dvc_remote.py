@@ -274,6 +274,13 @@ class TestPush:
         assert push() == 3
         (clone / "source").write_text("one,two\n")
 
+    def test_a_clone_in_which_only_a_later_stage_ran_sends_what_that_made(self, clone: Path) -> None:
+        """What the other stages read is not here, and nothing is to be sent of them."""
+        assert run("sum", "--force") == (0, None)
+        (clone / "source").unlink()
+        shutil.rmtree(clone / "made")
+        assert push() == 0
+
     def test_what_is_nowhere_is_an_error(self, there: Path) -> None:
         shutil.rmtree(there / ".dvc/cache")
         remove_from_remote(there, "one\ntwo\n")
