@@ -10,14 +10,16 @@ from huggingface_hub import HfApi, constants, get_session, hf_raise_for_status
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils._headers import build_hf_headers
 
-_NO_SUCH_ROUTE = frozenset({404, 405, 501})
+_REFUSED_OR_UNCLEAR = frozenset({401, 403, 408, 425, 429})
+"""With these, and all from 500 on but 501 (not implemented), the Hub has not said whether it has Xet storage."""
 
 
 @contextlib.contextmanager
 def upload_protocol(api: HfApi, repo_id: str, branch: str, *, create_pr: bool = False) -> Iterator[None]:
     """Inside the block, large files go to a Hub without Xet storage by git-lfs. The client would fail.
 
-    For a pull request (`create_pr`), the user need not be allowed to write to the branch. The setting belongs to the process. Another thread that uploads meanwhile uses git-lfs, too, which every Hub has.
+    The setting belongs to the process: another thread that uploads meanwhile uses git-lfs, too, which every Hub has. With
+    `create_pr` the upload makes a pull request, for which the user need not be allowed to write to the branch.
 
     Raises:
         HfHubHTTPError: the Hub does not let the user write to the branch, or fails.
@@ -41,7 +43,7 @@ def _has_xet(api: HfApi, repo_id: str, branch: str, *, create_pr: bool) -> bool:
     try:
         hf_raise_for_status(answer)
     except HfHubHTTPError:
-        if answer.status_code in _NO_SUCH_ROUTE:
-            return False
-        raise
+        if answer.status_code in _REFUSED_OR_UNCLEAR or (answer.status_code >= 500 and answer.status_code != 501):
+            raise
+        return False
     return constants.HUGGINGFACE_HEADER_X_XET_ENDPOINT in answer.headers

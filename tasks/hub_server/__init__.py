@@ -3,6 +3,7 @@
     server.py               LocalHub: start and stop it
     application.py          the ASGI application: routes, and errors as HTTP answers
     routes_*.py             the Hub's HTTP API as far as huggingface_hub uses it for models and datasets; the web pages
+    routes_absent.py        what this Hub does not have, answered by 501
     requests.py             what the routes share: user, repository and revision of a request
     connections.py          limits of connections: number and time
     limits.py               limits on every request: size and host name
@@ -11,7 +12,10 @@
     store.py                all repositories, by name
     repositories.py         one bare git repository; a commit compares and swaps its parent
     git_objects.py          files and commits in git
+    git_rules.py            `.gitignore` and `.gitattributes`
     large_files.py          git-lfs objects
+    deletion.py             large files that are deleted for good
+    descriptions.py         what the API says about a repository
     pull_requests.py        the pull requests of a repository
     discussions.py          a pull request as it is stored: title, status and events
     changes.py              what a pull request changes: commits, diffs, conflicts

@@ -130,10 +130,10 @@ def preupload(
 
 def _is_large(file: AnnouncedFile, attributes: GitAttributes) -> bool:
     """Return whether a file is a large file: by `.gitattributes`, by its suffix unless they say no, or by its content."""
-    by_rule = attributes.match_path(file.path.encode()).get(b"filter")
-    if by_rule is None:
-        by_rule = "." + file.path.rpartition(".")[2].lower() in LARGE_SUFFIXES
-    return by_rule in (True, b"lfs") or file.size > REGULAR_BYTES or b"\0" in _base64(file.sample)
+    rule = attributes.match_path(file.path.encode()).get(b"filter")
+    has_suffix = "." + file.path.rpartition(".")[2].lower() in LARGE_SUFFIXES
+    is_named = rule == b"lfs" or (rule is None and has_suffix)
+    return is_named or file.size > REGULAR_BYTES or b"\0" in _base64(file.sample)
 
 
 class LargeObject(BaseModel):

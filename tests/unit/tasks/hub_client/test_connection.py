@@ -153,6 +153,7 @@ XET = {"X-Xet-Cas-Url": "https://cas", "X-Xet-Access-Token": "t", "X-Xet-Token-E
         (200, {}, True),
         (404, {}, True),
         (404, {"X-Error-Code": "RepoNotFound"}, True),
+        (400, {}, True),
         (405, {}, True),
         (501, {}, True),
     ],
@@ -173,7 +174,7 @@ def test_hub_is_asked_whether_it_has_xet_storage(
         assert len(seen) == 1, "the user has chosen"
 
 
-@pytest.mark.parametrize("status", [401, 403, 500])
+@pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
 def test_refused_question_is_not_taken_for_a_hub_without_xet(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     with (
