@@ -149,6 +149,14 @@ def test_tables_and_headings() -> None:
     assert '<h2 id="how-it-was-made-1">' in shown
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("part", ["[", "![a", "<b>", "|a"])
+def test_very_long_texts_are_shown_as_they_are(part: str) -> None:
+    shown = render_markdown(part * (512 << 10), folder="", page_of=str, content_of=str)
+    assert shown.startswith("<pre>")
+    assert "<b>" not in shown
+
+
 def chained(levels: int, width: int, *, merge: bool) -> str:
     """Mappings of which each has the one before several times, by merge keys or as values."""
     lines = ["a0: &a0 {x: 1}"]
