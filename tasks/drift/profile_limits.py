@@ -84,7 +84,8 @@ def _problems(profile: Profile) -> Iterator[str]:
 def _is_sample(one: Sample, profile: Profile) -> bool:
     if not 0 < len(one.values) <= MAX_SAMPLED or (one.groups is not None and len(one.groups) != len(one.values)):
         return False
-    match one.kind:
+    kind: str = one.kind  # whatever the file says
+    match kind:
         case "label":
             return one.column in profile.labels
         case "length" | "number":
