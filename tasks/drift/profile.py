@@ -16,14 +16,22 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 
+from tasks.drift.profile_limits import Header, check, check_size
 from tasks.drift.rows import MAX_SAMPLED, Columns, SampledRows, Scan, label_hash
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SCHEMA: Final = 1
-MAX_BYTES: Final = 32 << 20
-"""Of the file. What it holds is limited (tasks.drift.rows), and takes less than half of that before it is compressed."""
+_DAMAGE: Final = (
+    KeyError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+    StopIteration,
+    UnicodeDecodeError,
+    json.JSONDecodeError,
+)
 _KEY: Final = b"evergreen.profile"
 Kind = Literal["label", "length", "number", "text"]
 
@@ -144,21 +152,30 @@ class Profile:
         import pyarrow.parquet as pq
 
         try:
-            table = pq.read_table(io.BytesIO(content))
-            header = json.loads(table.schema.metadata[_KEY])
-            if header["schema"] != SCHEMA:
-                raise ValueError(f"it has schema {header['schema']}, not {SCHEMA}")
+            file = pq.ParquetFile(io.BytesIO(content))
+            check_size(file)
+            found = json.loads(file.schema_arrow.metadata[_KEY])
+            if found["schema"] != SCHEMA:
+                raise ValueError(f"it has schema {found['schema']!r:.20}, not {SCHEMA}")
+            header = Header.of(found)
+            table = file.read(use_threads=False)
             records = table.to_pylist()
             known = np.array(next(one["hashes"] for one in records if one["kind"] == "known"), np.uint64)
             labels = {
-                one["column"]: dict(zip(one["hashes"], map(int, one["values"]), strict=True))
-                for one in records
-                if one["kind"] == "label counts"
+                one["column"]: _counts(one["hashes"], one["values"]) for one in records if one["kind"] == "label counts"
             }
-            found = tuple(_sample(one) for one in records if one["kind"] not in {"known", "label counts"})
-            return cls(header["rows"], header["content"], header["is_whole"], known, labels, found)
-        except (pa.ArrowException, KeyError, TypeError, StopIteration) as error:
+            measures = tuple(_sample(one) for one in records if one["kind"] not in {"known", "label counts"})
+            profile = cls(header.rows, header.content, header.is_whole, known, labels, measures)
+            check(profile)
+        except (pa.ArrowException, OSError, *_DAMAGE) as error:
             raise ValueError(f"it is damaged: {type(error).__name__}") from error
+        return profile
+
+
+def _counts(hashes: list[int], counts: list[float]) -> dict[int, int]:
+    if len(hashes) != len(counts) or not np.isfinite(counts).all():
+        raise ValueError("it is damaged: its counts of labels are not counts")
+    return dict(zip(hashes, map(int, counts), strict=True))
 
 
 def _sample(record: Mapping[str, Any]) -> Sample:

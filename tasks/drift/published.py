@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from params import HubRefusedError, TransientError
 from params.artifacts import Artifacts
-from tasks.drift.profile import MAX_BYTES, Profile
+from tasks.drift.profile import Profile
+from tasks.drift.profile_limits import MAX_BYTES
 
 _PATIENCE_S = 15.0
 """How long to wait for each answer if the run can do without it."""
@@ -54,8 +55,13 @@ def _fetch(artifacts: Artifacts, repo_id: str, endpoint: str, patience_s: float 
         def look() -> bytes | None:
             return repository.read(head.commit, path, max_bytes=MAX_BYTES)
 
-        content = repository.retry_until_clear(look)
-    revision = head.tag or head.commit
+        revision = head.tag or head.commit
+        try:
+            content = repository.retry_until_clear(look)
+        except HubRefusedError as error:
+            if patience_s is None:
+                raise
+            return Published(revision, None, f"{path} of {revision} cannot be read: {error.what}")
     if content is None:
         return Published(revision, None, f"{revision} of {repo_id} has no profile of its rows ({path}); {_PUBLIC}")
     try:

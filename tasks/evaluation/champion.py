@@ -71,6 +71,7 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collect
 
 def _download(repository: Repository, commit: str, folder: Path) -> None:
     def download() -> None:
+        repository.refuse_large_settings(commit, repository.tree(commit))
         repository.api.snapshot_download(repository.id, revision=commit, local_dir=folder, allow_patterns=_FILES)
 
     # A large model may take longer than a look at the Hub.

@@ -32,6 +32,11 @@ MAIN: Final = "main"
 LOOK_TIMEOUT_S: Final = 60.0
 """For calls that only read what the Hub holds."""
 
+SETTINGS: Final = (".json", ".txt", ".model", ".jinja")
+"""The suffixes of a model's files that are parsed: those of its configuration and of its tokenizer."""
+MAX_SETTINGS_BYTES: Final = 256 << 20
+"""Of such a file; the largest tokenizers have some 30 MiB."""
+
 T = TypeVar("T")
 Tree = Mapping[str, RepoFile]
 """The files of a commit by path."""
@@ -209,6 +214,17 @@ class Repository:
         with tempfile.TemporaryDirectory() as folder:
             file = self.api.hf_hub_download(self.id, path, revision=commit, local_dir=folder)
             return Path(file).read_bytes()
+
+    def refuse_large_settings(self, commit: str, tree: Tree) -> None:
+        """Check the sizes of a model's files other than weights before they are downloaded and parsed.
+
+        Raises:
+            HubRefusedError: one is larger than any tokenizer or configuration.
+        """
+        for path, file in tree.items():
+            if file.size > MAX_SETTINGS_BYTES and path.endswith(SETTINGS):
+                what = f"{path} of revision {commit} has {file.size:,} bytes, more than the {MAX_SETTINGS_BYTES:,} that it may have"
+                raise HubRefusedError(self.where, what, "find out who wrote it, and publish again or roll back")
 
     def ensure_exists(self, *, private: bool) -> Refs:
         """Create the repository unless it exists, and return its branches and tags.

@@ -20,6 +20,8 @@ from markupsafe import Markup
 FileLink = Callable[[str], str]
 """Path of a file in the repository -> its URL."""
 
+MAX_CHARACTERS = 128 << 10
+"""Of a text that is rendered."""
 _SCHEMES = frozenset({"http", "https", "mailto"})
 
 
@@ -27,8 +29,11 @@ def render_markdown(text: str, *, folder: str, page_of: FileLink, content_of: Fi
     """Render Markdown as HTML that is safe to show.
 
     Relative links start from `folder`. `page_of` gives the URL of a file's page, for links; `content_of` that of its
-    content, for images. Headings have ids if `anchors`; a page must not hold two such texts.
+    content, for images. Headings have ids if `anchors`; a page must not hold two such texts. A text of more than
+    `MAX_CHARACTERS` is shown as it is: for some texts, the parser's time grows with the square of their length.
     """
+    if len(text) > MAX_CHARACTERS:
+        return Markup("<pre>{}</pre>").format(text)
     parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
     parser.validateLink = _accept_any_link  # type: ignore[method-assign, assignment]
     tokens = parser.parse(text)

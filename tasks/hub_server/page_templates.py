@@ -10,13 +10,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
 _FOLDER = Path(__file__).with_name("pages")
 _STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src 'self' data:; form-action 'self'"
+_DIRECTION = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _HEADERS = {
     "Content-Security-Policy": f"{_POLICY}; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -50,8 +51,32 @@ def size(count: int) -> str:
     return f"{amount:.1f} TB"
 
 
+class _AsTyped(Markup):
+    """A text that goes back into the box in which its reader has typed it."""
+
+
+def _as_typed(text: str) -> _AsTyped:
+    return _AsTyped(escape(text))
+
+
+def _show_direction(value: object) -> object:
+    """Return what a page shows of a value: characters that change the direction of writing are shown by their number.
+
+    They could let a name, or a line of code, pass for another one.
+    """
+    if not isinstance(value, str) or isinstance(value, _AsTyped):
+        return value
+    shown = str.translate(value, _DIRECTION)
+    return Markup(shown) if isinstance(value, Markup) else shown  # noqa: S704 (the same markup, but for these)
+
+
 _ENVIRONMENT = Environment(
-    loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    loader=FileSystemLoader(_FOLDER),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=_show_direction,
 )
-_ENVIRONMENT.filters |= {"date": date, "size": size, "quoted": quote}
+_ENVIRONMENT.filters |= {"date": date, "size": size, "quoted": quote, "as_typed": _as_typed}
 _ENVIRONMENT.globals["style"] = Markup(_STYLE)  # noqa: S704 (a file of this package)

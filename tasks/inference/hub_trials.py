@@ -102,8 +102,9 @@ class HubTrials:
     def _ask(self, request: dict[str, str], where: str) -> dict[str, Any]:
         process = self._process
         if process is None or process.poll() is not None:
-            limits = {"timeout_s": self._timeout_s, "memory_bytes": self._memory_bytes}
-            process = self._process = trial_process.start(Path(self._own.name), **limits)
+            own = Path(self._own.name)
+            process = trial_process.start(own, timeout_s=self._timeout_s, memory_bytes=self._memory_bytes)
+            self._process = process
         assert process.stdin is not None
         assert process.stdout is not None
         try:

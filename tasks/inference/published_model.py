@@ -128,6 +128,7 @@ def _look(repository: Repository, revision: str, recipe: str | None) -> tuple[st
     except RevisionNotFoundError:
         listed = f"that `evergreen releases{f' {recipe}' if recipe else ''}` lists"
         raise HubRefusedError(repository.where, f"there is no revision {revision}", f"choose one {listed}") from None
+    repository.refuse_large_settings(commit, files)
     if not any(path.endswith(".safetensors") for path in files):
         fix = f"publish a model: evergreen run {recipe}" if recipe else "name a revision with a model"
         raise HubRefusedError(repository.where, f"the revision {revision} has no weights as safetensors", fix)

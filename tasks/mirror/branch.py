@@ -36,6 +36,8 @@ BEST = "best"
 _BY_STEP = re.compile(r"checkpoint-(\d+)")
 _IN_MEMORY_BYTES = 10 << 20
 """Files up to this size are sent from memory, as they were when they were hashed; larger ones are read again to be sent."""
+_MAX_JSON_BYTES = 64 << 20
+"""Of a file that is parsed: a manifest, an identity, the state of a trainer with its log."""
 DAMAGED_FIX = "wait until the other machine has uploaded its next checkpoint, or train here from the start"
 
 
@@ -77,7 +79,7 @@ class Branch:
             [*operations, *map(CommitOperationDelete, gone)], parent=head, title=title, trailers={}, branch=BRANCH
         )
 
-    def checkpoints(self, scratch: Path) -> Iterator[MirroredCheckpoint]:
+    def checkpoints(self) -> Iterator[MirroredCheckpoint]:
         """Yield the checkpoints of the branch, the highest step first."""
         commit = self.repository.refs().branches.get(BRANCH)
         if commit is None:
@@ -88,14 +90,15 @@ class Branch:
             if name == IDENTITY and (match := _BY_STEP.fullmatch(folder)):
                 steps[folder] = int(match[1])
             elif name == IDENTITY and folder == LAST:
-                steps[LAST] = int(self._read(f"{LAST}/trainer_state.json", commit, scratch)["global_step"])
+                step = self._read(f"{LAST}/trainer_state.json", commit).get("global_step")
+                steps[LAST] = step if isinstance(step, int) else 0
         for folder, step in sorted(steps.items(), key=lambda found: -found[1]):
-            yield MirroredCheckpoint(folder, step, commit, self._read(f"{folder}/{IDENTITY}", commit, scratch))
+            yield MirroredCheckpoint(folder, step, commit, self._read(f"{folder}/{IDENTITY}", commit))
 
-    def step_of_last(self, identity: Mapping[str, str], scratch: Path) -> int:
+    def step_of_last(self, identity: Mapping[str, str]) -> int:
         """Return the step of `last-checkpoint/` if it is of this run; else 0."""
         try:
-            found = [c.step for c in self.checkpoints(scratch) if c.folder == LAST and c.identity == identity]
+            found = [c.step for c in self.checkpoints() if c.folder == LAST and c.identity == identity]
         except RepositoryNotFoundError:
             return 0
         return max(found, default=0)
@@ -114,18 +117,18 @@ class Branch:
         files = {path for path in self.repository.tree(commit) if path.startswith(f"{name}/")}
         listed = [f"{name}/{MANIFEST}"]
         if listed[0] in files:
-            listed += [f"{name}/{file}" for file in self._read(listed[0], commit, folder)]
+            listed += [f"{name}/{file}" for file in self._read(listed[0], commit)]
         if missing := sorted(set(listed) - files):
             raise CheckpointError(f"{self.where}, {name}", f"lacks {', '.join(missing)}", DAMAGED_FIX)
         for path in listed:
             self.load(path, commit, folder)
         return folder / name
 
-    def _read(self, path: str, commit: str, folder: Path) -> dict[str, Any]:
+    def _read(self, path: str, commit: str) -> dict[str, Any]:
         """Read a file of the branch as JSON."""
         try:
-            found = json.loads(self.load(path, commit, folder).read_bytes())
-        except ValueError as error:
+            found = json.loads(self.repository.read(commit, path, max_bytes=_MAX_JSON_BYTES) or b"")
+        except (ValueError, RecursionError) as error:
             found = str(error)
         if not isinstance(found, dict):
             raise CheckpointError(f"{self.where}, {path}", f"is damaged: {str(found)[:80]}", DAMAGED_FIX)

@@ -98,7 +98,7 @@ def _fetch(branch: Branch, job: Job, staging: Path) -> None:
     """Make one attempt; it can be repeated whatever it raises."""
     from tasks.mirror.branch import BEST
 
-    mirrored = _newest_of_run(branch, job, staging)
+    mirrored = _newest_of_run(branch, job)
     own = newest_valid(job.folder, identity_text(job.identity))
     if own is not None and step_of(own) >= mirrored.step:
         message = "fetch: nothing to do: this machine is at step %d of run %s, the branch at step %d"
@@ -112,16 +112,18 @@ def _fetch(branch: Branch, job: Job, staging: Path) -> None:
         best = _sound(branch, BEST, mirrored.commit, staging)
         if (best / IDENTITY).read_text(encoding="utf-8") == identity_text(job.identity):
             step = json.loads((best / BEST_NOTE).read_text(encoding="utf-8"))["step"]
+            if not isinstance(step, int):  # it becomes a part of a path
+                raise _damaged(branch, BEST, f"{BEST_NOTE} names no step")
             seal(best, job.folder / f"best-{step}", "best")
     seal(checkpoint, job.folder / f"checkpoint-{mirrored.step}")
     message = "fetch: step %d of run %s from %s (%s); `evergreen train` resumes from it"
     logger.info(message, mirrored.step, job.folder.name, branch.where, mirrored.folder)
 
 
-def _newest_of_run(branch: Branch, job: Job, staging: Path) -> MirroredCheckpoint:
+def _newest_of_run(branch: Branch, job: Job) -> MirroredCheckpoint:
     """Return the newest checkpoint of this run on the branch."""
     newest = None
-    for mirrored in branch.checkpoints(staging):
+    for mirrored in branch.checkpoints():
         if mirrored.identity == job.identity:
             return mirrored
         newest = newest or mirrored

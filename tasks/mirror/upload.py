@@ -185,8 +185,7 @@ class _Uploader:
         """Return whether another machine has uploaded this step of the same run, or a later one."""
         identity = (checkpoint / IDENTITY).read_text(encoding="utf-8")
         if identity not in self._step_at_start:
-            scratch = checkpoint.parent / ".held"
-            self._step_at_start[identity] = self._branch.step_of_last(json.loads(identity), scratch)
+            self._step_at_start[identity] = self._branch.step_of_last(json.loads(identity))
         step, there = step_of(checkpoint), self._step_at_start[identity]
         if step < there:
             message = "mirror: %s stays here: the branch has step %d of this run; `evergreen fetch` gets it"

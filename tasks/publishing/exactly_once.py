@@ -15,6 +15,7 @@ A release that landed once is never committed again, even when others have follo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -115,11 +116,11 @@ def look(repository: Repository, release: ReleasePlan) -> RepositoryState:
 
 
 def find_release(
-    repository: Repository, release: ReleasePlan, state: RepositoryState, *, merged: str | None = None
+    repository: Repository, release: ReleasePlan, state: RepositoryState, *, merged: Sequence[str] = ()
 ) -> PublishedRelease | None:
     """Return the release if main's history has it, and tag it; None if it has not landed.
 
-    `merged` is the commit with which its pull request was merged.
+    `merged` are commits with which pull requests of its name were merged.
     """
     commits = repository.history()
     superseded = tree_weights(state.files) != release.weights
@@ -127,10 +128,10 @@ def find_release(
         return PublishedRelease(str(state.tagged), release.tag, "found by its tag", release.publish_id, superseded)
     trailer = f"{PUBLISH_ID}: {release.publish_id}"
     landed = [commit.commit_id for commit in commits if trailer in commit.message.splitlines()]
-    for commit in ([merged] if merged else []) + landed[::-1]:
+    for commit in [*merged, *landed[::-1]]:
         # Whoever proposes a change words its commit: only the files say whether it is this release.
         if not difference(release, repository.tree(commit)):
-            how = "merged" if commit == merged else "found by its id"
+            how = "merged" if commit in merged else "found by its id"
             return _tagged(repository, release, state, commit, how, superseded=superseded)
         repository.log(
             f"{repository.where}: commit {commit} has the id of {release.tag} and other files: it is not this release"

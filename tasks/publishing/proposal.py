@@ -130,7 +130,7 @@ def _look_and_act(
     waiting = [found for found in same if found.status in WAITING and _holds(repository, found, release)]
     others = [found for found in ours if found.status in WAITING and found not in waiting[:1]]
     _tag_merged(repository, [found for found in ours if found not in same])
-    if published := find_release(repository, release, state, merged=_merge_commit(repository, same)):
+    if published := find_release(repository, release, state, merged=_merge_commits(repository, same)):
         _close(repository, [*waiting, *others], f"{release.tag} is published.")
         return published
     try:
@@ -200,9 +200,11 @@ def _tag(proposal: Discussion) -> str:
     return title["tag"]
 
 
-def _merge_commit(repository: Repository, proposals: Sequence[Discussion]) -> str | None:
-    merged = [one.num for one in proposals if one.status == "merged"]
-    return repository.api.get_discussion_details(repository.id, merged[-1]).merge_commit_oid if merged else None
+def _merge_commits(repository: Repository, proposals: Sequence[Discussion]) -> list[str]:
+    """Return the commits with which pull requests were merged, the newest first."""
+    merged = [one.num for one in reversed(proposals) if one.status == "merged"]
+    details = [repository.api.get_discussion_details(repository.id, number) for number in merged]
+    return [one.merge_commit_oid for one in details if one.merge_commit_oid]
 
 
 def _tag_merged(repository: Repository, proposals: Sequence[Discussion]) -> None:
@@ -213,9 +215,11 @@ def _tag_merged(repository: Repository, proposals: Sequence[Discussion]) -> None
         tag = _tag(proposal)
         if tag in tags:
             continue
-        merged = _merge_commit(repository, [proposal])
-        if merged and _is_release(repository, merged, tag):
-            repository.api.create_tag(repository.id, tag=tag, revision=merged)
+        if merged := [
+            commit for commit in _merge_commits(repository, [proposal]) if _is_release(repository, commit, tag)
+        ]:
+            repository.api.create_tag(repository.id, tag=tag, revision=merged[0])
+            tags[tag] = merged[0]
         else:
             repository.log(f"{repository.where}: pull request {proposal.num} was merged with other files: not tagged")
 

@@ -256,9 +256,17 @@ def test_hub_that_does_not_answer_is_said_or_an_error(project, monkeypatch):
 
 def test_damaged_profile_is_said(project, monkeypatch):
     artifacts, tag = project
-    monkeypatch.setattr(Repository, "read", lambda *_: b"PAR1 torn")
+    monkeypatch.setattr(Repository, "read", lambda *_, **__: b"PAR1 torn")
     drift = run(artifacts)
     assert drift.sentence == f"Drift was not measured: {PROFILE} of {tag} cannot be read: it is damaged: ArrowInvalid."
+
+
+def test_profile_that_is_too_large_is_said_or_an_error(project, monkeypatch):
+    artifacts, tag = project
+    monkeypatch.setattr("tasks.drift.published.MAX_BYTES", 100)
+    assert f"{PROFILE} of {tag} cannot be read" in run(artifacts).sentence
+    with pytest.raises(HubRefusedError, match="more than the 100 that it may have"):
+        run(artifacts, on_drift="fail")
 
 
 @pytest.mark.parametrize("text", ["report", "fail", "off"])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import tracemalloc
+
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -127,3 +131,75 @@ def test_profile_of_another_version_is_an_error(profile, tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(ValueError, match="it has schema 2, not 1"):
         Profile.load(content)
+
+
+def edited(profile, tmp_path, change):
+    """A saved profile whose records a stranger has edited."""
+    table = pq.read_table(io.BytesIO(saved(profile, tmp_path)))
+    records = change(table.to_pylist())
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(records, schema=table.schema), out, compression="zstd")
+    return out.getvalue()
+
+
+def of(records, kind):
+    return next(one for one in records if one["kind"] == kind)
+
+
+def set_value(kind, /, **changes):
+    def change(records):
+        of(records, kind).update(changes)
+        return records
+
+    return change
+
+
+ODD = {
+    "counts of no column": lambda records: [one for one in records if one["kind"] != "label counts"],
+    "counts of another column": set_value("label counts", column="other"),
+    "no column": set_value("label", column=None),
+    "infinite counts": set_value("label counts", values=[float("inf")] * 7),
+    "negative counts": set_value("label counts", values=[-1.0] * 7),
+    "fewer counts": set_value("label counts", values=[1.0]),
+    "hashes in no order": set_value("known", hashes=[3, 1, 2]),
+    "no hashes": set_value("known", hashes=[]),
+    "a hash that is none": set_value("known", hashes=[1, None]),
+    "no values": set_value("number", values=[]),
+    "values that are none": set_value("number", values=[None] * 3, groups=None),
+    "infinite values": set_value("number", values=[float("inf")], groups=[1]),
+    "fewer groups": set_value("number", groups=[1]),
+    "no features": set_value("text", features=None),
+    "a row without features": set_value("text", features=[None], groups=[1]),
+    "a feature that is none": set_value("text", features=[[None]], groups=[1]),
+    "a feature that is too large": set_value("text", features=[[2**31]], groups=[1]),
+    "another kind": set_value("text", kind="other"),
+    "something twice": lambda records: [*records, of(records, "number")],
+    "many records": lambda records: records + [{**of(records, "number"), "column": str(i)} for i in range(5000)],
+}
+
+
+@pytest.mark.parametrize("change", ODD.values(), ids=ODD)
+def test_odd_profile_is_an_error_when_it_is_read(profile, tmp_path, change):
+    with pytest.raises(ValueError, match=r"it is damaged|more than a profile may have"):
+        Profile.load(edited(profile, tmp_path, change))
+
+
+def test_few_bytes_that_stand_for_many_values_are_not_read(profile, tmp_path):
+    content = edited(profile, tmp_path, set_value("number", values=np.zeros(20_000_000), groups=None))
+    assert len(content) < 20_000
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="more than a profile may have"):
+        Profile.load(content)
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    tracemalloc.stop()
+    assert pa.total_allocated_bytes() - before < 10 << 20
+
+
+@pytest.mark.parametrize("header", [b"[]", b"{}", b'{"schema": [1]}', b'{"schema": 1, "rows": "x"}', b"[" * 99999])
+def test_odd_header_is_an_error(profile, tmp_path, header):
+    table = pq.read_table(io.BytesIO(saved(profile, tmp_path)))
+    out = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata({b"evergreen.profile": header}), out)
+    with pytest.raises(ValueError, match=r"it is damaged|it has schema"):
+        Profile.load(out.getvalue())

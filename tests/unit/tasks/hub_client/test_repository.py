@@ -48,3 +48,26 @@ def test_holds_only_commits_of_main(api: HfApi, hub: FaultyHub, folder: Path) ->
     hub.faults.append(Fault("commits", "before", 500, times=99))
     with pytest.raises(TransientError, match="500"):
         patient(api).holds(first.commit)
+
+
+def test_large_files_are_not_read(api: HfApi) -> None:
+    api.create_repo(REPO)
+    files = {"record.json": b"x" * 200, "notes.md": b"x" * 200}
+    added = [CommitOperationAdd(path, content) for path, content in files.items()]
+    commit = api.create_commit(REPO, added, commit_message="by hand").oid
+    repository = Repository(api, REPO)
+    assert repository.read(commit, "record.json", max_bytes=200) == b"x" * 200
+    assert repository.read(commit, "gone.json", max_bytes=200) is None
+    with pytest.raises(HubRefusedError, match=r"record.json of revision .* has 200 bytes, more than the 199"):
+        repository.read(commit, "record.json", max_bytes=199)
+
+
+def test_model_with_a_configuration_that_is_too_large_is_refused(api: HfApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.create_repo(REPO)
+    added = [CommitOperationAdd("sub/tokenizer.json", b"x" * 200), CommitOperationAdd("a.safetensors", b"x" * 500)]
+    commit = api.create_commit(REPO, added, commit_message="by hand").oid
+    repository = Repository(api, REPO)
+    repository.refuse_large_settings(commit, repository.tree(commit))
+    monkeypatch.setattr("tasks.hub_client.repository.MAX_SETTINGS_BYTES", 100)
+    with pytest.raises(HubRefusedError, match=r"sub/tokenizer\.json"):
+        repository.refuse_large_settings(commit, repository.tree(commit))

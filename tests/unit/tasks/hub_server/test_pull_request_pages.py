@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx2
 import pytest
@@ -285,6 +286,42 @@ def test_list_has_pages(proposed: HfApi, browser: httpx2.Client) -> None:
     assert "Better &lt;weights&gt;" in second
     assert 'Pull requests <span class="badge">31</span>' in first
     assert Outline(first).text.count("draft") == 30
+
+
+DIRECTION = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+def test_no_text_changes_the_direction_of_writing(
+    alice: HfApi, bob: HfApi, hub: LocalHub, browser: httpx2.Client
+) -> None:
+    """A name or a line could pass for another one: file names, diffs, titles, comments, cards, metadata, messages, errors."""
+    odd, name = f"a{DIRECTION}b", f"notes{DIRECTION}/a{DIRECTION}.txt"
+    card = f"---\nlicense: mit\ntags: ['{odd}']\n---\n# {odd}\n\n{odd} `{odd}` [{odd}](https://hub.example/{DIRECTION}) ![{odd}](a.png)\n"
+    files = {"README.md": card, name: odd, "code.py": f"if user == '{odd}':\n    pass\n"}
+    for repo, author, is_proposed in ((REPO, alice, False), (REPO, bob, True)):
+        alice.create_repo(repo, exist_ok=True)
+        added = [Add(path, (text + "#" * is_proposed).encode()) for path, text in files.items()]
+        author.create_commit(repo, added, commit_message=f"Better {odd}", commit_description=odd, create_pr=is_proposed)
+    bob.comment_discussion(REPO, 1, odd)
+    bob.rename_discussion(REPO, 1, f"Best {odd}")
+    sign_in(browser, "alice")
+    folder, _, file = map(quote, name.partition("/"))
+    addresses = [
+        "/",
+        f"/{REPO}",
+        f"/{REPO}/tree/main",
+        f"/{REPO}/tree/main/{folder}",
+        f"/{REPO}/blob/main/{folder}/{file}",
+    ]
+    addresses += [f"/{REPO}/blob/main/code.py", f"/{REPO}/commits/main", PAGE, f"{PAGE}/1", f"/?q={quote(odd)}"]
+    addresses += [f"/{REPO}/blob/main/{quote(odd)}", f"/{REPO}/tree/{quote(odd)}"]
+    shown = "".join(f"\\u{ord(char):04x}" for char in DIRECTION)
+    for address in addresses:
+        page = browser.get(address).text
+        assert not set(DIRECTION) & set(page), address
+        assert address == f"/{REPO}/tree/{quote(odd)}" or shown in page, address
+    assert send(browser, "merge").status_code == 200, "the form still says what the page showed"
+    assert alice.list_repo_commits(REPO)[0].title == f"Best {odd} (#1)"
 
 
 @needs_browser

@@ -174,6 +174,18 @@ def test_merged_words_of_a_stranger_give_no_tag(api: HfApi, hub: FaultyHub, fold
     assert api.list_repo_refs(REPO).tags == []
 
 
+def test_merged_release_is_found_beside_a_merge_with_its_title(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+    release = plan(folder)
+    propose(api, release)
+    api.merge_pull_request(REPO, 1)
+    merged = api.list_repo_commits(REPO)[0].commit_id
+    copy_as_bob(hub, release, NOTES=b"x")
+    api.merge_pull_request(REPO, 2)
+    published = propose(api, release)
+    assert isinstance(published, PublishedRelease)
+    assert (published.how, published.commit) == ("merged", merged)
+
+
 def test_newer_model_takes_the_place_of_the_one_that_waits(api: HfApi, folder: Path) -> None:
     propose(api, plan(folder))
     propose(api, plan(folder), recipe="another")

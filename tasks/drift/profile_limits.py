@@ -1,0 +1,103 @@
+"""What a profile that comes from a Hub may hold: who can change a repository decides what is in its files.
+
+A profile that breaks a rule is as good as none: drift compares with nothing, and its report says which file of which revision is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Final, Self
+
+import numpy as np
+import pydantic
+
+from tasks.drift.rows import BUCKETS, MAX_FEATURES, MAX_KNOWN, MAX_LABELS, MAX_SAMPLED
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+    from tasks.drift.profile import Profile, Sample
+
+MAX_BYTES: Final = 32 << 20
+"""Of the file. What it holds takes less than half of that before it is compressed."""
+_MAX_RECORDS: Final = 4_000
+"""Measures of all columns together."""
+_MAX_VALUES: Final = 8_000_000
+"""Of all measures together."""
+
+
+class Header(pydantic.BaseModel, strict=True):
+    """The header of a profile."""
+
+    rows: Annotated[int, pydantic.Field(ge=1)]
+    content: Annotated[list[str], pydantic.Field(max_length=_MAX_RECORDS)]
+    is_whole: bool
+
+    @classmethod
+    def of(cls, found: object) -> Self:
+        """Return a header; ValueError if it is none."""
+        try:
+            return cls.model_validate(found)
+        except pydantic.ValidationError as error:
+            raise ValueError(f"it is damaged: {error.error_count()} of its fields are not what they must be") from None
+
+
+def check_size(file: pq.ParquetFile) -> None:
+    """Check how much a file holds before it is read: few bytes can stand for very many equal values.
+
+    Raises:
+        ValueError: too much.
+    """
+    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+    if file.metadata.num_rows > _MAX_RECORDS or values > _MAX_VALUES:
+        raise ValueError(
+            f"it holds {file.metadata.num_rows:,} measures with {values:,} values, more than a profile may have"
+        )
+
+
+def check(profile: Profile) -> None:
+    """Check that a profile holds what `Profile.save` writes.
+
+    Raises:
+        ValueError: it does not.
+    """
+    for problem in _problems(profile):
+        raise ValueError(f"it is damaged: {problem}")
+
+
+def _problems(profile: Profile) -> Iterator[str]:
+    known = profile.known
+    if not 0 < len(known) <= MAX_KNOWN or not (known[1:] > known[:-1]).all():
+        yield "its hashes of rows are none, too many, or not in order"
+    for column, counts in profile.labels.items():
+        if len(counts) > MAX_LABELS or any(count < 0 for count in counts.values()):
+            yield f"its counts of the labels of {column!r:.80} are too many, or negative"
+    measures = [(one.kind, one.column) for one in profile.samples]
+    if len(set(measures)) < len(measures):
+        yield "it measures something twice"
+    for one in profile.samples:
+        if not _is_sample(one, profile):
+            yield f"its {one.kind!r:.80} of {one.column!r:.80} is not a measure of its rows"
+
+
+def _is_sample(one: Sample, profile: Profile) -> bool:
+    kind: str = one.kind  # whatever the file says
+    # Of lists of labels, a row has several labels or none.
+    is_one_a_row = 0 < len(one.values) <= MAX_SAMPLED or kind == "label"
+    if not is_one_a_row or (one.groups is not None and len(one.groups) != len(one.values)):
+        return False
+    match kind:
+        case "label":
+            return one.column in profile.labels
+        case "length" | "number":
+            return bool(np.isfinite(one.values).all())
+        case "text":
+            return all(
+                isinstance(row, list)
+                and len(row) <= MAX_FEATURES
+                and all(isinstance(feature, int) and feature < BUCKETS for feature in row)
+                for row in one.values
+            )
+        case _:
+            return False
