@@ -53,8 +53,8 @@ def new(request: Request, ask: Asker) -> None:
         print(f"  note: {note}")
     text = recipe_text(request.name, found, plan, request.repo_id or f"evergreen/{request.name}")
     base = facts.path if facts and facts.revision is None else project.NO_BASE
-    line = {"data": found.watched, "objective": chosen.objective, "base": base}
-    changed = _write(root, request, line, text)
+    item = {"data": found.watched, "objective": chosen.objective, "base": base}
+    changed = _write(root, request, item, text)
     print(f"\n{'Wrote' if changed else 'Nothing to do: the project has'} {', '.join(changed or _places(request.name))}")
     for line in _one_row(plan):
         print(line)
@@ -115,7 +115,7 @@ def _places(name: str) -> list[str]:
     return [f"params/{name}.yaml", f"its line in {project.DVC}", f"its deployment in {project.PREFECT}"]
 
 
-def _write(root: Path, request: Request, line: Mapping[str, str], text: str) -> list[str]:
+def _write(root: Path, request: Request, item: Mapping[str, str], text: str) -> list[str]:
     """Write what is not there yet, check it, and return what was written; after an error everything is as before."""
     name = request.name
     recipe = root / "params" / f"{name}.yaml"
@@ -125,7 +125,7 @@ def _write(root: Path, request: Request, line: Mapping[str, str], text: str) -> 
         raise RecipeError(str(recipe), "exists, and differs from what these flags and rows give today", fix)
     after = {
         recipe: text,
-        root / project.DVC: project.with_line(before[root / project.DVC] or "", name, **line),
+        root / project.DVC: project.with_line(before[root / project.DVC] or "", name, **item),
         root / project.PREFECT: project.with_deployment(before[root / project.PREFECT] or "", name, request.schedule),
     }
     try:

@@ -318,7 +318,11 @@ class IterativeSFTTrainer(Trainer):
         follows_metric = isinstance(self.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau | GreedyLR)
         if not self.accelerator.optimizer_step_was_skipped and not follows_metric:
             self.lr_scheduler.step()
-        model.zero_grad()
+        held = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
+        self.optimizer.zero_grad()  # not the model's, because scripts that look at gradients replace this one
+        for parameter in model.parameters():
+            if parameter not in held:  # it counts in the norm
+                parameter.grad = None
         self._tr_loss += accumulated.loss / accumulated.tokens
         self._accumulated = Accumulated()
         self.state.global_step += 1

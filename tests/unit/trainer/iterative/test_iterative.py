@@ -10,6 +10,7 @@ import re
 import string
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,29 @@ def test_positional_model_and_tokenizer(tmp_path, monkeypatch):
     assert trained.processing_class is words
     assert Path(trained.args.output_dir).name == "model-IterativeSFT"
     assert trained.step(texts=["a b c"])["updates"] == 1
+
+
+def test_gradients_are_cleared_through_the_optimizer(tmp_path):
+    """A script may replace `optimizer.zero_grad` to see the gradients of a step, as TRL's own test does."""
+    trained = new_trainer(tmp_path)
+    trained.step(texts=["a b c"])
+    assert all(parameter.grad is None for parameter in trained.model.parameters())
+    trained.optimizer.zero_grad = partial(trained.optimizer.zero_grad, set_to_none=False)
+    trained.step(texts=["a b c"])
+    assert [name for name, parameter in trained.model.named_parameters() if parameter.grad is None] == []
+    assert all(bool((parameter.grad == 0).all()) for parameter in trained.model.parameters())
+
+
+def test_gradients_of_weights_that_the_optimizer_does_not_have_are_cleared_too(tmp_path):
+    """They count in the norm of the gradient, by which all are scaled."""
+    model = llama()
+    optimizer = torch.optim.SGD(model.lm_head.parameters(), lr=0.0)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    trained = IterativeSFTTrainer(
+        model, args=config(tmp_path), processing_class=tokenizer(), optimizers=(optimizer, schedule)
+    )
+    norms = [trained.step(texts=["a b c"])["grad_norm"] for _ in range(3)]
+    assert max(norms) == pytest.approx(min(norms))
 
 
 def test_hf_argument_parser_reads_the_config(tmp_path):
