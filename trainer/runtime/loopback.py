@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
@@ -27,7 +27,7 @@ class LoopbackRendezvous(StaticTCPRendezvous):
         port = listening.getsockname()[1]
         super().__init__(ADDRESS, port, 0, 1, parameters.run_id, _TIMEOUT_S)
         timeout = timedelta(seconds=_TIMEOUT_S)
-        self._store = TCPStore(ADDRESS, port, 1, True, timeout, master_listen_fd=listening.detach())
+        self._store = TCPStore(ADDRESS, port, 1, is_master=True, timeout=timeout, master_listen_fd=listening.detach())
 
     def get_backend(self) -> str:
         """Return the name of this backend."""
