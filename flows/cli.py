@@ -86,9 +86,11 @@ def run(
 
             check_answer()
         with server.used() if server else nullcontext(), logs.progress_drawn(artifacts):
+            from flows.pauses import told
             from flows.retrain import retrain
 
-            outcomes = retrain(recipe, publish=not no_publish, force=force, record=branch)
+            with told():
+                outcomes = retrain(recipe, publish=not no_publish, force=force, record=branch)
     elif branch:
         record_unchanged(artifacts, branch, outcomes)
     print(summary(artifacts, outcomes))

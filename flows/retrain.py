@@ -12,8 +12,9 @@ from typing import Any
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import task_run
 
-from flows import history, logs, stages
+from flows import history, logs, pauses, stages
 from flows.artifacts import link_report, show_report
 from flows.final_state import final_state, published_or_kept, refusals
 from flows.locks import clear_stale_locks, recipe_lock
@@ -33,6 +34,8 @@ from params.loading import recipe_name
 )
 def run_stage(stage: str, recipe: str, *, force: bool) -> Any:
     """Bring one stage up to date, and show its report in Prefect's UI."""
+    if task_run.run_count > 1:
+        pauses.wait_until_running(get_run_logger())
     clear_stale_locks(get_run_logger())
     outcome = stages.run(stage, recipe, get_run_logger(), force=force)
     show_report(stage, Artifacts(recipe), outcome)
@@ -56,6 +59,7 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
 
     def bring_up_to_date(names: Sequence[str], *, force: bool) -> None:
         for stage in names:
+            pauses.wait_until_running(log)
             if stage == "publish" and record:
                 before_release(artifacts, record, outcomes, log)
             named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{artifacts.recipe}")

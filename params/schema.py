@@ -442,7 +442,7 @@ class Launch(Section):
     main_process_ip: str | None = None
     """Address of the machine that runs the train stage. The other machines must be able to reach it."""
     main_process_port: Annotated[int, Field(gt=0, le=65_535)] | None = None
-    """Free port on that machine."""
+    """Free port on that machine; with one machine, a random one is used."""
     out_of_memory_retries: NonNegativeInt = 1
     """How many times to halve the micro-batch when memory runs out. The global batch stays the same."""
     data_workers: Annotated[int, Field(gt=0, le=256)] | None = None

@@ -51,7 +51,8 @@ def launch_command(launch: Launch, job_path: Path, machine: int = 0) -> list[str
         command += ["--multi_gpu"]
     if launch.num_machines > 1:
         command += ["--machine_rank", str(machine), "--main_process_ip", str(launch.main_process_ip)]
-    command += ["--main_process_port", str(launch.main_process_port or 0)]
+    port = launch.main_process_port if launch.num_machines > 1 else 0
+    command += ["--main_process_port", str(port)]
     command += ["--num_processes", str(launch.num_processes), "--num_machines", str(launch.num_machines)]
     command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     return [*command, *worker]

@@ -93,16 +93,17 @@ def rendezvous(job: Job, job_path: Path, stop_requested: Callable[[], bool]) -> 
 
 
 def environment(launch: Launch) -> dict[str, str]:
-    """Return the environment variables that processes need to find those on other machines.
+    """Return the environment variables that processes need to find each other, and that keep those of one machine to it.
 
-    gloo listens at the address of the machine's own name, which often is 127.0.0.1. We name the network interface that
-    leads to machine 0 instead, unless the user has set one.
+    gloo listens at the address of the machine's own name, which may be 127.0.0.1 or one that others reach. We name the
+    network interface that leads to machine 0 instead, unless the user has set one; that of 127.0.0.1, if there is only one
+    machine.
     """
-    if launch.num_machines == 1 or _GLOO in os.environ:
+    if _GLOO in os.environ:
         return {}
-    assert launch.main_process_ip
+    place = (launch.main_process_ip, launch.main_process_port) if launch.num_machines > 1 else ("127.0.0.1", 9)
     with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
-        probe.connect((launch.main_process_ip, launch.main_process_port))  # sends nothing, only looks up the route
+        probe.connect(place)  # sends nothing, only looks up the route
         own = probe.getsockname()[0]
         for name, addresses in psutil.net_if_addrs().items():
             if any(address.address == own for address in addresses):

@@ -107,6 +107,19 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callab
         listening.close()
 
 
+def test_a_paused_schedule_stays_paused_at_the_next_deploy(deployed: Deployed) -> None:
+    def schedule() -> dict:
+        (found,) = deployed.ask("deployments", deployments={"name": {"any_": ["default"]}})[0]["schedules"]
+        return found
+
+    first = schedule()
+    assert first["active"]
+    for command, is_active in (("pause", False), ("resume", True)):
+        deployed.run("prefect", "deployment", "schedule", command, "retrain/default", first["id"])
+        deployed.run("prefect", "--no-prompt", "deploy", "--name", "default")
+        assert (schedule()["id"], schedule()["active"]) == (first["id"], is_active)
+
+
 def test_the_default_recipe_is_scheduled(deployed: Deployed) -> None:
     found = {d["name"]: d for d in deployed.ask("deployments")}
     assert found["default"]["schedules"][0]["schedule"]["cron"] == "0 3 * * *"
@@ -192,6 +205,35 @@ def test_a_killed_worker_leaves_no_trainer_and_the_next_run_goes_on(deployed: De
     wait_for(lambda: state(deployed, lost) != "RUNNING", "the lost run to be noticed", 60)
     deployed.run("prefect", "deployment", "run", "retrain/tiny", "--watch")
     assert "resumes at step" in deployed.logs(deployed.runs()[0])
+
+
+@pytest.mark.slow
+def test_a_run_that_is_paused_or_suspended_while_it_trains_publishes_only_when_it_is_resumed(
+    deployed: Deployed,
+) -> None:
+    recipe = deployed.root / "params/tiny.yaml"
+    for seed, reschedule in ((5, False), (6, True)):
+        recipe.write_text(re.sub(r"seed: \d+", f"seed: {seed}", recipe.read_text(encoding="utf-8"), count=1))
+        slow = deployed.root / "slow"
+        slow.touch()
+        known = set(checkpoints(deployed))
+        deployed.run("prefect", "deployment", "run", "retrain/tiny")
+        wait_for(lambda known=known: set(checkpoints(deployed)) - known, "a checkpoint", 240)
+        run = deployed.runs()[0]
+        name = "Suspended" if reschedule else "Paused"
+        wanted = {"type": "PAUSED", "name": name, "state_details": {"pause_reschedule": reschedule}}
+        deployed.post(f"flow_runs/{run['id']}/set_state", state=wanted)
+        slow.unlink()
+        ended = (lambda: not deployed.processes("flows", "retrain")) if reschedule else None
+        waits = lambda run=run: "the run is paused: it waits" in deployed.logs(run)  # noqa: E731
+        wait_for(ended or waits, "the end of the stage", 240)
+        time.sleep(5)
+        assert state(deployed, run) == "PAUSED"
+        assert "evaluate" not in deployed.task_runs(run)
+        deployed.post(f"flow_runs/{run['id']}/resume")
+        wait_for(lambda run=run: state(deployed, run) in {"COMPLETED", "FAILED"}, "the end of the run", 240)
+        assert state(deployed, run) == "COMPLETED", deployed.logs(run)
+        assert deployed.task_runs(run)["publish"]["state"]["type"] == "COMPLETED"
 
 
 @pytest.mark.slow

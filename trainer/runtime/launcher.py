@@ -63,11 +63,17 @@ def main(arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from trainer.runtime import loopback
+
     # It prints at length what the supervisor says in one line.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").disabled = True
     report = Path(os.environ[REPORT])
+    parsed = launch_command_parser().parse_args(arguments)
+    if parsed.num_machines == 1:
+        loopback.register()
+        parsed.rdzv_backend, parsed.rdzv_endpoint = loopback.BACKEND, f"{loopback.ADDRESS}:0"
     try:
-        launch_command(launch_command_parser().parse_args(arguments))
+        launch_command(parsed)
     except ChildFailedError as error:
         by_time = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
         LaunchReport(tuple(Failure(rank, f.pid, f.exitcode) for rank, f in by_time)).save(report)

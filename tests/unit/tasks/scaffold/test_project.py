@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from ruamel.yaml import YAML
 
@@ -72,10 +74,13 @@ def test_a_deployment_is_added_and_removed() -> None:
     assert lines[-1] or lines[0] == ""
     deployment = next(one for one in read(after)["deployments"] if one["name"] == "rows")
     assert deployment["parameters"] == {"recipe": "rows"}
-    assert deployment["schedules"] == [{"cron": "30 4 * * 1", "timezone": "UTC", "active": True}]
+    assert deployment["schedules"] == [{"slug": "schedule", "cron": "30 4 * * 1", "timezone": "UTC"}]
     assert deployment["entrypoint"] == "flows/retrain.py:retrain"
     assert deployment["work_pool"] == read(PREFECT)["definitions"]["retrain"]["work_pool"]
     assert with_deployment(after, "rows", "30 4 * * 1") == after
+    slugless = re.sub(r"- slug: schedule\n +(cron: .30 4.*\n( +)timezone: UTC\n)", r"- \1\2active: true\n", after)
+    assert read(slugless)["deployments"] != read(after)["deployments"]
+    assert with_deployment(slugless, "rows", "30 4 * * 1") == slugless, "as earlier versions wrote it"
     assert without_deployments(after, "rows") == (PREFECT, ["rows"])
     with pytest.raises(RecipeError, match="has another deployment rows"):
         with_deployment(after, "rows", "0 0 * * *")

@@ -26,13 +26,14 @@ from params import (
     StalledError,
 )
 from params.schema import Launch, Model, ObjectiveChoice, Training
-from tasks.training import processes, ranks
+from tasks.training import processes, ranks, rendezvous
 from tasks.training.processes import launch_command
 from tasks.training.ranks import Ranks
 from tasks.training.supervisor import supervise
 from tests.support.project import ROOT, wait_for
 from trainer.job import Job
 from trainer.runtime import heartbeat, launcher
+from trainer.runtime.launcher import REPORT
 
 START = """\
 import os, subprocess, sys, time
@@ -71,6 +72,34 @@ def test_launch_command():
     assert " ".join(command(num_processes=2, accelerate_config="fsdp.yaml")).startswith(
         "-m trainer.runtime.launcher --config_file fsdp.yaml --main_process_port 0 --num_processes 2 --num_machines 1 "
     )
+
+
+MEET = """
+import json, os, psutil, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+group = dist.new_group(backend="gloo")
+found = [None, None]
+here = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
+dist.all_gather_object(found, here, group=group)
+if dist.get_rank() == 0:
+    above = psutil.Process().parent().net_connections("inet")
+    print(json.dumps([*found, [c.laddr.ip for c in above if c.status == "LISTEN"]]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("port", [None, 29500])
+def test_processes_of_one_machine_listen_on_it_only(tmp_path, monkeypatch, port):
+    script, own = tmp_path / "meet.py", Launch(micro_batch_size=1, num_processes=2, main_process_port=port)
+    script.write_text(MEET)
+    command = [*launch_command(own, Path("job.json"))[:-3], str(script)]
+    env = {**os.environ, **rendezvous.environment(own), REPORT: str(tmp_path / "report"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    listening = json.loads(done.stdout)
+    assert all(listening), "each process listens, and the launcher"
+    assert {address for one in listening for address in one} == {"127.0.0.1"}
+    assert done.stderr == ""
 
 
 class FakeTraining:

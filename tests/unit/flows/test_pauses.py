@@ -1,0 +1,142 @@
+"""Stages start only in a flow run that runs: with a real server, whose runs change their state as a person changes it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import flow, get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.exceptions import Abort, Pause
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import (
+    Cancelled,
+    Cancelling,
+    Completed,
+    Crashed,
+    Failed,
+    Paused,
+    Running,
+    State,
+    StateType,
+    Suspended,
+)
+
+from flows import pauses, server
+from params import PreemptedError, TransientError
+from trainer.runtime.lifetime import stop_group
+
+
+@pytest.fixture(scope="module")
+def prefect(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callable[..., Any]) -> Iterator[None]:
+    """A server that flows of this process use."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PREFECT_HOME", str(make_prefect_home()))
+    patch.setattr(pauses, "POLL_S", 0.2)
+    started = server.Server(tmp_path_factory.mktemp("server") / "log")
+    try:
+        with started.used():
+            yield
+    finally:
+        stop_group(started.process, 0)
+        patch.undo()
+
+
+def set_state(run: UUID, state: State[Any], *, force: bool = True) -> None:
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run, state, force=force)
+
+
+def stages_of(state: State[Any], then: State[Any] | None = None) -> tuple[list[str], State[Any], BaseException | None]:
+    """Run a flow of two stages whose run gets `state` during the first, and `then` soon after it.
+
+    Returns:
+        The stages that started, the state of the run in the end, and what ended it.
+    """
+    started, ids, ended = [], [], None
+
+    @flow(name="two-stages")
+    def two_stages() -> None:
+        ids.append(run := UUID(flow_run.id))
+        for name in ("train", "publish"):
+            pauses.wait_until_running(get_run_logger())
+            started.append(name)
+            if name == "train":
+                set_state(run, state)
+                if then is not None:
+                    threading.Timer(1.0, copy_context().run, (set_state, run, then)).start()
+
+    try:
+        two_stages()
+    except (TransientError, Abort, Pause) as error:
+        ended = error
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_run(ids[0]).state
+    assert found is not None
+    return started, found, ended
+
+
+@pytest.mark.parametrize("state", [Running(), Crashed(message="no heartbeat for 900 s")], ids=["running", "crashed"])
+def test_a_run_that_runs_or_that_the_server_lost_goes_on(prefect: None, state: State[Any]) -> None:
+    started, _, ended = stages_of(state)
+    assert (started, ended) == (["train", "publish"], None)
+
+
+@pytest.mark.parametrize(
+    ("state", "left"),
+    [
+        (Cancelling(), StateType.CANCELLED),
+        (Cancelled(), StateType.CANCELLED),
+        (Failed(), StateType.FAILED),
+        (Completed(), StateType.COMPLETED),
+    ],
+    ids=["cancelling", "cancelled", "failed", "completed"],
+)
+def test_a_run_that_somebody_ended_starts_no_stage(prefect: None, state: State[Any], left: StateType) -> None:
+    started, found, ended = stages_of(state)
+    assert (started, found.type) == (["train"], left)
+    assert isinstance(ended, Abort)
+
+
+def test_a_suspended_run_ends_its_process_and_stays_suspended(prefect: None) -> None:
+    started, found, ended = stages_of(Suspended(timeout_seconds=600))
+    assert (started, found.name) == (["train"], "Suspended")
+    assert isinstance(ended, Pause)
+
+
+def test_a_paused_run_goes_on_when_it_is_resumed(prefect: None) -> None:
+    start = time.monotonic()
+    started, found, ended = stages_of(Paused(timeout_seconds=600), then=Running())
+    assert (started, found.type, ended) == (["train", "publish"], StateType.COMPLETED, None)
+    assert time.monotonic() - start > 1
+
+
+@pytest.mark.parametrize("then", [Cancelling(), Cancelled(), Crashed()], ids=["cancelling", "cancelled", "crashed"])
+def test_a_paused_run_that_is_not_resumed_starts_no_stage(prefect: None, then: State[Any]) -> None:
+    started, _, ended = stages_of(Paused(timeout_seconds=600), then=then)
+    assert started == ["train"]
+    assert isinstance(ended, Abort)
+
+
+def test_a_server_that_stays_away_starts_no_stage(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "flow_run", type("Run", (), {"id": UUID(int=1)}))
+    away = {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
+    with temporary_settings(away), pytest.raises(TransientError, match="does not say whether the run is paused"):
+        pauses.wait_until_running(logging.getLogger("test"))
+
+
+def test_outside_of_a_run_nothing_is_asked() -> None:
+    pauses.wait_until_running(logging.getLogger("test"))
+
+
+@pytest.mark.parametrize("signal", [Abort("the run is Cancelled"), Pause("the run was suspended")])
+def test_who_waits_for_the_run_is_told(signal: BaseException) -> None:
+    with pytest.raises(PreemptedError, match=str(signal)), pauses.told():
+        raise signal
