@@ -63,12 +63,16 @@ def publish(root: Path, kind: str, *, steps: int | None = None, private: bool = 
     return artifacts
 
 
-def evaluated(root: Path, kind: str, *, steps: int | None = None, private: bool = False) -> tuple[Artifacts, Recipe]:
+def evaluated(
+    root: Path, kind: str, *, steps: int | None = None, private: bool = False, max_length: int | None = None
+) -> tuple[Artifacts, Recipe]:
     """The model of a kind, ready to be published."""
     usual, sections = KINDS[kind]
     changes = {"publish.repo_id": f"tests/{kind}", "publish.private": private}
     if kind == "conversations":
         changes["tokenization.max_length"] = 64
+    if max_length:
+        changes["tokenization.max_length"] = max_length
     content, sizes = tiny.recipe(changes, **sections), SIZES
     if kind == "conversations":
         artifacts, _ = releases.tokenized(root, tiny.recipe(), sizes)

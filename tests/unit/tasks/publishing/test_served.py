@@ -31,8 +31,8 @@ pytestmark = [
     ),  # peft 0.21.2 causes it
 ]
 TOKEN = "hf_" + "1" * 40
-FAST = {"sequence_classification", "conversations"}
-"""The kinds of the tests that always run; tests/e2e/test_published_models.py publishes all others, untouched."""
+FAST = {"sequence_classification"}
+"""The kinds of the tests that always run; tests/e2e/test_published_models.py publishes all others untouched, adapters included."""
 SCORED = ["causal_lm", "sft", "conversations", "sequence_classification", "token_classification", "seq2seq", "dpo"]
 """The kinds whose evaluation scores probabilities; those of the others depend on generated text alone."""
 STEPS = 10
@@ -137,6 +137,10 @@ def test_untouched_release_answers_as_it_was_judged(prepared, kind):
     artifacts.served_release.unlink()
 
 
+def marks(fault: Callable[[Path], None], kind: str) -> Any:
+    return () if kind in FAST or fault is use_another_template else pytest.mark.slow
+
+
 FAULTS: list[tuple[Callable[[Path], None], list[str], str]] = [
     (
         permute_labels,
@@ -153,7 +157,7 @@ FAULTS: list[tuple[Callable[[Path], None], list[str], str]] = [
 @pytest.mark.parametrize(
     ("fault", "kind", "reason"),
     [
-        pytest.param(fault, kind, reason, marks=() if kind in FAST else pytest.mark.slow, id=f"{fault.__name__}-{kind}")
+        pytest.param(fault, kind, reason, marks=marks(fault, kind), id=f"{fault.__name__}-{kind}")
         for fault, of, reason in FAULTS
         for kind in of
     ],
@@ -185,6 +189,30 @@ def test_answers_show_other_weights_by_themselves(prepared, plant, monkeypatch, 
     said = refusal(prepared(kind))
     assert re.search(r"row_id \d+: \w+ is -?[\d.e+-]+, and was -?[\d.e+-]+ in the evaluation", said)
     assert ("its weights are read as bfloat16" in said) == (fault is round_weights)
+
+
+@pytest.mark.parametrize("kind", kinds("sequence_classification", "seq2seq", "token_classification", "dpo"))
+def test_row_that_was_cut_is_asked_only_if_the_call_cuts_it_alike(tmp_path, plant, monkeypatch, kind):
+    """Its loss is compared in any case: the tokens of its beginning are scored."""
+    of = tiny_releases.evaluated(tmp_path, kind, steps=STEPS, max_length=8)
+    asked: list[int] = []
+    answers = served.Evaluated._answer_scores
+
+    def count(self: served.Evaluated, reader: served.Reader, one: served.JudgedRow) -> Any:
+        measure = answers(self, reader, one)
+        if measure is not dict:
+            assert kind != "token_classification" or len(one.encoded.examples) == 1
+            asked.append(one.row["row_id"])
+        return measure
+
+    monkeypatch.setattr(served.Evaluated, "_answer_scores", count)
+    assert releases.publish(*of, dry_run=True).status == "dry-run"
+    cuts = objectives.build(of[1].objective).reader_cuts
+    assert bool(asked) == cuts, "all rows are longer than 8 tokens"
+    asked.clear()
+    plant(lambda folder: change(folder / "tokenizer_config.json", model_max_length=64))
+    assert releases.publish(*of, dry_run=True).status == "dry-run"
+    assert not asked, "the call reads all of a row, which was not judged so"
 
 
 @pytest.mark.parametrize("kind", kinds("grpo", "iterative_sft"))
@@ -267,8 +295,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HfApi]:
         yield api
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["merged", "adapter", "both"])
-@pytest.mark.parametrize("kind", kinds(*base_models.KINDS))
+@pytest.mark.parametrize("kind", base_models.KINDS)
 def test_every_form_answers_as_it_was_judged(hub, tmp_path, monkeypatch, kind, form):
     use(hub, monkeypatch)
     changes = {"publish.repo_id": f"tests/{kind}-{form}", "publish.adapter": form}
@@ -279,6 +308,7 @@ def test_every_form_answers_as_it_was_judged(hub, tmp_path, monkeypatch, kind, f
     assert artifacts.served_release.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embeddings=True`:UserWarning")
 def test_adapters_that_say_something_else_than_the_merged_model_are_refused(hub, tmp_path, monkeypatch):
     """On a tied head, merging changes the embeddings, too: what was judged is not what the adapters compute."""

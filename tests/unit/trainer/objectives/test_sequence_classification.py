@@ -47,6 +47,7 @@ def test_labels_are_sorted_and_numbered(objective, words):
         "num_labels": 3,
         "id2label": {0: "a", 1: "b", 2: "c"},
         "label2id": {"a": 0, "b": 1, "c": 2},
+        "problem_type": "single_label_classification",
     }
 
 
