@@ -9,7 +9,6 @@ from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
-
 REPO = "alice/model"
 IGNORE = "# a comment\n*.log\n!keep.log\nbuild/\n/only-here.txt\n**/cache/*.tmp\n"
 IGNORED = {"x.log", "f/y.log", "build/out.txt", "only-here.txt", "f/cache/a.tmp"}
