@@ -9,8 +9,6 @@ from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
-from tests.unit.tasks.hub_server.contract import local_only
-
 REPO = "alice/model"
 IGNORE = "# a comment\n*.log\n!keep.log\nbuild/\n/only-here.txt\n**/cache/*.tmp\n"
 IGNORED = {"x.log", "f/y.log", "build/out.txt", "only-here.txt", "f/cache/a.tmp"}
@@ -50,7 +48,6 @@ def test_attributes_decide_which_files_are_large(alice: HfApi, tmp_path: Path) -
     assert {entry.path for entry in alice.list_repo_tree(REPO, recursive=True) if getattr(entry, "lfs", None)} == large
 
 
-@local_only
 @pytest.mark.parametrize("name", [".gitignore", ".gitattributes"])
 @pytest.mark.parametrize("content", ["*a*a*a*a*a*b", "x\n" * (33 << 10)])
 def test_rules_that_cost_too_much_are_refused(alice: HfApi, name: str, content: str) -> None:
