@@ -166,7 +166,7 @@ class Profile:
             }
             measures = tuple(_sample(one) for one in records if one["kind"] not in {"known", "label counts"})
             profile = cls(header.rows, header.content, header.is_whole, known, labels, measures)
-            check(profile)
+            check(known, labels, measures)
         except (pa.ArrowException, OSError, *_DAMAGE) as error:
             raise ValueError(f"it is damaged: {type(error).__name__}") from error
         return profile

@@ -5,8 +5,8 @@ A profile that breaks a rule is as good as none: drift compares with nothing, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, Self
 
 import numpy as np
 import pydantic
@@ -15,8 +15,7 @@ from tasks.drift.rows import BUCKETS, MAX_FEATURES, MAX_KNOWN, MAX_LABELS, MAX_S
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
-
-    from tasks.drift.profile import Profile, Sample
+    from numpy.typing import NDArray
 
 MAX_BYTES: Final = 32 << 20
 """Of the file. What it holds takes less than half of that before it is compressed."""
@@ -56,40 +55,53 @@ def check_size(file: pq.ParquetFile) -> None:
         )
 
 
-def check(profile: Profile) -> None:
-    """Check that a profile holds what `Profile.save` writes.
+class Measured(Protocol):
+    """One measure of a profile, see `tasks.drift.profile.Sample`."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def column(self) -> str: ...
+    @property
+    def values(self) -> Any: ...
+    @property
+    def groups(self) -> NDArray[np.uint64] | None: ...
+
+
+def check(known: NDArray[np.uint64], labels: Mapping[str, Mapping[int, int]], samples: Sequence[Measured]) -> None:
+    """Check that a profile holds what `Profile.save` writes; the arguments are its fields.
 
     Raises:
         ValueError: it does not.
     """
-    for problem in _problems(profile):
+    for problem in _problems(known, labels, samples):
         raise ValueError(f"it is damaged: {problem}")
 
 
-def _problems(profile: Profile) -> Iterator[str]:
-    known = profile.known
+def _problems(
+    known: NDArray[np.uint64], labels: Mapping[str, Mapping[int, int]], samples: Sequence[Measured]
+) -> Iterator[str]:
     if not 0 < len(known) <= MAX_KNOWN or not (known[1:] > known[:-1]).all():
         yield "its hashes of rows are none, too many, or not in order"
-    for column, counts in profile.labels.items():
+    for column, counts in labels.items():
         if len(counts) > MAX_LABELS or any(count < 0 for count in counts.values()):
             yield f"its counts of the labels of {column!r:.80} are too many, or negative"
-    measures = [(one.kind, one.column) for one in profile.samples]
+    measures = [(one.kind, one.column) for one in samples]
     if len(set(measures)) < len(measures):
         yield "it measures something twice"
-    for one in profile.samples:
-        if not _is_sample(one, profile):
+    for one in samples:
+        if not _is_sample(one, labels):
             yield f"its {one.kind!r:.80} of {one.column!r:.80} is not a measure of its rows"
 
 
-def _is_sample(one: Sample, profile: Profile) -> bool:
-    kind: str = one.kind  # whatever the file says
+def _is_sample(one: Measured, labels: Mapping[str, Mapping[int, int]]) -> bool:
     # Of lists of labels, a row has several labels or none.
-    is_one_a_row = 0 < len(one.values) <= MAX_SAMPLED or kind == "label"
+    is_one_a_row = 0 < len(one.values) <= MAX_SAMPLED or one.kind == "label"
     if not is_one_a_row or (one.groups is not None and len(one.groups) != len(one.values)):
         return False
-    match kind:
+    match one.kind:
         case "label":
-            return one.column in profile.labels
+            return one.column in labels
         case "length" | "number":
             return bool(np.isfinite(one.values).all())
         case "text":
