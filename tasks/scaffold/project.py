@@ -42,6 +42,10 @@ def with_line(text: str, name: str, *, data: str, objective: str) -> str:
     Raises:
         RecipeError: it has another line for this recipe, or no list of recipes.
     """
+    if "${" in data:  # DVC would fill something in
+        raise RecipeError(
+            "--data", f"{data!a} has `${{` in it, which has a meaning for DVC", "rename the file or the folder"
+        )
     item = {"data": data, "objective": objective, "code": _CODE}
     recipes = _recipes(_parsed(text, DVC))
     if name in recipes:
@@ -109,7 +113,7 @@ def with_deployment(text: str, name: str, schedule: str) -> str:
         "  parameters:",
         f"    recipe: {scalar(name)}",
         "  schedules:",
-        f'    - cron: "{schedule}"',
+        f"    - cron: {scalar(schedule)}",
         "      timezone: UTC",
         "      active: true",
     ]
