@@ -37,7 +37,7 @@ class PrintableStream:
 def printable_output() -> Iterator[None]:
     """Let standard output be a `PrintableStream`."""
     before = sys.stdout
-    sys.stdout = PrintableStream(before)  # type: ignore[assignment]
+    sys.stdout = PrintableStream(before)
     try:
         yield
     finally:

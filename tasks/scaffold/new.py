@@ -61,8 +61,8 @@ def new(request: Request, ask: Asker) -> None:
 
 
 def _check_request(request: Request) -> None:
-    if problem := name_problem(request.name):
-        raise RecipeError("NAME", f"{request.name!a} is no name: {problem}", "choose another name")
+    if wrong := name_problem(request.name):
+        raise RecipeError("NAME", f"{request.name!a} is no name: {wrong}", "choose another name")
     if not _CRON.fullmatch(request.schedule):
         what = f"{request.schedule!a} is not five fields: minute, hour, day, month, weekday"
         raise RecipeError("--schedule", what, 'write for example "0 3 * * *", every night at three')
