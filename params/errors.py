@@ -33,6 +33,7 @@ import signal
 from collections.abc import Iterator
 from typing import ClassVar, Self
 
+from params.printable import printable
 from params.secrets import without_secrets
 
 _CUT = " ..."
@@ -66,7 +67,7 @@ class EvergreenError(Exception):
         return cls(key, what, fix, key=key)
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}\n  fix: {self.fix}"
+        return printable(f"{self.where}: {self.what}\n  fix: {self.fix}")
 
     def replace(self, **texts: str) -> Self:
         """Return the same error with other `texts`, for example another `where`."""

@@ -108,10 +108,15 @@ def find_recipe(recipe: str) -> Path:
     if path.resolve() != (_FOLDER / f"{path.stem}.yaml").resolve():
         what = "is not a .yaml file in params/, where DVC looks for recipes"
         raise RecipeError(str(path), what, f"move it to params/{path.stem}.yaml, and list it at the top of dvc.yaml")
-    if not _NAME.fullmatch(path.stem):  # dvc.yaml puts the name into shell commands and paths
-        what = "the name of a recipe consists of a letter or digit, then letters, digits, `.`, `_` and `-`, all ASCII"
-        raise RecipeError(str(path), what, "rename it, for example with `-` for each space")
+    if problem := name_problem(path.stem):
+        raise RecipeError(str(path), problem, "rename it, for example with `-` for each space")
     return path
+
+
+def name_problem(name: str) -> str:
+    """Return why a recipe cannot have this name, which dvc.yaml puts into shell commands and paths; empty if it can."""
+    what = "the name of a recipe consists of a letter or digit, then letters, digits, `.`, `_` and `-`, all ASCII"
+    return "" if _NAME.fullmatch(name) else what
 
 
 def recipes_like(start: str) -> list[str]:

@@ -21,6 +21,7 @@ from typer.completion import shell_complete
 from params import EvergreenError, command_result, load
 from params.artifacts import Artifacts
 from params.loading import find_recipe, recipes_like
+from params.printable import printable_output
 from tasks.scaffold import commands as scaffold
 from tasks.stage_command import run_stage
 from trainer.reporting import progress_bar
@@ -326,7 +327,7 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
             return shell_complete(group, {}, name, variable, instruction)
         # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.
         arguments = list(sys.argv[1:] if argv is None else argv)
-        with command_result.reported(), group.make_context(name, arguments) as context:
+        with printable_output(), command_result.reported(), group.make_context(name, arguments) as context:
             context.call_on_close(progress_bar.hide)
             group.invoke(context)
     except typer.Exit as end:

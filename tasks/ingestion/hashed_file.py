@@ -122,4 +122,4 @@ class PartInMemory(io.RawIOBase):
 
     def read(self, size: int = -1, /) -> bytes:
         left = max(0, self._offset + self._content.size - self._position)
-        return self.read_buffer(left if size < 0 else size).to_pybytes()
+        return bytes(self.read_buffer(left if size < 0 else size))

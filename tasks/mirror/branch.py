@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -165,13 +165,17 @@ def with_patience(repository: Repository, publish: Publish, command: str) -> Rep
     return replace(repository, timeout_s=publish.timeout_s, cuts_requests=False, retries=retries, log=log)
 
 
-def additions(name: str, sealed: Path, more: Iterable[Path] = ()) -> list[CommitOperationAdd]:
-    """Return the operations that add a sealed folder, checked against its manifest.
+def additions(name: str, sealed: Path, more: Path | None = None) -> list[CommitOperationAdd]:
+    """Return the operations that add a sealed folder, checked against its manifest, and all files of one `more`.
 
     Raises:
         CheckpointError: a file is not as it was written.
     """
-    found = [CommitOperationAdd(f"{name}/{path.name}", path.read_bytes()) for path in (*more, sealed / MANIFEST)]
+    beside = (
+        {path.relative_to(more).as_posix(): path for path in sorted(more.rglob("*")) if path.is_file()} if more else {}
+    )
+    beside[MANIFEST] = sealed / MANIFEST
+    found = [CommitOperationAdd(f"{name}/{file}", path.read_bytes()) for file, path in beside.items()]
     for file, (_, sha256) in json.loads(found[-1].path_or_fileobj).items():  # type: ignore[arg-type]
         path = sealed / file
         is_small = path.exists() and path.stat().st_size <= _IN_MEMORY_BYTES

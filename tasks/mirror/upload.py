@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository
 
 logger = logging.getLogger(__name__)
+_RUN_KEY = re.compile("[0-9a-f]{16}")
 
 _POLL_S = 0.1
 """How often to look at the run's folder; each checkpoint stays there longer than this."""
@@ -86,13 +88,17 @@ def mirror(recipe_path: Path, *, run: str | None = None) -> None:
     """Upload the checkpoints of a run until standard input ends; without a run, those that earlier mirrors left.
 
     Raises:
-        RecipeError: the recipe asks for no mirror.
+        RecipeError: the recipe asks for no mirror, or no run has such a key.
         HubRefusedError: the Hub would refuse again.
         TransientError: the Hub gives no clear answer; the queue is kept.
     """
     recipe = load(recipe_path)
     if recipe.launch.mirror == "none":
         raise RecipeError("launch.mirror", "is `none`, so nothing is uploaded", "set it to `last` or `all`")
+    if run and not _RUN_KEY.fullmatch(run):
+        raise RecipeError(
+            "--run", f"{run!a} is no key of a run: it has 16 hexadecimal digits", "name a folder in .scratch"
+        )
     if run:
         os.nice(_NICE)  # the training has priority
     artifacts = Artifacts(recipe_path.stem)
@@ -169,7 +175,7 @@ class _Uploader:
             try:
                 if folder == LAST and self._is_behind(sealed):
                     continue
-                folders[folder] = additions(folder, sealed, sorted(self._tokenizer.glob("*")) if is_best else [])
+                folders[folder] = additions(folder, sealed, self._tokenizer if is_best else None)
                 names.append(sealed.name)
             except CheckpointError as error:
                 logger.warning("mirror: %s is left out: %s %s", sealed.name, error.where, error.what)

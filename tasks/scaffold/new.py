@@ -10,6 +10,7 @@ from typing import Final
 
 from params import RecipeError
 from params.artifacts import write_whole
+from params.loading import name_problem
 from params.schema import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
@@ -23,7 +24,6 @@ from tasks.scaffold.sources import FoundSource, find_source
 from tasks.scaffold.write import recipe_text
 from tasks.tokenization.encoding import Encoder
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CRON: Final = re.compile(r"\S+( \S+){4}")
 _BUSY: Final = 1.3
 """So many times as long as alone: then other programs are worth a word."""
@@ -63,9 +63,8 @@ def new(request: Request, ask: Asker) -> None:
 
 
 def _check_request(request: Request) -> None:
-    if not _NAME.fullmatch(request.name):
-        what = f"{request.name!a} is no name: it needs a letter or digit, then letters, digits, `.`, `_` and `-`"
-        raise RecipeError("NAME", what, "choose another name")
+    if wrong := name_problem(request.name):
+        raise RecipeError("NAME", f"{request.name!a} is no name: {wrong}", "choose another name")
     if not _CRON.fullmatch(request.schedule):
         what = f"{request.schedule!a} is not five fields: minute, hour, day, month, weekday"
         raise RecipeError("--schedule", what, 'write for example "0 3 * * *", every night at three')

@@ -48,6 +48,10 @@ def with_line(text: str, name: str, *, data: str, objective: str, base: str = NO
     Raises:
         RecipeError: it has another line for this recipe, or no list of recipes.
     """
+    for flag, path in (("--data", data), ("--model", base)):
+        if "${" in path:  # DVC would fill something in
+            what = f"{path!a} has `${{` in it, which has a meaning for DVC"
+            raise RecipeError(flag, what, "rename the file or the folder")
     item = {"data": data, "objective": objective, "base": base, "code": _CODE}
     recipes = _recipes(_parsed(text, DVC))
     if name in recipes:
@@ -117,7 +121,7 @@ def with_deployment(text: str, name: str, schedule: str) -> str:
         f"    recipe: {scalar(name)}",
         "  schedules:",
         f"    - slug: {_SLUG}",
-        f'      cron: "{schedule}"',
+        f"      cron: {scalar(schedule)}",
         "      timezone: UTC",
     ]
     added = [f"{' ' * indent}{line}".rstrip() + "\n" for line in body]

@@ -9,6 +9,7 @@ import typer
 
 from params import RecipeError
 from params.artifacts import Artifacts, write_whole
+from params.loading import name_problem
 from tasks.scaffold import project
 
 
@@ -16,8 +17,12 @@ def remove(name: str, *, yes: bool) -> None:
     """Remove a recipe's file, its line and its deployments, after asking.
 
     Raises:
-        RecipeError: there is nothing of this name.
+        RecipeError: no recipe can have this name, or there is nothing of this name.
     """
+    if problem := name_problem(name):
+        raise RecipeError(
+            "NAME", f"{name!a} is no name: {problem}", "write the recipe's name, without params/ and .yaml"
+        )
     root = project.project_root()
     recipe = root / "params" / f"{name}.yaml"
     dvc, prefect = ((root / path).read_text(encoding="utf-8") for path in (project.DVC, project.PREFECT))

@@ -11,7 +11,7 @@ from tasks.scaffold.plan import Plan
 from tasks.scaffold.quality import key_column
 from tasks.scaffold.sources import FoundSource, described
 from tasks.scaffold.start import SEED
-from tasks.scaffold.yaml_text import scalar
+from tasks.scaffold.yaml_text import one_line, scalar
 
 _WIDTH: Final = 120
 _MAX_SLICES: Final = 100
@@ -32,7 +32,7 @@ def recipe_text(name: str, found: FoundSource, plan: Plan, repo_id: str) -> str:
         _evaluation(plan),
         _publish(repo_id),
     )
-    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+    return "\n\n".join("\n".join(map(one_line, section)) for section in sections if section) + "\n"
 
 
 def _line(indent: int, key: str, choice: Choice) -> Iterator[str]:

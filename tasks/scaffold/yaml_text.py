@@ -24,6 +24,11 @@ def scalar(value: Any) -> str:
     return str(value)
 
 
+def one_line(line: str) -> str:
+    """Return a line whose comment may quote rows: what ends a line, or is not allowed in YAML, is a space. Values have none of that."""
+    return "".join(c if c.isprintable() else " " for c in line)
+
+
 def _quoted(text: str) -> str:
     """Return a text in double quotes; characters that YAML does not allow are escaped."""
     known = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}

@@ -84,11 +84,11 @@ class Manifest:
 
 
 def digest(folder: Path, known: Sequence[Shard] = ()) -> str:
-    """Return SHA-256 over the files of a split: the lines `<name> <sha256>` of all of them, the manifest too, in order of name.
+    """Return SHA-256 over the files of a folder: the lines `<name> <sha256>` of all of them, those in subfolders too, in order of name.
 
     The files of `known` shards are not read, because they were just written.
     """
     hashes = {shard.name: shard.sha256 for shard in known}
-    paths = sorted(folder.iterdir())
-    lines = (f"{path.name} {hashes.get(path.name) or file_sha256(path)}\n" for path in paths)
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    lines = (f"{name} {hashes.get(name) or file_sha256(path)}\n" for name, path in paths.items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -181,4 +181,4 @@ def drawn_for_stages(path: Path, console: Callable[[], Console]) -> Iterator[Non
 def _standard_output() -> Console:
     from rich.console import Console
 
-    return Console(file=sys.stdout)
+    return Console(file=getattr(sys.stdout, "stream", sys.stdout))  # a bar moves the cursor

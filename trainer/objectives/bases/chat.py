@@ -26,6 +26,12 @@ _PLAIN = {"role", "content"}
 _PRIVATE = re.compile("\ue000[0-9]+\ue001")
 
 
+def default_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the chat template that conversations are rendered with; of several, the one that is called `default`."""
+    found: Any = tokenizer.chat_template
+    return found.get("default") if isinstance(found, Mapping) else found
+
+
 def reject_reason(turns: Any) -> str | None:
     """Return why nothing can be learned from a conversation, or None."""
     for i, turn in enumerate(turns):
@@ -61,7 +67,7 @@ class ConversationTokenizer:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
 
     def _tokenize(self, conversations: Sequence[Turns]) -> list[tuple[list[int], list[int]]]:
-        marked = _GENERATION_TAG.search(str(self.tokenizer.chat_template))
+        marked = _GENERATION_TAG.search(default_template(self.tokenizer) or "")
         found = self._tokenize_marked(conversations) if marked else self._tokenize_spans(conversations)
         end, labelled = self.tokenizer.eos_token_id, []
         for turns, (ids, spans) in zip(conversations, found, strict=True):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from params import ModelError, Problem, RecipeError
 from params.distribution import distribution
 from params.schema import Direction, Launch, Model, Training
+from trainer.objectives.bases.chat import default_template
 from trainer.objectives.bases.generation_options import GenerationOptions, template_columns
 from trainer.objectives.bases.objective import (
     ColumnKind,
@@ -140,8 +141,10 @@ class GenerativeObjective(Objective[OptionsT]):
         """The prompt's tokens without an end-of-text token, and what rewards get as JSON; a long prompt keeps its end."""
         texts = [self.text(row) for row in rows]
         if self.options.chat:
-            if not tokenizer.chat_template:
-                raise ModelError("tokenization.tokenizer", "has no chat template", "set objective.chat to false")
+            if not default_template(tokenizer):
+                raise ModelError(
+                    "tokenization.tokenizer", "has no default chat template", "set objective.chat to false"
+                )
             turns = [[{"role": "user", "content": text}] for text in texts]
             texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         encoded = []

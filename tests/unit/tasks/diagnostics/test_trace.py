@@ -164,3 +164,17 @@ def test_label_is_shown_with_its_sequence(tmp_path, monkeypatch):
     assert re.fullmatch(r"label of the sequence: \d \(\w+\)", found[tokens_title][-1])
     assert not any("*" in line.split(maxsplit=3)[2] for line in found[tokens_title][:-1])
     assert found["loss"] == ["train has not run"]
+
+
+def test_a_row_does_not_control_the_terminal(inside, project, capsys, tmp_path, monkeypatch):
+    shutil.copytree(project.parents[1], tmp_path / "odd", ignore=shutil.ignore_patterns("runs", ".scratch"))
+    monkeypatch.chdir(tmp_path / "odd")
+    rows = [["\x1b[2J\x1b]0;title\x07 \u202e" + text, i] for i, text in enumerate(tiny.sentences(150))]
+    with open("data/rows.csv", "w", newline="") as file:  # noqa: PTH123
+        csv.writer(file).writerows([["text", "number"], *rows])
+    assert [main([stage, "tiny"]) for stage in ("ingest", "validate", "tokenize")] == [os.EX_OK] * 3
+    capsys.readouterr()
+    assert main(["trace", "tiny", "--row", "7"]) == os.EX_OK
+    said = capsys.readouterr().out
+    assert "text: \\u001b[2J\\u001b]0;title\\u0007 \\u202e" in said
+    assert not {"\x1b", "\x07", "\u202e"} & {*said}

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars
 
-from params import load
+from params import RecipeError, load
 from params.artifacts import Artifacts
 from tasks.commands import main
 from tasks.hub_server.server import LocalHub
@@ -118,10 +118,14 @@ def commits(api):
 def test_mirror_replaces_checkpoint_and_best_weights_in_one_commit(machine, api, tmp_path):
     machine.checkpoint(machine.queue, 4)
     machine.best(machine.queue, 4)
+    templates = machine.artifacts.tokenizer / "additional_chat_templates"
+    templates.mkdir()
+    (templates / "tool_use.jinja").write_text("{{ tools }}")
     assert main(["mirror", RECIPE]) == os.EX_OK
     assert commits(api) == 2, "the first creates the branch"
     first = files(api)
     assert {"last-checkpoint/optimizer.pt", "best/model.safetensors", "best/tokenizer.json"} <= first
+    assert "best/additional_chat_templates/tool_use.jinja" in first
     machine.checkpoint(machine.queue, 8, PARTS - {"scheduler.pt"} | {"another.pt"})
     assert main(["mirror", RECIPE]) == os.EX_OK
     assert commits(api) == 3
@@ -348,3 +352,13 @@ def test_mirror_and_fetch_refuse_a_recipe_that_disables_them(machine, hub, capsy
     machine.write_recipe(**changes)
     assert main([command, RECIPE]) == os.EX_CONFIG
     assert f"RecipeError: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run", ["../../../kept", "..", "a" * 15, "A" * 16])
+def test_run_that_is_no_key_touches_nothing(machine, run, capsys):
+    kept = machine.root / "kept/file"
+    kept.parent.mkdir()
+    kept.touch()
+    assert main(["mirror", RECIPE, "--run", run]) == RecipeError.exit_code
+    assert "is no key of a run" in capsys.readouterr().err
+    assert kept.exists()

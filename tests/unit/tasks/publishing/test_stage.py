@@ -7,15 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from params.errors import GateRefusedError, HubRefusedError, TransientError
 from tasks.commands import main
 from tasks.evaluation.receipt_log import read_entries
 from tasks.hub_server.server import LocalHub
+from tasks.inference.tried_model import AnswerOptions, TriedModel
 from tasks.publishing.stage import is_there
 from tests.support import releases, tiny
 from tests.support.project import ROOT, free_port
@@ -246,3 +249,20 @@ def test_release_goes_to_the_recipes_hub(whole, monkeypatch):
         receipt = run(whole, endpoint=running.endpoint, timeout_s=20.0)
         assert receipt.endpoint == running.endpoint
         assert HfApi(endpoint=running.endpoint, token="token-of-tests").repo_exists(REPO)
+
+
+def test_several_chat_templates_are_published(tmp_path):
+    """From the tokenizer of the base model to the release, which AutoTokenizer loads with all of them."""
+    templates = {"default": "{{ messages[0]['content'] }}", "tool_use": "{{ tools }}"}
+    tiny.tokenized(tmp_path / "base", tiny.recipe())
+    tokenizer = tokens.read_tokenizer(tmp_path / "base/runs/tiny/tokens")
+    tokenizer.chat_template = templates
+    tokenizer.save_pretrained(tmp_path / "pretrained")
+    choice = {"kind": "pretrained", "path": str(tmp_path / "pretrained")}
+    prepared = evaluated(tmp_path / "project", tiny.recipe({"tokenization.tokenizer": choice}))
+    receipt = run(prepared)
+    assert receipt.status == "published"
+    with hub(prepared[0]) as running:
+        folder = client(running).snapshot_download(REPO, revision=receipt.tag, local_dir=tmp_path / "downloaded")
+    assert AutoTokenizer.from_pretrained(folder).chat_template == templates
+    assert TriedModel.load(Path(folder), REPO).answer("The cat", AnswerOptions(max_new_tokens=2))

@@ -15,6 +15,7 @@ import pytest
 from params import EvergreenError, ModelError, RecipeError, load
 from params.artifacts import Artifacts
 from params.dvc_files import recipe_item
+from tasks.commands import main
 from tasks.diagnostics.check import check
 from tasks.scaffold import measure
 from tasks.scaffold import new as new_module
@@ -328,6 +329,39 @@ def test_remove_asks_and_keeps_what_runs_left(project: Path, models: Path, capsy
     assert "prefect deployment delete retrain/topics" in said
     with pytest.raises(RecipeError, match="no recipe, line or deployment has this name"):
         remove("topics", yes=True)
+
+
+@pytest.mark.parametrize("name", ["../docs/important", "/etc/x", "a/b", "..", "", "a b", "topics.yaml/../x"])
+def test_remove_takes_no_path(name: str, project: Path) -> None:
+    (project / "docs").mkdir()
+    (project / "docs/important.yaml").touch()
+    before = files(project)
+    with pytest.raises(RecipeError, match="is no name"):
+        remove(name, yes=True)
+    assert files(project) == before
+    assert (project / "docs/important.yaml").exists()
+
+
+def test_labels_and_columns_of_any_characters(
+    project: Path, models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end no line of the recipe and control no terminal."""
+    labels = ["a\nseed: 666", "b\x85seed: 667 # '\"", "c\u2028seed: 668", "\x1b[2J\x07\u202egone"]
+    column = "to: '\"pic #\n\x1b[1m"
+    write_json(
+        project / "data/it's: #1.jsonl",
+        [{"question": f"\x1b]0;title\x07 what is {i}?", column: labels[i % 4]} for i in range(160)],
+    )
+    model = ["--model", str(models / "bert"), "--label", column, "--yes"]
+    assert main(["new", "topics", "--data", "data/it's: #1.jsonl", *model]) == 0
+    said = capsys.readouterr()
+    assert "\\u001b]0;title\\u0007 what is" in said.out
+    assert not {"\x1b", "\x07", "\x85", "\u202e"} & {*said.out, *said.err}
+    recipe = load(project / "params/topics.yaml")
+    assert recipe.seed == 17
+    assert recipe.objective.options["label_column"] == column
+    assert [one.column for one in recipe.evaluation.slices] == [column]
+    assert recipe_item(Artifacts("topics"))["data"] == "data/it's: #1.jsonl"
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the data is beside a checkout, and not here")

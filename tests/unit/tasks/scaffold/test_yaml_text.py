@@ -9,12 +9,50 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from tasks.scaffold.yaml_text import scalar
+from params import RecipeError
+from tasks.scaffold.choices import Choice
+from tasks.scaffold.project import with_deployment, with_line
+from tasks.scaffold.write import _line
+from tasks.scaffold.yaml_text import one_line, scalar
+from tests.support.project import ROOT
+
+DVC = "vars:\n  - recipes:\n      default: {data: a, objective: sft, code: b}\nstages: {}\n"
+PREFECT = (ROOT / "prefect.yaml").read_text(encoding="utf-8")
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=30) | st.booleans() | st.none() | st.integers(-99, 10**9))
 def test_values_survive(value: Any) -> None:
     assert YAML(typ="safe").load(f"a: {scalar(value)}\nb: [{scalar(value)}, 1]\n") == {"a": value, "b": [value, 1]}
+
+
+ODD = st.text(
+    st.sampled_from("ab :#'\"-[]{},&*!|>%@`\\\n\r\t\x85\u2028\u2029\x1b\x07\ufeff\u202e~")
+    | st.characters(codec="utf-8")
+)
+
+
+@given(ODD, ODD, st.sampled_from([0, 2, 4]))
+def test_lines_of_a_recipe_say_what_was_meant(value: str, why: str, indent: int) -> None:
+    """Whatever a row, a label, a column or a path has in it: a comment stays one, and a value the same."""
+    lines = [one_line(line) for line in _line(indent, "key", Choice(value, why))]
+    assert YAML(typ="safe").load("\n".join([*lines, f"{' ' * indent}last: 1"])) == {"key": value, "last": 1}
+
+
+@given(ODD)
+def test_items_of_dvc_and_prefect_say_what_was_meant(path: str) -> None:
+    if "${" not in path:
+        item = {"data": path, "objective": "sft", "code": "trainer/losses.py"}
+        assert (
+            YAML(typ="safe").load(with_line(DVC, "rows", data=path, objective="sft"))["vars"][0]["recipes"]["rows"]
+            == item
+        )
+    after = YAML(typ="safe").load(with_deployment(PREFECT, "rows", path))["deployments"][-1]
+    assert after["schedules"] == [{"cron": path, "timezone": "UTC", "active": True}]
+
+
+def test_path_that_dvc_would_fill_in_is_refused() -> None:
+    with pytest.raises(RecipeError, match="has a meaning for DVC"):
+        with_line(DVC, "rows", data="data/${key}.csv", objective="sft")
 
 
 @pytest.mark.parametrize(

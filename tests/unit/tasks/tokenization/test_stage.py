@@ -25,6 +25,7 @@ from tests.support import tiny
 from tests.support.memory import peak_anonymous_mib
 from tests.support.project import ROOT
 from trainer.data import tokens
+from trainer.data.shards import digest
 from trainer.objectives.bases.objective import EncodedRow
 
 LANGUAGE = ObjectiveChoice(name="causal_lm")
@@ -287,6 +288,22 @@ def pretrained(artifacts, folder):
     run(artifacts)
     tokens.read_tokenizer(artifacts.tokens).save_pretrained(folder)
     return {"kind": "pretrained", "path": str(folder)}
+
+
+def test_tokenizer_with_several_chat_templates_is_kept_whole(artifacts, tmp_path):
+    """transformers writes them into a folder beside the others."""
+    choice = pretrained(artifacts, tmp_path / "pretrained")
+    tokenizer = AutoTokenizer.from_pretrained(choice["path"])
+    templates = {"default": "{{ messages[0]['content'] }}", "tool_use": "{{ tools }}"}
+    keys = []
+    for template in ("{{ tools }}", "{{ tools }}!"):
+        tokenizer.chat_template = templates | {"tool_use": template}
+        tokenizer.save_pretrained(choice["path"])
+        run(artifacts, tokenizer=choice)
+        assert (artifacts.tokenizer / "additional_chat_templates/tool_use.jinja").read_text() == template
+        assert tokens.read_tokenizer(artifacts.tokens).chat_template == tokenizer.chat_template
+        keys.append(digest(artifacts.tokenizer))
+    assert len({*keys}) == 2, "shards that another template made are other shards"
 
 
 def test_pretrained_tokenizer_is_loaded_from_its_folder(artifacts, tmp_path):

@@ -178,6 +178,9 @@ def test_conversation_that_the_template_refuses_is_an_error(letters):
 def test_missing_template_and_end_of_text_token_are_refused(letters):
     with pytest.raises(RecipeError, match="no chat template, which messages need"):
         encode(build(messages_column="talk"), letters, {"talk": TALK})
+    letters.chat_template = {"tool_use": "{{ tools }}"}
+    with pytest.raises(RecipeError, match="of several, it is `default`"):
+        encode(build(messages_column="talk"), letters, {"talk": TALK})
     letters.eos_token = None
     with pytest.raises(ModelError, match="no end-of-text token"):
         encode(build(), letters, {"prompt": "a", "completion": "b"})
