@@ -252,16 +252,16 @@ class Evaluated:
 
     def _call(self, reader: Reader) -> Callable[..., Any]:
         """Return the call on the card, for `Objective.answer_scores`."""
-        objective, network, tokenizer, pipeline = self.objective, reader.network, reader.tokenizer, reader.pipeline
+        objective, network, tokenizer, ready = self.objective, reader.network, reader.tokenizer, reader.pipeline
 
         def ask(text: Any, **more: Any) -> Any:
             arguments = {**objective.call_arguments, **more}
-            if pipeline is None:
+            if ready is None:
                 inputs = tokenizer(text, truncation=objective.reader_cuts, return_tensors="pt").to(network.device)
                 return tokenizer.decode(network.generate(**inputs, **arguments)[0], skip_special_tokens=True)
             if objective.pipeline_tag == "text-generation":
-                return pipeline(text, return_tensors=True, **arguments)[0]["generated_token_ids"]
-            return pipeline(text, **arguments)
+                return ready(text, return_tensors=True, **arguments)[0]["generated_token_ids"]
+            return ready(text, **arguments)
 
         return ask
 
