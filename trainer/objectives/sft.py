@@ -103,7 +103,9 @@ class SFT(TokenLikelihood[Options]):
         if tokenizer.eos_token_id is None:
             raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a causal language model")
         if self.options.messages_column and not chat.default_template(tokenizer):
-            what = "is not set, and the tokenizer has no chat template, which messages need; of several, it is `default`"
+            what = (
+                "is not set, and the tokenizer has no chat template, which messages need; of several, it is `default`"
+            )
             raise RecipeError("objective.chat_template", what, "set it, or use the tokenizer of a chat model")
 
     def text(self, row: Row) -> str:
