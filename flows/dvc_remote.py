@@ -142,7 +142,9 @@ class DvcRemote:
         try:
             if not _can_hash(stage) or not all(out.hash_info for out in stage.outs):
                 return
-        except FileNotFoundError:  # DVC hashes what the stage reads; what did not run here may have nothing to read here
+        except (
+            FileNotFoundError
+        ):  # DVC hashes what the stage reads; what did not run here may have nothing to read here
             return
         key, value = _get_stage_hash(stage), _get_cache_hash(to_single_stage_lockfile(stage))
         entry = Path(self.repo.stage_cache.cache_dir, key[:2], key, value)
