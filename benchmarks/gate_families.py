@@ -147,6 +147,8 @@ class Grouped(Resampled):
     is_shift = True
 
     def describe(self) -> str:
+        if self.group_rows == 1:
+            return "loss"
         return f"loss, groups of {self.group_rows} rows, {'known' if self.is_known else 'taken for independent rows'}"
 
     @property

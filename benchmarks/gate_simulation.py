@@ -227,7 +227,8 @@ def _print_few(rates: list[dict[str, list[float | None]]]) -> None:
     )
     print(f"|{' --- |' * (2 + len(FEW))}")
     for family, by_gate in zip(few(1), rates, strict=True):
-        for name, found in by_gate.items():
+        shown = {"each": next(iter(by_gate.values()))} if family.is_shift else by_gate
+        for name, found in shown.items():
             values = " | ".join("" if rate is None else f"{100 * rate:.1f}" for rate in found)
             print(f"| {family.describe()} | {name} | {values} |")
 

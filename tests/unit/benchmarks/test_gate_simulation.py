@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gate_families import FAMILIES, Accuracy, BitsPerByte, Family, MacroF1, Spans
-from benchmarks.gate_simulation import GATES, cells, slice_cells
+from benchmarks import gate_simulation
+from benchmarks.gate_families import FAMILIES, Accuracy, BitsPerByte, Family, MacroF1, Spans, few
+from benchmarks.gate_simulation import GATES, cells, few_rates, slice_cells
 
 SHORT: list[tuple[Family, int]] = [
     (Accuracy(200, 0.9, 0.02), 800),
@@ -33,6 +34,15 @@ def test_false_publish_rate_is_at_most_2_5_percent(family: Family, pairs: int) -
         assert rates == sorted(rates), "better models are published more often"
         clearly_worse = [cell.published for cell in errors if cell.gate == gate and cell.gain < settings.bar - 0.015]
         assert all(rate < 0.02 for rate in clearly_worse)
+
+
+@pytest.mark.parametrize("place", [2, 4, 6, 9], ids=lambda place: few(1)[place].describe())
+def test_few_observations_do_not_raise_the_error_rate(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row let half of the models pass that are no better, and with a margin nine of ten that agree on it."""
+    monkeypatch.setattr(gate_simulation, "FEW", (1, 5, 6))
+    for rates in few_rates(place, 100).values():
+        assert rates[:2] == [0, 0]
+        assert rates[2] is None or rates[2] <= 0.025 + 3 * (0.025 * 0.975 / 100) ** 0.5
 
 
 def test_clearly_better_model_is_published() -> None:
