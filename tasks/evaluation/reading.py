@@ -3,6 +3,8 @@
 Candidate and champion are compared on the same text of each row. Each reads a row in its own form (prompt, template, prefix) with
 its own tokenizer, up to one limit: the larger one of the two, unless a network has fewer positions. Where the two do not read the
 same tokens, a row counts only if both read all of it. Bits per byte count only where both tokenizers give the text back.
+
+A classifier is asked for the same label however much of a text it reads. There each model reads as much as it can, and all rows count.
 """
 
 from __future__ import annotations
@@ -94,18 +96,27 @@ class Reading:
             raise ModelError(self.where, what, fix) from error
         return folder / "rows"
 
-    def encoder(self, limit: int, state: ObjectiveState, *, marks_cut: bool = False) -> Encoder:
-        """Return what encodes rows as this model reads them."""
+    def encoder(self, limit: int | None, state: ObjectiveState, *, marks_cut: bool = False) -> Encoder:
+        """Return what encodes rows as this model reads them, with its own limits or with one for all of a row's texts."""
+        if limit is None:
+            return Encoder(self.objective, self.tokenizer, self.max_length, state, marks_cut)
         objective = self.objective.with_options(dict.fromkeys(self.objective.limits))
         return Encoder(objective, self.tokenizer, limit, state, marks_cut)
+
+    def readable(self, wanted: int) -> int:
+        """Return how many of the tokens that are wanted this model can read; those of its own limits it can."""
+        positions = self.positions if max(self.limits) < wanted else None
+        return min(wanted, positions or wanted)
 
 
 @dataclass(frozen=True)
 class CommonText:
     """What candidate and champion read of the rows of a split."""
 
-    limit: int
-    """Most tokens of a text that both read."""
+    limit: int | None = None
+    """Most tokens of a text that the candidate reads; None if both models have the same limits, and keep them."""
+    champion_limit: int | None = None
+    """The same for the champion."""
     own: Path | None = None
     """The candidate's sequences; None if they are those of the tokenize stage."""
     champion: Path | None = None
@@ -134,16 +145,20 @@ class CommonText:
             ModelError: one of the models cannot read many of the rows as a whole.
         """
         is_alike, objective = own.is_alike(champion), own.objective
-        limit, wanted = common_limit(own, champion), max(own.limits + champion.limits)
         if is_alike and own.limits == champion.limits:
-            return cls(limit)
-        one = two = own.encode(rows, own.encoder(limit, state, marks_cut=True), folder / "own", workers)
-        if not is_alike:
-            encoder = champion.encoder(limit, state, marks_cut=True)
+            return cls()
+        wanted = max(own.limits + champion.limits)
+        limits = [reading.readable(wanted) for reading in (own, champion)]
+        if objective.cut_texts_are_easier:
+            limits = [min(limits)] * 2
+        limit = min(limits)
+        one = two = own.encode(rows, own.encoder(limits[0], state, marks_cut=True), folder / "own", workers)
+        if not is_alike or limits[0] != limits[1]:
+            encoder = champion.encoder(limits[1], state, marks_cut=True)
             two = champion.encode(rows, encoder, folder / "champion", workers)
         left_out = unwritten = np.zeros(0, np.int64)
         every = np.concatenate([batch[ROW_ID].to_numpy() for batch in rows.batches([ROW_ID])])
-        if not is_alike or limit < wanted:
+        if objective.cut_texts_are_easier and (not is_alike or limit < wanted):
             whole = (_whole_rows(Sequences(path), one_window=limit < wanted) for path in (one, two))
             left_out = np.setdiff1d(every, np.intersect1d(next(whole), next(whole)))
         if len(left_out) > _MAX_LEFT_OUT * len(every):
@@ -153,14 +168,7 @@ class CommonText:
             unwritten = np.array(list(_unwritten(rows, own, champion)), np.int64)
             if len(unwritten) > _MAX_LEFT_OUT * len(every):
                 incomparable |= objective.per_byte
-        return cls(limit, one, None if two == one else two, left_out, unwritten, incomparable)
-
-
-def common_limit(own: Reading, champion: Reading) -> int:
-    """Return the larger limit of the two models, or the fewest positions of one of them."""
-    wanted = max(own.limits + champion.limits)
-    positions = [reading.positions for reading in (own, champion) if max(reading.limits) < wanted]
-    return min([wanted, *(found for found in positions if found)])
+        return cls(*limits, one, None if two == one else two, left_out, unwritten, incomparable)
 
 
 def _whole_rows(sequences: Sequences, *, one_window: bool) -> NDArray[np.int64]:

@@ -51,7 +51,7 @@ class EvaluationReport(Report):
     champion: dict[str, Number] | None
     """Of the published model, on the same rows."""
     max_length: int | None = None
-    """Most tokens of a text that candidate and champion both read; None if it is `tokenization.max_length`."""
+    """Most tokens of a text that the candidate read; None if it kept the limits of its recipe."""
 
 
 class Interval(Report):

@@ -125,7 +125,7 @@ def evaluate(
             model=metrics["model"],
             untrained=metrics.get("untrained"),
             champion=metrics.get("champion"),
-            max_length=scored.text.limit if scored.text and scored.text.own else None,
+            max_length=scored.text.limit if scored.text else None,
         )
         _write_plot_data(folder / "plots", metrics)
         save_report(details, folder / artifacts.report("details").name)
@@ -190,7 +190,7 @@ class _Scorer:
             if drift and not reason:
                 confidence = measure_confidence(
                     network,
-                    other.encoder(text.limit, self.state),
+                    other.encoder(text.champion_limit, self.state),
                     drift,
                     scored_champion.scores,
                     train=SplitRows(self.artifacts.rows / "train"),
@@ -219,7 +219,7 @@ class _Scorer:
             text = CommonText.find(own, other, self.rows, self.state, folder=folder, workers=workers)
         if metric in text.incomparable:
             raise self._incomparable(found, metric, own.objective, text)
-        if text.own:
+        if text.limit:
             logger.info("evaluate: candidate and champion are compared on texts of up to %d tokens", text.limit)
         for rows, why in (
             (text.left_out, "are not read as a whole by both"),

@@ -53,6 +53,7 @@ class SequenceClassification(Classifier[Options]):
     score_names = ("nll", "label", "prediction", "confidence")
     served_scores = ("nll", "confidence")
     reader_cuts = True
+    cut_texts_are_easier = False
     auto_class = "AutoModelForSequenceClassification"
     pipeline_tag = "text-classification"
     example_rows: ClassVar[tuple[Row, ...]] = (

@@ -65,6 +65,8 @@ class Objective(ABC, Generic[OptionsT]):
     """Metrics per byte of `scored_text`: between tokenizers they compare only on texts that both can write."""
     own_options: ClassVar[frozenset[str]] = frozenset()
     """Options that belong to a model, such as a prefix: a released model is read with those that it learned by."""
+    cut_texts_are_easier: ClassVar[bool] = True
+    """Whether a model that reads only a part of a row is asked for less; false where it has to give the same answer."""
     limits: ClassVar[frozenset[str]] = frozenset()
     """Options that limit a text in tokens; null stands for `tokenization.max_length`."""
     slice_metrics: ClassVar[Mapping[str, str]] = {}

@@ -230,6 +230,21 @@ def test_a_network_with_fewer_positions_is_compared_on_the_rows_that_it_can_read
         assert f"{longest[1]} rows do not count" in blessing["reasons"][0]
 
 
+def test_a_classifier_with_fewer_positions_answers_for_every_row(
+    release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reads as much as it can, and has to give the same label."""
+    before = release("sequence_classification")
+    against(monkeypatch, before)
+    changes = {"tokenization.max_length": 6, "model.config.max_position_embeddings": 6}
+    artifacts, recipe = prepared(tmp_path, "sequence_classification", changes)
+    releases.learn(artifacts, recipe, 1, seed=5)
+    report = releases.evaluate(artifacts, recipe)
+    assert (report.max_length, report.rows) == (6, SIZES["test"])
+    assert {(one["rows"], one["left_out"]) for one in comparisons_of(artifacts).values()} == {(SIZES["test"], 0)}
+    assert_equal(scores_of(artifacts, "champion"), scores_of(before.artifacts, "model"))
+
+
 def lower_casing(folder: Path) -> Path:
     """A tokenizer that cannot write capitals."""
     texts = [row for split in SIZES for row in tiny.sentences(SIZES[split])]
