@@ -148,13 +148,13 @@ class CommonText:
         if is_alike and own.limits == champion.limits:
             return cls()
         wanted = max(own.limits + champion.limits)
-        limits = [reading.readable(wanted) for reading in (own, champion)]
+        own_limit, champion_limit = own.readable(wanted), champion.readable(wanted)
+        limit = min(own_limit, champion_limit)
         if objective.cut_texts_are_easier:
-            limits = [min(limits)] * 2
-        limit = min(limits)
-        one = two = own.encode(rows, own.encoder(limits[0], state, marks_cut=True), folder / "own", workers)
-        if not is_alike or limits[0] != limits[1]:
-            encoder = champion.encoder(limits[1], state, marks_cut=True)
+            own_limit = champion_limit = limit
+        one = two = own.encode(rows, own.encoder(own_limit, state, marks_cut=True), folder / "own", workers)
+        if not is_alike or own_limit != champion_limit:
+            encoder = champion.encoder(champion_limit, state, marks_cut=True)
             two = champion.encode(rows, encoder, folder / "champion", workers)
         left_out = unwritten = np.zeros(0, np.int64)
         every = np.concatenate([batch[ROW_ID].to_numpy() for batch in rows.batches([ROW_ID])])
@@ -168,7 +168,7 @@ class CommonText:
             unwritten = np.array(list(_unwritten(rows, own, champion)), np.int64)
             if len(unwritten) > _MAX_LEFT_OUT * len(every):
                 incomparable |= objective.per_byte
-        return cls(*limits, one, None if two == one else two, left_out, unwritten, incomparable)
+        return cls(own_limit, champion_limit, one, None if two == one else two, left_out, unwritten, incomparable)
 
 
 def _whole_rows(sequences: Sequences, *, one_window: bool) -> NDArray[np.int64]:
