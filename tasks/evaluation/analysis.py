@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any
@@ -96,12 +96,12 @@ class Analysis:
         if untrained is not None:
             yield from self._compare(own, untrained.scores, "untrained")
         if common := self.scored.common():
-            per_byte = self.objective.per_byte if text is not None and len(text.unwritten) else frozenset[str]()
+            restated = self.objective.restated if text is not None and len(text.unwritten) else frozenset[str]()
             left_out = len(text.left_out) if text else 0
-            yield from (one for one in self._compare(*common, "champion", left_out) if one.metric not in per_byte)
-            if per_byte and text and (common := self.scored.common(written=True)):
+            yield from (one for one in self._compare(*common, "champion", left_out) if one.metric not in restated)
+            if any(map(self._can_compare, restated)) and text and (common := self.scored.common(written=True)):
                 left_out = len(np.union1d(text.left_out, text.unwritten))
-                yield from (one for one in self._compare(*common, "champion", left_out) if one.metric in per_byte)
+                yield from (one for one in self._compare(*common, "champion", left_out) if one.metric in restated)
 
     def _compare(self, own: Scores, other: Scores, against: Opponent, left_out: int = 0) -> Iterator[Comparison]:
         """Compare two models on the same rows, from which so many rows are left out."""
@@ -119,22 +119,26 @@ class Analysis:
             )
 
     def _slices(self) -> Iterator[SliceResult]:
-        metrics = {self.scored.metric, *self.evaluation.gate.slice_floors}
-        common = self.scored.common(written=bool(metrics & self.objective.per_byte))
-        own, champion = common or (self.scored.model.scores, None)
+        own, metrics = self.scored.model.scores, {self.scored.metric, *self.evaluation.gate.slice_floors}
+        common = self.scored.common(written=bool(metrics & self.objective.restated))
         for slice_by, slices in slice_positions(self.rows, self.evaluation.slices, own.row_ids):
             for name, positions in slices.items():
-                other = champion.take(positions) if champion is not None else None
-                yield from self._slice(slice_by, name, own.take(positions), other)
+                inside = own.take(positions)
+                both = common and [one.take(np.isin(one.row_ids, inside.row_ids)) for one in common]
+                yield from self._slice(slice_by, name, inside, both if both and len(both[0]) else None)
 
-    def _slice(self, slice_by: str, name: str, own: Scores, champion: Scores | None) -> Iterator[SliceResult]:
-        """The results of one slice in the metric that decides, or what slices have instead, and in those with a floor."""
+    def _slice(self, slice_by: str, name: str, own: Scores, both: Sequence[Scores] | None) -> Iterator[SliceResult]:
+        """The results of one slice in the metric that decides, or what slices have instead, and in those with a floor.
+
+        Floors are about all rows of the candidate, gains over the champion about those that count for `both`.
+        """
         settings, resampler, directions = self.evaluation.gate, self.resampler, self.scored.directions
         is_judged = own.observations >= settings.min_slice_rows
         value = resampler.metrics(own)
-        other = resampler.metrics(champion) if champion is not None else {}
+        other = resampler.metrics(both[1]) if both else {}
         intervals = self._intervals(own) if is_judged else {}
-        gains = self._gains(own, champion, against="champion") if is_judged and champion is not None else {}
+        is_compared = is_judged and both is not None and both[0].observations >= settings.min_slice_rows
+        gains = self._gains(both[0], both[1], against="champion") if is_compared and both else {}
         floor_p_values = resampler.floor_p_values(own, settings.slice_floors, directions) if is_judged else {}
         deciding = self.objective.slice_metrics.get(self.scored.metric, self.scored.metric)
         undefined = self.objective.undefined_metrics(resampler.totals(own))
@@ -206,6 +210,6 @@ class Analysis:
         """Each row's error, (N,): as for the worst rows; for other tokens per byte of text, or None if that is unknown."""
         if self._can_compare("loss"):
             return self.objective.row_error(scores.columns)
-        if "bytes" not in scores.columns or not all(map(self._can_compare, self.objective.per_byte)):
+        if "bytes" not in scores.columns or not all(map(self._can_compare, self.objective.restated)):
             return None
         return scores.columns["nll"] / np.maximum(scores.columns["bytes"], 1)

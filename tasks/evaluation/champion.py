@@ -102,6 +102,7 @@ def read_as_released(
         if lacking := sorted(objective.columns().keys() - set(columns)):
             raise ValueError(f"its prompt needs the column {lacking[0]!r}, which the rows do not have")
         objective.prepare_tokenizer(tokenizer)
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         own = int(tokenizer.model_max_length)
         where = f"{champion.endpoint}/{champion.repo_id}"
         return Reading(objective, tokenizer, folder, own if own < NO_LIMIT else max_length, where)

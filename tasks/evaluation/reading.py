@@ -2,15 +2,16 @@
 
 Candidate and champion are compared on the same text of each row. Each reads a row in its own form (prompt, template, prefix) with
 its own tokenizer, up to one limit: the larger one of the two, unless a network has fewer positions. Where the two do not read the
-same tokens, a row counts only if both read all of it. Bits per byte count only where both tokenizers give the text back.
+same tokens, a row counts only if both read all of it, and for some metrics only if the labels of both say all of it.
 
-A classifier is asked for the same label however much of a text it reads. There each model reads as much as it can, and all rows count.
+A classifier is asked for the same label however much of a text it reads. There each model reads as much as its release does, and all
+rows count.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,6 @@ from tasks.tokenization.encoding import IS_CUT, Encoder, encode_splits, read_bat
 from trainer.data.shards import ROW_ID
 from trainer.data.tokens import Sequences
 from trainer.model import adapters
-from trainer.objectives.bases.texts import encodings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,18 +62,18 @@ class Reading:
     @cached_property
     def positions(self) -> int | None:
         """Most tokens that the network can read; None without a limit."""
-        found = _positions(self.folder)
+        try:
+            found = _positions(self.folder)
+        except (OSError, ValueError) as error:
+            what = f"its configuration, or that of its base model, cannot be read: {error}"
+            raise ModelError(self.where, what, "check the network, and that the files are there") from error
         return found and found - self.objective.reserved_positions()
 
     def has_tokens_of(self, other: Reading) -> bool:
         """Whether both split every text into the same tokens."""
         one, two = self.tokenizer, other.tokenizer
-        ends = [(each.eos_token_id, each.pad_token_id, each.chat_template) for each in (one, two)]
-        return self.has_rules_of(other) and ends[0] == ends[1]
-
-    def has_rules_of(self, other: Reading) -> bool:
-        """Whether both tokenizers lose the same of a text, if any."""
-        return _rules(self.tokenizer) == _rules(other.tokenizer)
+        has_template = one.chat_template == two.chat_template or not self.objective.renders_conversations()
+        return _rules(one) == _rules(two) and one.eos_token_id == two.eos_token_id and has_template
 
     def is_alike(self, other: Reading) -> bool:
         """Whether both read the same tokens of each row, up to their limits."""
@@ -114,9 +114,7 @@ class CommonText:
     """What candidate and champion read of the rows of a split."""
 
     limit: int | None = None
-    """Most tokens of a text that the candidate reads; None if both models have the same limits, and keep them."""
-    champion_limit: int | None = None
-    """The same for the champion."""
+    """Most tokens of a text that both read; None if each keeps its own limits."""
     own: Path | None = None
     """The candidate's sequences; None if they are those of the tokenize stage."""
     champion: Path | None = None
@@ -124,7 +122,7 @@ class CommonText:
     left_out: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """The `row_id`s of which one model reads only a part, and not the same one as the other."""
     unwritten: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The `row_id`s whose text one of the tokenizers changes, such as upper case."""
+    """The `row_id`s of which one model's labels do not say all (`Objective.says_all`), such as their upper case."""
     incomparable: frozenset[str] = frozenset()
     """Metrics that cannot be compared."""
 
@@ -147,28 +145,29 @@ class CommonText:
         is_alike, objective = own.is_alike(champion), own.objective
         if is_alike and own.limits == champion.limits:
             return cls()
+        incomparable = frozenset[str]() if own.has_tokens_of(champion) else objective.tokenizer_dependent
+        if not objective.cut_texts_are_easier:
+            two = champion.encode(rows, champion.encoder(None, state), folder / "champion", workers)
+            return cls(champion=two, incomparable=incomparable)
         wanted = max(own.limits + champion.limits)
         own_limit, champion_limit = own.readable(wanted), champion.readable(wanted)
         limit = min(own_limit, champion_limit)
-        if objective.cut_texts_are_easier:
-            own_limit = champion_limit = limit
-        one = two = own.encode(rows, own.encoder(own_limit, state, marks_cut=True), folder / "own", workers)
-        if not is_alike or own_limit != champion_limit:
-            encoder = champion.encoder(champion_limit, state, marks_cut=True)
-            two = champion.encode(rows, encoder, folder / "champion", workers)
+        encoders = [reading.encoder(limit, state, marks_cut=True) for reading in (own, champion)]
+        one = two = own.encode(rows, encoders[0], folder / "own", workers)
+        if not is_alike:
+            two = champion.encode(rows, encoders[1], folder / "champion", workers)
         left_out = unwritten = np.zeros(0, np.int64)
         every = np.concatenate([batch[ROW_ID].to_numpy() for batch in rows.batches([ROW_ID])])
-        if objective.cut_texts_are_easier and (not is_alike or limit < wanted):
+        if not is_alike or limit < wanted:
             whole = (_whole_rows(Sequences(path), one_window=limit < wanted) for path in (one, two))
             left_out = np.setdiff1d(every, np.intersect1d(next(whole), next(whole)))
         if len(left_out) > _MAX_LEFT_OUT * len(every):
             raise _too_long(len(left_out), len(every), limit, wanted)
-        incomparable = frozenset[str]() if own.has_tokens_of(champion) else objective.tokenizer_dependent
-        if objective.per_byte and not own.has_rules_of(champion):
-            unwritten = np.array(list(_unwritten(rows, own, champion)), np.int64)
+        if objective.restated and not own.has_tokens_of(champion):
+            unwritten = np.array(list(_unwritten(rows, encoders)), np.int64)
             if len(unwritten) > _MAX_LEFT_OUT * len(every):
-                incomparable |= objective.per_byte
-        return cls(own_limit, champion_limit, one, None if two == one else two, left_out, unwritten, incomparable)
+                incomparable |= objective.restated
+        return cls(limit, one, None if two == one else two, left_out, unwritten, incomparable)
 
 
 def _whole_rows(sequences: Sequences, *, one_window: bool) -> NDArray[np.int64]:
@@ -179,20 +178,14 @@ def _whole_rows(sequences: Sequences, *, one_window: bool) -> NDArray[np.int64]:
     return found[whole & (counts == 1)] if one_window else found[whole]
 
 
-def _unwritten(rows: SplitRows, own: Reading, champion: Reading) -> Iterator[int]:
-    """Yield the ids of the rows whose scored text is another one after one of the tokenizers has read and written it."""
+def _unwritten(rows: SplitRows, encoders: Sequence[Encoder]) -> Iterator[int]:
+    """Yield the ids of the rows of which the labels of one of the models do not say all."""
     for batch in read_batches(rows):
-        texts = [own.objective.scored_text(row) or "" for row in batch]
-        kept = [_written(texts, reading.tokenizer) for reading in (own, champion)]
-        for row, text, *back in zip(batch, texts, *kept, strict=True):
-            if any(one.strip() != text.strip() for one in back):  # some tokenizers begin every text with a space
-                yield int(row["row_id"])
-
-
-def _written(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    ids = [encoding.ids for encoding in encodings(texts, tokenizer, add_special_tokens=False)]
-    found: list[str] = tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=True)
-    return found
+        encoded = [[own.examples for own in encoder.encode(batch)] for encoder in encoders]
+        for row, *both in zip(batch, *encoded, strict=True):
+            pairs = zip(encoders, both, strict=True)
+            if not all(encoder.objective.says_all(row, examples, encoder.tokenizer) for encoder, examples in pairs):
+                yield int(row[ROW_ID])
 
 
 def _too_long(left_out: int, rows: int, limit: int, wanted: int) -> ModelError:
@@ -221,10 +214,12 @@ def _positions(folder: Path) -> int | None:
         where = {"pretrained_model_name_or_path": base.name, "revision": base.revision or "main"}
     config = AutoConfig.from_pretrained(**where, trust_remote_code=False).get_text_config()
     found: int | None = getattr(config, "max_position_embeddings", None)
+    if not found or found < 1:
+        return None
     with torch.device("meta"):
         network = AutoModel.from_config(config, trust_remote_code=False)
     for name, layer in network.named_modules():
         # RoBERTa and its kin count positions from behind the padding token
-        if found and "position" in name and getattr(layer, "padding_idx", None) is not None:
+        if "position" in name and getattr(layer, "padding_idx", None) is not None:
             return found - int(layer.padding_idx) - 1
     return found

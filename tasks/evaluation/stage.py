@@ -190,7 +190,7 @@ class _Scorer:
             if drift and not reason:
                 confidence = measure_confidence(
                     network,
-                    other.encoder(text.champion_limit, self.state),
+                    other.encoder(text.limit, self.state),
                     drift,
                     scored_champion.scores,
                     train=SplitRows(self.artifacts.rows / "train"),
@@ -223,7 +223,7 @@ class _Scorer:
             logger.info("evaluate: candidate and champion are compared on texts of up to %d tokens", text.limit)
         for rows, why in (
             (text.left_out, "are not read as a whole by both"),
-            (text.unwritten, "cannot be written by both"),
+            (text.unwritten, "are not said as a whole by both"),
         ):
             if len(rows):
                 logger.info("evaluate: %d of %d rows %s, and do not count", len(rows), len(self.rows), why)
@@ -233,9 +233,9 @@ class _Scorer:
         self, published: Champion, metric: str, objective: Objective[Any], text: CommonText
     ) -> ModelError:
         what = f"the champion has another tokenizer, and {metric} cannot be compared between tokenizers"
-        if metric in objective.per_byte:
-            share = f"{len(text.unwritten)} of {len(self.rows)} texts"
-            what = f"the champion has another tokenizer, and one of the two changes {share}, such as their upper case"
+        if metric in objective.restated:
+            share = f"{len(text.unwritten)} of {len(self.rows)} rows"
+            what = f"the champion reads rows in another way, and of {share} one of the two does not have to say all, such as upper case"
         known = {**objective.metrics, **objective.evaluate_only_metrics}
         others = [name for name in known if name not in text.incomparable]
         fix = "keep the tokenizer, or publish to another repository (publish.repo_id)"

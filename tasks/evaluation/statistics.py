@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from trainer.objectives.bases.objective import Objective, ObjectiveState
 
+_ROUNDING = 1e-6
+"""Rows whose contributions differ by less than this share of what they could differ by are equal."""
 _CHUNK = 2048
 """Rows that are resampled at a time."""
 
@@ -293,7 +295,7 @@ class Jackknife:
             return cls(value, math.inf, 0.0, 1.0, rows, scale)
         effects = left_out.mean() - left_out  # (N,)
         squares = float((effects**2).sum())
-        if not squares > 0:
+        if not squares > (_ROUNDING * scale) ** 2:
             return cls(value, 0.0, 0.0, 1.0, rows, scale)
         kurtosis = rows * float((effects**4).sum()) / squares**2
         freedom = min(rows - 1, 2 * rows / max(kurtosis - 1, 1e-9))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from params import ModelError
 from params.schema import Section
-from trainer.objectives.bases.likelihood import TokenLikelihood
+from trainer.objectives.bases.likelihood import TokenLikelihood, says_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.texts import encodings
 
@@ -47,8 +47,9 @@ class CausalLM(TokenLikelihood[Options]):
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
 
-    def scored_text(self, row: Row) -> str:
-        return self.text(row)
+    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
+        (encoding,) = encodings([self.text(row)], tokenizer, add_special_tokens=False)
+        return says_in_order(encoding.ids, [self.text(row)], tokenizer)
 
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState

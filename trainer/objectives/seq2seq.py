@@ -27,6 +27,7 @@ from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.likelihood import (
     Likelihood,
     mean_loss_func,
+    says_in_order,
     scored_bytes,
     token_confidence,
     token_metrics,
@@ -80,7 +81,7 @@ class Seq2Seq(Likelihood[Options]):
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
     main_metric = "bits_per_byte"
     tokenizer_dependent = frozenset({"loss", "perplexity", "token_accuracy"})
-    per_byte = frozenset(evaluate_only_metrics)
+    restated = frozenset({"bits_per_byte", *_TEXT_METRICS})
     own_options = frozenset({"prefix"})
     limits = frozenset({"max_target_length"})
     score_names = ("nll", "tokens", "correct", "generated", *_TEXT_METRICS)
@@ -131,8 +132,9 @@ class Seq2Seq(Likelihood[Options]):
     def text(self, row: Row) -> str:
         return f"{self._input(row)}\n{row[self.options.target_column]}"
 
-    def scored_text(self, row: Row) -> str:
-        return str(row[self.options.target_column])
+    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
+        ids = [token for example in examples for token in example["labels"]]
+        return says_in_order(ids, [str(row[self.options.target_column])], tokenizer)
 
     def input_text(self, row: Row) -> str:
         return str(row[self.options.input_column])
@@ -146,7 +148,7 @@ class Seq2Seq(Likelihood[Options]):
         ended = [target if target[-1:] == [end] else [*target, end] for target in targets["input_ids"]]
         labels = [target[:longest] for target in ended]
         is_cut = [len(target) > longest for target in ended]
-        sizes = scored_bytes(map(self.scored_text, rows), labels, is_cut, tokenizer)
+        sizes = scored_bytes([str(row[self.options.target_column]) for row in rows], labels, is_cut, tokenizer)
         encoded = []
         for i, (row, (ids, is_truncated), size) in enumerate(zip(rows, inputs, sizes, strict=True)):
             example = {"row_id": row["row_id"], "input_ids": ids, "labels": labels[i], "bytes": size}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
-from trainer.objectives.bases.likelihood import TokenLikelihood, scored_bytes
+from trainer.objectives.bases.likelihood import TokenLikelihood, says_in_order, scored_bytes
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.texts import asked_prompt, token_ids
@@ -114,13 +114,21 @@ class SFT(TokenLikelihood[Options]):
             return "\n".join(f"{turn['role']}: {turn['content']}" for turn in row[self.options.messages_column])
         return f"{row[self.options.prompt_column]}{row[self.options.completion_column]}"
 
-    def scored_text(self, row: Row) -> str:
+    def _scored_texts(self, row: Row) -> list[str]:
         """The completion or the assistant's messages; without `completion_only` the prompt or the other messages, too."""
         o = self.options
         if o.messages_column:
             turns = row[o.messages_column]
-            return "".join(t["content"] for t in turns if t["role"] == "assistant" or not o.completion_only)
-        return str(row[o.completion_column]) if o.completion_only else self.text(row)
+            return [t["content"] for t in turns if t["role"] == "assistant" or not o.completion_only]
+        return [row[o.completion_column] if o.completion_only else self.text(row)]
+
+    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
+        name = "labels" if self.options.completion_only else "input_ids"
+        ids = [token for example in examples for token in example[name]]
+        return says_in_order(ids, self._scored_texts(row), tokenizer)
+
+    def renders_conversations(self) -> bool:
+        return bool(self.options.messages_column)
 
     def as_released(self, options: Mapping[str, Any] | None) -> Self:
         if options is None:  # its tokenizer has its own template, if any
@@ -154,7 +162,7 @@ class SFT(TokenLikelihood[Options]):
             learned[:1] = [IGNORE_INDEX]  # no token before it could predict it
         encoded = []
         is_cut = [len(ids) > max_length for ids, _ in tokenized]
-        sizes = scored_bytes(map(self.scored_text, rows), labels, is_cut, tokenizer)
+        sizes = scored_bytes(["".join(self._scored_texts(row)) for row in rows], labels, is_cut, tokenizer)
         for row, (ids, _), learned, size in zip(rows, tokenized, labels, sizes, strict=True):
             if learned.count(IGNORE_INDEX) == len(learned):
                 encoded.append(EncodedRow([]))

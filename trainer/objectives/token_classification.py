@@ -61,6 +61,7 @@ class TokenClassification(Classifier[Options]):
     }
     main_metric = "f1"
     tokenizer_dependent = frozenset({"loss", "token_accuracy"})
+    restated = frozenset({"precision", "recall", "f1"})
     score_names = ("nll", "tokens", "correct", "correct_spans", "predicted_spans", "actual_spans")
     served_scores = ("nll", "tokens")
     auto_class = "AutoModelForTokenClassification"
@@ -147,6 +148,13 @@ class TokenClassification(Classifier[Options]):
         actual = spans_of_tags(pieces, [tag or OUTSIDE for tag in tags_of_spans(pieces, self._spans(row))])
         return {"predicted_spans": len(answers), "correct_spans": len(found & set(actual))}
 
+    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
+        """Whether the tags stand for the very characters of the spans: a coarse tokenizer rounds them to its tokens."""
+        text, spans = self.text(row), self._spans(row)
+        (pieces,) = split([text], tokenizer)
+        exact = [(label, *_trimmed(text, start, end)) for label, start, end in spans]
+        return spans_of_tags(pieces, [tag or OUTSIDE for tag in tags_of_spans(pieces, spans)]) == exact
+
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Token scores, then numbers of spans: correct, predicted, actual, (B, 6)."""
         import torch
@@ -180,11 +188,8 @@ class TokenClassification(Classifier[Options]):
         }
 
     def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
-        """Those of spans, where no span is and none was predicted; recall also where none is."""
-        predicted, actual = totals[4:]
-        if actual:
-            return frozenset()
-        return frozenset({"recall"} if predicted else {"recall", "precision", "f1"})
+        """Those of spans, where no span is: one that is predicted there would count as much as thousands."""
+        return frozenset() if totals[5] else frozenset({"recall", "precision", "f1"})
 
     def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         correct, predicted, actual = (f"{scores[f'{name}_spans']:.0f}" for name in ("correct", "predicted", "actual"))

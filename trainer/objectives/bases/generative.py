@@ -128,12 +128,15 @@ class GenerativeObjective(Objective[OptionsT]):
         columns = template_columns(self.options.prompt)
         return self.options.prompt.format_map({name: str(row[name]) for name in columns})
 
+    def renders_conversations(self) -> bool:
+        return self.options.chat
+
     def reserved_positions(self) -> int:
         return self.options.max_new_tokens
 
     def input_text(self, row: Row) -> str:
         """Return the values that the prompt is made of."""
-        return "\n".join(str(row[name]) for name in template_columns(self.options.prompt))
+        return "\n".join(str(row[name]) for name in sorted(set(template_columns(self.options.prompt))))
 
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState

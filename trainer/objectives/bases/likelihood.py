@@ -52,7 +52,7 @@ class TokenLikelihood(Likelihood[OptionsT]):
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
     main_metric = "bits_per_byte"
     tokenizer_dependent = frozenset(metrics)
-    per_byte = frozenset(evaluate_only_metrics)
+    restated = frozenset(evaluate_only_metrics)
     score_names = ("nll", "tokens", "correct")
     served_scores = ("nll", "tokens")
     example_counts = ("bytes",)
@@ -191,6 +191,18 @@ def scored_bytes(
     for i, size in zip(cut, count_bytes([labels[i] for i in cut], tokenizer), strict=True):
         found[i] = size
     return found
+
+
+def says_in_order(ids: Sequence[int], texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether tokens, decoded, hold all these texts one after another; some tokenizers drop a space before a text."""
+    kept = [token for token in ids if token != IGNORE_INDEX]
+    (found,), place = tokenizer.backend_tokenizer.decode_batch([kept], skip_special_tokens=True), 0
+    for text in texts:
+        ends = [at + len(form) for form in (text, text.removeprefix(" ")) if (at := found.find(form, place)) >= 0]
+        if not ends:
+            return False
+        place = ends[0]
+    return True
 
 
 def count_bytes(labels: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> list[int]:

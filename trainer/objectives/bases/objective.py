@@ -61,8 +61,8 @@ class Objective(ABC, Generic[OptionsT]):
     """The metric that decides whether a model is published, unless the recipe names another."""
     tokenizer_dependent: ClassVar[frozenset[str]] = frozenset()
     """Metrics that cannot be compared between models with different tokenizers."""
-    per_byte: ClassVar[frozenset[str]] = frozenset()
-    """Metrics per byte of `scored_text`: between tokenizers they compare only on texts that both can write."""
+    restated: ClassVar[frozenset[str]] = frozenset()
+    """Metrics that compare with what a row's labels say. Between models that make other labels, only rows count that `says_all`."""
     own_options: ClassVar[frozenset[str]] = frozenset()
     """Options that belong to a model, such as a prefix: a released model is read with those that it learned by."""
     cut_texts_are_easier: ClassVar[bool] = True
@@ -173,9 +173,16 @@ class Objective(ABC, Generic[OptionsT]):
         """Pad B examples into a batch: `input_ids` and `attention_mask` (B, T), and `labels` as model or Trainer expects."""
         return pad_batch(examples, tokenizer)
 
-    def scored_text(self, row: Row) -> str | None:
-        """Return the text of a row whose likelihood is scored, and whose bytes count; None if bytes do not matter."""
-        return None
+    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
+        """Whether the labels of a row's sequences say all that the row asks for.
+
+        What a template leaves out or a tokenizer changes, a model does not have to predict.
+        """
+        return True
+
+    def renders_conversations(self) -> bool:
+        """Whether rows are rendered by a chat template."""
+        return False
 
     # A model of another recipe
 
