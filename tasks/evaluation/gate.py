@@ -92,6 +92,8 @@ def describe(comparison: Comparison, gate: Gate) -> str:
         return text
     if not comparison.has_interval:
         return f"{text}: add held-out rows"
+    if too_few := comparison.too_few(gate.comparison_confidence):
+        return f"{text}; {too_few}: add held-out rows"
     bar = _bar(comparison, gate)
     demand = f"above {bar:.4g}" if bar >= 0 else f"no more than {-bar:.4g} worse"
     return f"{text}; the gain's lower end must be {demand}"

@@ -86,7 +86,8 @@ class Comparison(Report):
         low, high = sorted((sign * self.low, sign * self.high))
         text = f"{self.metric} is {abs(self.gain):.4g} {side} than {other}"
         if not self.has_interval:
-            return f"{text}, but {self._why_no_interval(confidence)}"
+            few = f"too few of {self._counted()} count in it for a {confidence_text(confidence)} interval"
+            return f"{text}, but {self.too_few(confidence) or few}"
         text += f" ({confidence_text(confidence)} interval {low:.4g} to {high:.4g} {side}"
         if self.p_value is not None:
             text += f"; McNemar p = {self.p_value:.2g}" if self.p_value > _SMALLEST_P_VALUE else "; McNemar p < 1e-12"
@@ -101,14 +102,16 @@ class Comparison(Report):
         """Whether there are enough observations for one."""
         return isfinite(self.low) and isfinite(self.high)
 
-    def _why_no_interval(self, confidence: float) -> str:
+    def too_few(self, confidence: float) -> str:
+        """Return why so few observations cannot show a gain; empty if they may."""
+        least = least_observations(confidence)
+        if (self.rows if self.groups is None else self.groups) >= least:
+            return ""
+        return f"{self._counted()} cannot show it: a {confidence_text(confidence)} interval needs at least {least}"
+
+    def _counted(self) -> str:
         rows = f"{self.rows} row{'s' if self.rows != 1 else ''}"
-        groups = f"{self.groups} group{'s' if self.groups != 1 else ''} ({rows})"
-        observations, text = (self.rows, rows) if self.groups is None else (self.groups, groups)
-        interval, least = f"a {confidence_text(confidence)} interval", least_observations(confidence)
-        if observations < least:
-            return f"{text} cannot show it: {interval} needs at least {least}"
-        return f"too few of {text} count in it for {interval}"
+        return rows if self.groups is None else f"{self.groups} group{'s' if self.groups != 1 else ''} ({rows})"
 
 
 class SliceResult(Report):

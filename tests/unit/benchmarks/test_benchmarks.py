@@ -36,7 +36,7 @@ def test_every_benchmark_imports_and_names_its_command(path):
 
 def test_gate_simulation_prints_every_cell(capsys, monkeypatch, tmp_path):
     """test_gate_simulation.py tests the rates."""
-    families = (gate_families.Accuracy(200, 0.9, 0.05), gate_families.BitsPerByte(50, 0.5, rare=True))
+    families = (gate_families.Accuracy(200, 0.9, 0.05), gate_families.BitsPerByte(50, 1.0, rare=True))
     monkeypatch.setattr(gate_simulation, "FAMILIES", families)
     monkeypatch.setattr("sys.argv", ["gate_simulation", "--pairs", "2", "--json", str(tmp_path / "rates.json")])
     gate_simulation.main()

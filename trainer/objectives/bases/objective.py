@@ -289,7 +289,8 @@ class Objective(ABC, Generic[OptionsT]):
     @property
     def call_arguments(self) -> Mapping[str, Any]:
         """Arguments of the call on the model card, with which a release answers as it was evaluated."""
-        return {"max_new_tokens": 64, "do_sample": False}
+        is_generated = self.pipeline_tag in {"text-generation", "text2text-generation"}
+        return {"max_new_tokens": 64, "do_sample": False} if is_generated else {}
 
     def reader_input(self, row: Row) -> Any:
         """Return what a reader of the model card gives the model for a row: a text, or a conversation; None if nothing."""

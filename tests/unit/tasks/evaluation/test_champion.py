@@ -416,9 +416,9 @@ def test_champion_of_another_architecture_is_compared(released, tmp_path):
     assert report.verdict == "publish"
 
 
-@pytest.mark.parametrize("sections", [{}, tiny.CLASSES], ids=["causal_lm", "classes"])
-def test_shorter_texts_in_training_change_neither_the_judgment_nor_the_release(sections, tmp_path):
-    """The release reads as much of a text as it was judged on."""
+@pytest.mark.parametrize(("sections", "judged"), [({}, 32), (tiny.CLASSES, None)], ids=["causal_lm", "classes"])
+def test_a_release_reads_as_much_of_a_text_as_was_judged(sections, judged, tmp_path):
+    """A classifier that learned from shorter texts is judged, and published, as one that reads no more of them."""
     artifacts, recipe = releases.tokenized(tmp_path, tiny.recipe(**sections))
     releases.learn(artifacts, recipe, WORSE)
     releases.evaluate(artifacts, recipe)
@@ -429,10 +429,10 @@ def test_shorter_texts_in_training_change_neither_the_judgment_nor_the_release(s
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     releases.learn(artifacts, recipe, BETTER)
     report = releases.evaluate(artifacts, recipe)
-    assert (report.verdict, report.max_length) == ("publish", 32)
+    assert (report.verdict, report.max_length) == ("publish", judged)
     receipt = releases.publish(artifacts, recipe)
     config = file_of(artifacts, receipt.commit, "tokenizer_config.json", tmp_path / "got")
-    assert config["model_max_length"] == 32
+    assert config["model_max_length"] == (judged or 9)
 
 
 def test_champion_for_another_task_is_an_error(released, tmp_path):

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import normalizers
-from transformers import AutoTokenizer
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from params import ModelError, Recipe, load
 from params.artifacts import Artifacts
@@ -164,7 +164,7 @@ def test_a_champion_has_the_scores_that_it_had_as_a_candidate(
     monkeypatch.setattr(champion, "fetch", lambda *_, **__: before.champion())
     releases.evaluate(artifacts, recipe, compare_untrained=False)
     assert_equal(scores_of(artifacts, "champion"), scores_of(before.artifacts, "model"))
-    if day not in {"shorter", "targets", "template, shorter"}:
+    if day not in {"shorter", "targets", "template, shorter"} or kind == "sequence_classification":
         return
     # The candidate, too, has the scores of the limit that both can read, not those of its shorter one.
     candidate = scores_of(artifacts, "model")
@@ -233,14 +233,14 @@ def test_a_network_with_fewer_positions_is_compared_on_the_rows_that_it_can_read
 def test_a_classifier_with_fewer_positions_answers_for_every_row(
     release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each reads as much as it can, and has to give the same label."""
+    """Each reads as much as its release does, and has to give the same label."""
     before = release("sequence_classification")
     against(monkeypatch, before)
     changes = {"tokenization.max_length": 6, "model.config.max_position_embeddings": 6}
     artifacts, recipe = prepared(tmp_path, "sequence_classification", changes)
     releases.learn(artifacts, recipe, 1, seed=5)
     report = releases.evaluate(artifacts, recipe)
-    assert (report.max_length, report.rows) == (6, SIZES["test"])
+    assert (report.max_length, report.rows) == (None, SIZES["test"])
     assert {(one["rows"], one["left_out"]) for one in comparisons_of(artifacts).values()} == {(SIZES["test"], 0)}
     assert_equal(scores_of(artifacts, "champion"), scores_of(before.artifacts, "model"))
 
@@ -272,7 +272,7 @@ def test_a_tokenizer_that_changes_texts_wins_nothing(
         releases.evaluate(artifacts, recipe)
         assert comparisons_of(artifacts)["bits_per_byte"]["left_out"] == 0
         return
-    with pytest.raises(ModelError, match="one of the two changes 16 of 16 texts, such as their upper case") as caught:
+    with pytest.raises(ModelError, match="of 16 of 16 rows one of the two does not have to say all") as caught:
         releases.evaluate(artifacts, recipe)
     assert caught.value.fix == "keep the tokenizer, or publish to another repository (publish.repo_id)"
 
@@ -326,3 +326,66 @@ def test_a_champion_without_a_record_keeps_the_template_of_its_tokenizer(
     releases.learn(artifacts, recipe, 1)
     releases.evaluate(artifacts, recipe)
     assert_equal(scores_of(artifacts, "champion"), scores_of(before.artifacts, "model"))
+
+
+def test_a_classifier_is_read_up_to_the_limit_of_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its release cuts there, whatever the limit of the recipe of the day."""
+    artifacts, recipe = prepared(tmp_path / "before", "sequence_classification", {"tokenization.max_length": 5})
+    releases.learn(artifacts, recipe, 6)
+    releases.evaluate(artifacts, recipe, compare_untrained=False)
+    before = Released(artifacts, recipe, artifacts.model)
+    against(monkeypatch, before)
+    today, longer = prepared(tmp_path / "today", "sequence_classification", {})
+    releases.learn(today, longer, 1, seed=5)
+    releases.evaluate(today, longer, compare_untrained=False)
+    assert_equal(scores_of(today, "champion"), scores_of(artifacts, "model"))
+
+
+HALF = "{% for m in messages %}[{{ m.role }}] {{ m.content[:2] }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+
+
+@pytest.mark.parametrize("kind", ["conversations", "seq2seq", "token_classification"])
+def test_what_a_model_does_not_have_to_say_wins_nothing(
+    kind: str, release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template that drops half of the answer, and tokenizers that change a target or round a span."""
+    before = release(kind)
+    against(monkeypatch, before)
+    tokenizer = {"kind": "pretrained", "path": str(before.folder)}
+    changes: dict[str, Any] = {"objective.chat_template": HALF}
+    if kind != "conversations":
+        coarse = coarse_tokenizer(tmp_path / "tokenizer", lower=kind == "seq2seq")
+        tokenizer, changes = {"kind": "pretrained", "path": str(coarse)}, {"evaluation.gate.metric": "f1"}
+    if kind == "seq2seq":
+        changes = {"evaluation.gate.metric": "exact_match", "objective.target_column": "text"}
+    artifacts, recipe = prepared(tmp_path / "project", kind, changes | {"tokenization.tokenizer": tokenizer})
+    releases.learn(artifacts, recipe, 1)
+    with pytest.raises(ModelError, match="of 16 of 16 rows one of the two does not have to say all"):
+        releases.evaluate(artifacts, recipe)
+
+
+def coarse_tokenizer(folder: Path, *, lower: bool) -> Path:
+    """One that cannot write capitals, or one whose tokens are words with the letter after them."""
+    if lower:
+        return lower_casing(folder)
+    pieces = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "?": 1}, unk_token="?"))
+    pieces.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+ \w+ \w|."), "isolated")
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "<|endoftext|>")
+    made = PreTrainedTokenizerFast(tokenizer_object=pieces, **special)
+    made.model_max_length = LENGTH
+    made.save_pretrained(folder)
+    return folder
+
+
+def test_a_template_that_nothing_renders_makes_no_other_tokenizer(
+    release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = release("dpo")
+    against(monkeypatch, before)
+    other = shutil.copytree(before.folder, tmp_path / "other")
+    (other / "chat_template.jinja").write_text(OTHER_CHAT)
+    changes = {"tokenization.tokenizer": {"kind": "pretrained", "path": str(other)}}
+    artifacts, recipe = prepared(tmp_path / "project", "dpo", changes)
+    releases.learn(artifacts, recipe, 0, seed=5)
+    releases.evaluate(artifacts, recipe)
+    assert "reward_accuracy" in comparisons_of(artifacts)
