@@ -13,13 +13,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLNetConfig
 
 from params import ModelError, Recipe, load
 from params.artifacts import Artifacts
-from params.schema import TrainTokenizer
+from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.digests import PROVENANCE
 from tasks.evaluation import champion
+from tasks.evaluation.reading import Reading
 from tasks.evaluation.report import Champion
 from tasks.publishing.provenance import provenance
 from tasks.split_rows import SplitRows
@@ -29,6 +30,7 @@ from tests.support import releases, tiny
 from tests.support.tiny_releases import KINDS, conversations
 from trainer import objectives
 from trainer.data import tokens
+from trainer.objectives.bases.likelihood import says_in_order
 
 SIZES = {"train": 40, "validation": 8, "test": 16}
 LENGTH = 96
@@ -205,7 +207,7 @@ def lengths_of(artifacts: Artifacts) -> list[int]:
     return sorted(tokens.read_split(artifacts.tokens, "test").lengths().tolist())
 
 
-@pytest.mark.parametrize("kind", ["sft", pytest.param("causal_lm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["causal_lm", pytest.param("sft", marks=pytest.mark.slow)])
 def test_a_network_with_fewer_positions_is_compared_on_the_rows_that_it_can_read(
     kind: str, release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +217,11 @@ def test_a_network_with_fewer_positions_is_compared_on_the_rows_that_it_can_read
     lengths = lengths_of(before.artifacts)
     for positions, left_out in ((lengths[-2], 1), (lengths[2], None)):
         assert positions < lengths[-1]
-        changes = {"tokenization.max_length": positions, "model.config.max_position_embeddings": positions}
+        changes = {
+            "tokenization.max_length": positions,
+            "model.config.max_position_embeddings": positions,
+            "evaluation.slices": ["text" if kind == "causal_lm" else "label"],
+        }
         artifacts, recipe = prepared(tmp_path / str(positions), kind, changes | tokenizer)
         releases.learn(artifacts, recipe, 1, seed=5)
         if left_out is None:
@@ -223,7 +229,9 @@ def test_a_network_with_fewer_positions_is_compared_on_the_rows_that_it_can_read
                 releases.evaluate(artifacts, recipe)
             assert f"use a model with {LENGTH} positions or more" in caught.value.fix
             continue
-        releases.evaluate(artifacts, recipe)
+        report = releases.evaluate(artifacts, recipe)
+        slices = json.loads((artifacts.evaluation / "details.json").read_text())["slices"]
+        assert sum(one["rows"] for one in slices) == report.rows, "floors are about all rows"
         (longest,) = {(one["rows"], one["left_out"]) for one in comparisons_of(artifacts).values()}
         assert longest == (SIZES["test"] - lengths.count(lengths[-1]), lengths.count(lengths[-1]))
         blessing = json.loads(artifacts.blessing.read_text())
@@ -389,3 +397,20 @@ def test_a_template_that_nothing_renders_makes_no_other_tokenizer(
     releases.learn(artifacts, recipe, 0, seed=5)
     releases.evaluate(artifacts, recipe)
     assert "reward_accuracy" in comparisons_of(artifacts)
+
+
+def test_positions_that_a_configuration_does_not_limit(tmp_path: Path) -> None:
+    """XLNet says -1."""
+    config = XLNetConfig(vocab_size=10, d_model=8, n_layer=1, n_head=2, d_inner=8)
+    config.save_pretrained(tmp_path)
+    reading = Reading(objectives.build(ObjectiveChoice(name="causal_lm")), None, tmp_path, 8, "a model")  # type: ignore[arg-type]
+    assert reading.readable(99) == 99
+
+
+@pytest.mark.parametrize(
+    ("text", "is_said"),
+    [(" It is 7", True), ("It is 7", True), (" It is 7 ", False), ("it is 7", False), (" It is", True)],
+)
+def test_a_text_is_said_to_its_last_space(text: str, is_said: bool) -> None:
+    tokenizer = train_tokenizer(["It is 7"], TrainTokenizer(kind="train", vocab_size=280))
+    assert says_in_order(tokenizer(" It is 7")["input_ids"], [text], tokenizer) == is_said

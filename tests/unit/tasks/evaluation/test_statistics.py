@@ -154,6 +154,13 @@ def test_equal_rows_have_the_interval_of_the_binomial_test() -> None:
     assert (flat.tail(0.4), flat.tail(0.7), flat.tail(2.0)) == pytest.approx((1.0, 0.5**9, 0.0))
 
 
+def test_rows_that_only_rounding_tells_apart_are_equal() -> None:
+    noise = np.random.default_rng(1).normal(0, 1e-9, 20)
+    left_out = np.full(20, 0.5)
+    equal, noisy = (Jackknife.of(0.5, one, 1.0, 0.95).interval(0.95) for one in (left_out, left_out + noise))
+    assert noisy == equal
+
+
 def test_least_observations_are_those_of_the_sign_test() -> None:
     for confidence in (0.8, 0.9, 0.95, 0.99, 1 - 0.05 / 12):
         least = least_observations(confidence)
