@@ -90,6 +90,12 @@ def test_worse_model_is_kept_with_the_required_gain() -> None:
     assert "no more than 0.02 worse" in judge(Gate(margin=0.02), WORSE).reasons[0]
 
 
+def test_a_share_of_too_few_rows_says_how_many_are_needed() -> None:
+    """The exact tests have an interval of any number of rows, but no model passes them with 5."""
+    (reason,) = judge(Gate(), gain(0.6, -0.3, 0.96, p_value=0.25, rows=5)).reasons
+    assert reason.endswith("; 5 rows cannot show it: a 95% interval needs at least 6: add held-out rows")
+
+
 @pytest.mark.parametrize(
     ("counts", "says"),
     [
@@ -99,12 +105,6 @@ def test_worse_model_is_kept_with_the_required_gain() -> None:
     ],
     ids=["rows", "groups", "metric"],
 )
-def test_a_share_of_too_few_rows_says_how_many_are_needed() -> None:
-    """The exact tests have an interval of any number of rows, but no model passes them with 5."""
-    (reason,) = judge(Gate(), gain(0.6, -0.3, 0.96, p_value=0.25, rows=5)).reasons
-    assert reason.endswith("; 5 rows cannot show it: a 95% interval needs at least 6: add held-out rows")
-
-
 @pytest.mark.parametrize("settings", [Gate(), Gate(gain=0.01), Gate(margin=0.5)], ids=["default", "gain", "margin"])
 def test_without_an_interval_the_champion_stays_and_a_first_release_is_refused(
     settings: Gate, counts: dict[str, int], says: str
