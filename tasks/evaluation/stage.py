@@ -180,6 +180,9 @@ class _Scorer:
         untrained = None
         if self.evaluation.compare_untrained:
             untrained = self._score("untrained", load_untrained, own, sequences)
+        if unused := len(self.rows) - len(model.scores):
+            message = "evaluate: %d of %d rows give nothing to score within the limit of tokens, and do not count"
+            logger.warning(message, unused, len(self.rows))
         scored_champion = None
         reason = reason_against(objective, drift, published)
         confidence = ChampionConfidence(reason=reason)
