@@ -93,9 +93,10 @@ def test_closed_proposal_is_not_made_again(api: HfApi, folder: Path) -> None:
     assert status_of(patient(api), 99) is None
 
 
-def test_rejected_weights_are_not_proposed_by_another_recipe_text(api: HfApi, folder: Path) -> None:
+def test_rejected_weights_are_not_proposed_by_another_recipe_or_text(api: HfApi, folder: Path) -> None:
     propose(api, plan(folder))
     api.change_discussion_status(REPO, 1, "closed")
+    assert propose(api, plan(folder), recipe="another") == Proposal("closed", 1)
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# The same model, in other words\n")
     edited = plan(folder)
     assert propose(api, edited) == Proposal("closed", 1)
@@ -153,12 +154,13 @@ def copy_as_bob(hub: FaultyHub, release: ReleasePlan, **changed: bytes) -> int:
     return made.pr_num
 
 
-def test_stranger_cannot_reject_a_model(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+@pytest.mark.parametrize("closed_by", ["bob", "alice"])
+def test_copy_of_a_stranger_rejects_no_model(api: HfApi, hub: FaultyHub, folder: Path, closed_by: str) -> None:
     release = plan(folder)
     api.create_repo(REPO, private=False)
     copy_as_bob(hub, release)
-    bob = HfApi(endpoint=hub.endpoint, token="token-of-bob")
-    bob.change_discussion_status(REPO, 1, "closed")
+    user = HfApi(endpoint=hub.endpoint, token=f"token-of-{closed_by}")
+    user.change_discussion_status(REPO, 1, "closed", comment="spam")
     assert propose(api, release) == Proposal("open", 2)
 
 
