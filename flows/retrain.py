@@ -7,7 +7,7 @@ prefect deployment run retrain/default --watch        by a worker, see prefect.y
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect import flow, get_run_logger, task
@@ -16,6 +16,7 @@ from prefect.runtime import task_run
 
 from flows import history, logs, pauses, stages
 from flows.artifacts import link_report, show_report
+from flows.child_process import Logger
 from flows.final_state import final_state, published_or_kept, refusals
 from flows.locks import clear_stale_locks, recipe_lock
 from flows.record import Record, before_release, recording
@@ -42,6 +43,21 @@ def run_stage(stage: str, recipe: str, *, force: bool) -> Any:
     return published_or_kept(Artifacts(recipe), outcome) if stage == "publish" else outcome
 
 
+def wait_until_ready(
+    stage: str, artifacts: Artifacts, record: Record | None, outcomes: Mapping[str, str], log: Logger
+) -> None:
+    """Return when a stage may start.
+
+    Raises:
+        Abort, Pause: a person ended or suspended the flow run.
+        EvergreenError: the server does not answer, or the run's release could not be recorded.
+    """
+    pauses.wait_until_running(log)
+    if stage == "publish" and record:
+        before_release(artifacts, record, outcomes, log)
+        pauses.wait_until_running(log)  # a remote may have kept it waiting for long
+
+
 @flow(name="retrain", flow_run_name="retrain-{recipe}", persist_result=False)
 def retrain(recipe: str = "default", *, publish: bool = True, force: bool = False, record: Record | None = None) -> Any:
     """Bring the stages of one recipe up to date, and publish the model.
@@ -59,9 +75,7 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
 
     def bring_up_to_date(names: Sequence[str], *, force: bool) -> None:
         for stage in names:
-            pauses.wait_until_running(log)
-            if stage == "publish" and record:
-                before_release(artifacts, record, outcomes, log)
+            wait_until_ready(stage, artifacts, record, outcomes, log)
             named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{artifacts.recipe}")
             with run.stage(stage, outcomes):
                 outcomes[stage] = named(stage, artifacts.recipe, force=force, return_state=True).result()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import pydantic
+from huggingface_hub.hf_api import RepoFile
 
 from tasks.hub_client.repository import Repository
 
@@ -23,19 +24,27 @@ HUBS_OWN_FILES: Final = frozenset({".gitattributes"})
 """Files that a Hub may add to a release."""
 MAX_BYTES: Final = 4 << 20
 """Of a RELEASE_FILE."""
+MAX_READ_BYTES: Final = 64 << 20
+MAX_READ_FILES: Final = 100
+"""Of the files of a release that are read, see `ReleaseRecord.of`; a Hub keeps files over 10 MiB in git-lfs."""
 
 Sha256 = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
+Sha1 = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{40}$")]
 
 
-class _ListedFile(pydantic.BaseModel):
+class ListedFile(pydantic.BaseModel, frozen=True):
+    """A file of a release."""
+
     path: str
     size: int
     sha256: Sha256
+    git_sha1: Sha1 | None = None
+    """The git hash of its content; None in releases that were made before this was written."""
 
 
 class _Content(pydantic.BaseModel):
     publish_id: Sha256
-    files: tuple[_ListedFile, ...]
+    files: tuple[ListedFile, ...]
 
 
 @dataclass(frozen=True)
@@ -43,8 +52,8 @@ class ReleaseRecord:
     """What a RELEASE_FILE says."""
 
     publish_id: str
-    files: Mapping[str, tuple[int, str]]
-    """Size in bytes and SHA-256 by path; all files of the release but this one."""
+    files: Mapping[str, ListedFile]
+    """By path; all files of the release but this one."""
 
     @property
     def tag(self) -> str:
@@ -53,21 +62,23 @@ class ReleaseRecord:
 
     @classmethod
     def parse(cls, content: bytes) -> ReleaseRecord | None:
-        """Return what a file says; None if it is not a RELEASE_FILE, or its id is not the hash of the rest."""
+        """Return what a file says; None if it is not a RELEASE_FILE byte for byte, or its id is not the hash of the rest."""
         try:
             body = json.loads(content)
             found = _Content.model_validate(body)
-            if release_id({key: value for key, value in body.items() if key != "publish_id"}) != found.publish_id:
+            del body["publish_id"]
+            if release_id(body) != found.publish_id or release_file(body) != content:
                 return None
         except (ValueError, RecursionError):
             return None
-        return cls(found.publish_id, {file.path: (file.size, file.sha256) for file in found.files})
+        return cls(found.publish_id, {file.path: file for file in found.files})
 
     @classmethod
     def of(cls, repository: Repository, commit: str) -> ReleaseRecord | None:
         """Return the release that a commit holds; None if it holds none, or other files than its release.
 
-        One attempt, for `Repository.retry_until_clear`. The Hub tells the hash of git-lfs files, and the size of all.
+        One attempt, for `Repository.retry_until_clear`. The Hub tells the hashes of all files. Those that an old release does not
+        list are compared by content.
         """
         tree = repository.tree(commit)
         if RELEASE_FILE not in tree or tree[RELEASE_FILE].size > MAX_BYTES:
@@ -76,11 +87,35 @@ class ReleaseRecord:
         held = {path: file for path, file in tree.items() if path not in HUBS_OWN_FILES and path != RELEASE_FILE}
         if found is None or held.keys() != found.files.keys():
             return None
+        equal = {path: _is_equal(file, found.files[path]) for path, file in held.items()}
+        if False in equal.values():
+            return None
+        unclear = [found.files[path] for path, answer in equal.items() if answer is None]
+        if len(unclear) > MAX_READ_FILES or sum(file.size for file in unclear) > MAX_READ_BYTES:
+            return None
         is_held = all(
-            (file.lfs.size, file.lfs.sha256) == found.files[path] if file.lfs else file.size == found.files[path][0]
-            for path, file in held.items()
+            hashlib.sha256(repository.read(commit, file.path, max_bytes=file.size) or b"").hexdigest() == file.sha256
+            for file in unclear
         )
         return found if is_held else None
+
+
+def _is_equal(held: RepoFile, listed: ListedFile) -> bool | None:
+    """Whether a file of a commit is the one that a release lists; None if only its content can tell."""
+    if held.lfs:
+        return (held.lfs.size, held.lfs.sha256) == (listed.size, listed.sha256)
+    if held.size != listed.size:
+        return False
+    return None if listed.git_sha1 is None else held.blob_id == listed.git_sha1
+
+
+def release_file(body: Mapping[str, Any]) -> bytes:
+    """Return the content of a RELEASE_FILE.
+
+    Raises:
+        ValueError: a number in it is not finite.
+    """
+    return json.dumps({"publish_id": release_id(body), **body}, sort_keys=True, indent=1).encode() + b"\n"
 
 
 def release_id(body: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ and the tag of a release, which is a hash of its content. At the end of a call, 
 other models are closed, and so is the younger one of two that an unclear answer left; all that were merged are tagged.
 
 Anybody may give a pull request such a title. So an open one counts only if it holds the files of the release, and a closed one only
-if its author did not close it, unless that is us. A model stays rejected, whatever text is published with it, until somebody
+if this account made it. A model stays rejected, whatever recipe proposes it and whatever text is published with it, until somebody
 opens the pull request again; what we close ourselves says so, and rejects nothing.
 """
 
@@ -90,7 +90,7 @@ def withdraw_proposals(repository: Repository, recipe: str, reason: str) -> None
 
     def attempt() -> None:
         try:
-            ours = _of_recipe(repository, recipe)
+            ours = [found for found in _proposals(repository) if _recipe(found) == recipe]
         except RepositoryNotFoundError:
             return
         _tag_merged(repository, ours)
@@ -125,7 +125,8 @@ def _look_and_act(
 ) -> Proposal | PublishedRelease:
     """Make one attempt; it can be repeated whatever it raises."""
     state = look(repository, release)
-    ours = _of_recipe(repository, recipe)
+    proposals = _proposals(repository)
+    ours = [found for found in proposals if _recipe(found) == recipe]
     same = [found for found in ours if _tag(found) == release.tag]
     waiting = [found for found in same if found.status in WAITING and _holds(repository, found, release)]
     others = [found for found in ours if found.status in WAITING and found not in waiting[:1]]
@@ -138,7 +139,7 @@ def _look_and_act(
     except StaleBlessingError as error:
         _close(repository, [*waiting, *others], f"{error.what[0].upper()}{error.what[1:]}.")
         raise
-    if not waiting and (number := _find_rejection(repository, ours, weights)):
+    if not waiting and (number := _find_rejection(repository, proposals, weights)):
         return Proposal("closed", number)
     changed = [found for found in others if found in same and found not in waiting]
     _close(repository, changed, f"It holds other files than {release.tag}.")
@@ -162,10 +163,12 @@ def _branch(proposal: Discussion) -> str:
 
 
 def _find_rejection(repository: Repository, proposals: Sequence[Discussion], weights: Collection[str]) -> int | None:
-    """Return the newest pull request with one of these models that a person has closed."""
-    for proposal in reversed(proposals):
+    """Return the newest pull request of this account with one of these models that a person has closed."""
+    closed = [proposal for proposal in reversed(proposals) if proposal.status == "closed"]
+    account = repository.api.whoami(cache=True)["name"] if closed else None
+    for proposal in closed:
         if (
-            proposal.status == "closed"
+            proposal.author == account
             and tree_weights(repository.tree(_branch(proposal))) in weights
             and _is_rejected(repository, proposal)
         ):
@@ -174,7 +177,7 @@ def _find_rejection(repository: Repository, proposals: Sequence[Discussion], wei
 
 
 def _is_rejected(repository: Repository, proposal: Discussion) -> bool:
-    """Whether a person closed a pull request. Who may not write can close only their own; a rejection must come from another."""
+    """Whether a person closed a pull request of this account: only those who may write can, and those who use the account."""
     events = repository.api.get_discussion_details(repository.id, proposal.num).events
     closed = [n for n, event in enumerate(events) if isinstance(event, DiscussionStatusChange)]
     if not closed:
@@ -182,22 +185,27 @@ def _is_rejected(repository: Repository, proposal: Discussion) -> bool:
     closing = events[closed[-1]]
     beside = [event for n in (closed[-1] - 1, closed[-1] + 1) for event in events[max(n, 0) : n + 1]]
     comments = [event for event in beside if isinstance(event, DiscussionComment) and event.author == closing.author]
-    if any(comment.content.rstrip().endswith(_NO_REJECTION) for comment in comments):
-        return False
-    return closing.author != proposal.author or closing.author == repository.api.whoami(cache=True)["name"]
+    return not any(comment.content.rstrip().endswith(_NO_REJECTION) for comment in comments)
 
 
-def _of_recipe(repository: Repository, recipe: str) -> list[Discussion]:
-    """Return the pull requests of a recipe, oldest first."""
+def _proposals(repository: Repository) -> list[Discussion]:
+    """Return the pull requests that propose a release of any recipe, oldest first."""
     found = repository.api.get_repo_discussions(repository.id, discussion_type="pull_request")
-    ours = [one for one in found if (title := _TITLE.fullmatch(one.title)) and title["recipe"] == recipe]
-    return sorted(ours, key=lambda one: one.num)
+    return sorted((one for one in found if _TITLE.fullmatch(one.title)), key=lambda one: one.num)
+
+
+def _recipe(proposal: Discussion) -> str:
+    return _named(proposal)["recipe"]
 
 
 def _tag(proposal: Discussion) -> str:
+    return _named(proposal)["tag"]
+
+
+def _named(proposal: Discussion) -> re.Match[str]:
     title = _TITLE.fullmatch(proposal.title)
     assert title is not None, proposal.title
-    return title["tag"]
+    return title
 
 
 def _merge_commits(repository: Repository, proposals: Sequence[Discussion]) -> list[str]:

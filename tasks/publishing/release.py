@@ -19,7 +19,7 @@ from huggingface_hub.utils._validators import validate_repo_id
 
 from params.errors import ModelError, RecipeError
 from tasks.digests import weights_digest
-from tasks.hub_client.release_file import RELEASE_FILE, release_id, release_tag
+from tasks.hub_client.release_file import RELEASE_FILE, release_file, release_id, release_tag
 from tasks.publishing.secrets import find_secrets
 
 _PICKLES = frozenset({".bin", ".ckpt", ".h5", ".joblib", ".keras", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"})
@@ -92,13 +92,15 @@ def plan_release(
     if not files and not problems:
         problems.append("there is no file in it")
     body = {
-        "schema": 2,
+        "schema": 3,
         "repo": repo_id,
         "made_from": dict(made_from),
-        "files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in files],
+        "files": [
+            {"path": file.path, "size": file.size, "sha256": file.sha256, "git_sha1": file.git_sha1} for file in files
+        ],
     }
     publish_id = release_id(body)
-    description = json.dumps({"publish_id": publish_id, **body}, sort_keys=True, indent=1).encode() + b"\n"
+    description = release_file(body)
     problems += find_secrets(RELEASE_FILE, description)
     if problems:
         what = "cannot be published:" + "".join(f"\n    {problem}" for problem in problems)

@@ -29,8 +29,10 @@ from prefect.states import (
     Suspended,
 )
 
-from flows import pauses, server
+from flows import pauses, retrain, server
+from flows.record import Record
 from params import PreemptedError, TransientError
+from params.artifacts import Artifacts
 from trainer.runtime.lifetime import stop_group
 
 
@@ -116,6 +118,28 @@ def test_a_paused_run_goes_on_when_it_is_resumed(prefect: None) -> None:
     started, found, ended = stages_of(Paused(timeout_seconds=600), then=Running())
     assert (started, found.type, ended) == (["train", "publish"], StateType.COMPLETED, None)
     assert time.monotonic() - start > 1
+
+
+def test_a_run_that_ends_while_a_remote_answers_publishes_nothing(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def before_release(*_: object) -> None:
+        asked.append("the remote")
+        set_state(UUID(flow_run.id), Cancelled())
+
+    monkeypatch.setattr(retrain, "before_release", before_release)
+
+    @flow(name="one-stage")
+    def one_stage() -> None:
+        branch = Record(remote="origin", branch="runs")
+        retrain.wait_until_ready("publish", Artifacts("a"), branch, {}, get_run_logger())
+        asked.append("the Hub")
+
+    with pytest.raises(Abort, match="its next stage does not start"):
+        one_stage()
+    assert asked == ["the remote"]
 
 
 @pytest.mark.parametrize("then", [Cancelling(), Cancelled(), Crashed()], ids=["cancelling", "cancelled", "crashed"])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +14,11 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.community import Discussion
 
 from params.errors import StaleBlessingError, TransientError
+from tasks.hub_client.release_file import RELEASE_FILE, release_file, release_id, release_tag
+from tasks.hub_client.release_log import releases
 from tasks.publishing.exactly_once import PublishedRelease
 from tasks.publishing.proposal import Proposal, propose_release, status_of, withdraw_proposals
-from tasks.publishing.release import ReleasePlan
+from tasks.publishing.release import ReleaseFile, ReleasePlan
 from tests.support.faulty_hub import Clock, Fault, FaultyHub
 from tests.support.publications import REPO, patient, plan, publish, write_model
 
@@ -87,9 +93,10 @@ def test_closed_proposal_is_not_made_again(api: HfApi, folder: Path) -> None:
     assert status_of(patient(api), 99) is None
 
 
-def test_rejected_weights_are_not_proposed_by_another_recipe_text(api: HfApi, folder: Path) -> None:
+def test_rejected_weights_are_not_proposed_by_another_recipe_or_text(api: HfApi, folder: Path) -> None:
     propose(api, plan(folder))
     api.change_discussion_status(REPO, 1, "closed")
+    assert propose(api, plan(folder), recipe="another") == Proposal("closed", 1)
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# The same model, in other words\n")
     edited = plan(folder)
     assert propose(api, edited) == Proposal("closed", 1)
@@ -147,12 +154,13 @@ def copy_as_bob(hub: FaultyHub, release: ReleasePlan, **changed: bytes) -> int:
     return made.pr_num
 
 
-def test_stranger_cannot_reject_a_model(api: HfApi, hub: FaultyHub, folder: Path) -> None:
+@pytest.mark.parametrize("closed_by", ["bob", "alice"])
+def test_copy_of_a_stranger_rejects_no_model(api: HfApi, hub: FaultyHub, folder: Path, closed_by: str) -> None:
     release = plan(folder)
     api.create_repo(REPO, private=False)
     copy_as_bob(hub, release)
-    bob = HfApi(endpoint=hub.endpoint, token="token-of-bob")
-    bob.change_discussion_status(REPO, 1, "closed")
+    user = HfApi(endpoint=hub.endpoint, token=f"token-of-{closed_by}")
+    user.change_discussion_status(REPO, 1, "closed", comment="spam")
     assert propose(api, release) == Proposal("open", 2)
 
 
@@ -172,6 +180,58 @@ def test_merged_words_of_a_stranger_give_no_tag(api: HfApi, hub: FaultyHub, fold
     api.merge_pull_request(REPO, 1)
     withdraw_proposals(patient(api), RECIPE, "It is worse.")
     assert api.list_repo_refs(REPO).tags == []
+
+
+FORGERIES: dict[str, Callable[[bytes], bytes]] = {
+    "config.json": lambda content: content.replace(b"llama", b"evil1"),
+    RELEASE_FILE: lambda content: content.replace(b"\n", b"\r"),
+}
+"""Other content of the same size by path."""
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("path", FORGERIES)
+def test_other_files_of_the_same_size_are_no_release(
+    api: HfApi, hub: FaultyHub, folder: Path, path: str, is_old: bool
+) -> None:
+    release = without_git_hashes(plan(folder)) if is_old else plan(folder)
+    propose(api, release)
+    content = {file.path: file.source for file in release.files}[path]
+    forged = FORGERIES[path](content if isinstance(content, bytes) else content.read_bytes())
+    copy_as_bob(hub, release, **{path: forged})
+    api.merge_pull_request(REPO, 2)
+    withdraw_proposals(patient(api), RECIPE, "It is worse.")
+    assert api.list_repo_refs(REPO).tags == []
+    assert [entry.kind for entry in releases(patient(api))] == ["other", "other"]
+    published = publish(api, release)
+    assert (published.how, published.tag) == ("committed", release.tag)
+
+
+def test_release_that_lists_no_git_hashes_is_known_by_its_content(api: HfApi, folder: Path) -> None:
+    """As earlier versions made it."""
+    release = without_git_hashes(plan(folder))
+    propose(api, release)
+    api.merge_pull_request(REPO, 1)
+    assert [entry.kind for entry in releases(patient(api))] == ["release", "other"]
+    withdraw_proposals(patient(api), RECIPE, "It is worse.")
+    assert [tag.name for tag in api.list_repo_refs(REPO).tags] == [release.tag]
+
+
+def without_git_hashes(release: ReleasePlan) -> ReleasePlan:
+    """The same release, described as earlier versions did."""
+    (described,) = [file for file in release.files if file.path == RELEASE_FILE]
+    body = json.loads(described.source)  # type: ignore[arg-type]
+    del body["publish_id"]
+    for file in body["files"]:
+        del file["git_sha1"]
+    publish_id, content = release_id(body), release_file(body)
+    git_sha1 = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    sha256 = hashlib.sha256(content).hexdigest()
+    files = tuple(
+        ReleaseFile(RELEASE_FILE, len(content), sha256, git_sha1, content) if file is described else file
+        for file in release.files
+    )
+    return replace(release, publish_id=publish_id, tag=release_tag(publish_id), files=files)
 
 
 def test_merged_release_is_found_beside_a_merge_with_its_title(api: HfApi, hub: FaultyHub, folder: Path) -> None:
