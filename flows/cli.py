@@ -203,7 +203,11 @@ def make_password() -> None:
     """
     from flows import password
 
-    print(f"{password.FILE}: {'has a new password' if password.make() else 'has a password already, which is kept'}")
+    is_new, was_open = password.make(), password.close()
+    print(f"{password.FILE}: {'has a new password' if is_new else 'has a password already, which is kept'}")
+    if was_open:
+        what = "every user of this machine could read it, and now only its owner can"
+        print(f"{password.FILE}: {what}; for a new password, delete the lines of this one and call this again")
 
 
 @app.command()

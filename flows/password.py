@@ -27,24 +27,50 @@ def make() -> bool:
     """Add a new password for server and clients to `.env`, which then only its owner can read.
 
     Returns:
-        False if there is one already.
+        False if both have one already.
 
     Raises:
-        EvergreenError: `.env` cannot be read or written.
+        EvergreenError: `.env` cannot be read or written, or has a password for one of them only.
     """
-    if {CLIENT, SERVER} & _read().keys():
+    found = _read()
+    with_one = [name for name in (SERVER, CLIENT) if found.get(name)]
+    if len(with_one) == 2:
         return False
-    password, partial = new(), FILE.with_name(".env.part")
+    if with_one:
+        (has,), (lacks,) = with_one, {SERVER, CLIENT} - {*with_one}
+        without = (
+            "a server that starts here lets everybody in"
+            if lacks == SERVER
+            else "workers and commands here are refused"
+        )
+        fix = f"add `{lacks}=` with the value of {has} to it, or delete the line of {has} and call this again for a new password"
+        raise EvergreenError(str(FILE), f"has a value of {has}, but none of {lacks}: {without}", fix)
+    password, file = new(), Path(os.path.realpath(FILE))
+    partial = file.with_name(f"{file.name}.part")
     try:
-        before = FILE.read_text(encoding="utf-8") if FILE.exists() else ""
+        before = file.read_bytes() if file.exists() else b""
         partial.unlink(missing_ok=True)
-        with open(partial, "x", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            file.write(before + ("\n" if before and not before.endswith("\n") else ""))
-            file.write(f"{SERVER}={password}\n{CLIENT}={password}\n")
-        partial.rename(FILE)
+        with open(partial, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+            out.write(before + (b"\n" if before and not before.endswith(b"\n") else b""))
+            out.write(f"{SERVER}={password}\n{CLIENT}={password}\n".encode())
+        partial.rename(file)
     except OSError as error:
-        what = f"cannot be written: {error.strerror}"
-        raise StorageError(str(FILE), what, "call it in the project's folder, as its owner") from None
+        raise _not_writable(error) from None
+    return True
+
+
+def close() -> bool:
+    """Let only its owner read `.env` if all users can; whom the owner lets read it by a group still can. False if nothing changed.
+
+    Raises:
+        EvergreenError: its mode cannot be changed.
+    """
+    try:
+        if not FILE.exists() or not FILE.stat().st_mode & 0o007:
+            return False
+        FILE.chmod(0o600)
+    except OSError as error:
+        raise _not_writable(error) from None
     return True
 
 
@@ -57,6 +83,11 @@ def of_client() -> str | None:
         EvergreenError: `.env` cannot be read.
     """
     return os.environ.get(CLIENT) or _read().get(CLIENT)
+
+
+def _not_writable(error: OSError) -> StorageError:
+    what = f"cannot be written: {error.strerror}"
+    return StorageError(str(FILE), what, "call it in the project's folder, as its owner")
 
 
 def _read() -> dict[str, str | None]:

@@ -27,6 +27,7 @@ Key = tuple[str | int, ...]
 _FOLDER = Path("params")
 _MAX_DEPTH = 50
 _MAX_VALUES = 100_000
+_MAX_NAME = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -99,11 +100,16 @@ def find_recipe(recipe: str) -> Path:
     """Return the file of a recipe in params/ that is given by name (`default`) or by path (`params/default.yaml`).
 
     Raises:
-        RecipeError: there is no such file, it is not in params/, or its name is not safe in a command.
+        RecipeError: there is no such file, it is not in params/, or its name is too long or not safe in a command.
     """
     is_path = "/" in recipe or recipe.endswith((".yaml", ".yml"))
     path = Path(recipe) if is_path else _FOLDER / f"{recipe}.yaml"
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise RecipeError(f"{recipe:.{_MAX_NAME}}", what, "write the name of a recipe in params/") from None
+    if not is_file:
         raise _no_such_recipe(path)
     if path.resolve() != (_FOLDER / f"{path.stem}.yaml").resolve():
         what = "is not a .yaml file in params/, where DVC looks for recipes"
@@ -115,6 +121,8 @@ def find_recipe(recipe: str) -> Path:
 
 def name_problem(name: str) -> str:
     """Return why a recipe cannot have this name, which dvc.yaml puts into shell commands and paths; empty if it can."""
+    if len(name) > _MAX_NAME:
+        return f"the name of a recipe has at most {_MAX_NAME} characters, not {len(name)}"
     what = "the name of a recipe consists of a letter or digit, then letters, digits, `.`, `_` and `-`, all ASCII"
     return "" if _NAME.fullmatch(name) else what
 

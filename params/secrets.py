@@ -14,7 +14,7 @@ from urllib.parse import quote
 KINDS: Final = {
     "a Hugging Face token": (r"hf_[A-Za-z0-9]{30,}", r"api_org_[A-Za-z0-9]{30,}"),
     "an AWS key": (r"AKIA[0-9A-Z]{16}(?![0-9A-Z])", r"ASIA[0-9A-Z]{16}(?![0-9A-Z])"),
-    "a GitHub token": (*(rf"gh{kind}_[A-Za-z0-9]{{36}}" for kind in "pousr"), r"github_pat_[A-Za-z0-9_]{60,}"),
+    "a GitHub token": (*(rf"gh{kind}_[A-Za-z0-9]{{36,}}" for kind in "pousr"), r"github_pat_[A-Za-z0-9_]{60,}"),
     "a GitLab token": (r"glpat-[A-Za-z0-9_-]{20,}",),
     "an API key": (r"sk-[A-Za-z0-9_-]{32,}", r"AIza[0-9A-Za-z_-]{35}"),
     "a Slack token": (r"xox[baprs]-[0-9A-Za-z-]{10,}",),
@@ -28,22 +28,29 @@ _PASSWORD = rf"{_NAME}(?:secret|passw(?:or)?d|(?:api|access|account|secret)[_-]?
 _PARAMETER = rf"{_PASSWORD}|{_NAME}(?:token|signature|credential|auth){_NAME}|sig|key"
 """In a query, names that elsewhere may be those of an option, such as `eos_token`."""
 _PORT = r"\d{1,5}(?:[/?#]|$)"
-# Each begins with few characters and has bounds, so that long texts take no longer than they must.
+_LONGEST = 16 << 10
+"""Of a user with a password in an address: a token may have some thousand characters."""
+_QUOTED = r"(?:\\.|(?!\2)[^\\\r\n])+"
+# Users and passwords may hold quotes. Of https, the name of the user may be the token; elsewhere it is a user. A password may
+# hold `@`, `/` and `?`: it ends with the last `@` before a space.
+_TOKEN_AS_USER = re.compile(r"(https?://)[^\s/?#]*@", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:https?)?://\S+", re.IGNORECASE)
+_USER = re.compile(rf"(https?://)[^\s/?#@:\[]++:(?!{_PORT})|(://[^\s/?#@:\[]*+:)(?!{_PORT})", re.IGNORECASE)
+_QUERY = re.compile(rf"(https?://[^{_END}?#]*+\?)[^{_END}#]+|https?://[^{_END}?#]*+", re.IGNORECASE)
+# Each begins with few characters, and no two tries read the same text, or few of it: long texts take no longer than they must.
 _PATTERNS: Final = [
-    # Of https, the name of the user may be the token; elsewhere it is a user. A password may hold `@`, `/` and `?`.
-    (rf"(https?://)[^{_END}/?#]{{0,999}}@", r"\1***@"),
-    (rf"(https?://)[^{_END}/?#@:\[]{{1,999}}:(?!{_PORT})[^{_END}]{{0,999}}@", r"\1***@"),
-    (rf"(://[^{_END}/?#@:\[]{{0,999}}:)(?!{_PORT})[^{_END}]{{0,999}}@", r"\1***@"),
-    (rf"(%3a%2f%2f)(?:(?!%2f|%3f|%23)[^{_END}/?#&]){{0,999}}%40", r"\1***%40"),
-    (rf"(https?://[^{_END}?#]{{0,999}})\?[^{_END}#]+", r"\1?***"),
+    (rf"(%3a%2f%2f)(?:(?!%2f|%3f|%23)[^\s/?#&]){{0,{_LONGEST}}}%40", r"\1***%40"),
     (rf"([?&;](?:{_PARAMETER})=)[^{_END}&;,]+", r"\1***"),
     (rf"((?:^|[\s,;'\"({{])(?:{_PASSWORD})(?:\s?=\s?|['\"]\s?:\s?)['\"]?)[^{_END},;]+", r"\1***"),
-    (r"(authorization['\"]?\s?[:=]\s?['\"]?)(?:(?:basic|bearer|token|digest)\s)?[^\s'\",;]+", r"\1***"),
+    # In quotes up to their end, else up to the end of the line: each scheme has its own form.
+    (rf"(authorization(?:['\"]\s?,|['\"]?\s?[:=])\s?b?(['\"])){_QUOTED}", r"\1***"),
+    (rf"((['\"])(?:proxy-)?authorization\s?[:=]\s?+)(?!b?['\"]){_QUOTED}", r"\1***"),
+    (r"(authorization['\"]?\s?[:=]\s?+)(?!b?['\"]|\*\*\*)[^\r\n]+", r"\1***"),
     (r"\b(bearer\s)(?:(?=[^\s\d]{0,999}\d)[^\s'\",;]{8,}|[^\s'\",;]{16,})", r"\1***"),
     (rf"(?<![A-Za-z0-9_])(?-i:{'|'.join(pattern for patterns in KINDS.values() for pattern in patterns)})", _HIDDEN),
 ]
 _COMPILED = [(re.compile(pattern, re.IGNORECASE), hidden) for pattern, hidden in _PATTERNS]
-_VARIABLE = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|AUTH_STRING|(?:API|ACCESS|ACCOUNT)_KEY)$")
+_VARIABLE = re.compile(r"(?:TOKEN|SECRET|PASSWORD|AUTH_STRING|(?:API|ACCESS|ACCOUNT)_KEY)$")
 """Environment variables whose values are secrets."""
 _SHORTEST = 8
 
@@ -54,6 +61,23 @@ def without_secrets(text: str) -> str:
         if _VARIABLE.search(name) and len(value.strip()) >= _SHORTEST:
             for spelling in {value, value.strip(), quote(value.strip(), safe="")}:
                 text = text.replace(spelling, _HIDDEN)
+    text = _ADDRESS.sub(lambda address: _without_user(address[0]), text)
+    text = _QUERY.sub(lambda found: f"{found[1]}{_HIDDEN}" if found[1] else found[0], text)
     for pattern, hidden in _COMPILED:
         text = pattern.sub(hidden, text)
     return text
+
+
+def _without_user(address: str) -> str:
+    """Return an address, and what follows up to a space, with `***` for its user and password."""
+    address = _TOKEN_AS_USER.sub(rf"\1{_HIDDEN}@", address)
+    parts, done = [], 0
+    while user := _USER.search(address, done):
+        end = address.rfind("@", user.end(), user.end() + _LONGEST)
+        if end < 0:
+            parts.append(address[done : user.end() - 1])
+            done = user.end() - 1  # this colon may begin the next address
+        else:
+            parts += [address[done : user.start()], user[1] or user[2], _HIDDEN]
+            done = end
+    return "".join([*parts, address[done:]])

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 
-from tasks.drift.profile_limits import Header, check, check_size
+from tasks.drift.profile_limits import Header, check, check_size, check_strings
 from tasks.drift.rows import MAX_SAMPLED, Columns, SampledRows, Scan, label_hash
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
 SCHEMA: Final = 1
@@ -33,6 +34,7 @@ _DAMAGE: Final = (
     json.JSONDecodeError,
 )
 _KEY: Final = b"evergreen.profile"
+_STRINGS: Final = ["kind", "column"]
 Kind = Literal["label", "length", "number", "text"]
 
 
@@ -128,17 +130,7 @@ class Profile:
             place = {"label": "hashes", "text": "features"}.get(one.kind, "values")
             records.append({"kind": one.kind, "column": one.column, place: one.values, "groups": one.groups})
         header = {"schema": SCHEMA, "rows": self.rows, "content": self.content, "is_whole": self.is_whole}
-        schema = pa.schema(
-            [
-                ("kind", pa.string()),
-                ("column", pa.string()),
-                ("hashes", pa.list_(pa.uint64())),
-                ("values", pa.list_(pa.float64())),
-                ("features", pa.list_(pa.list_(pa.uint32()))),
-                ("groups", pa.list_(pa.uint64())),
-            ],
-            metadata={_KEY: json.dumps(header).encode()},
-        )
+        schema = _schema().with_metadata({_KEY: json.dumps(header).encode()})
         pq.write_table(pa.Table.from_pylist(records, schema=schema), path, compression="zstd")
 
     @classmethod
@@ -152,13 +144,16 @@ class Profile:
         import pyarrow.parquet as pq
 
         try:
-            file = pq.ParquetFile(io.BytesIO(content))
-            check_size(file)
+            file = pq.ParquetFile(io.BytesIO(content), read_dictionary=_STRINGS)  # a repeated string is in memory once
+            check_size(file.metadata, content)
+            if not file.schema_arrow.equals(_schema(pa.dictionary(pa.int32(), pa.string()))):
+                raise ValueError("it is damaged: its columns are not those of a profile")
             found = json.loads(file.schema_arrow.metadata[_KEY])
             if found["schema"] != SCHEMA:
                 raise ValueError(f"it has schema {found['schema']!r:.20}, not {SCHEMA}")
             header = Header.of(found)
             table = file.read(use_threads=False)
+            check_strings(table.select(_STRINGS))
             records = table.to_pylist()
             known = np.array(next(one["hashes"] for one in records if one["kind"] == "known"), np.uint64)
             labels = {
@@ -170,6 +165,20 @@ class Profile:
         except (pa.ArrowException, OSError, *_DAMAGE) as error:
             raise ValueError(f"it is damaged: {type(error).__name__}") from error
         return profile
+
+
+def _schema(strings: pa.DataType | None = None) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            *((name, strings or pa.string()) for name in _STRINGS),
+            ("hashes", pa.list_(pa.uint64())),
+            ("values", pa.list_(pa.float64())),
+            ("features", pa.list_(pa.list_(pa.uint32()))),
+            ("groups", pa.list_(pa.uint64())),
+        ]
+    )
 
 
 def _counts(hashes: list[int], counts: list[float]) -> dict[int, int]:

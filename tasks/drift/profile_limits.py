@@ -11,18 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, Self
 import numpy as np
 import pydantic
 
+from tasks.drift.profile_pages import memory_of
 from tasks.drift.rows import BUCKETS, MAX_FEATURES, MAX_KNOWN, MAX_LABELS, MAX_SAMPLED
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.parquet as pq
     from numpy.typing import NDArray
 
 MAX_BYTES: Final = 32 << 20
-"""Of the file. What it holds takes less than half of that before it is compressed."""
+"""Of the file, and of what it holds before that is compressed, of which a profile takes less than half."""
 _MAX_RECORDS: Final = 4_000
 """Measures of all columns together."""
 _MAX_VALUES: Final = 8_000_000
 """Of all measures together."""
+_MAX_STRING: Final = 10_000
+"""Bytes of the name of a column."""
 
 
 class Header(pydantic.BaseModel, strict=True):
@@ -41,18 +45,38 @@ class Header(pydantic.BaseModel, strict=True):
             raise ValueError(f"it is damaged: {error.error_count()} of its fields are not what they must be") from None
 
 
-def check_size(file: pq.ParquetFile) -> None:
-    """Check how much a file holds before it is read: few bytes can stand for very many equal values.
+def check_size(metadata: pq.FileMetaData, content: bytes) -> None:
+    """Check how much a file holds before it is read: few bytes can stand for very many equal values, or for long strings.
 
     Raises:
-        ValueError: too much.
+        ValueError: too much, or pages that `Profile.save` does not write.
     """
-    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-    values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
-    if file.metadata.num_rows > _MAX_RECORDS or values > _MAX_VALUES:
-        raise ValueError(
-            f"it holds {file.metadata.num_rows:,} measures with {values:,} values, more than a profile may have"
-        )
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    _check_size(
+        metadata.num_rows, sum(one.num_values for one in columns), sum(one.total_uncompressed_size for one in columns)
+    )
+    _check_size(metadata.num_rows, *memory_of(metadata, content))
+
+
+def _check_size(rows: int, values: int, size: int) -> None:
+    if rows > _MAX_RECORDS or values > _MAX_VALUES or size > MAX_BYTES:
+        what = f"{rows:,} measures with {values:,} values and {size / 1e6:,.1f} MB"
+        raise ValueError(f"it holds {what}, more than a profile may have")
+
+
+def check_strings(table: pa.Table) -> None:
+    """Check the length of strings, which are in dictionaries: each may occur in every row.
+
+    Raises:
+        ValueError: one is too long.
+    """
+    import pyarrow.compute as pc
+
+    dictionaries = [chunk.dictionary for column in table.columns for chunk in column.chunks]
+    longest = max((pc.max(pc.binary_length(one)).as_py() or 0 for one in dictionaries), default=0)
+    if longest > _MAX_STRING:
+        raise ValueError(f"it holds a name of {longest:,} bytes, more than a profile may have")
 
 
 class Measured(Protocol):

@@ -21,7 +21,7 @@ def remove(name: str, *, yes: bool) -> None:
     """
     if problem := name_problem(name):
         raise RecipeError(
-            "NAME", f"{name!a} is no name: {problem}", "write the recipe's name, without params/ and .yaml"
+            "NAME", f"{name!a:.200} is no name: {problem}", "write the recipe's name, without params/ and .yaml"
         )
     root = project.project_root()
     recipe = root / "params" / f"{name}.yaml"

@@ -231,7 +231,7 @@ def _load(
         )
     except (ConnectionError, TimeoutError) as error:
         raise TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub is reachable") from error
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise _cannot_load(path, error) from error
     if hasattr(
         network.config, "auto_map"
@@ -242,4 +242,6 @@ def _load(
 
 def _cannot_load(path: str, error: Exception) -> ModelError:
     fix = "check the path, the revision and the model's type"
+    if isinstance(error, ImportError):
+        fix = "use a model whose config.json asks for no more libraries than Evergreen installs"
     return own_code_error(path, error) or ModelError(path, f"cannot be loaded: {error}", fix)

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from dotenv import dotenv_values
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows import password, prefect_api
@@ -59,6 +60,53 @@ def test_what_is_in_the_file_stays(folder) -> None:
     assert password.make() is False
     assert file.read_text() == made
     assert [path.name for path in folder.iterdir()] == [".env"]
+
+
+@pytest.mark.parametrize("lines", ["{0}=\n{1}=\n", "{0}\n", "{1}", "{0}=''\n", "# {0}=a:b\n", "A=\u00e4\r\nB=2\r\n"])
+def test_a_name_without_a_value_is_no_password(folder, lines) -> None:
+    before = lines.format(password.SERVER, password.CLIENT).encode()
+    (folder / ".env").write_bytes(before)
+    assert password.make() is True
+    assert (folder / ".env").read_bytes().startswith(before)
+    values = dotenv_values(folder / ".env")
+    assert values[password.SERVER] == values[password.CLIENT] == password.of_client() != ""
+
+
+@pytest.mark.parametrize(("has", "lacks"), [(password.SERVER, password.CLIENT), (password.CLIENT, password.SERVER)])
+@pytest.mark.parametrize("other", ["", "{}\n", "{}=\n"])
+def test_a_password_for_one_side_only_is_an_error(folder, capsys, has, lacks, other) -> None:
+    content = f"{has}=me:s3cret\n{other.format(lacks)}"
+    (folder / ".env").write_text(content)
+    assert main(["password"]) != os.EX_OK
+    error = capsys.readouterr().err
+    assert f"has a value of {has}, but none of {lacks}" in error
+    assert f"add `{lacks}=`" in error
+    assert "s3cret" not in error
+    assert (folder / ".env").read_text() == content
+
+
+@pytest.mark.parametrize(("before", "after"), [(0o644, 0o600), (0o640, 0o640), (0o600, 0o600), (0o604, 0o600)])
+def test_not_all_users_can_read_a_password_that_is_kept(folder, capsys, before, after) -> None:
+    password.make()
+    content = (folder / ".env").read_text()
+    (folder / ".env").chmod(before)
+    assert main(["password"]) == os.EX_OK
+    assert (folder / ".env").stat().st_mode & 0o777 == after
+    assert ("every user of this machine could read it" in capsys.readouterr().out) == (before != after)
+    assert (folder / ".env").read_text() == content
+
+
+@pytest.mark.parametrize("content", ["A=1\n", None])
+def test_a_link_stays_one(folder, content) -> None:
+    (folder / "shared").mkdir()
+    if content:
+        (folder / "shared/env").write_text(content)
+    (folder / ".env").symlink_to("shared/env")
+    assert password.make() is True
+    assert (folder / ".env").is_symlink()
+    assert (folder / "shared/env").read_text().startswith(content or password.SERVER)
+    assert (folder / "shared/env").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in (folder / "shared").iterdir()] == ["env"]
 
 
 def test_the_environment_outranks_the_file(monkeypatch) -> None:

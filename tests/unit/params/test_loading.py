@@ -381,6 +381,22 @@ def test_names_that_are_unsafe_in_a_command_are_refused(project, find, name):
         assert caught.value.fix.startswith("rename it")
 
 
+@pytest.mark.parametrize("find", [find_recipe, recipe_name])
+@pytest.mark.parametrize("name", ["a" * 300, "params/" + "a" * 300 + ".yaml", "a" * 300 + "/b.yaml"])
+def test_names_that_are_too_long_for_a_file_are_refused(project, find, name):
+    with pytest.raises(RecipeError, match="cannot be read: File name too long") as caught:
+        find(name)
+    assert len(str(caught.value)) < 400
+
+
+def test_longest_name_is_accepted(project):
+    recipe(project / "params", name=f"{'a' * 200}.yaml")
+    assert recipe_name("a" * 200) == "a" * 200
+    recipe(project / "params", name=f"{'a' * 201}.yaml")
+    with pytest.raises(RecipeError, match="at most 200 characters, not 201"):
+        recipe_name("a" * 201)
+
+
 @pytest.mark.parametrize("name", ["llama3.1-sft", "a_b", "7"])
 def test_names_of_letters_digits_and_some_punctuation_are_accepted(project, name):
     recipe(project / "params", name=f"{name}.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tracemalloc
 
@@ -12,6 +13,7 @@ import pytest
 
 from tasks.drift import rows as module
 from tasks.drift.profile import Profile
+from tasks.drift.profile_pages import memory_of
 from tasks.drift.rows import MAX_SAMPLED, Columns, label_hash, without_identifiers
 from tasks.split_rows import SplitRows
 from tests.support import tiny
@@ -184,16 +186,76 @@ def test_odd_profile_is_an_error_when_it_is_read(profile, tmp_path, change):
         Profile.load(edited(profile, tmp_path, change))
 
 
-def test_few_bytes_that_stand_for_many_values_are_not_read(profile, tmp_path):
-    content = edited(profile, tmp_path, set_value("number", values=np.zeros(20_000_000), groups=None))
-    assert len(content) < 20_000
-    before = pa.total_allocated_bytes()
+def repeated(records):
+    return records + [{**of(records, "number"), "column": "x" * (2 << 20) + str(n % 2)} for n in range(60)]
+
+
+LARGE = {
+    "values": set_value("number", values=np.zeros(20_000_000), groups=None),
+    "one long name": set_value("number", column="x" * (100 << 20)),
+    "a long name in many records": repeated,
+}
+
+
+@pytest.mark.parametrize("change", LARGE.values(), ids=LARGE)
+def test_few_bytes_that_stand_for_much_are_not_read(profile, tmp_path, change):
+    content = edited(profile, tmp_path, change)
+    assert len(content) < 200_000
+    pool = pa.default_memory_pool()
+    before, peak = pa.total_allocated_bytes(), pool.max_memory()
     tracemalloc.start()
     with pytest.raises(ValueError, match="more than a profile may have"):
         Profile.load(content)
     assert tracemalloc.get_traced_memory()[1] < 10 << 20
     tracemalloc.stop()
     assert pa.total_allocated_bytes() - before < 10 << 20
+    assert pool.max_memory() == peak  # writing took more
+
+
+def test_what_metadata_says_of_pages_is_not_believed(profile, tmp_path):
+    content = edited(profile, tmp_path, set_value("number", column="x" * (100 << 20)))
+    metadata = pq.ParquetFile(io.BytesIO(content)).metadata
+    values, size = memory_of(metadata, content)
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    assert size > 100 << 20
+    assert size <= sum(one.total_uncompressed_size for one in columns)
+    # The number of entries in dictionaries counts, too.
+    assert sum(one.num_values for one in columns) <= values <= 2 * sum(one.num_values for one in columns)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_dictionary": False, "column_encoding": {"column": "DELTA_BYTE_ARRAY"}},
+        {"data_page_version": "2.0"},
+    ],
+    ids=["encoding", "pages"],
+)
+def test_pages_of_kinds_that_no_profile_has_are_not_read(profile, tmp_path, options):
+    out = io.BytesIO()
+    pq.write_table(pq.read_table(io.BytesIO(saved(profile, tmp_path))), out, **options)
+    with pytest.raises(ValueError, match="it is damaged: Evergreen writes no such pages"):
+        Profile.load(out.getvalue())
+
+
+def test_columns_that_no_profile_has_are_not_read(profile, tmp_path):
+    table = pq.read_table(io.BytesIO(saved(profile, tmp_path)))
+    out = io.BytesIO()
+    pq.write_table(table.append_column("more", pa.array(["x"] * len(table))), out)
+    with pytest.raises(ValueError, match="its columns are not those of a profile"):
+        Profile.load(out.getvalue())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_damaged_bytes_are_an_error_or_no_matter(profile, tmp_path, seed):
+    content, rng = saved(profile, tmp_path), np.random.default_rng(seed)
+    for _ in range(40):
+        damaged = bytearray(content)
+        for place in rng.integers(0, len(content), 3):
+            damaged[place] = rng.integers(256)
+        with contextlib.suppress(ValueError):
+            Profile.load(bytes(damaged))
 
 
 @pytest.mark.parametrize("header", [b"[]", b"{}", b'{"schema": [1]}', b'{"schema": 1, "rows": "x"}', b"[" * 99999])
