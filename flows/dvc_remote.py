@@ -211,3 +211,16 @@ class DvcRemote:
         except Exception as error:
             what = f"does not answer: {type(error).__name__}: {error}"
             raise storage_error(error, Path(".dvc")) or TransientError(str(self), what, _LATER) from error
+
+
+class OnlyCache(DvcRemote):
+    """DVC's cache in place of a remote: it has what is in it."""
+
+    def __init__(self, repo: Any) -> None:
+        super().__init__(repo, "")
+
+    def __str__(self) -> str:
+        return "DVC's cache"
+
+    def _bring(self, infos: Collection[Any]) -> set[Any]:
+        return {info for info in infos if not self.repo.cache.local.exists(info.value)}

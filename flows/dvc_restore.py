@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.dvc_remote import DvcRemote
+from flows.dvc_remote import DvcRemote, OnlyCache
 from params import DataError, RemoteRefusedError, TransientError
 
 
@@ -65,16 +65,22 @@ def run(repo: Any, name: str, *, force: bool) -> None:
 
 
 def restore_inputs(repo: Any, name: str, path: Path | None = None) -> None:
-    """Bring the inputs of a stage, or only the one at `path`, to their recorded state, if there is a remote and it has that.
+    """Bring the inputs of a stage, or only the one at `path`, to their recorded state, if DVC's cache or the remote has that.
+
+    Without a remote, only those that are not here are brought.
 
     Raises:
         RemoteRefusedError, TransientError: it cannot be fetched.
     """
     remote = DvcRemote.of(repo)
     (stage,) = repo.stage.collect(name)
+    deps = [dep for dep in stage.deps if path is None or Path(dep.fs_path) == path.absolute()]
     if remote:
-        deps = [dep for dep in stage.deps if path is None or Path(dep.fs_path) == path.absolute()]
         _Recorded(repo, remote).restore(deps)
+    else:
+        for dep in deps:
+            if not dep.exists:
+                _Recorded(repo, OnlyCache(repo)).restore([dep])
 
 
 def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
@@ -134,6 +140,10 @@ class _Recorded:
 
         Returns:
             The outputs that the remote lacks; if there are any, no item was changed.
+
+        Raises:
+            DataError: somebody has edited a file that no stage makes.
+            RemoteRefusedError, TransientError: what is missing cannot be fetched.
         """
         missing, lost = [], []
         for item in items:
@@ -143,6 +153,12 @@ class _Recorded:
             expected = self._hash(out, item.fs_path)
             if expected and item.exists and item.get_hash() == expected:
                 continue
+            if not out.stage.cmd and self.remote.fetch(self._not_kept(item)):
+                what = "has changes that DVC does not have, and would be replaced by what its .dvc file names"
+                path = Path(out.fs_path).relative_to(self.repo.root_dir)
+                raise DataError(
+                    str(path), what, f"keep them by `dvc add {path}`, or discard them by `dvc checkout --force {path}`"
+                )
             missing.append((out, item.fs_path))
             if self.remote.fetch(self._objects(out, item.fs_path)):
                 lost.append(out)
@@ -180,12 +196,16 @@ class _Recorded:
 
     def _is_kept(self, item: Any) -> bool:
         """Whether DVC's cache has all that is here of an item: then it is a part, or another version."""
+        return not self._not_kept(item)
+
+    def _not_kept(self, item: Any) -> set[Any]:
+        """The hashes of files that are here of an item, and not in DVC's cache."""
         from dvc_data.hashfile.build import build
         from dvc_data.hashfile.tree import Tree
 
         if not item.exists:
-            return True
+            return set()
         cache = self.repo.cache.local
         _, _, here = build(cache, item.fs_path, item.fs, item.hash_name, ignore=item.dvcignore, dry_run=True)
         infos = [info for _, _, info in here] if isinstance(here, Tree) else [here.hash_info]
-        return all(cache.exists(info.value) for info in infos)
+        return {info for info in infos if not cache.exists(info.value)}

@@ -83,11 +83,11 @@ class GitBranch:
     def commit(self, parent: str, files: Mapping[str, bytes], message: str) -> str:
         """Make a commit of files of the project on top of `parent`, and return it."""
         blobs = {path: self._output("hash-object", "-w", "--stdin", given=content) for path, content in files.items()}
-        entries = "".join(f"100644 {blob}\t{self._folder}{path}\n" for path, blob in blobs.items())
+        entries = "".join(f"100644 {blob}\t{self._folder}{path}\0" for path, blob in blobs.items())
         with tempfile.TemporaryDirectory() as folder:
             index = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
             self._output("read-tree", parent, environment=index)
-            self._output("update-index", "--add", "--index-info", given=entries.encode(), environment=index)
+            self._output("update-index", "--add", "-z", "--index-info", given=os.fsencode(entries), environment=index)
             tree = self._output("write-tree", environment=index)
         return self._output("commit-tree", tree, "-p", parent, given=message.encode(), environment=self._committer)
 
@@ -129,7 +129,10 @@ class GitBranch:
     @cached_property
     def _folder(self) -> str:
         """Where in the repository the working directory is, with a slash at the end; empty for its root."""
-        return self._output("rev-parse", "--show-prefix")
+        done = self._git("rev-parse", "--show-prefix")
+        if done.returncode:
+            raise self._error(done, "work with")
+        return os.fsdecode(done.stdout.removesuffix(b"\n"))
 
     @cached_property
     def _committer(self) -> dict[str, str]:

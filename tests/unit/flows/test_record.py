@@ -228,6 +228,49 @@ class TestCommit:
         assert recorded(remote, "models/here/dvc.lock") == Path("dvc.lock").read_text().strip()
         assert commits(remote)[0] == "Record a: published release-1"
 
+    @pytest.mark.parametrize("folder", [" odd ü", '"quoted"'])
+    def test_the_folder_may_have_an_odd_name(
+        self, worker: Worker, remote: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+    ) -> None:
+        (worker.root / folder).mkdir()
+        (worker.root / ".dvc").rename(worker.root / folder / ".dvc")
+        monkeypatch.chdir(worker.root / folder)
+        record.record(Worker(Path.cwd()).ran("a", 1), TO, log, RAN)
+        assert recorded(remote, f"{folder}/dvc.lock") == Path("dvc.lock").read_text().strip()
+
+    def test_settings_of_git_change_nothing(self, worker: Worker, remote: Path) -> None:
+        for setting in [
+            "submodule.recurse=true",
+            "core.sparseCheckout=true",
+            "index.sparse=true",
+            "core.autocrlf=true",
+            "color.ui=always",
+            "push.default=nothing",
+            "push.followTags=true",
+            "fetch.prune=true",
+            "fetch.pruneTags=true",
+            "fetch.fsckObjects=true",
+            "commit.gpgSign=true",
+            "push.gpgSign=if-asked",
+            "core.quotePath=true",
+            "log.showSignature=true",
+            "alias.fetch=version",
+            "fetch.output=compact",
+            "push.recurseSubmodules=on-demand",
+            "core.splitIndex=true",
+            "fetch.writeCommitGraph=true",
+            "core.abbrev=4",
+        ]:
+            git(worker.root, "config", *setting.split("="))
+        git(worker.root, "tag", "mine")
+        artifacts = worker.ran("a", 1)
+        record.record(artifacts, TO, log, RAN)
+        record.record(artifacts, TO, log, RAN)
+        assert commits(remote) == ["Record a: published release-1", "the project"]
+        assert recorded(remote, "dvc.lock") == Path("dvc.lock").read_text().strip()
+        assert git(worker.root, "tag") == "mine"
+        assert git(remote, "tag") == ""
+
 
 class TestImports:
     """The .dvc file of imported files that a recipe refreshes, which the flow changes."""

@@ -1,0 +1,72 @@
+"""Inputs of a stage that are not here, or that somebody has edited, with the real DVC."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flows import dvc_stage
+from params import DataError, command_result
+
+# pygtrie 2.5.0, which DVC asks whether a path lies in the output of another stage
+pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise:DeprecationWarning")
+DVC_YAML = """\
+stages:
+  make: {cmd: mkdir made && cp source made/rows, deps: [source], outs: [made]}
+  use: {cmd: cp made/rows used, deps: [made/rows], outs: [used]}
+  sum: {cmd: cat used made/rows > sum, deps: [used, made/rows], outs: [sum]}
+"""
+
+
+def dvc(*arguments: str) -> None:
+    """Run a command of DVC in this process, which starts no other that would import it."""
+    from dvc.cli import main
+
+    assert main([*arguments, "-q"]) == 0
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project whose stages have run, and which has no remote. The working directory."""
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    Path("dvc.yaml").write_text(DVC_YAML)
+    Path("source").write_text("one")
+    dvc("init", "--no-scm")
+    dvc("add", "source")
+    dvc("repro")
+
+
+def test_without_a_remote_what_is_not_here_is_brought_from_the_cache() -> None:
+    shutil.rmtree("made")
+    Path("used").write_text("mine")
+    dvc_stage.restore_inputs("sum")
+    assert [Path(name).read_text() for name in ("used", "made/rows")] == ["mine", "one"]
+    shutil.rmtree("made")
+    shutil.rmtree(".dvc/cache")
+    dvc_stage.restore_inputs("sum")
+    assert not Path("made").exists()
+
+
+def test_an_edit_of_an_added_file_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other versions that DVC has are."""
+    dvc("remote", "add", "-d", "storage", "../storage")
+    dvc("push")
+    Path("source").write_text("edited")
+    variable = command_result.reserve(Path("result.json"))
+    monkeypatch.setenv(*next(iter(variable.items())))
+    assert dvc_stage.main("make") == DataError.exit_code
+    result = command_result.read(Path("result.json"))
+    assert result
+    assert "source: has changes that DVC does not have" in str(result.error)
+    assert Path("source").read_text() == "edited"
+    dvc("add", "source")
+    assert dvc_stage.main("make") == 0
+    assert Path("made/rows").read_text() == "edited"
+    shutil.rmtree(".dvc/cache/files")
+    dvc("add", "source")
+    Path("source").write_text("one")  # which only the remote has
+    assert dvc_stage.main("make", "--force") == 0
+    assert Path("source").read_text() == "edited"

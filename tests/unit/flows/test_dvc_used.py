@@ -1,0 +1,220 @@
+"""What counts as in use, whatever git's settings are and wherever git keeps it. What is not found here, `clean` deletes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flows import dvc_used
+from params import EvergreenError
+
+
+def git(*command: str, given: str = "") -> str:
+    return subprocess.run(["git", *command], check=True, capture_output=True, text=True, input=given).stdout.strip()
+
+
+def write(content: str, path: str = "data.dvc") -> str:
+    """Write a .dvc file, and return the hash in it."""
+    md5 = hashlib.md5(content.encode()).hexdigest() + ".dir"
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(f"outs:\n- md5: {md5}\n  path: data\n")
+    return md5
+
+
+def write_log(repo_id: str) -> None:
+    path = Path("runs/gone/release/log.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{{"event":"published","repo_id":"{repo_id}","endpoint":"local"}}\n')
+
+
+@pytest.fixture
+def old(tmp_path, monkeypatch) -> str:
+    """A repository; the hash that only its branch `old` has."""
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "t")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "t@example.org")
+    monkeypatch.chdir(tmp_path)
+    git("init", "-q", "-b", "main")
+    found = write("old")
+    write_log("me/old")
+    commit()
+    git("branch", "old")
+    write("new")
+    git("rm", "-qrf", "runs")
+    commit()
+    return found
+
+
+def commit() -> str:
+    git("add", "-A", "-f")
+    git("commit", "-qm", "t")
+    return git("rev-parse", "HEAD")
+
+
+SETTINGS = [
+    "grep.lineNumber=true",
+    "grep.column=true",
+    "grep.fullName=true",
+    "grep.patternType=fixed",
+    "grep.fallbackToNoIndex=true",
+    "submodule.recurse=true",
+    "color.ui=always",
+    "color.grep=always",
+    "core.quotePath=true",
+    "log.showSignature=true",
+    "log.showRoot=false",
+    "core.sparseCheckout=true",
+    "alias.cat-file=version",
+    "alias.ls-files=version",
+    "status.showUntrackedFiles=no",
+    "core.pager=false",
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_no_setting_of_git_hides_what_is_in_use(old, setting):
+    before = dvc_used.hashes()
+    git("config", *setting.split("="))
+    assert dvc_used.hashes() == before > {old}
+    assert dvc_used.publications() == {("me/old", "local")}
+
+
+@pytest.mark.parametrize(
+    "attributes", ["-diff", "binary", "diff=none -text", "export-ignore", "working-tree-encoding=UTF-16"]
+)
+def test_no_attribute_hides_what_is_in_use(old, attributes):
+    Path(".git/info/attributes").write_text(f"* {attributes}\n")
+    assert old in dvc_used.hashes()
+    assert dvc_used.publications() == {("me/old", "local")}
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "GIT_DIR",
+        "GIT_INDEX_FILE",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_NAMESPACE",
+        "GIT_TRACE",
+        "GIT_LITERAL_PATHSPECS",
+        "GIT_WORK_TREE",
+    ],
+)
+def test_no_variable_of_git_hides_what_is_in_use(old, monkeypatch, tmp_path_factory, variable):
+    staged = write("staged")
+    git("add", "-A")
+    write("here")
+    folder = tmp_path_factory.mktemp("elsewhere")
+    git("init", "-q", "--bare", str(folder / "other"))
+    monkeypatch.setenv(variable, {"GIT_DIR": str(folder / "other")}.get(variable, "1"))
+    assert dvc_used.hashes() >= {old, staged}
+
+
+def test_all_parts_of_stashes_are_in_use(old):
+    kept = {}
+    for name in ("older", "newest"):
+        kept[f"{name}, staged"] = write(f"{name}, staged")
+        git("add", "-A")
+        kept[f"{name}, edited"] = write(f"{name}, edited")
+        kept[f"{name}, untracked"] = write(f"{name}, untracked", "new.dvc")
+        git("stash", "-q", "-u")
+    git("update-ref", "--create-reflog", "refs/exps/celery/failed", "stash@{1}")
+    git("update-ref", "refs/exps/celery/failed", "main")
+    git("stash", "drop", "-q", "stash@{1}")
+    found = dvc_used.hashes()
+    assert [name for name, md5 in kept.items() if md5 not in found] == []
+
+
+@pytest.mark.parametrize("state", ["here", "gone", "own reference", "odd name"])
+def test_what_another_worktree_has_is_in_use(old, state, tmp_path_factory, monkeypatch):
+    here, folder = Path.cwd(), tmp_path_factory.mktemp("other") / ("ä\n b" if state == "odd name" else "worktree")
+    git("worktree", "add", "-q", "--detach", str(folder))
+    monkeypatch.chdir(folder)
+    staged = write("staged")
+    git("add", "-A")
+    edited = write("edited", 'sub "ö"/\n new.dvc')
+    committed = write("committed", "committed.dvc")
+    if state == "own reference":
+        git("update-ref", "refs/worktree/mine", commit())
+        git("reset", "-q", "--hard", "main")
+    monkeypatch.chdir(here)
+    if state == "gone":
+        folder.rename(folder.with_name("moved"))
+    needed = {staged} if state == "gone" else {staged, edited, committed}
+    assert needed | {old} <= dvc_used.hashes()
+    git("checkout", "-q", "--detach")
+    monkeypatch.chdir(folder.with_name("moved") if state == "gone" else folder)
+    if state != "gone":
+        assert needed | {old, write("main's", str(here / "main.dvc"))} <= dvc_used.hashes()
+
+
+def test_what_odd_references_lead_to_is_in_use(old):
+    kept = {}
+    for name in ("tag of a tag", "tag of a tree", "tag of a blob", "replaced", "autostash", "same folder, other name"):
+        git("checkout", "-q", "--detach", "main")
+        kept[name] = write(name, "x/folder/odd ü\n.dvc")
+        made = commit()
+        if name == "autostash":
+            Path(".git/rebase-merge").mkdir()
+            Path(".git/rebase-merge/autostash").write_text(f"{made}\n")
+        elif name == "replaced":
+            git("update-ref", "refs/kept/replaced", made)
+            git("replace", made, "main")
+        elif name == "tag of a tree":
+            git("tag", "-a", "-m", "t", "tree", f"{made}^{{tree}}")
+        elif name == "tag of a blob":
+            git("tag", "-a", "-m", "t", "blob", f"{made}:x/folder/odd ü\n.dvc")
+        else:
+            git("tag", "-a", "-m", "t", "inner", made)
+            git("tag", "-a", "-m", "t", f"outer{len(kept)}", "inner")
+            git("tag", "-d", "inner")
+    git("checkout", "-qf", "main")
+    found = dvc_used.hashes()
+    assert [name for name, md5 in kept.items() if md5 not in found] == []
+
+
+def test_files_in_git_lfs_are_read_or_named(old):
+    found = write("in lfs", "lfs.dvc")
+    content = Path("lfs.dvc").read_bytes()
+    oid = hashlib.sha256(content).hexdigest()
+    Path("lfs.dvc").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(content)}\n")
+    commit()
+    with pytest.raises(EvergreenError, match="is not here but in git-lfs"):
+        dvc_used.hashes()
+    kept = Path(".git/lfs/objects", oid[:2], oid[2:4], oid)
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(content)
+    assert {old, found} <= dvc_used.hashes()
+
+
+@pytest.mark.parametrize("damage", ["object", "reference", "head", "encrypted", "repository"])
+def test_what_git_cannot_say_is_an_error(old, damage):
+    blob = git("rev-parse", "old:data.dvc")
+    if damage == "object":
+        Path(".git/objects", blob[:2], blob[2:]).unlink()
+    elif damage == "reference":
+        Path(".git/refs/heads/old").write_text("damaged\n")
+    elif damage == "head":
+        Path(".git/HEAD").write_text(f"{'1' * 40}\n")
+    elif damage == "encrypted":
+        Path("secret.dvc").write_bytes(b"\0GITCRYPT\0abc")
+    else:
+        Path("sub").mkdir()
+        os.chdir("sub")
+        Path("../.git/HEAD").unlink()
+    with pytest.raises(EvergreenError, match="what is in use"):
+        dvc_used.hashes()
+
+
+def test_folder_that_cannot_be_read_is_an_error(old, monkeypatch):
+    def walk(_, *, onerror):
+        onerror(PermissionError(13, "Permission denied", "private"))
+        return iter(())
+
+    monkeypatch.setattr("flows.git_texts.os.walk", walk)
+    with pytest.raises(EvergreenError, match="private: cannot be read: Permission denied"):
+        dvc_used.hashes()
