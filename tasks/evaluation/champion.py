@@ -20,6 +20,7 @@ from tasks.evaluation.report import Champion
 from tasks.hub_client.connection import chosen_endpoint, open_repository
 from trainer import objectives
 from trainer.runtime.library_errors import own_code_error
+from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -97,6 +98,7 @@ def read_as_released(
     from transformers import AutoTokenizer
 
     with errors(champion):
+        check_model_files(folder)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         objective = objectives.build(choice).as_released(_released_options(folder, choice.name))
         if lacking := sorted(objective.columns().keys() - set(columns)):

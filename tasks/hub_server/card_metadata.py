@@ -24,6 +24,8 @@ NO_METADATA = "empty or missing yaml metadata in repo card"
 _MAX_CHARACTERS = 1 << 17
 _MAX_VALUES = 20_000
 _MAX_DEPTH = 30
+_INTEGERS = (-(1 << 63), (1 << 64) - 1)
+"""The smallest and the largest that JSON libraries of other languages read."""
 _TOO_MANY = "it has too many values, or too deeply nested ones"
 _NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
 
@@ -71,8 +73,11 @@ def _read_head(head: str, *, is_model: bool) -> Card:
     """Return a card with this metadata, without its body."""
     try:
         metadata = _to_json(_parse(head))
-    except (YAMLError, ValueError, RecursionError) as error:
-        return Card("", errors=[f"the metadata is not YAML: {error or type(error).__name__}"])
+    except Exception as error:  # noqa: BLE001 - the parser raises much else: KeyError for `!!bool x`, IndexError for `!!int ''`
+        known = isinstance(error, YAMLError | ValueError) and str(error)
+        what = known or f"a value or a directive cannot be parsed ({type(error).__name__})"
+        shown = what.encode(errors="backslashreplace").decode()  # it may quote a text that no answer can hold
+        return Card("", errors=[f"the metadata is not YAML: {shown}"])
     if metadata is None or metadata == {}:
         return Card("", warnings=[NO_METADATA])
     if not isinstance(metadata, dict):
@@ -137,14 +142,25 @@ def _check_size(root: Node) -> None:
 
 
 def _to_json(value: object) -> object:
-    """Convert YAML values to those of JSON."""
+    """Convert YAML values to those of JSON; ValueError for one that no answer of the Hub could hold."""
     if isinstance(value, dict):
-        return {str(key): _to_json(item) for key, item in value.items()}
+        return {str(_to_json(key)): _to_json(item) for key, item in value.items()}
+    if isinstance(value, int) and not _INTEGERS[0] <= value <= _INTEGERS[1]:
+        raise ValueError("an integer has more than 64 bits: quote it")
+    if isinstance(value, str):
+        _check_encodable(value)
     if isinstance(value, (list, tuple, set)):
         return [_to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+
+
+def _check_encodable(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text[:100]!a} has half of a surrogate pair, which is not a character: remove it") from None
 
 
 _Errors = Iterator[str]

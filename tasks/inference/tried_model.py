@@ -20,6 +20,7 @@ from tasks.publishing.provenance import FILE
 from trainer.model.adapters import TASKS, BaseModel, is_adapter
 from trainer.model.network import trained_model
 from trainer.runtime.library_errors import own_code_error
+from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -68,11 +69,12 @@ class TriedModel:
         """Load the model in a folder.
 
         Raises:
-            ModelError: it has no weights, no tokenizer or no task that can be used here.
+            ModelError: it has no weights, no tokenizer or no task that can be used here, or names files that are not its own.
         """
         import transformers
         from transformers import AutoConfig, AutoTokenizer, pipeline
 
+        check_model_files(folder, where=where)
         if is_adapter(folder):
             with _load_errors(where):
                 task = _adapter_task(BaseModel.of(folder).task, where)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from params import ModelError, TransientError
 from params.schema import Tokenization, TrainTokenizer
 from trainer.runtime.library_errors import own_code_error
+from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,12 +75,13 @@ def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a pretrained model from a folder or a Hub.
 
     Raises:
-        ModelError: there is no tokenizer, or only a slow one.
+        ModelError: there is no tokenizer, or only a slow one, or its settings name other files.
         TransientError: the Hub cannot be reached.
     """
     from transformers import AutoTokenizer
 
     try:
+        revision = check_model_files(path, revision)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=revision or "main", trust_remote_code=False
         )

@@ -48,6 +48,18 @@ def test_every_call_that_loads_says_that_it_runs_no_code():
     assert all(found.values()), f"the walk finds what there is: {found}"
 
 
+def test_every_module_that_loads_checks_what_the_files_name():
+    """A configuration by itself opens nothing, and peft gets a folder of which one file is read."""
+    loading = {
+        path
+        for path, _, name in calls()
+        if name.endswith(".from_pretrained") and not name.startswith(("AutoConfig.", "PeftModel."))
+    }
+    assert loading
+    for path in loading:
+        assert "check_model_files(" in (ROOT / path).read_text(encoding="utf-8"), path
+
+
 def test_transformers_is_given_no_callable_that_loads():
     """A loader that is handed on instead of called would escape the walk."""
     for path in (path for package in ("trainer", "tasks") for path in (ROOT / package).rglob("*.py")):

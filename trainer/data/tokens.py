@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from params import DataError
 from trainer.data.shards import ROW, ROW_ID, Manifest
+from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,6 +107,7 @@ def read_tokenizer(tokens: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer that made the sequences."""
     from transformers import AutoTokenizer
 
+    check_model_files(tokens / "tokenizer")
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tokens / "tokenizer", trust_remote_code=False)
     return tokenizer
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
+from trainer.runtime.model_files import check_model_files
+
 _HUB_ARGUMENTS = {
     "revision",
     "code_revision",
@@ -37,6 +39,7 @@ def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedMode
 
     Raises:
         ValueError: `init_kwargs` has an unknown dtype, or two of them, or the model is an object already.
+        ModelError: the model's files name files that are not its own.
     """
     if not isinstance(model, str):
         if init_kwargs:
@@ -58,6 +61,8 @@ def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedMode
         arguments["dtype"] = found
     trusted = arguments.pop("trust_remote_code", False)
     of_hub = {name: value for name, value in arguments.items() if name in _HUB_ARGUMENTS}
+    if revision := check_model_files(model, **of_hub):
+        of_hub["revision"] = arguments["revision"] = revision
     config = AutoConfig.from_pretrained(model, trust_remote_code=trusted, **of_hub)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     return auto.from_pretrained(model, trust_remote_code=trusted, **arguments)
@@ -68,8 +73,10 @@ def load_tokenizer(name: str) -> Any:
 
     Raises:
         ValueError: the model has no name, or its tokenizer needs code of its repository.
+        ModelError: the model's files name files that are not its own.
     """
     if not name:
         what = "the model was not loaded by name"
         raise ValueError(f"IterativeSFTTrainer: {what}; give its tokenizer as processing_class")
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    revision = check_model_files(name) or "main"
+    return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)

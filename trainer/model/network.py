@@ -17,6 +17,7 @@ from params import ModelError, Problem, TransientError
 from params.schema import Launch, Model, Quantization
 from trainer.model import adapters
 from trainer.runtime.library_errors import own_code_error
+from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -160,6 +161,7 @@ def trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
         from transformers import AutoConfig
 
         base = adapters.BaseModel.of(folder)
+        check_model_files(folder)
         changed = {}
         if (folder / "config.json").exists():
             try:
@@ -220,6 +222,7 @@ def _load(
         fix = "convert them to safetensors with `save_pretrained`, and use that folder"
         raise ModelError(path, "has weights as pickle only, which can run code when loaded", fix)
     try:
+        revision = check_model_files(path, revision)
         network, info = model_class.from_pretrained(
             path,
             revision=revision or "main",

@@ -49,6 +49,18 @@ RESULT = "task: {type: t}, dataset: {type: d, name: D}, metrics: [{type: accurac
         ("a: 2026-01-01\nb: .nan\nc: !!binary aGk=", None),
         ("a: !!python/object:os.system x", "the metadata is not YAML"),
         ("a: 1\na: 2", "the metadata is not YAML"),
+        ("a: !!bool foo", "the metadata is not YAML: a value or a directive cannot be parsed"),
+        ("a: !!int ''", "the metadata is not YAML"),
+        ("%YAML 1.1\n--- {a: 0777}", "the metadata is not YAML"),
+        ('a: "\\UFFFFFFFF"', "the metadata is not YAML"),
+        ('a: "\\ud800"', "half of a surrogate pair"),
+        ('"\\ud800": 1', "half of a surrogate pair"),
+        ('"\\ud800": 1\n"\\ud800": 2', "the metadata is not YAML"),
+        ("a: 0x" + "f" * 5000, "an integer has more than 64 bits"),
+        ("? 0o" + "7" * 8000 + "\n: 1", "an integer has more than 64 bits"),
+        ("a: 0x1" + "0" * 16, "an integer has more than 64 bits"),
+        ("a: 0x" + "f" * 16, None),
+        ("a: " + "9" * 5000, "the metadata is not YAML"),
     ],
 )  # fmt: skip
 def test_metadata_is_validated_as_on_the_hub(metadata: str, error: str | None) -> None:

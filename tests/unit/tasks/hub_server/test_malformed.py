@@ -14,6 +14,8 @@ from dulwich.object_store import DiskObjectStore
 from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import HfApi
 
+from tasks.hub_server import routes_uploads
+from tasks.hub_server.card_metadata import Card
 from tasks.hub_server.server import LocalHub
 
 REPO = "alice/model"
@@ -232,4 +234,40 @@ def test_names_and_messages_of_git_in_another_encoding(filled: HfApi, hub: Local
     run("update-ref", b"refs/tags/\xe4", commit)
     pages = ["/", f"/{REPO}", f"/{REPO}/tree/main", f"/{REPO}/commits/main"]
     for path in [*pages, API, f"{API}/tree/main", f"{API}/commits/main", f"{API}/refs"]:
+        assert httpx2.get(hub.endpoint + path).status_code == 200, path
+
+
+CARDS = {
+    "surrogate": 'x: "\\ud800"',
+    "key": '"\\ud800": 1',
+    "message": '"\\ud800": 1\n"\\ud800": 2',
+    "number": "x: 0x" + "f" * 5000,
+}
+CARDS |= {
+    "tag": "x: !!bool foo",
+    "empty": "x: !!int ''",
+    "directive": "%YAML 1.1\n---\nx: 0777",
+    "character": 'x: "\\UFFFFFFFF"',
+}
+
+
+@pytest.mark.parametrize("metadata", [pytest.param(text, id=name) for name, text in CARDS.items()])
+def test_cards_that_no_answer_can_hold(
+    filled: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch, metadata: str
+) -> None:
+    """One that is stored already, by an older version or by git, breaks neither its own pages nor the lists."""
+    card = f"---\n{metadata}\n---\nhi\n"
+    lines = (
+        {"key": "header", "value": {"summary": "s"}},
+        {"key": "file", "value": {"path": "README.md", "content": card}},
+    )
+    content = "\n".join(map(json.dumps, lines))
+    sent = {"content": card, "repoType": "model"}
+    assert httpx2.post(f"{hub.endpoint}/api/validate-yaml", json=sent).status_code == 400
+    assert httpx2.post(f"{hub.endpoint}{API}/commit/main", content=content, headers=HEADERS).status_code == 400
+    monkeypatch.setattr(routes_uploads, "read_card", lambda *_, **__: Card(""))
+    assert httpx2.post(f"{hub.endpoint}{API}/commit/main", content=content, headers=HEADERS).status_code == 200
+    assert [model.id for model in filled.list_models(full=True, cardData=True)] == [REPO]
+    assert filled.model_info(REPO).card_data is None or not filled.model_info(REPO).card_data.to_dict()
+    for path in ("/", f"/{REPO}", f"/{REPO}/blob/main/README.md", API, "/api/models?expand=cardData"):
         assert httpx2.get(hub.endpoint + path).status_code == 200, path

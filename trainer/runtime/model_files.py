@@ -1,0 +1,139 @@
+"""What the JSON files of a model may name, checked before transformers opens anything: files of the model's own folder.
+
+transformers opens some of these values as they are. A tokenizer's `vocab` may be the path of any file on this machine, which the
+model could then recite; an index of weights may name the model of somebody else, or a pickle under another name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from params import ModelError
+
+_INDEX: Final = "model.safetensors.index.json"
+_TOKENIZERS: Final = ("tokenizer_config.json", "special_tokens_map.json", "processor_config.json")
+_NAMES_OF_HUB: Final = (*_TOKENIZERS, "config.json", _INDEX)
+_FILE_KEYS: Final = ("vocab", "merges", "init_inputs")
+"""Like those that end with `_file`: transformers opens a text that is given for them."""
+_NEVER_OPENED: Final = ("name_or_path", "special_tokens_map_file")
+"""Old versions of transformers wrote the paths of their own machine for these into tokenizer_config.json."""
+_WEIGHTS: Final = ".safetensors"
+
+
+def check_model_files(
+    path: str | Path, revision: str | None = None, *, where: str | None = None, **of_hub: Any
+) -> str | None:
+    """Check the files of a model before anything is loaded from it; return the revision to load.
+
+    Args:
+        path: a folder, whose subfolders are checked too; else a repository on the Hub, of which the files with known names are.
+        revision: of the repository. What is returned stays at the commit that was checked.
+        where: the model in messages; its path by default.
+        of_hub: further arguments of transformers for a repository.
+
+    Raises:
+        ModelError: a file names a file that is not the model's own, or weights that are not safetensors, or is not JSON.
+        OSError: as transformers does, if the Hub cannot be reached or has no such repository.
+    """
+    name = where or str(path)
+    folder = Path(path)
+    if folder.is_dir():
+        for file in _known_files(folder):
+            _check(file, f"{name}: {file.relative_to(folder)}", is_whole=True)
+        return revision
+    from transformers.utils.hub import cached_file, resolve_revision
+
+    keys = ("token", "cache_dir", "local_files_only")
+    pinned = resolve_revision(path, revision or "main", **{key: of_hub[key] for key in keys if key in of_hub})
+    asked = {key: of_hub[key] for key in (*keys, "subfolder") if key in of_hub}
+    for known in _NAMES_OF_HUB:
+        found = cached_file(path, known, revision=pinned, _raise_exceptions_for_missing_entries=False, **asked)
+        if found is not None:
+            _check(Path(found), f"{name}: {known}", is_whole=False)
+    resolved: str | None = pinned
+    return resolved
+
+
+def _known_files(folder: Path) -> Iterator[Path]:
+    for pattern in (*_TOKENIZERS, "config.json", f"*{_WEIGHTS}.index.json"):
+        yield from sorted(folder.glob(pattern))
+        yield from sorted(folder.glob(f"*/{pattern}"))  # some tokenizers have parts in subfolders
+
+
+def _check(file: Path, where: str, *, is_whole: bool) -> None:
+    try:
+        content = json.loads(file.read_bytes())
+        if file.name == "config.json":
+            _check_configuration(content, where)
+        elif file.name in _TOKENIZERS:
+            _check_tokenizer(content, file, where)
+        else:
+            _check_index(content, file.parent, where, is_whole=is_whole)
+    except (ValueError, RecursionError) as error:
+        what = f"cannot be read as JSON: {str(error) or type(error).__name__}"
+        raise ModelError(where, what, "write the file with `save_pretrained`") from error
+
+
+def _check_configuration(content: Any, where: str) -> None:
+    weights = content.get("transformers_weights") if isinstance(content, dict) else None
+    if weights is not None and weights != _INDEX and not _is_weights(weights):
+        what = f"transformers_weights is {weights!r}, which is no safetensors file of the model's own folder"
+        raise ModelError(where, what, "remove that key")
+
+
+def _check_tokenizer(content: Any, file: Path, where: str) -> None:
+    for key, opened, text in _texts(content, "", is_opened=False):
+        if file.name == "tokenizer_config.json" and key in _NEVER_OPENED:
+            continue
+        if (opened and text) or _leads_out(text, file.parent):
+            what = f"{key} names a file, {text[:200]!r}; transformers would read it, wherever it is"
+            raise ModelError(where, what, f"remove {key}; transformers finds the files of a tokenizer by their names")
+
+
+def _texts(value: Any, key: str, *, is_opened: bool) -> Iterator[tuple[str, bool, str]]:
+    """Yield each text with its key, and whether transformers opens what that key holds."""
+    if isinstance(value, str):
+        yield key, is_opened, value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts(inner, name, is_opened=name in _FILE_KEYS or name.endswith("_file"))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner, key, is_opened=is_opened and key == "init_inputs")
+
+
+def _leads_out(text: str, folder: Path) -> bool:
+    """Whether a text is the path of a file outside of a folder. Whether there is such a file should not show in the answer."""
+    parts = PurePosixPath(text).parts
+    is_path = not text.endswith("/") and not any(char.isspace() for char in text)
+    if is_path and ((text.startswith("/") and len(parts) > 2) or (".." in parts and len(parts) > 1)):
+        return True
+    if ".." in parts:
+        return _is_file(text) or _is_file(folder / text)
+    # seen from the working directory, as transformers sees it
+    return _is_file(text) and not (Path.cwd() / text).is_relative_to(folder.resolve())
+
+
+def _is_file(path: str | Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113 - a Path raises for a text that is too long for one
+
+
+def _check_index(content: Any, folder: Path, where: str, *, is_whole: bool) -> None:
+    weights = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weights, dict):
+        raise ModelError(where, "has no weight_map", "write the model with `save_pretrained`")
+    for name in sorted({str(name) for name in weights.values()}):
+        if not _is_weights(name):
+            what = f"names {name[:200]!r}, which is no safetensors file of the model's own folder"
+            raise ModelError(where, what, "write the model with `save_pretrained`, which names plain files")
+        if is_whole and not (folder / name).is_file():
+            raise ModelError(where, f"names {name[:200]!r}, which is not in the folder", "add the missing file")
+
+
+def _is_weights(name: object) -> bool:
+    """Whether a name is that of a safetensors file, without a folder."""
+    return isinstance(name, str) and name.endswith(_WEIGHTS) and PurePosixPath(name).name == name
