@@ -47,7 +47,7 @@ _PATTERNS: Final = [
     (rf"((['\"])(?:proxy-)?authorization\s?[:=]\s?+)(?!b?['\"]){_QUOTED}", r"\1***"),
     (r"(authorization['\"]?\s?[:=]\s?+)(?!b?['\"]|\*\*\*)[^\r\n]+", r"\1***"),
     (r"\b(bearer\s)(?:(?=[^\s\d]{0,999}\d)[^\s'\",;]{8,}|[^\s'\",;]{16,})", r"\1***"),
-    (r"\b(?-i:hf_[A-Za-z0-9]{8,})", _HIDDEN),  # shorter than real ones, which a message may have cut
+    (r"\b(?-i:hf_[A-Za-z0-9]{10,})", _HIDDEN),  # shorter than real ones, which a message may have cut
     (rf"(?<![A-Za-z0-9_])(?-i:{'|'.join(pattern for patterns in KINDS.values() for pattern in patterns)})", _HIDDEN),
 ]
 _COMPILED = [(re.compile(pattern, re.IGNORECASE), hidden) for pattern, hidden in _PATTERNS]
