@@ -53,7 +53,7 @@ def is_stale(*names: str) -> bool:
 
 
 def restore_inputs(name: str, path: Path | None = None) -> None:
-    """Bring the inputs of a stage, or only the one at `path`, to their recorded state, if a DVC remote has that.
+    """Bring the inputs of a stage, or only the one at `path`, to their recorded state, if DVC has that.
 
     Raises:
         EvergreenError: it cannot be brought; the kinds are those of `is_stale`.
