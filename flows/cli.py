@@ -196,7 +196,7 @@ def watch(
 
 @app.command("password")
 def make_password() -> None:
-    """Make a password for a Prefect server of your own, in the file .env.
+    """Make a password for your Prefect server, in .env.
 
     Call it in the project's folder before the server starts there. Server, workers and commands in this folder then use it;
     elsewhere, set PREFECT_API_AUTH_STRING to it. Without one, every user of this machine can let your workers run commands.

@@ -38,7 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where tests change what they share, the slow ones need those before them."""
+    """Where tests change what they share, the slow ones need those before them. What leaves threads behind comes last."""
+    items.sort(key=lambda item: item.get_closest_marker("runs_last") is not None)
     if config.option.markexpr == "slow":
         for item in items:
             if item.get_closest_marker("in_order"):

@@ -35,6 +35,8 @@ from params import PreemptedError, TransientError
 from params.artifacts import Artifacts
 from trainer.runtime.lifetime import stop_group
 
+pytestmark = pytest.mark.runs_last
+
 
 @pytest.fixture(scope="module")
 def prefect(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callable[..., Any]) -> Iterator[None]:

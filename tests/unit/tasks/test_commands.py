@@ -53,6 +53,7 @@ def test_evergreen_adds_the_flows_commands(capsys):
         ("history", "List the runs, and write a page with all of them."),
         ("releases", "List releases and rollbacks, and what is published now."),
         ("watch", "Let the Prefect server notice lost runs and send messages."),
+        ("password", "Make a password for your Prefect server, in .env."),
         ("notice", "Tell the Prefect server that a recipe has new data."),
         ("clean", "Show what nothing needs any more, and delete it."),
     }

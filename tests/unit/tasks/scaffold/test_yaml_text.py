@@ -41,13 +41,13 @@ def test_lines_of_a_recipe_say_what_was_meant(value: str, why: str, indent: int)
 @given(ODD)
 def test_items_of_dvc_and_prefect_say_what_was_meant(path: str) -> None:
     if "${" not in path:
-        item = {"data": path, "objective": "sft", "code": "trainer/losses.py"}
+        item = {"data": path, "objective": "sft", "base": "trainer/rewards.py", "code": "trainer/losses.py"}
         assert (
             YAML(typ="safe").load(with_line(DVC, "rows", data=path, objective="sft"))["vars"][0]["recipes"]["rows"]
             == item
         )
     after = YAML(typ="safe").load(with_deployment(PREFECT, "rows", path))["deployments"][-1]
-    assert after["schedules"] == [{"cron": path, "timezone": "UTC", "active": True}]
+    assert after["schedules"] == [{"slug": "schedule", "cron": path, "timezone": "UTC"}]
 
 
 def test_path_that_dvc_would_fill_in_is_refused() -> None:
