@@ -11,8 +11,8 @@ rows count.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ import numpy as np
 from params import DataError, ModelError
 from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
-from tasks.tokenization.encoding import IS_CUT, Encoder, encode_splits, read_batches
+from tasks.tokenization.encoding import IS_CUT, SAYS_ALL, Encoder, encode_splits
 from trainer.data.shards import ROW_ID
 from trainer.data.tokens import Sequences
 from trainer.model import adapters
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-    from trainer.objectives.bases.objective import Objective, ObjectiveState
+    from trainer.objectives.bases.objective import Objective, ObjectiveState, Row
 
 NO_LIMIT = 1_000_000
 """A tokenizer without a maximum length has a `model_max_length` above this."""
@@ -96,12 +96,12 @@ class Reading:
             raise ModelError(self.where, what, fix) from error
         return folder / "rows"
 
-    def encoder(self, limit: int | None, state: ObjectiveState, *, marks_cut: bool = False) -> Encoder:
+    def encoder(self, limit: int | None, state: ObjectiveState, *, marks_rows: bool = False) -> Encoder:
         """Return what encodes rows as this model reads them, with its own limits or with one for all of a row's texts."""
         if limit is None:
-            return Encoder(self.objective, self.tokenizer, self.max_length, state, marks_cut)
+            return Encoder(self.objective, self.tokenizer, self.max_length, state, marks_rows)
         objective = self.objective.with_options(dict.fromkeys(self.objective.limits))
-        return Encoder(objective, self.tokenizer, limit, state, marks_cut)
+        return Encoder(objective, self.tokenizer, limit, state, marks_rows)
 
     def readable(self, wanted: int) -> int:
         """Return how many of the tokens that are wanted this model can read; those of its own limits it can."""
@@ -120,7 +120,7 @@ class CommonText:
     champion: Path | None = None
     """The champion's; None if they are the candidate's."""
     left_out: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The `row_id`s of which one model reads only a part, and not the same one as the other."""
+    """The `row_id`s of which one model reads only a part, and not the same one as the other, or nothing."""
     unwritten: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """The `row_id`s of which one model's labels do not say all (`Objective.says_all`), such as their upper case."""
     incomparable: frozenset[str] = frozenset()
@@ -152,19 +152,22 @@ class CommonText:
         wanted = max(own.limits + champion.limits)
         own_limit, champion_limit = own.readable(wanted), champion.readable(wanted)
         limit = min(own_limit, champion_limit)
-        encoders = [reading.encoder(limit, state, marks_cut=True) for reading in (own, champion)]
+        encoders = [reading.encoder(limit, state, marks_rows=True) for reading in (own, champion)]
         one = two = own.encode(rows, encoders[0], folder / "own", workers)
         if not is_alike:
             two = champion.encode(rows, encoders[1], folder / "champion", workers)
+        written = [Sequences(path) for path in (one, two)]
         left_out = unwritten = np.zeros(0, np.int64)
         every = np.concatenate([batch[ROW_ID].to_numpy() for batch in rows.batches([ROW_ID])])
         if not is_alike or limit < wanted:
-            whole = (_whole_rows(Sequences(path), one_window=limit < wanted) for path in (one, two))
+            whole = (_whole_rows(sequences, one_window=limit < wanted) for sequences in written)
             left_out = np.setdiff1d(every, np.intersect1d(next(whole), next(whole)))
         if len(left_out) > _MAX_LEFT_OUT * len(every):
-            raise _too_long(len(left_out), len(every), limit, wanted)
+            refusal = _refusal(rows.pick(left_out.tolist()), encoders)
+            raise _too_long(len(left_out), len(every), limit, wanted, refusal)
         if objective.restated and not own.has_tokens_of(champion):
-            unwritten = np.array(list(_unwritten(rows, encoders)), np.int64)
+            said = (ids[says_all > 0] for ids, says_all in (sequences.numbers(SAYS_ALL) for sequences in written))
+            unwritten = np.setdiff1d(every, np.intersect1d(next(said), next(said)))
             if len(unwritten) > _MAX_LEFT_OUT * len(every):
                 incomparable |= objective.restated
         return cls(limit, one, None if two == one else two, left_out, unwritten, incomparable)
@@ -178,24 +181,26 @@ def _whole_rows(sequences: Sequences, *, one_window: bool) -> NDArray[np.int64]:
     return found[whole & (counts == 1)] if one_window else found[whole]
 
 
-def _unwritten(rows: SplitRows, encoders: Sequence[Encoder]) -> Iterator[int]:
-    """Yield the ids of the rows of which the labels of one of the models do not say all."""
-    for batch in read_batches(rows):
-        encoded = [[own.examples for own in encoder.encode(batch)] for encoder in encoders]
-        for row, *both in zip(batch, *encoded, strict=True):
-            pairs = zip(encoders, both, strict=True)
-            if not all(encoder.objective.says_all(row, examples, encoder.tokenizer) for encoder, examples in pairs):
-                yield int(row[ROW_ID])
+def _refusal(rows: Iterable[Row], encoders: Sequence[Encoder]) -> str:
+    """Return why one of the models cannot read the first of some rows that it cannot read at all; empty if there is none."""
+    try:
+        for row in rows:
+            for encoder in encoders:
+                replace(encoder, marks_rows=False).encode([row])
+    except DataError as error:
+        return f"; {error.where} {error.what}"
+    return ""
 
 
-def _too_long(left_out: int, rows: int, limit: int, wanted: int) -> ModelError:
-    what = (
-        f"{left_out} of {rows} held-out rows are not read as a whole by both candidate and champion with {limit} tokens"
-    )
+def _too_long(left_out: int, rows: int, limit: int, wanted: int, refusal: str) -> ModelError:
+    what = f"{left_out} of {rows} held-out rows are not read as a whole by both candidate and champion"
+    what += f" with {limit} tokens, so they cannot be compared{refusal}"
     fix = "set tokenization.max_length to a number of tokens that nearly all rows fit into"
     if limit < wanted:
         fix = f"use a model with {wanted} positions or more, which the other model reads"
-    return ModelError("evaluation", f"{what}, so they cannot be compared", f"{fix}, or publish to another repository")
+    if refusal:
+        fix = "set such rows aside by validation.expectations"
+    return ModelError("evaluation", what, f"{fix}, or publish to another repository (publish.repo_id)")
 
 
 def _rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

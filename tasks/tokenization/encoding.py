@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 IS_CUT: Final = "is_cut"
+SAYS_ALL: Final = "says_all"
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 2**20
 """The most rows, and bytes of rows, that are encoded together: a tokenizer needs far more memory than its text."""
@@ -38,8 +39,10 @@ class Encoder:
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     state: ObjectiveState
-    marks_cut: bool = False
-    """Whether each sequence says in `IS_CUT` if it lacks some of its row."""
+    marks_rows: bool = False
+    """Whether each sequence says in `IS_CUT` if it lacks some of its row, and in `SAYS_ALL` if the row's labels say all of it. A row
+    that cannot be encoded then gives no sequence.
+    """
 
     def encode(self, rows: Sequence[Row], *, split: str = "test") -> list[EncodedRow]:
         """Return the sequences of each row of a split.
@@ -53,9 +56,16 @@ class Encoder:
         except (ValueError, KeyError, TypeError) as error:
             if len(rows) > 1:  # one by one, to find the row
                 return [encoded for row in rows for encoded in self.encode([row], split=split)]
+            if self.marks_rows:
+                return [EncodedRow([])]
             what = f"cannot be encoded: {error}"
             fix = "fix the row, or add a check to validation.expectations that sets it aside"
             raise DataError(f"row_id {rows[0]['row_id']}", what, fix) from error
+
+    def marks(self, row: Row, encoded: EncodedRow) -> Example:
+        """Return what each sequence of a row says about it."""
+        says_all = self.objective.says_all(row, encoded.examples, self.tokenizer)
+        return {IS_CUT: int(encoded.is_truncated), SAYS_ALL: int(says_all)}
 
 
 def read_batches(rows: SplitRows, shard: Shard | None = None) -> Iterator[list[Row]]:
@@ -142,11 +152,11 @@ def encode_splits(
 def _encoded(rows: SplitRows, split: str, encoder: Encoder, done: Sequence[tuple[_Work, _Counts]]) -> Encoded:
     """Write the manifest of a split, and sum the counts of its shards."""
     counts = sum((own for _, own in done), _Counts())
-    if not counts.sequences:
+    if not counts.sequences and not encoder.marks_rows:
         what = f"its {len(rows)} rows give no sequence of {encoder.max_length} tokens"
         raise DataError(str(rows.folder), what, "add rows, or lower tokenization.max_length")
     Manifest.write(done[0][0].folder, [work.written(own) for work, own in done if own.sequences])
-    if counts.unused:
+    if counts.unused and not encoder.marks_rows:
         message = "tokenize: %d of %d %s rows are not used: their first %d tokens hold nothing to learn"
         logger.warning(message, counts.unused, len(rows), split, encoder.max_length)
     statistics = SplitStatistics(
@@ -230,7 +240,7 @@ def _encode_shard(encoder: Encoder, work: _Work) -> _Counts:
             truncated += encoded.is_truncated
             unused += not encoded.examples
             characters += len(encoder.objective.text(row))
-            marks = {IS_CUT: int(encoded.is_truncated)} if encoder.marks_cut else {}
+            marks = encoder.marks(row, encoded) if encoder.marks_rows else {}
             yield from (example | marks for example in encoded.examples)
 
     packed = encoder.objective.pack(examples(), encoder.max_length) if is_train else examples()

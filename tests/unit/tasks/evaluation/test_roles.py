@@ -349,6 +349,35 @@ def test_a_classifier_is_read_up_to_the_limit_of_its_release(tmp_path: Path, mon
     assert_equal(scores_of(today, "champion"), scores_of(artifacts, "model"))
 
 
+REFUSES = "{% if REFUSED %}{{ raise_exception('no such question') }}{% endif %}"
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_rows_that_the_template_of_the_champion_refuses_are_left_out(
+    refused: int, release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to a tenth of them."""
+    before = release("conversations")
+    questions = sorted({turns[0]["content"] for turns in conversations(SIZES["test"], "test")})
+    other = shutil.copytree(before.folder, tmp_path / "other")
+    record = json.loads((other / PROVENANCE).read_text())
+    own = REFUSES.replace("REFUSED", f"messages[0].content in {questions[:refused]}")
+    record["objective"]["chat_template"] = own + record["objective"]["chat_template"]
+    (other / PROVENANCE).write_text(json.dumps(record))
+    against(monkeypatch, Released(before.artifacts, before.recipe, other))
+    artifacts, recipe = prepared(tmp_path / "project", "conversations", {})
+    releases.learn(artifacts, recipe, 1)
+    if refused > 1:
+        with pytest.raises(ModelError, match=r"row_id .* the chat template refuses .* no such question") as caught:
+            releases.evaluate(artifacts, recipe)
+        assert caught.value.fix.startswith("set such rows aside by validation.expectations, or publish to another")
+        return
+    report = releases.evaluate(artifacts, recipe)
+    (counted,) = {(one["rows"], one["left_out"]) for one in comparisons_of(artifacts).values()}
+    assert counted == (SIZES["test"] - 1, 1)
+    assert (report.rows, len(scores_of(artifacts, "champion")["nll"])) == (SIZES["test"], SIZES["test"] - 1)
+
+
 HALF = "{% for m in messages %}[{{ m.role }}] {{ m.content[:2] }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
 
 
