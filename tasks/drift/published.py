@@ -42,7 +42,7 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, must_answer: boo
 def _fetch(artifacts: Artifacts, repo_id: str, endpoint: str, patience_s: float | None) -> Published:
     from tasks.hub_client.connection import LOCAL, chosen_endpoint, local_folder, open_repository
 
-    nothing = Published(None, None, f"no model is published yet as {repo_id}")
+    nothing = Published(None, None, f"no model was published yet as {repo_id}")
     if chosen_endpoint(endpoint) == LOCAL and not local_folder(artifacts).exists():
         return nothing
     with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as opened:

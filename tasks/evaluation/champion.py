@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import shutil
 from collections.abc import Collection, Iterator
@@ -11,13 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ValidationError
+
 from params import ModelError, TransientError
 from params.artifacts import Artifacts, whole_folder
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE
-from tasks.evaluation.reading import NO_LIMIT, Reading
+from tasks.evaluation.reading import Reading
 from tasks.evaluation.report import Champion
 from tasks.hub_client.connection import chosen_endpoint, open_repository
+from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
 from trainer.runtime.library_errors import own_code_error
 from trainer.runtime.model_files import check_model_files
@@ -31,6 +33,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 """The files of a model and its tokenizer: no code and no pictures."""
+
+
+class _Record(BaseModel):
+    """The part of `evergreen-provenance.json` that is needed here."""
+
+    objective: ObjectiveChoice
 
 
 @dataclass(frozen=True)
@@ -130,9 +138,13 @@ def errors(champion: Champion) -> Iterator[None]:
     except TransientError:
         raise
     except Exception as error:
-        what = f"the champion, {champion.tag or champion.commit}, cannot be scored: {type(error).__name__}: {error}"
+        where, name = f"{champion.endpoint}/{champion.repo_id}", champion.tag or champion.commit
+        what = f"the champion, {name}, cannot be scored: {type(error).__name__}: {error}"
         fix = "if it is a model for another task, publish to another repository (publish.repo_id)"
-        where = f"{champion.endpoint}/{champion.repo_id}"
+        if isinstance(error, ValidationError):
+            wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in error.errors())
+            what = f"the champion, {name}, cannot be scored: its {PROVENANCE} cannot be used: {wrong}"
+            fix = "roll back to a release that Evergreen has made, or publish to another repository (publish.repo_id)"
         raise own_code_error(where, error) or ModelError(where, what, fix) from error
 
 
@@ -141,5 +153,5 @@ def _released_options(folder: Path, name: str) -> dict[str, Any] | None:
     path = folder / PROVENANCE
     if not path.exists():
         return None
-    found = json.loads(path.read_bytes())["objective"]
-    return {key: value for key, value in found.items() if key != "name"} if found["name"] == name else None
+    found = _Record.model_validate_json(path.read_bytes()).objective
+    return found.options if found.name == name else None

@@ -43,13 +43,14 @@ def reason_against(objective: Objective[Any], drift: DriftReport | None, publish
     if type(objective).confidence is Objective.confidence:
         return "without labels, the scores of this objective do not say how sure a model is"
     if published.champion is None:
-        return f"no model is published yet as {drift.repo_id}"
+        return f"no model was published yet as {drift.repo_id}"
     if published.folder is None:
         return "the model of this run is the published one"
     revision = published.champion.tag or published.champion.commit
-    replaced = f"validate compared with {drift.revision}, and {revision} is published now"
-    found = "" if drift.new_row_ids else "there are no new rows"
-    return drift.reason or (found if drift.revision == revision else replaced)
+    if drift.revision == revision:
+        return drift.reason or ("" if drift.new_row_ids else "there are no new rows")
+    seen = drift.reason or f"it compared with {drift.revision}"
+    return f"validate did not look at {revision}, which is published now: {seen}"
 
 
 def score_new_rows(

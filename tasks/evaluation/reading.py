@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from trainer.objectives.bases.objective import Objective, ObjectiveState, Row
 
-NO_LIMIT = 1_000_000
-"""A tokenizer without a maximum length has a `model_max_length` above this."""
 _MAX_LEFT_OUT = 0.1
 """Share of the rows that may be left out of a comparison; those that remain would be others than the split."""
 

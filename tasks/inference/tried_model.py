@@ -17,6 +17,7 @@ from params import DataError, ModelError
 from tasks.inference.answer import Answer, Label, Span
 from tasks.publishing.prompt_form import PromptForm
 from tasks.publishing.provenance import FILE
+from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer.model.adapters import TASKS, BaseModel, is_adapter
 from trainer.model.network import trained_model
 from trainer.runtime.library_errors import own_code_error
@@ -33,8 +34,6 @@ _AUTO_CLASSES: Final[dict[Task, str]] = {
     "token-classification": "AutoModelForTokenClassification",
 }
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
-_NO_LIMIT = 1_000_000
-"""A tokenizer without a maximum length has a `model_max_length` above this."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class TriedModel:
         with _load_errors(where, "its tokenizer "):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         positions = getattr(network.config, "max_position_embeddings", None)
-        if positions and tokenizer.model_max_length > _NO_LIMIT:
+        if positions and tokenizer.model_max_length > NO_LIMIT:
             tokenizer.model_max_length = positions
         form = PromptForm.of(_objective(folder), has_template=bool(tokenizer.chat_template))
         made = None

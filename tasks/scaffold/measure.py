@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from params import ModelError
 from tasks.scaffold.choices import Choice
 from tasks.scaffold.look import Row
+from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.runtime.library_errors import is_out_of_memory
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-NO_LIMIT: Final = 1_000_000
-"""As max_length: no row is cut."""
 MEASURED_ROWS: Final = 5_000
 """The most rows that are tokenized for their lengths."""
 _BATCH_ROWS: Final = 500

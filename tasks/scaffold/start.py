@@ -9,7 +9,7 @@ from params import RecipeError
 from params.schema import Lora, Model, PretrainedTokenizer, Tokenization, TrainTokenizer
 from tasks.scaffold import choices
 from tasks.scaffold.choices import Choice
-from tasks.scaffold.measure import NO_LIMIT, has_gpu
+from tasks.scaffold.measure import has_gpu
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import Proposal
 from trainer.objectives.bases.objective import Objective, ObjectiveState
@@ -50,7 +50,7 @@ def load_tokenizer(
     choice: PretrainedTokenizer | TrainTokenizer, texts: Sequence[str], objective: Objective[Any]
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer as the tokenize stage makes it, from `texts` if it is trained, and without a limit of length."""
-    from tasks.tokenization.tokenizers import build_tokenizer
+    from tasks.tokenization.tokenizers import NO_LIMIT, build_tokenizer
 
     tokenizer = build_tokenizer(Tokenization(tokenizer=choice, max_length=NO_LIMIT), texts)
     objective.prepare_tokenizer(tokenizer)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 END_OF_TEXT = "<|endoftext|>"
+NO_LIMIT = 1_000_000
+"""As maximum length: no text is cut. A tokenizer without one has a `model_max_length` above this."""
 
 
 def build_tokenizer(tokenization: Tokenization, texts: Iterable[str]) -> PreTrainedTokenizerBase:

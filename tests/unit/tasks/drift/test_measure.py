@@ -91,7 +91,7 @@ def released(tmp_path_factory) -> tuple[Artifacts, str]:
     write_raw(artifacts, questions(400, KNOWN, 0))
     first = run(artifacts)
     assert first.status == "no_reference"
-    assert first.sentence == "Drift was not measured: no model is published yet as tests/tiny."
+    assert first.sentence == "Drift was not measured: no model was published yet as tests/tiny."
     assert not (artifacts.root / ".hub").exists()
     assert first.sentence in (artifacts.validated / "report.html").read_text()
     source = json.loads(artifacts.report("ingest").read_text()) if artifacts.report("ingest").exists() else None

@@ -92,7 +92,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifacts, str]:
     recipe = prepare(artifacts, [])
     releases.learn(artifacts, recipe, 18)
     releases.evaluate(artifacts, recipe)
-    assert confidence_of(artifacts).sentence == f"{NOT_MEASURED}no model is published yet as tests/tiny."
+    assert confidence_of(artifacts).sentence == f"{NOT_MEASURED}no model was published yet as tests/tiny."
     receipt = releases.publish(artifacts, recipe)
     assert receipt.tag
     return artifacts, receipt.tag
@@ -220,8 +220,18 @@ def test_other_champion_than_validate_saw(project: tuple[Artifacts, str]) -> Non
     releases.evaluate(artifacts, recipe, gate=evaluation.gate)
     receipt = releases.publish(artifacts, recipe.model_copy(update={"evaluation": evaluation}))
     assert receipt.status == "published"
-    expected = f"validate compared with {tag}, and {receipt.tag} is published now"
+    expected = f"validate did not look at {receipt.tag}, which is published now: it compared with {tag}"
     assert evaluated(artifacts, recipe, steps=2).sentence == f"{NOT_MEASURED}{expected}."
+
+
+def test_validate_ran_before_the_first_release(project: tuple[Artifacts, str]) -> None:
+    artifacts, tag = project
+    expected = f"validate did not look at {tag}, which is published now: no model was published yet as tests/tiny"
+    recipe = load(artifacts.recipe_path)
+    assert evaluated(artifacts, recipe).sentence == f"{NOT_MEASURED}{expected}."
+    drift = read_report(artifacts, ValidationReport).drift
+    assert drift
+    assert drift.sentence == "Drift was not measured: no model was published yet as tests/tiny."
 
 
 def test_reason_of_validate_is_given(project: tuple[Artifacts, str]) -> None:

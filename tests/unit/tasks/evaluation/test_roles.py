@@ -324,6 +324,32 @@ def test_a_champion_whose_prompt_needs_another_column_says_so(
         releases.evaluate(artifacts, recipe)
 
 
+@pytest.mark.parametrize(
+    ("record", "wrong"),
+    [
+        ("{}", "objective: Field required"),
+        ('{"objective": "seq2seq"}', "objective: Input should be an object"),
+        ('{"objective": {"prefix": ""}}', "objective.name: Field required"),
+        ('{"objective": {"name": "seq2seq", "prefix": 5}}', "prefix: Input should be a valid string"),
+        ("{", "it: Invalid JSON"),
+    ],
+)
+def test_a_record_of_another_shape_is_named(
+    record: str, wrong: str, release: Callable[[str], Released], tmp_path: Path
+) -> None:
+    before = release("seq2seq")
+    folder = shutil.copytree(before.folder, tmp_path / "other")
+    (folder / PROVENANCE).write_text(record)
+    found = before.champion().champion
+    assert found
+    with pytest.raises(ModelError) as caught:
+        champion.read_as_released(folder, before.recipe.objective, max_length=9, champion=found, columns=[])
+    assert caught.value.where == "local/tests/tiny"
+    expected = f"the champion, c0ffee, cannot be scored: its {PROVENANCE} cannot be used: {wrong}"
+    assert caught.value.what.startswith(expected)
+    assert caught.value.fix.startswith("roll back to a release that Evergreen has made, or publish to another")
+
+
 def test_a_champion_without_a_record_keeps_the_template_of_its_tokenizer(
     release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
