@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import shutil
 from collections.abc import Collection, Iterator
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 """The files of a model and its tokenizer: no code and no pictures."""
+_MAX_CONFIG = 16 << 20
+"""Bytes that tokenizer_config.json may have."""
 
 
 class _Record(BaseModel):
@@ -50,6 +53,8 @@ class PublishedModel:
     """The champion's files on this machine."""
     rolled_back_reason: str | None
     """Why the model in question was rolled back after an earlier release; None if it was not."""
+    max_length: int = 0
+    """The tokens up to which the model in question was judged, if it is the champion."""
 
 
 def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collection[str]) -> PublishedModel:
@@ -67,7 +72,7 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collect
             endpoint=chosen_endpoint(endpoint), repo_id=repo_id, commit=head.commit, tag=head.tag, weights=head.weights
         )
         if champion.weights in weights:
-            return PublishedModel(champion, None, None)
+            return PublishedModel(champion, None, None, _released_limit(repository, champion))
         reason = rolled_back_reason(repository, weights)
         folder = artifacts.champion / champion.commit
         if not folder.exists():
@@ -76,6 +81,18 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collect
             with whole_folder(folder) as staging:
                 _download(repository, champion.commit, staging)
         return PublishedModel(champion, folder, reason)
+
+
+def _released_limit(repository: Repository, champion: Champion) -> int:
+    """Return how many tokens of a text the champion's tokenizer reads; 0 if it does not say."""
+
+    def read() -> bytes | None:
+        return repository.read(champion.commit, "tokenizer_config.json", max_bytes=_MAX_CONFIG)
+
+    content = repository.retry_until_clear(read) or b"{}"
+    with errors(champion):
+        found = int(json.loads(content).get("model_max_length", 0))
+        return found if found < NO_LIMIT else 0
 
 
 def _download(repository: Repository, commit: str, folder: Path) -> None:

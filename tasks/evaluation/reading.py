@@ -123,6 +123,8 @@ class CommonText:
     """The `row_id`s of which one model's labels do not say all (`Objective.says_all`), such as their upper case."""
     incomparable: frozenset[str] = frozenset()
     """Metrics that cannot be compared."""
+    is_cut: bool = False
+    """Whether the champion's network has fewer positions than the candidate reads by itself."""
 
     @classmethod
     def find(
@@ -168,7 +170,7 @@ class CommonText:
             unwritten = np.setdiff1d(every, np.intersect1d(next(said), next(said)))
             if len(unwritten) > _MAX_LEFT_OUT * len(every):
                 incomparable |= objective.restated
-        return cls(limit, one, None if two == one else two, left_out, unwritten, incomparable)
+        return cls(limit, one, None if two == one else two, left_out, unwritten, incomparable, limit < max(own.limits))
 
 
 def _whole_rows(sequences: Sequences, *, one_window: bool) -> NDArray[np.int64]:

@@ -94,6 +94,8 @@ class ScoredModels:
     """What candidate and champion both read; None without a champion."""
     confidence: ChampionConfidence | None = None
     """The champion's on the new rows."""
+    compared: Scores | None = None
+    """The candidate's on the text that the champion can read, too, if that is less than it reads by itself."""
 
     def can_compare(self, metric: str) -> bool:
         """Whether a metric can be compared with the champion's."""
@@ -106,7 +108,7 @@ class ScoredModels:
         """
         if self.champion is None:
             return None
-        one, other = self.model.scores, self.champion.scores
+        one, other = self.compared or self.model.scores, self.champion.scores
         skipped = (self.text.left_out, self.text.unwritten) if self.text else ()
         left_out = [rows for rows in skipped[: 1 + written] if len(rows)]
         if not left_out and np.array_equal(one.row_ids, other.row_ids):

@@ -125,7 +125,7 @@ def evaluate(
             model=metrics["model"],
             untrained=metrics.get("untrained"),
             champion=metrics.get("champion"),
-            max_length=scored.text.limit if scored.text else None,
+            max_length=scored.text.limit if scored.text and not scored.text.is_cut else None,
         )
         _write_plot_data(folder / "plots", metrics)
         save_report(details, folder / artifacts.report("details").name)
@@ -174,12 +174,18 @@ class _Scorer:
             )
 
         objective.set_reference(load_untrained)
-        sequences = (text and text.own) or self.artifacts.tokens / self.evaluation.split
-        model_class = objective.model_class()
-        model = self._score("model", lambda: trained_model(self.artifacts.model, model_class), own, sequences)
+        sequences = by_itself = self.artifacts.tokens / self.evaluation.split
+        if text and text.own:
+            sequences, by_itself = text.own, by_itself if text.is_cut else text.own
+
+        def load_model() -> PreTrainedModel:
+            return trained_model(self.artifacts.model, objective.model_class())
+
+        model = self._score("model", load_model, own, by_itself)
+        compared = self._score("compared", load_model, own, sequences).scores if sequences != by_itself else None
         untrained = None
         if self.evaluation.compare_untrained:
-            untrained = self._score("untrained", load_untrained, own, sequences)
+            untrained = self._score("untrained", load_untrained, own, by_itself)
         if unused := len(self.rows) - len(model.scores):
             message = "evaluate: %d of %d rows give nothing to score within the limit of tokens, and do not count"
             logger.warning(message, unused, len(self.rows))
@@ -203,20 +209,25 @@ class _Scorer:
                     folder=self.folder / ".new_rows",
                 )
         shutil.rmtree(self.folder / ".texts", ignore_errors=True)
-        return ScoredModels(metric, directions, model, untrained, scored_champion, text, confidence)
+        return ScoredModels(metric, directions, model, untrained, scored_champion, text, confidence, compared)
 
     def _read_both(
         self, own: Reading, published: champion.PublishedModel, metric: str
     ) -> tuple[Reading | None, CommonText | None]:
         """Return how the champion reads rows, and what both models read of them; None without a champion to compare with."""
-        found = published.champion
+        found, folder = published.champion, self.folder / ".texts"
         if not found or not published.folder:
-            return None, None
+            if published.max_length <= own.max_length:
+                return None, None
+            # It was judged at a longer limit than that of the recipe, and its release keeps it.
+            folder.mkdir()
+            encoder = own.encoder(published.max_length, self.state)
+            with ShardWorkers(self.artifacts, "evaluate", self.launch) as workers:
+                return None, CommonText(encoder.max_length, own.encode(self.rows, encoder, folder / "own", workers))
         names = set(self.rows.schema.names)
         other = champion.read_as_released(
             published.folder, self.choice, max_length=own.max_length, champion=found, columns=names
         )
-        folder = self.folder / ".texts"
         folder.mkdir()
         with ShardWorkers(self.artifacts, "evaluate", self.launch) as workers:
             text = CommonText.find(own, other, self.rows, self.state, folder=folder, workers=workers)

@@ -238,6 +238,36 @@ def test_a_network_with_fewer_positions_is_compared_on_the_rows_that_it_can_read
         assert f"{longest[1]} rows do not count" in blessing["reasons"][0]
 
 
+def test_a_candidate_has_its_own_scores_whatever_the_positions_of_the_champion(
+    release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the comparison is on what the champion can read, too."""
+    before = release("causal_lm")
+    lengths = lengths_of(before.artifacts)
+    changes = {
+        "tokenization.max_length": lengths[-2],
+        "model.config.max_position_embeddings": lengths[-2],
+        "tokenization.tokenizer": {"kind": "pretrained", "path": str(before.folder)},
+    }
+    short, recipe = prepared(tmp_path / "short", "causal_lm", changes)
+    releases.learn(short, recipe, 6, seed=5)
+    against(monkeypatch, Released(short, recipe, short.model))
+    shutil.copytree(before.artifacts.root, tmp_path / "project")
+    artifacts = Artifacts("tiny", tmp_path / "project")
+    report = releases.evaluate(artifacts, before.recipe, compare_untrained=False)
+    assert report.max_length is None
+    assert_equal(scores_of(artifacts, "model"), scores_of(before.artifacts, "model"))
+    whole, found = scores_of(artifacts, "model")["tokens"], comparisons_of(artifacts)["loss"]
+    np.testing.assert_array_equal(scores_of(artifacts, "compared")["tokens"] < whole, whole == whole.max())
+    read = whole < whole.max()
+    assert (found["rows"], found["left_out"]) == (read.sum(), (~read).sum())
+    own, other = (
+        (one["nll"][read].sum() / one["tokens"][read].sum())
+        for one in (scores_of(artifacts, role) for role in ("compared", "champion"))
+    )
+    assert found["gain"] == pytest.approx(other - own)
+
+
 def test_a_classifier_with_fewer_positions_answers_for_every_row(
     release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from tasks.hub_server.server import LocalHub
 from tasks.publishing.provenance import FILE
 from tasks.publishing.stage import is_current, is_there
 from tasks.releases.rollback import roll_back
+from tasks.tokenization.stage import tokenize
 from tests.support import base_models, releases, tiny
 from tests.support.project import ROOT
 from trainer import objectives
@@ -225,6 +226,22 @@ def test_change_of_form_is_published_once_and_back(api, project):
     assert len(published(api, repo_id)) == 6
     assert publish(project, "both").status == "published", "although the blessing is of this form"
     assert len(published(api, repo_id)) == 7
+
+
+def test_change_of_form_keeps_the_limit_that_was_judged(api, project, tmp_path):
+    artifacts, before = project
+    publish(project, "merged")
+    shutil.rmtree(artifacts.tokens)
+    changes = {"publish.repo_id": before.publish.repo_id, "tokenization.max_length": 32}
+    recipe = load(tiny.write(artifacts.recipe_path, base_models.recipe("sft", changes)))
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
+    releases.learn(artifacts, recipe, BETTER)
+    for form, verdict in (("merged", "publish"), ("adapter", "keep"), ("both", "keep")):
+        report = releases.evaluate(artifacts, recipe)
+        assert (report.verdict, report.max_length) == (verdict, 64)
+        receipt = publish((artifacts, recipe), form)
+        path = api.hf_hub_download(receipt.repo_id, "tokenizer_config.json", revision=receipt.tag, local_dir=tmp_path)
+        assert json.loads(Path(path).read_text())["model_max_length"] == 64
 
 
 def test_change_of_form_may_need_an_approval(api, project):
