@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 """The files of a model and its tokenizer: no code and no pictures."""
-_MAX_CONFIG = 16 << 20
-"""Bytes that tokenizer_config.json may have."""
 
 
 class _Record(BaseModel):
@@ -85,9 +83,10 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collect
 
 def _released_limit(repository: Repository, champion: Champion) -> int:
     """Return how many tokens of a text the champion's tokenizer reads; 0 if it does not say."""
+    from tasks.hub_client.repository import MAX_SETTINGS_BYTES
 
     def read() -> bytes | None:
-        return repository.read(champion.commit, "tokenizer_config.json", max_bytes=_MAX_CONFIG)
+        return repository.read(champion.commit, "tokenizer_config.json", max_bytes=MAX_SETTINGS_BYTES)
 
     content = repository.retry_until_clear(read) or b"{}"
     with errors(champion):
