@@ -232,7 +232,7 @@ def test_change_of_form_keeps_the_limit_that_was_judged(api, project, tmp_path):
     artifacts, before = project
     publish(project, "merged")
     shutil.rmtree(artifacts.tokens)
-    changes = {"publish.repo_id": before.publish.repo_id, "tokenization.max_length": 32}
+    changes = {"tokenization.max_length": 32, "evaluation.gate.margin": 9.0, "publish.repo_id": before.publish.repo_id}
     recipe = load(tiny.write(artifacts.recipe_path, base_models.recipe("sft", changes)))
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     releases.learn(artifacts, recipe, BETTER)
