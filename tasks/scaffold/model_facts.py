@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 from params import ModelError
 from params.schema import repo_id_problem
+from tasks.report.formatting import amount
 
 ModelKind = Literal["encoder", "decoder", "encoder-decoder"]
 _ENCODERS: Final = re.compile(
@@ -43,9 +44,7 @@ class ModelFacts:
     @property
     def size(self) -> str:
         """The number of parameters, for people: `22.7 M`."""
-        if self.parameters < 100_000:
-            return f"{self.parameters:,}"
-        return f"{self.parameters / 1e9:.1f} B" if self.parameters >= 1e9 else f"{self.parameters / 1e6:.1f} M"
+        return amount(self.parameters)
 
 
 def model_facts(model: str, root: Path = Path()) -> ModelFacts:
