@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from params import EvergreenError, HubRefusedError, Problem, TransientError
+from params import EvergreenError, HubRefusedError, ModelError, Problem, TransientError
 from params.artifacts import Artifacts
 from params.importing import bind, is_project_file, source_files
 from params.loading import Document, Key, parse, read, suggestion, valid_sections
@@ -40,6 +40,7 @@ from trainer.conflicts import conflicts
 from trainer.loop import extensions
 from trainer.model import config_check
 from trainer.model.adapters import BaseModel
+from trainer.runtime.model_files import check_model_files
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 60.0
@@ -177,6 +178,11 @@ def _pretrained_problems(key: Key, path: str, required: str) -> Iterator[Problem
             yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
         elif not (folder / required).exists():
             yield Problem(key, f"{path} has no {required}", "check the folder")
+        else:
+            try:
+                check_model_files(folder, weights=required == "config.json")
+            except ModelError as error:
+                yield Problem(key, f"{error.where}: {error.what}", error.fix)
     elif (recipe := re.fullmatch(r"runs/([^/]+)/model/?", path)) and Path("params", f"{recipe[1]}.yaml").is_file():
         fix = f"make it: `evergreen run {recipe[1]} --no-publish`; or fetch it: `dvc pull train@{recipe[1]}`"
         yield Problem(key, f"there is no folder {path}, and the recipe {recipe[1]} makes it", fix)

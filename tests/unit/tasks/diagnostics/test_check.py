@@ -23,6 +23,7 @@ from tasks.diagnostics.check import _column_problems, all_problems, check
 from tasks.hub_server.server import LocalHub
 from tasks.stages import run
 from tests.support import base_models, prompts, tiny
+from tests.support.pretrained import POINTER, write_model
 from tests.support.project import ROOT
 from trainer.loop import arguments
 from trainer.model import config_check
@@ -533,6 +534,15 @@ def test_dvc_yaml_must_list_the_model_of_another_recipe(project, key, base, prob
     assert len(watched) == (1 if problem else 0)
     assert not problem or problem in watched[0]
     assert is_here or any("make it: `evergreen run other --no-publish`" in text for _, text in found)
+
+
+def test_pointer_of_git_lfs_is_no_model(project):
+    (write_model(project / "base", "llama") / "tokenizer.json").write_text(POINTER)
+    changes = {"model": {"pretrained": "base"}, "tokenization.tokenizer": {"kind": "pretrained", "path": "base"}}
+    found = problems(changes)
+    assert found.keys() == {"model.pretrained", "tokenization.tokenizer.path"}
+    assert all("base: tokenizer.json is a git-lfs pointer" in text for text in found.values())
+    assert all("run `git -C base lfs pull`" in text for text in found.values())
 
 
 def test_recipe_cannot_start_from_its_own_model(project):
