@@ -7,6 +7,7 @@ for their columns.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import re
@@ -171,8 +172,10 @@ def _tokenizer_problems(tokenization: Any) -> Iterator[Problem]:
 def _pretrained_problems(key: Key, path: str, required: str) -> Iterator[Problem]:
     from trainer.model.network import has_only_pickle
 
-    folder = Path(path)
+    folder, made = Path(path), re.fullmatch(r"runs/([^/]+)/model/?", path)
     if folder.is_dir():
+        if made and required == "config.json":
+            _warn_of_unpublished(made[1])
         if required == "config.json" and has_only_pickle(folder):
             what = f"{path} has weights only as pickle files, which are never loaded"
             yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
@@ -183,14 +186,25 @@ def _pretrained_problems(key: Key, path: str, required: str) -> Iterator[Problem
                 check_model_files(folder, weights=required == "config.json")
             except ModelError as error:
                 yield Problem(key, f"{error.where}: {error.what}", error.fix)
-    elif (recipe := re.fullmatch(r"runs/([^/]+)/model/?", path)) and Path("params", f"{recipe[1]}.yaml").is_file():
-        fix = f"make it: `evergreen run {recipe[1]} --no-publish`; or fetch it: `dvc pull train@{recipe[1]}`"
-        yield Problem(key, f"there is no folder {path}, and the recipe {recipe[1]} makes it", fix)
+    elif made and Path("params", f"{made[1]}.yaml").is_file():
+        fix = f"make it: `evergreen run {made[1]} --no-publish`; or fetch it: `dvc pull train@{made[1]}`"
+        yield Problem(key, f"there is no folder {path}, and the recipe {made[1]} makes it", fix)
     elif path.startswith((".", "/", "~")) or path.count("/") != 1:
         fix = "give a local folder, or owner/name for a repository on the Hub"
         yield Problem(key, f"there is no folder {path}", fix)
     elif problem := repo_id_problem(path):
         yield Problem(key, f"the Hub refuses {path!a}: {problem}", "write another `owner/name`")
+
+
+def _warn_of_unpublished(recipe: str) -> None:
+    from tasks.evaluation.report import Blessing
+    from tasks.stages import read_report
+
+    with contextlib.suppress(ModelError):  # it may not be evaluated yet, or here
+        blessing = read_report(Artifacts(recipe), Blessing)
+        if blessing.verdict != "publish" and not blessing.is_champion:
+            what = "check: runs/%s/model: the last model of %s that was evaluated was not published (%s: %s)"
+            logger.warning(what, recipe, recipe, blessing.verdict, "; ".join(blessing.reasons))
 
 
 def _length_problems(model: Model, tokenization: Any) -> Iterator[Problem]:
