@@ -17,6 +17,8 @@ KINDS: Final = {
     "a GitHub token": (*(rf"gh{kind}_[A-Za-z0-9]{{36,}}" for kind in "pousr"), r"github_pat_[A-Za-z0-9_]{60,}"),
     "a GitLab token": (r"glpat-[A-Za-z0-9_-]{20,}",),
     "an API key": (r"sk-[A-Za-z0-9_-]{32,}", r"AIza[0-9A-Za-z_-]{35}"),
+    "a Google access token": (r"ya29\.[A-Za-z0-9_-]{20,}",),
+    "an npm token": (r"npm_[A-Za-z0-9]{36}",),
     "a Slack token": (r"xox[baprs]-[0-9A-Za-z-]{10,}",),
 }
 """Patterns of what is a secret wherever it stands. Each begins with literal characters."""
@@ -24,12 +26,25 @@ _HIDDEN: Final = "***"
 _END = r"\s'\"<>`|"
 """Ends an address, inside brackets of a pattern."""
 _NAME = r"[\w-]{0,40}"
-_PASSWORD = rf"{_NAME}(?:secret|passw(?:or)?d|(?:api|access|account|secret)[_-]?key)|pwd|SharedAccessSignature"
-_PARAMETER = rf"{_PASSWORD}|{_NAME}(?:token|signature|credential|auth){_NAME}|sig|key"
+_PASSWORD = (
+    rf"{_NAME}(?:secret|passw(?:or)?d|passphrase|(?:db|ftp|mail|smtp|sql|user)[_-]?(?:pass|pwd)"
+    r"|(?:api|access|account|secret|subscription)[_-]?key)|SharedAccessSignature|x-[\w-]{0,40}(?:auth|key|token)"
+    r"|(?:access|api|auth|deploy|job|private|refresh|security|session)[_-]token"
+)
+_PARAMETER = rf"{_PASSWORD}|pwd|{_NAME}(?:token|signature|credential|auth){_NAME}|sig|key"
 """In a query, names that elsewhere may be those of an option, such as `eos_token`."""
 _PORT = r"\d{1,5}(?:[/?#]|$)"
 _LONGEST = 16 << 10
 """Of a user with a password in an address: a token may have some thousand characters."""
+_INNOCENT = (
+    r"\d{1,5}(?:[\s,;.:/)]|$)|\$?\{|%[rs]|https?:|(?:bytes|denied|empty|expired|failed|false|hidden|incorrect|invalid|missing|none"
+    r"|null|optional|passed|redacted|rejected|required|SecretStr|string|true|unknown|unset|wrong)\b"
+)
+"""Follows a name with a colon in what people read."""
+_WORD = rf"(?:(?=\S{{0,99}}[\d!@#$%^&*+~])[^{_END},;]{{4,}}|[a-z_./-]{{4,}}(?=[ \t]*(?:[,;}}'\"\r\n]|$)))"
+"""A password, unlike the first word of a sentence, has a digit or a sign, or is the only word."""
+_COOKIE = r"cookie(?=\W{1,6}(?:b['\"])?[\w.-]{1,99}=)"
+_HEADER = rf"(?:authorization|{_COOKIE})"
 _QUOTED = r"(?:\\.|(?!\2)[^\\\r\n])+"
 # Users and passwords may hold quotes. Of https, the name of the user may be the token; elsewhere it is a user. A password may
 # hold `@`, `/` and `?`: it ends with the last `@` before a space.
@@ -41,25 +56,30 @@ _QUERY = re.compile(rf"(https?://[^{_END}?#]*+\?)[^{_END}#]+|https?://[^{_END}?#
 _PATTERNS: Final = [
     (rf"(%3a%2f%2f)(?:(?!%2f|%3f|%23)[^\s/?#&]){{0,{_LONGEST}}}%40", r"\1***%40"),
     (rf"([?&;](?:{_PARAMETER})=)[^{_END}&;,]+", r"\1***"),
-    (rf"((?:^|[\s,;'\"({{])(?:{_PASSWORD})(?:\s?=\s?|['\"]\s?:\s?)['\"]?)[^{_END},;]+", r"\1***"),
+    (rf"((?:^|[\s,;'\"({{])(?:{_PASSWORD}|pwd)(?:\s?=\s?|['\"]\s?:\s?)(?:b?['\"])?)[^{_END},;]+", r"\1***"),
+    (rf"((?:^|[\s,;'\"({{])(?:{_PASSWORD})[ \t]?:[ \t]{{0,9}}+)(?!{_INNOCENT}){_WORD}", r"\1***"),
+    (rf"(\(b?['\"](?:{_PASSWORD})['\"],\s?b?(['\"])){_QUOTED}(?=\2\))", r"\1***"),
     # In quotes up to their end, else up to the end of the line: each scheme has its own form.
-    (rf"(authorization(?:['\"]\s?,|['\"]?\s?[:=])\s?b?(['\"])){_QUOTED}", r"\1***"),
-    (rf"((['\"])(?:proxy-)?authorization\s?[:=]\s?+)(?!b?['\"]){_QUOTED}", r"\1***"),
-    (r"(authorization['\"]?\s?[:=]\s?+)(?!b?['\"]|\*\*\*)[^\r\n]+", r"\1***"),
+    (rf"({_HEADER}(?:['\"]\s?,|['\"]?\s?[:=])\s?b?(['\"])){_QUOTED}", r"\1***"),
+    (rf"((['\"])(?:proxy-|set-)?{_HEADER}\s?[:=]\s?+)(?!b?['\"]){_QUOTED}", r"\1***"),
+    (rf"({_HEADER}['\"]?\s?[:=]\s?+)(?!b?['\"]|\*\*\*)[^\r\n]+", r"\1***"),
     (r"\b(bearer\s)(?:(?=[^\s\d]{0,999}\d)[^\s'\",;]{8,}|[^\s'\",;]{16,})", r"\1***"),
     (r"\b(?-i:hf_[A-Za-z0-9]{10,})", _HIDDEN),  # shorter than real ones, which a message may have cut
     (rf"(?<![A-Za-z0-9_])(?-i:{'|'.join(pattern for patterns in KINDS.values() for pattern in patterns)})", _HIDDEN),
 ]
 _COMPILED = [(re.compile(pattern, re.IGNORECASE), hidden) for pattern, hidden in _PATTERNS]
-_VARIABLE = re.compile(r"(?:TOKEN|SECRET|PASSWORD|AUTH_STRING|(?:API|ACCESS|ACCOUNT)_KEY)$")
-"""Environment variables whose values are secrets."""
+_VARIABLE = re.compile(
+    r"(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|(?<!ASK)(?<!BY)(?<!COM)PASS|(?<!OLD)(?<=.)PWD|AUTH_STRING"
+    r"|(?:API|ACCESS|ACCOUNT|SECRET)_?KEY)$"
+)
+"""Environment variables whose values are secrets, but for those with the path of a folder."""
 _SHORTEST = 8
 
 
 def without_secrets(text: str) -> str:
     """Return `text` with `***` for users and passwords in addresses, their queries, tokens, and secrets of the environment."""
     for name, value in os.environ.items():
-        if _VARIABLE.search(name) and len(value.strip()) >= _SHORTEST:
+        if _VARIABLE.search(name) and len(value.strip()) >= _SHORTEST and not os.path.isdir(value):  # noqa: PTH112
             for spelling in {value, value.strip(), quote(value.strip(), safe="")}:
                 text = text.replace(spelling, _HIDDEN)
     text = _ADDRESS.sub(lambda address: _without_user(address[0]), text)

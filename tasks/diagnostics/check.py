@@ -7,6 +7,7 @@ for their columns.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import re
@@ -18,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from params import EvergreenError, HubRefusedError, Problem, TransientError
+from params import EvergreenError, HubRefusedError, ModelError, Problem, TransientError
 from params.artifacts import Artifacts
 from params.importing import bind, is_project_file, source_files
 from params.loading import Document, Key, parse, read, suggestion, valid_sections
@@ -40,6 +41,7 @@ from trainer.conflicts import conflicts
 from trainer.loop import extensions
 from trainer.model import config_check
 from trainer.model.adapters import BaseModel
+from trainer.runtime.model_files import check_model_files
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 60.0
@@ -170,21 +172,39 @@ def _tokenizer_problems(tokenization: Any) -> Iterator[Problem]:
 def _pretrained_problems(key: Key, path: str, required: str) -> Iterator[Problem]:
     from trainer.model.network import has_only_pickle
 
-    folder = Path(path)
+    folder, made = Path(path), re.fullmatch(r"runs/([^/]+)/model/?", path)
     if folder.is_dir():
+        if made and required == "config.json":
+            _warn_of_unpublished(made[1])
         if required == "config.json" and has_only_pickle(folder):
             what = f"{path} has weights only as pickle files, which are never loaded"
             yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
         elif not (folder / required).exists():
             yield Problem(key, f"{path} has no {required}", "check the folder")
-    elif (recipe := re.fullmatch(r"runs/([^/]+)/model/?", path)) and Path("params", f"{recipe[1]}.yaml").is_file():
-        fix = f"make it: `evergreen run {recipe[1]} --no-publish`; or fetch it: `dvc pull train@{recipe[1]}`"
-        yield Problem(key, f"there is no folder {path}, and the recipe {recipe[1]} makes it", fix)
+        else:
+            try:
+                check_model_files(folder, weights=required == "config.json")
+            except ModelError as error:
+                yield Problem(key, f"{error.where}: {error.what}", error.fix)
+    elif made and Path("params", f"{made[1]}.yaml").is_file():
+        fix = f"make it: `evergreen run {made[1]} --no-publish`; or fetch it: `dvc pull train@{made[1]}`"
+        yield Problem(key, f"there is no folder {path}, and the recipe {made[1]} makes it", fix)
     elif path.startswith((".", "/", "~")) or path.count("/") != 1:
         fix = "give a local folder, or owner/name for a repository on the Hub"
         yield Problem(key, f"there is no folder {path}", fix)
     elif problem := repo_id_problem(path):
         yield Problem(key, f"the Hub refuses {path!a}: {problem}", "write another `owner/name`")
+
+
+def _warn_of_unpublished(recipe: str) -> None:
+    from tasks.evaluation.report import Blessing
+    from tasks.stages import read_report
+
+    with contextlib.suppress(ModelError):  # it may not be evaluated yet, or here
+        blessing = read_report(Artifacts(recipe), Blessing)
+        if blessing.verdict != "publish" and not blessing.is_champion:
+            what = "check: runs/%s/model: the last model of %s that was evaluated was not published (%s: %s)"
+            logger.warning(what, recipe, recipe, blessing.verdict, "; ".join(blessing.reasons))
 
 
 def _length_problems(model: Model, tokenization: Any) -> Iterator[Problem]:

@@ -29,7 +29,7 @@ from tasks.digests import WEIGHTS, files_of, weights_in
 from tasks.hub_client.connection import open_repository
 from tasks.publishing.provenance import FILE, MAX_BYTES, REBUILT
 from tasks.releases.clone import ProvenanceRecord, ReproducibleRelease, cloned, write_recipe
-from tasks.releases.rows import bring_rows
+from tasks.releases.rows import bring_base, bring_rows
 from tasks.stages import Report, read_report
 from tasks.training.versions import versions
 
@@ -113,6 +113,7 @@ def reproduce(
         path = clone.project / "params" / f"{recipe.name}.yaml"
         write_recipe(clone, path, release)
         made = Artifacts(recipe.name, clone.project)
+        bring_base(clone, release)
         rows_from = bring_rows(clone, made, release, timeout_s)
         for stage in REBUILT[1:]:
             clone.stage(stage, recipe.name, timeout_s=timeout_s)

@@ -36,6 +36,14 @@ def number(value: object) -> str:
     return f"{MINUS}{text}" if known < 0 else text
 
 
+def magnitude(value: float) -> str:
+    """Return a large number with its unit: `23 K`, `22.7 M` or `1.1 B`."""
+    for unit, size, places in (("B", 1e9, 1), ("M", 1e6, 1), ("K", 1e3, 0)):
+        if value >= 0.9995 * size:  # not 1000 of the next smaller one
+            return f"{value / size:.{places}f} {unit}"
+    return f"{value:.0f}"
+
+
 def interval(low: object, high: object, *, signed: bool = False) -> str:
     """Return an interval with two digits of its width, such as `0.911 to 0.930`; empty if an end is missing."""
     ends = finite(low), finite(high)

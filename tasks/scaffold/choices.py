@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tasks.report.formatting import magnitude
+
 EVALUATIONS: Final = 20
 """How often a run evaluates on the validation split."""
 COVERED: Final = 0.995
@@ -128,7 +130,7 @@ def context_length(total_tokens: float, positions: int | None, *, is_new: bool) 
 def vocabulary(characters: int) -> Choice:
     """Return the size of a tokenizer's vocabulary that is trained on the rows."""
     size = next(size for limit, size in _VOCABULARIES if characters < limit)
-    return Choice(size, f"for about {characters / 1e6:.1f} M characters: each token needs enough places to be learned")
+    return Choice(size, f"for about {magnitude(characters)} characters: each token needs enough places to be learned")
 
 
 def global_batch_size(objective: str, sequences: int) -> Choice:
@@ -152,7 +154,7 @@ def epochs(objective: str, rows: int, tokens: float, *, is_new: bool) -> Choice:
     """Return the passes over the training rows."""
     if is_new:
         number = next(epochs for limit, epochs in _NEW_EPOCHS if tokens <= limit)
-        return Choice(number, f"for {tokens / 1e6:.1f} M tokens from random weights; the best checkpoint is kept")
+        return Choice(number, f"for {magnitude(tokens)} tokens from random weights; the best checkpoint is kept")
     number = next(epochs for limit, epochs in _EPOCHS[objective] if rows <= limit)
     return Choice(number, f"usual for {rows:,} rows; the best checkpoint is kept, so more does no harm but takes time")
 

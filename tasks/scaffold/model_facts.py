@@ -12,6 +12,8 @@ from typing import Any, Final, Literal
 
 from params import ModelError
 from params.schema import repo_id_problem
+from tasks.report.formatting import magnitude
+from trainer.runtime.model_files import check_model_files
 
 ModelKind = Literal["encoder", "decoder", "encoder-decoder"]
 _ENCODERS: Final = re.compile(
@@ -43,9 +45,7 @@ class ModelFacts:
     @property
     def size(self) -> str:
         """The number of parameters, for people: `22.7 M`."""
-        if self.parameters < 100_000:
-            return f"{self.parameters:,}"
-        return f"{self.parameters / 1e9:.1f} B" if self.parameters >= 1e9 else f"{self.parameters / 1e6:.1f} M"
+        return magnitude(self.parameters)
 
 
 def model_facts(model: str, root: Path = Path()) -> ModelFacts:
@@ -55,6 +55,7 @@ def model_facts(model: str, root: Path = Path()) -> ModelFacts:
         ModelError: it does not exist, or cannot be used here.
     """
     if (root / model).is_dir():
+        check_model_files(root / model, where=model)
         return _facts(model, None, root / model, _local_parameters(root / model))
     name, _, revision = model.partition("@")
     if model.startswith((".", "/", "~")) or name.count("/") != 1 or repo_id_problem(name):

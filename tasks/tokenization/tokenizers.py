@@ -83,7 +83,7 @@ def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        revision = check_model_files(path, revision)
+        revision = check_model_files(path, revision, weights=False)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=revision or "main", trust_remote_code=False
         )

@@ -28,6 +28,9 @@ def test_it_publishes_nowhere_and_estimates_the_real_run(project: Project) -> No
     assert re.search(r"rehearse: rows of the source: train 300\n", out)
     assert re.search(r"rehearse: time: about .*; 20 steps\)", out)
     assert re.search(r"rehearse: memory: \d\.\d GiB for each training process", out)
+    assert "rehearse: the release was built, and nothing was sent" in out
+    assert "would be published as the first release" in out
+    assert not re.search(r"published: |https?://", out)
     assert traces(project) == []
 
 

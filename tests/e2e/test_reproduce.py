@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from tasks.hub_server.server import LocalHub
 from tasks.publishing.provenance import FILE
 from tasks.releases import reproduce
 from tasks.releases.clone import cloned, write_recipe
-from tasks.releases.rows import bring_rows
+from tasks.releases.rows import bring_base, bring_rows
 from tests.support.project import STAGES, Project, copy_project, wait_for, write_sentences
 
 REPO, TOKEN = "tests/tiny", "hf_tests"
@@ -158,6 +159,44 @@ def test_rows_come_from_the_cache_else_from_the_remote_else_from_the_same_source
         shutil.rmtree(cache, ignore_errors=True)
         cache.with_name("cache-away").rename(cache)
         remote.with_name("remote-away").rename(remote)
+    assert clones(here) == []
+
+
+def test_a_base_model_comes_from_the_cache_else_from_this_project_else_it_is_named(here):
+    found = reproduce._read_release(here.root, f"{REPO}@main", "local")
+    model, cache = here.root / "runs/tiny/model", here.root / ".dvc" / "cache"
+    (out,) = (one for one in found.record.dvc_lock["stages"]["train@tiny"]["outs"] if one["path"] == "runs/tiny/model")
+    item = found.record.recipe.dvc_item | {"base": "runs/tiny/model"}
+    recipe = found.record.recipe.model_copy(update={"name": "tuned", "dvc_item": item})
+    lock = {"stages": {"train@tuned": {"deps": [out]}}}
+    release = replace(found, record=found.record.model_copy(update={"recipe": recipe, "dvc_lock": lock}))
+    expected, config = (model / "model.safetensors").read_bytes(), (model / "config.json").read_text()
+
+    def base():
+        with cloned(here.root, release.record.git_commit, release, keep=False) as clone:
+            (clone.project / "runs/tiny").mkdir(parents=True, exist_ok=True)
+            (clone.project / "runs/tiny/model").symlink_to(model)  # as `write_recipe` does
+            bring_base(clone, release)
+            return (clone.project / "runs/tiny/model/config.json").read_text()
+
+    away = model.rename(model.with_name("model-away"))
+    try:
+        assert base() == config, "from the cache"
+        shutil.copytree(away, model)
+        (model / "config.json").write_text("{}")
+        assert base() == config, "not the one that was trained since"
+        cache.rename(cache.with_name("cache-away"))
+        assert base() == "{}", "it may be another one"
+        shutil.rmtree(model)
+        with pytest.raises(ModelError, match=r"starts from runs/tiny/model, .*\n.*dvc pull train@tiny"):
+            base()
+    finally:
+        shutil.rmtree(model, ignore_errors=True)
+        away.rename(model)
+        if cache.with_name("cache-away").exists():
+            shutil.rmtree(cache, ignore_errors=True)
+            cache.with_name("cache-away").rename(cache)
+    assert (model / "model.safetensors").read_bytes() == expected
     assert clones(here) == []
 
 

@@ -20,6 +20,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "t5": {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2},
 }
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
+"""What a clone without git-lfs has in the place of a large file."""
 _CLASSES = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
 _TEXTS = ["what about the rain in this place", "a train and a road", "bread, soup and rice", "How do I get there?"]
 

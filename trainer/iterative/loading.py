@@ -78,5 +78,5 @@ def load_tokenizer(name: str) -> Any:
     if not name:
         what = "the model was not loaded by name"
         raise ValueError(f"IterativeSFTTrainer: {what}; give its tokenizer as processing_class")
-    revision = check_model_files(name) or "main"
+    revision = check_model_files(name, weights=False) or "main"
     return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)

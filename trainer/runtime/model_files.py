@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -22,10 +22,14 @@ _FILE_KEYS: Final = ("vocab", "merges", "init_inputs")
 _NEVER_OPENED: Final = ("name_or_path", "special_tokens_map_file")
 """Old versions of transformers wrote the paths of their own machine for these into tokenizer_config.json."""
 _WEIGHTS: Final = ".safetensors"
+_OF_TOKENIZER: Final = ("*.json", "*.model", "*.txt", "*.jinja")
+_READ: Final = (*_OF_TOKENIZER, "model*.safetensors", "adapter*.safetensors")
+"""What may be read of a folder. Others, such as weights in other formats, may stay pointers."""
+_POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
 
 
 def check_model_files(
-    path: str | Path, revision: str | None = None, *, where: str | None = None, **of_hub: Any
+    path: str | Path, revision: str | None = None, *, where: str | None = None, weights: bool = True, **of_hub: Any
 ) -> str | None:
     """Check the files of a model before anything is loaded from it; return the revision to load.
 
@@ -33,15 +37,18 @@ def check_model_files(
         path: a folder, whose subfolders are checked too; else a repository on the Hub, of which the files with known names are.
         revision: of the repository. What is returned stays at the commit that was checked.
         where: the model in messages; its path by default.
+        weights: whether they are loaded, too.
         of_hub: further arguments of transformers for a repository.
 
     Raises:
-        ModelError: a file names a file that is not the model's own, or weights that are not safetensors, or is not JSON.
+        ModelError: a file names a file that is not the model's own, or weights that are not safetensors, or is not JSON, or is
+            a pointer of git-lfs.
         OSError: as transformers does, if the Hub cannot be reached or has no such repository.
     """
     name = where or str(path)
     folder = Path(path)
     if folder.is_dir():
+        _check_is_whole(folder, name, _READ if weights else _OF_TOKENIZER)
         for file in _known_files(folder):
             _check(file, f"{name}: {file.relative_to(folder)}", is_whole=True)
         return revision
@@ -62,6 +69,14 @@ def _known_files(folder: Path) -> Iterator[Path]:
     for pattern in (*_TOKENIZERS, "config.json", f"*{_WEIGHTS}.index.json"):
         yield from sorted(folder.glob(pattern))
         yield from sorted(folder.glob(f"*/{pattern}"))  # some tokenizers have parts in subfolders
+
+
+def _check_is_whole(folder: Path, name: str, patterns: Iterable[str]) -> None:
+    for file in sorted(file for pattern in patterns for file in folder.glob(pattern) if file.is_file()):
+        with file.open("rb") as content:
+            if content.read(len(_POINTER)) == _POINTER:
+                what = f"{file.name} is a git-lfs pointer, not the file itself"
+                raise ModelError(name, what, f"run `git -C {folder} lfs pull`, or download the model again")
 
 
 def _check(file: Path, where: str, *, is_whole: bool) -> None:

@@ -15,14 +15,17 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
 
 from params import DataError, RecipeError
+from params.artifacts import Artifacts
 from params.loading import read
 from params.schema import Launch, Recipe, Training
 from tasks.commands import main
 from tasks.diagnostics import check as check_module
 from tasks.diagnostics.check import _column_problems, all_problems, check
+from tasks.evaluation.report import Blessing
 from tasks.hub_server.server import LocalHub
-from tasks.stages import run
+from tasks.stages import run, save_report
 from tests.support import base_models, prompts, tiny
+from tests.support.pretrained import POINTER, write_model
 from tests.support.project import ROOT
 from trainer.loop import arguments
 from trainer.model import config_check
@@ -533,6 +536,27 @@ def test_dvc_yaml_must_list_the_model_of_another_recipe(project, key, base, prob
     assert len(watched) == (1 if problem else 0)
     assert not problem or problem in watched[0]
     assert is_here or any("make it: `evergreen run other --no-publish`" in text for _, text in found)
+
+
+@pytest.mark.parametrize(("verdict", "is_said"), [("refuse", True), ("keep", True), ("publish", False)])
+def test_base_model_that_was_not_published_is_named(project, caplog, verdict, is_said):
+    write_model(project / "runs/other/model", "llama")
+    fields = {"metric": "loss", "first_release": True, "model": "m", "data": "d", "recipe": "r", "champion": None}
+    blessing = Blessing(verdict=verdict, reasons=("accuracy is 0.1, below the floor",), **fields)
+    save_report(blessing, Artifacts("other").blessing)
+    changes = {"tokenization.tokenizer": {"kind": "pretrained", "path": "runs/other/model"}}
+    assert problems(changes, model={"pretrained": "runs/other/model"}) == {}
+    said = f"runs/other/model: the last model of other that was evaluated was not published ({verdict}: accuracy is 0.1, below"
+    assert sum(said in text for text in caplog.messages) == is_said
+
+
+def test_pointer_of_git_lfs_is_no_model(project):
+    (write_model(project / "base", "llama") / "tokenizer.json").write_text(POINTER)
+    changes = {"model": {"pretrained": "base"}, "tokenization.tokenizer": {"kind": "pretrained", "path": "base"}}
+    found = problems(changes)
+    assert found.keys() == {"model.pretrained", "tokenization.tokenizer.path"}
+    assert all("base: tokenizer.json is a git-lfs pointer" in text for text in found.values())
+    assert all("run `git -C base lfs pull`" in text for text in found.values())
 
 
 def test_recipe_cannot_start_from_its_own_model(project):

@@ -7,6 +7,12 @@ import pytest
 from tasks.scaffold import choices
 
 
+def test_few_characters_and_tokens_have_a_unit_of_their_size() -> None:
+    """Not `0.0 M`."""
+    assert choices.vocabulary(23_456).why.startswith("for about 23 K characters")
+    assert choices.epochs("causal_lm", 10, 540.0, is_new=True).why.startswith("for 540 tokens")
+
+
 def test_the_length_covers_the_rows_and_not_one_long_text() -> None:
     lengths = [10] * 990 + [60] * 9 + [500]
     chosen = choices.max_length(lengths, None)

@@ -10,7 +10,7 @@ from transformers import AutoModel
 
 from params import ModelError
 from tasks.scaffold.model_facts import model_facts
-from tests.support.pretrained import write_model
+from tests.support.pretrained import POINTER, write_model
 
 
 @pytest.mark.parametrize(("model_type", "kind"), [("bert", "encoder"), ("llama", "decoder"), ("t5", "encoder-decoder")])
@@ -45,6 +45,8 @@ def test_the_tokenizers_limit_and_robertas_offset_count(tmp_path: Path) -> None:
         ("model.safetensors", None, "no weights as safetensors"),
         ("model.safetensors", "nothing", "is no safetensors file"),
         ("tokenizer.json", None, "no tokenizer.json"),
+        ("tokenizer.json", POINTER, "tokenizer.json is a git-lfs pointer"),
+        ("model.safetensors", POINTER, "model.safetensors is a git-lfs pointer"),
     ],
 )
 def test_what_is_no_model_is_an_error(file: str, content: str | None, what: str, tmp_path: Path) -> None:

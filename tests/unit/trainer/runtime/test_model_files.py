@@ -15,7 +15,7 @@ from tasks.evaluation import champion
 from tasks.evaluation.report import Champion
 from tasks.inference.tried_model import TriedModel
 from tasks.tokenization.tokenizers import load_tokenizer
-from tests.support.pretrained import write_model
+from tests.support.pretrained import POINTER, write_model
 from trainer.data.tokens import read_tokenizer
 from trainer.iterative import loading
 from trainer.model.network import trained_model
@@ -54,6 +54,23 @@ def test_no_file_of_this_machine_becomes_a_vocabulary(usual: Path, tmp_path: Pat
     settings = {"tokenizer_class": "BertTokenizer", "vocab": str(secret), "unk_token": "tokens:"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     with pytest.raises(ModelError, match="vocab names a file"):
+        readers(folder, tmp_path / "tokens")[reader]()
+
+
+@pytest.mark.parametrize(
+    ("file", "reader"),
+    [
+        *(("model.safetensors", reader) for reader in ("tried", "champion")),
+        *(("tokenizer.json", reader) for reader in ("tried", "tokenizer", "champion", "run", "script")),
+        ("tokenizer_config.json", "tokenizer"),
+    ],
+)
+def test_pointer_of_git_lfs_is_named(usual: Path, tmp_path: Path, reader: str, file: str) -> None:
+    folder = Path(shutil.copytree(usual, tmp_path / "tokens" / "tokenizer"))
+    (folder / "pytorch_model.bin").write_text(POINTER)
+    assert check_model_files(folder) is None, "nobody reads it"
+    (folder / file).write_text(POINTER)
+    with pytest.raises(ModelError, match=rf"{file} is a git-lfs pointer.*\n  fix: run `git -C \S+tokenizer lfs pull`"):
         readers(folder, tmp_path / "tokens")[reader]()
 
 
