@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from params import RemoteRefusedError, TransientError
+from params import RecipeError, RemoteRefusedError, TransientError
 from trainer.runtime.lifetime import signal_group
 
 _ANSWER_S = 300.0
@@ -32,6 +32,8 @@ _REFUSED = re.compile(
     re.IGNORECASE,
 )
 """What git says when another try would end in the same way. All else may pass: networks fail in many words."""
+_LFS: Final = b"version https://git-lfs.github.com/spec/"
+"""How a file begins that git has in the place of one in git-lfs."""
 _MOVED = re.compile(r"fetch first|non-fast-forward|stale info|cannot lock ref|failed to update ref|remote failure")
 """Why a push is not accepted when another one came first, or may have."""
 
@@ -76,8 +78,15 @@ class GitBranch:
         return self._output("rev-parse", fetched)
 
     def read(self, commit: str, path: str) -> bytes | None:
-        """Return the content of a file of the project in a commit; None if it is not there."""
+        """Return the content of a file of the project in a commit; None if it is not there.
+
+        Raises:
+            RecipeError: git-lfs keeps it.
+        """
         done = self._git("cat-file", "blob", f"{commit}:{self._folder}{path}")
+        if done.stdout.startswith(_LFS):
+            fix = f"`git lfs untrack {path}`, `git add .gitattributes`, `git add --renormalize {path}`, commit and push"
+            raise RecipeError(f"{path} on {self}", "is in git-lfs, where no run can be recorded", fix)
         return None if done.returncode else done.stdout
 
     def commit(self, parent: str, files: Mapping[str, bytes], message: str) -> str:

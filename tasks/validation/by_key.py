@@ -85,14 +85,15 @@ def hash_keys(expectation: Expectation, rows: RawRows, folder: Path, skip: Posit
 def hash_part(expectation: Expectation, work: PartWork) -> int:
     """Write the hashed keys of one shard, and return how many there are."""
     columns, part = columns_of([expectation]), work.part
-    table = part.table(columns).select(columns)
+    read = columns_read(expectation, part.rows.schema)
+    table = part.table(read)
     if expectation.type == GROUP_IS_IN_ONE_SPLIT:
-        is_grouped = [group_of(row, columns) is not None for row in table.to_pylist()]
+        is_grouped = [group_of(row, columns) is not None for row in table.select(columns).to_pylist()]
         compared = np.setdiff1d(np.flatnonzero(is_grouped), work.skip)
     else:
-        frame = part.frame(columns_read(expectation, part.rows.schema), frozenset(), work.skip)
+        frame = part.frame(read, frozenset(), work.skip, table=table)
         compared = compared_rows(expectation, frame)
-    table = table.take(compared)
+    table = table.select(columns).take(compared)
     digests = b"".join(blake2b(key, digest_size=16).digest() for key in encode_keys(table))
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     places = compared.astype(np.uint64) | (key_forms(table) << _POSITION_BITS)

@@ -68,20 +68,23 @@ class Part:
         return self.rows.manifest.path(self.shard)
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the rows, with all columns or with `row_id` and some columns of the source."""
+        """Return the rows, with all columns or with `row_id` and those of `columns` that the source has."""
         import pyarrow as pa
 
-        names = self.rows.schema.names if columns is None else list(dict.fromkeys([ROW_ID, *columns]))
-        schema = pa.schema([self.rows.schema.field(name) for name in names])
+        schema = self.rows.schema
+        names = schema.names if columns is None else [n for n in dict.fromkeys([ROW_ID, *columns]) if n in schema.names]
+        schema = pa.schema([schema.field(name) for name in names])
         return pa.Table.from_batches(list(self.rows.batches(names, shard=self.shard)), schema)
 
-    def frame(self, columns: Sequence[str], as_objects: frozenset[str], skip: Positions = NOTHING) -> pd.DataFrame:
+    def frame(
+        self, columns: Sequence[str], as_objects: frozenset[str], skip: Positions = NOTHING, *, table: Any = None
+    ) -> pd.DataFrame:
         """Return some columns of the rows, without those at the positions in `skip`, as a frame indexed by position.
 
+        They are read, unless they are in `table`.
         A column of integers or booleans holds Python objects if `as_objects` names it, so that the shards of a column agree.
         """
-        stored = [name for name in columns if name in self.rows.schema.names]
-        frame = frame_of(self.table(stored), columns, self.split)
+        frame = frame_of(self.table(columns) if table is None else table, columns, self.split)
         frame = frame.set_axis(range(self.start, self.stop))
         frame = frame.astype(dict.fromkeys([name for name in columns if name in as_objects], object))
         return without(frame, within(skip, self.start, self.stop))
@@ -242,14 +245,13 @@ class RawRows:
 
     def pick(self, positions: Sequence[int], columns: Sequence[str] | None = None) -> dict[int, dict[str, Any]]:
         """Return a few rows by position, with all columns or with `row_id` and those of `columns` that the rows have."""
-        wanted = None if columns is None else [name for name in columns if name in self.schema.names]
         by_part: dict[int, list[int]] = {}
         for position in sorted(positions):
             by_part.setdefault(self._number(position), []).append(position)
         found = dict[int, dict[str, Any]]()
         for number, own in by_part.items():
             part = self.parts[number]
-            rows = part.table(wanted).take([position - part.start for position in own]).to_pylist()
+            rows = part.table(columns).take([position - part.start for position in own]).to_pylist()
             found.update(zip(own, rows, strict=True))
         return found
 

@@ -503,6 +503,19 @@ record(Artifacts(sys.argv[1]), Record(), logging.getLogger(), {})
 
 
 class TestRefusal:
+    @pytest.mark.parametrize("kept", ["dvc.lock", "a log"])
+    def test_files_in_git_lfs(self, worker: Worker, remote: Path, tmp_path: Path, kept: str) -> None:
+        artifacts = worker.ran("a", 1)
+        path = str(artifacts.logs[0]) if kept == "a log" else kept
+        other = clone(remote, tmp_path / "other")
+        other.write(path, f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12\n")
+        git(other.root, "add", "-f", path)
+        git(other.root, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "in git-lfs")
+        git(other.root, "push", "-q")
+        with pytest.raises(RecipeError, match=rf"(?s)^{path} on .*main.*: is in git-lfs, .*git lfs untrack {path}"):
+            record.record(artifacts, TO, log, RAN)
+        assert commits(remote) == ["in git-lfs", "the project"]
+
     def test_a_protected_branch(self, worker: Worker, remote: Path) -> None:
         hook(remote, "pre-receive", "echo 'main is protected' >&2; exit 1")
         artifacts = worker.ran("a", 1)

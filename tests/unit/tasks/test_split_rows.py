@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,22 @@ def test_only_shards_that_can_hold_a_row_are_read(rows: SplitRows) -> None:
     assert [row["row_id"] for row in rows.pick([8, 9])] == [8, 9]
     with pytest.raises(DataError, match="does not exist"):
         list(rows.pick([3, 8]))
+
+
+def test_shard_that_changes_after_a_read_is_noticed_whatever_its_size_and_times(rows: SplitRows) -> None:
+    """A reader that has begun goes on with the bytes that it has checked."""
+    whole = rows.table().to_pylist()
+    shard = rows.manifest.path(rows.manifest.shards[0])
+    before, about = shard.read_bytes(), shard.stat()
+    reader = rows.batches(batch_rows=1)
+    first = next(reader)
+    with shard.open("r+b") as file:
+        file.write(bytes([*before[:9], before[9] ^ 1]))
+    os.utime(shard, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert shard.stat().st_size == about.st_size
+    assert shard.read_bytes() != before
+    assert [row for batch in (first, *reader) for row in batch.to_pylist()] == whole
+    with pytest.raises(DataError, match=f"{shard.name}: is not the file that its manifest describes"):
+        rows.table()
+    shard.write_bytes(before)
+    assert rows.table().to_pylist() == whole
