@@ -107,7 +107,13 @@ def _python_that_forks() -> Path:
     python.write_text(head + Path(__file__).with_name("forked_python.py").read_text(encoding="utf-8"), encoding="utf-8")
     for name, module in {"dvc": "dvc", "evergreen": "flows.cli"}.items():
         (folder / name).write_text(f'#!/bin/sh\nexec {python} -m {module} "$@"\n', encoding="utf-8")
-    for name in ("python", "dvc", "evergreen"):
+    # Its servers and workers, which tests kill, are processes of their own.
+    (folder / "prefect").write_text(
+        f'#!/bin/sh\ncase "$*" in *"server start"* | *"worker start"*) exec {Path(sys.executable).with_name("prefect")} "$@" ;; esac\n'
+        f'exec {python} -m prefect "$@"\n',
+        encoding="utf-8",
+    )
+    for name in ("python", "dvc", "evergreen", "prefect"):
         (folder / name).chmod(0o755)
     (folder / "sitecustomize.py").write_text(f"import sys\nsys.executable = {str(python)!r}\n", encoding="utf-8")
     listener = socket.socket(socket.AF_UNIX)

@@ -18,6 +18,7 @@ MODULES = {
     "flows.child_process",
     "flows.cli",
     "flows.server",
+    "prefect",
     "prefect.engine",
     "tasks",
     "trainer.model.config_check",
