@@ -296,6 +296,7 @@ def _use_hub(endpoint: str, home: Path) -> None:
     constants.ENDPOINT = hf_api.api.endpoint = endpoint
     constants.HUGGINGFACE_CO_URL_TEMPLATE = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     constants.HF_HUB_CACHE = str(home / "hub")
+    constants.HF_TOKEN_PATH = str(home / "token")
 
 
 def _begin(
