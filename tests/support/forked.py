@@ -107,11 +107,9 @@ def _python_that_forks() -> Path:
     python.write_text(head + Path(__file__).with_name("forked_python.py").read_text(encoding="utf-8"), encoding="utf-8")
     for name, module in {"dvc": "dvc", "evergreen": "flows.cli"}.items():
         (folder / name).write_text(f'#!/bin/sh\nexec {python} -m {module} "$@"\n', encoding="utf-8")
-    # Its servers and workers, which tests kill, are processes of their own.
-    (folder / "prefect").write_text(
-        f'#!/bin/sh\ncase "$*" in *"server start"* | *"worker start"*) exec {Path(sys.executable).with_name("prefect")} "$@" ;; esac\n'
-        f'exec {python} -m prefect "$@"\n',
-        encoding="utf-8",
+    worker = f'case "$*" in *"worker start"*) exec {Path(sys.executable).with_name("prefect")} "$@" ;; esac'
+    (folder / "prefect").write_text(  # what a worker has started outlives it, and no fork
+        f'#!/bin/sh\n{worker}\nexec {python} -m prefect "$@"\n', encoding="utf-8"
     )
     for name in ("python", "dvc", "evergreen", "prefect"):
         (folder / name).chmod(0o755)

@@ -17,6 +17,7 @@ MODULES = {
     "dvc",
     "flows.child_process",
     "flows.cli",
+    "flows.dvc_stage",
     "flows.server",
     "prefect",
     "prefect.engine",
