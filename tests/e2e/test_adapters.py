@@ -14,10 +14,8 @@ from tasks.hub_server.server import LocalHub
 from tests.support import base_models
 from tests.support.project import STAGES, Project, copy_project
 
-pytestmark = [
-    pytest.mark.in_order,
-    pytest.mark.slow,
-]  # tests/unit/tasks/publishing/test_adapter_releases.py has it in short
+# tests/unit/tasks/publishing/test_adapter_releases.py shows it in short.
+pytestmark = [pytest.mark.in_order, pytest.mark.slow]
 TOKEN = "hf_" + "1" * 40
 WHOLE = "repo_id: tests/tiny"
 MODEL = """\
