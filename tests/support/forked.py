@@ -57,6 +57,20 @@ LIBRARIES = [
     *("matplotlib.figure", "matplotlib.backends.backend_svg", "PIL.Image"),
     *("dvc.cli", "dvc.commands.repro", "dvc.repo", "dvc.stage.exceptions", "dvc.utils.strictyaml"),
     *("prefect.flows", "prefect.artifacts", "prefect.server.api.server"),
+    *(
+        "transformers.pipelines.text_generation",
+        "transformers.models.auto.processing_auto",
+    ),  # publishing asks a release
+    *("dvc.cli.parser", "dvc.scm", "dvc.rwlock", "dvc.data_cloud", "dvc.repo.open_repo", "scmrepo.git", "flufl.lock"),
+    *(
+        "prefect.flow_engine",
+        "prefect.task_engine",
+        "prefect.telemetry.run_telemetry",
+        "prefect.runtime",
+        "prefect.flow_runs",
+    ),
+    *("prefect.variables", "prefect.concurrency.services", "prefect.utilities.visualization"),
+    *("uvicorn.protocols.http.h11_impl", "uvicorn.loops.uvloop", "uvicorn.lifespan.off", "anyio._backends._asyncio"),
     "tests.support.preloaded",
 ]
 _ROOT = str(Path(__file__).parents[2])
