@@ -1,6 +1,6 @@
 """A training that is killed at write points of a save and at random times ends with the same bytes as the golden run.
 
-`make test` sends a few kills, `make chaos` many. EVERGREEN_CHAOS_KILLS sets their number, EVERGREEN_CHAOS_SEED their choice.
+`make slow` sends a few kills, `make chaos` many. EVERGREEN_CHAOS_KILLS sets their number, EVERGREEN_CHAOS_SEED their choice.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """All of them train with dropout."""
 
 
+@pytest.mark.slow  # tests/e2e/test_exact_resume.py shows it for one kill
 @pytest.mark.timeout(120 + 30 * KILLS)
 def test_run_killed_anywhere_ends_like_the_golden_run(tmp_path: Path, summary_lines: list[str]) -> None:
     variants = VARIANTS if IS_LONG else dict(list(VARIANTS.items())[:1])

@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.victims import Victim, manifest
+from tests.support import tiny
 from trainer.checkpoints.resume import choose
 
 
@@ -67,18 +69,27 @@ DAMAGES: dict[Callable[[Path], None], str] = {
 CHECKPOINTS = len(DAMAGES) + 1
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    """A run that was killed when it had a checkpoint for each damage and an older one."""
+@contextmanager
+def killing(root: Path, *, golden: bool) -> Iterator[Victim]:
+    """A run that was killed when it had a checkpoint for each damage and an older one; on request after the golden run."""
     steps = {"training.max_steps": 2 * CHECKPOINTS + 4, "training.keep_checkpoints": CHECKPOINTS}
-    victim = Victim(tmp_path_factory.mktemp("damaged"), steps, {"train": 240, "validation": 40, "test": 16})
+    victim = Victim(root, steps, {"train": 240, "validation": 40, "test": 16})
     try:
-        victim.train_golden()
+        if golden:
+            victim.train_golden()
+        else:
+            tiny.write(victim.artifacts.recipe_path, tiny.recipe(steps))
         assert victim.wait(victim.start(f"checkpoint.retained:{CHECKPOINTS}")).status == os.EX_TEMPFAIL
         assert len(victim.checkpoints()) == CHECKPOINTS
         yield victim
     finally:
         victim.project.end()
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    with killing(tmp_path_factory.mktemp("damaged"), golden=False) as victim:
+        yield victim
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES.items(), ids=[damage.__name__ for damage in DAMAGES])
@@ -96,13 +107,13 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(killed, damage, reason,
 
 
 @pytest.mark.slow
-def test_run_with_damaged_checkpoints_ends_like_the_golden_run(killed):
-    """This test must be the last one here, because it finishes the run."""
-    *newer, oldest = killed.checkpoints()
-    for checkpoint, damage in zip(newer, DAMAGES, strict=True):
-        damage(checkpoint)
-    result = killed.run()
-    assert result.status == 0, result.output
-    assert result.set_aside == [checkpoint.name for checkpoint in newer]
-    assert result.resumed_at == int(oldest.name.removeprefix("checkpoint-"))
-    assert killed.final_differences() == []
+def test_run_with_damaged_checkpoints_ends_like_the_golden_run(tmp_path):
+    with killing(tmp_path, golden=True) as killed:
+        *newer, oldest = killed.checkpoints()
+        for checkpoint, damage in zip(newer, DAMAGES, strict=True):
+            damage(checkpoint)
+        result = killed.run()
+        assert result.status == 0, result.output
+        assert result.set_aside == [checkpoint.name for checkpoint in newer]
+        assert result.resumed_at == int(oldest.name.removeprefix("checkpoint-"))
+        assert killed.final_differences() == []

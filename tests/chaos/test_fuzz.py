@@ -1,6 +1,6 @@
 """Odd recipes and odd rows end in a result or in an error that a user can read, and no row is lost.
 
-`make test` tries 80, `make chaos` 2,000. EVERGREEN_CHAOS_EXAMPLES sets their number, EVERGREEN_CHAOS_SEED their
+`make test` tries 40, `make chaos` 2,000. EVERGREEN_CHAOS_EXAMPLES sets their number, EVERGREEN_CHAOS_SEED their
 choice. hypothesis prints the smallest example that fails.
 """
 
@@ -35,7 +35,7 @@ from tests.support import prompts, tiny
 from tests.support.project import ROOT
 from trainer.model import config_check
 
-EXAMPLES = int(os.environ.get("EVERGREEN_CHAOS_EXAMPLES", "80"))
+EXAMPLES = int(os.environ.get("EVERGREEN_CHAOS_EXAMPLES", "40"))
 SEED = int(os.environ.get("EVERGREEN_CHAOS_SEED", "1"))
 RECIPES = [
     YAML(typ="safe").load((ROOT / "params" / "default.yaml").read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """Nights of two workers, in which something goes wrong by a seeded schedule; by day, rows arrive and a person decides.
 
-`make test` lives through a few of them, `make chaos` through thirty. EVERGREEN_CHAOS_NIGHTS sets their number,
+`make slow` lives through a few of them, `make chaos` through thirty. EVERGREEN_CHAOS_NIGHTS sets their number,
 EVERGREEN_CHAOS_SEED what happens.
 """
 
@@ -173,6 +173,7 @@ def nights(tmp_path: Path, make_prefect_home: Callable[[], Path]) -> Iterator[Ni
         yield Nights(shared, hub, office)
 
 
+@pytest.mark.slow  # tests/unit/flows/test_record.py and tests/e2e/test_any_worker.py show it night by night
 @pytest.mark.timeout(120 + 60 * NIGHTS)
 def test_whatever_goes_wrong_every_run_is_in_the_log_and_only_what_was_merged_is_out(
     nights: Nights, summary_lines: list[str]

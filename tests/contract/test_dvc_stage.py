@@ -16,6 +16,7 @@ import pytest
 from flows import dvc_stage
 from params import DataError, EvergreenError, RecipeError, StorageError, TransientError, command_result
 from params.command_result import CommandResult
+from tests.support import forked
 from tests.support.project import ROOT
 
 DVC_YAML = """\
@@ -60,8 +61,8 @@ def run(name: str, *options: str, preexec: Callable[[], None] | None = None) -> 
     """The exit status of a run of the stage `name`, and what was reported."""
     environment = {**os.environ, **command_result.reserve(Path("result.json"))}
     done = subprocess.run(
-        [sys.executable, "-m", "flows.dvc_stage", name, *options],
-        env=environment,
+        ["python", "-m", "flows.dvc_stage", name, *options],
+        env=forked.commands(environment),
         capture_output=True,
         text=True,
         preexec_fn=preexec,

@@ -14,7 +14,8 @@ from tasks.hub_server.server import LocalHub
 from tests.support import base_models
 from tests.support.project import STAGES, Project, copy_project
 
-pytestmark = pytest.mark.in_order
+# tests/unit/tasks/publishing/test_adapter_releases.py shows it in short.
+pytestmark = [pytest.mark.in_order, pytest.mark.slow]
 TOKEN = "hf_" + "1" * 40
 WHOLE = "repo_id: tests/tiny"
 MODEL = """\
@@ -54,7 +55,7 @@ def releases(api: HfApi) -> list[str]:
 
 def test_another_form_is_published_and_nothing_else_runs(served) -> None:
     project, api = served
-    assert project.flow() == [*STAGES]
+    assert project.repro() == [*STAGES]
     assert len(releases(api)) == 1
     model = (project.root / "runs/tiny/model/model.safetensors").read_bytes()
     project.edit("params/tiny.yaml", WHOLE, f"{WHOLE}, adapter: adapter")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 
+import pytest
+
 from tests.support import preferences
 
 
+@pytest.mark.slow  # tests/e2e/test_published_models.py publishes one in short
 def test_from_pairs_of_answers_to_a_published_model(project) -> None:
     columns = preferences.pairs(300)
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

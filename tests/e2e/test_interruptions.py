@@ -113,10 +113,11 @@ def test_user_code_that_hangs_on_one_rank_is_named_with_its_line(project: Projec
     assert re.search(rf"^    at {path}:\d+ in collate$", error, re.MULTILINE)
 
 
+@pytest.mark.slow  # tests/e2e/test_terminal.py and the supervisor's unit tests show it in short
 @pytest.mark.parametrize(
     ("changes", "number"),
     [
-        pytest.param({}, signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow),
+        pytest.param({}, signal.SIGTERM, id="SIGTERM"),
         pytest.param(TWO, signal.SIGINT, id="Ctrl-C on two processes"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.e2e.test_grpo import recipe_of, write_digits
 
 OBJECTIVE = """\
@@ -18,6 +20,7 @@ objective:
 """
 
 
+@pytest.mark.slow  # tests/unit/trainer/iterative shows the rounds in short
 def test_each_round_keeps_more_of_what_the_model_writes(project) -> None:
     write_digits(project.root / "data" / "digits.jsonl", 400)
     changes = {"max_steps: 20": "max_steps: 100", "eval_steps: 10": "eval_steps: 50", "save_steps: 5": "save_steps: 30"}

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from tests.support.training import assert_same
 
 TOKEN = "hf_tokenoftests"
 REPO = "tests/tiny"
-TRAIN = (sys.executable, "-m", "tasks", "train", "params/tiny.yaml")
+TRAIN = ("python", "-m", "tasks", "train", "params/tiny.yaml")
+"""Forked by `Project.run`; `Project.start` starts it as a user does."""
 SIZES = {"train": 120, "validation": 20, "test": 20}
 STEPS = 240
 BASE = {
@@ -150,7 +150,7 @@ def test_a_hub_that_does_not_answer_costs_a_warning(project: Project, api: HfApi
     assert one.processes() == []
 
     one.environment["HF_ENDPOINT"] = api.endpoint
-    later = one.run(sys.executable, "-m", "tasks", "mirror", "params/tiny.yaml")
+    later = one.run("python", "-m", "tasks", "mirror", "params/tiny.yaml")
     assert "mirror: checkpoint-40 and best-0 at" in later
     assert folders(api).keys() == {"last-checkpoint", "best", ""}
     assert TOKEN not in said + later

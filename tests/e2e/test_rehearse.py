@@ -21,6 +21,7 @@ def traces(project: Project) -> list[str]:
     return [str(path) for path in found if path.is_file() and path.name not in kept]
 
 
+@pytest.mark.slow  # tests/e2e/test_tutorial.py rehearses, and the next test looks for traces
 def test_it_publishes_nowhere_and_estimates_the_real_run(project: Project) -> None:
     out = project.run("python", "-m", "tasks", "rehearse", "tiny")
     assert "rehearse: usual rows: publish" in out

@@ -23,6 +23,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
+from tests.support import forked
 from tests.support.faulty_hub import Fault, FaultyHub
 from tests.support.project import STAGES, Project, copy_project, free_port, wait_for
 
@@ -99,7 +100,7 @@ class Company:
             self.flow = subprocess.Popen(
                 ["python", "-c", FLOW],
                 cwd=project.root,
-                env=project.environment,
+                env=forked.commands(project.environment),  # which forks the stages
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -22,6 +22,7 @@ MODEL = """\
 """
 
 
+@pytest.mark.slow  # tests/e2e/test_published_models.py publishes one in short
 def test_from_pairs_of_texts_to_a_published_model(project) -> None:
     pairs = [{"say": f"row {i} {w}", "write": f"{w} {w}"} for i in range(120) for w in DIGITS]
     (project.root / "data" / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
@@ -55,6 +56,7 @@ def test_from_pairs_of_texts_to_a_published_model(project) -> None:
     assert "answer  (of the model)\n  two two" in shown
 
 
+@pytest.mark.slow  # tests/e2e/test_exact_resume.py shows it in short
 def test_killed_and_started_again_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
     """With dropout, which transformers gives a T5 by default."""
     changes = {"launch.micro_batch_size": 4, "objective.max_new_tokens": 4}

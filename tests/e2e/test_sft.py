@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ANSWERS = {"France": "Paris", "Italy": "Rome", "Japan": "Tokyo", "Egypt": "Cairo"}
@@ -62,6 +63,7 @@ def answer(model, tokenizer, ids) -> str:
     return tokenizer.decode(said[:-1])
 
 
+@pytest.mark.slow  # tests/e2e/test_published_models.py publishes one in short
 def test_from_conversations_to_a_published_assistant(project) -> None:
     bad = [{"messages": [{"role": "user", "content": "Anyone there?"}]}]
     prepare(
@@ -88,6 +90,7 @@ def test_from_conversations_to_a_published_assistant(project) -> None:
     assert "nll: " in row
 
 
+@pytest.mark.slow  # tests/e2e/test_published_models.py publishes one in short
 def test_from_pairs_to_a_published_model_by_packing_and_adapters(project) -> None:
     prepare(
         project,

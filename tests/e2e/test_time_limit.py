@@ -24,8 +24,8 @@ def rows():
 
 def test_a_source_that_hangs_ends_its_stage(project: Project) -> None:
     project.use_source("params.slow_rows", SOURCE)
-    project.edit("params/tiny.yaml", "launch: {", "launch: {stage_timeout_s: 15.0, ")
-    error = "StalledError: ingest: made no progress for 15 s, at params/slow_rows.py:8 in rows"
+    project.edit("params/tiny.yaml", "launch: {", "launch: {stage_timeout_s: 7.0, ")
+    error = "StalledError: ingest: made no progress for 7 s, at params/slow_rows.py:8 in rows"
     assert error in project.run("dvc", "repro", "ingest@tiny", ok=False, timeout_s=90)
 
 

@@ -119,7 +119,7 @@ def never_worse(bank: Bank, releases: list[str], intents: int) -> None:
 
 
 def test_some_telling_months(bank) -> None:
-    for month in (JANUARY, APRIL, MAY, JULY):
+    for month in (JANUARY, APRIL, MAY):  # what the gate refuses is in tests/e2e/test_drivers.py
         live_through(bank, month)
     assert len(bank.log()) == 1 + 2, "the commit that made the repository, and two releases"
 

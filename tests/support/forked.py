@@ -57,6 +57,20 @@ LIBRARIES = [
     *("matplotlib.figure", "matplotlib.backends.backend_svg", "PIL.Image"),
     *("dvc.cli", "dvc.commands.repro", "dvc.repo", "dvc.stage.exceptions", "dvc.utils.strictyaml"),
     *("prefect.flows", "prefect.artifacts", "prefect.server.api.server"),
+    *(
+        "transformers.pipelines.text_generation",
+        "transformers.models.auto.processing_auto",
+    ),  # publishing asks a release
+    *("dvc.cli.parser", "dvc.scm", "dvc.rwlock", "dvc.data_cloud", "dvc.repo.open_repo", "scmrepo.git", "flufl.lock"),
+    *(
+        "prefect.flow_engine",
+        "prefect.task_engine",
+        "prefect.telemetry.run_telemetry",
+        "prefect.runtime",
+        "prefect.flow_runs",
+    ),
+    *("prefect.variables", "prefect.concurrency.services", "prefect.utilities.visualization"),
+    *("uvicorn.protocols.http.h11_impl", "uvicorn.loops.uvloop", "uvicorn.lifespan.off", "anyio._backends._asyncio"),
     "tests.support.preloaded",
 ]
 _ROOT = str(Path(__file__).parents[2])
@@ -107,7 +121,11 @@ def _python_that_forks() -> Path:
     python.write_text(head + Path(__file__).with_name("forked_python.py").read_text(encoding="utf-8"), encoding="utf-8")
     for name, module in {"dvc": "dvc", "evergreen": "flows.cli"}.items():
         (folder / name).write_text(f'#!/bin/sh\nexec {python} -m {module} "$@"\n', encoding="utf-8")
-    for name in ("python", "dvc", "evergreen"):
+    worker = f'case "$*" in *"worker start"*) exec {Path(sys.executable).with_name("prefect")} "$@" ;; esac'
+    (folder / "prefect").write_text(  # what a worker has started outlives it, and no fork
+        f'#!/bin/sh\n{worker}\nexec {python} -m prefect "$@"\n', encoding="utf-8"
+    )
+    for name in ("python", "dvc", "evergreen", "prefect"):
         (folder / name).chmod(0o755)
     (folder / "sitecustomize.py").write_text(f"import sys\nsys.executable = {str(python)!r}\n", encoding="utf-8")
     listener = socket.socket(socket.AF_UNIX)
@@ -290,6 +308,7 @@ def _use_hub(endpoint: str, home: Path) -> None:
     constants.ENDPOINT = hf_api.api.endpoint = endpoint
     constants.HUGGINGFACE_CO_URL_TEMPLATE = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     constants.HF_HUB_CACHE = str(home / "hub")
+    constants.HF_TOKEN_PATH = str(home / "token")
 
 
 def _begin(

@@ -213,7 +213,7 @@ class ServedProject(Project):
 
     def start_server(self) -> None:
         """Start the server, and wait until it answers."""
-        self.server = self.start("prefect", "server", "start", log="server.log")
+        self.server = self.start("prefect", "server", "start", log="server.log", fork=True)
         wait_for(self._answers, "the server", 120)
 
     def deploy(self, *which: str) -> None:
@@ -225,6 +225,7 @@ class ServedProject(Project):
     def stop_server(self) -> None:
         os.killpg(self.server.pid, signal.SIGKILL)
         self.server.wait()
+        wait_for(lambda: not self._answers(), "the end of the server", 10)  # a fork ends with what stands for it
 
     def _answers(self) -> bool:
         try:

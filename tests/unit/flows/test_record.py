@@ -597,6 +597,7 @@ class TestRefusal:
             record.before_release(artifacts, TO, evaluated, log)
         git(worker.root, "remote", "set-url", "--push", "origin", f"http://127.0.0.1:{free_port()}/x.git")
         monkeypatch.setattr(record, "_WAITS_S", (0.1,))
+        monkeypatch.setitem(record.record.__kwdefaults__, "waits_s", (0.1,))
         with pytest.raises(TransientError):
             record.before_release(artifacts, TO, evaluated, log)
         assert commits(remote) == ["the project"]
