@@ -24,7 +24,7 @@ _LOCK: Final = re.compile(
     r"\A(?![\s\S]*^[ -]*md5: (?!['\"]?[0-9a-f]{32}))[\s\S]*^[ -]*(schema|stages|outs|deps|cmd):", re.MULTILINE
 )
 """What each dvc.lock and .dvc file has: a key that DVC writes, and no MD5 hash that is none."""
-_LOG: Final = re.compile(r"\{.*\}")
+_LOG: Final = re.compile(r"\{[^{}\n]*\}")
 _EXPERIMENTS: Final = Path(".dvc/tmp/exps")
 """Where DVC runs queued experiments, each in a copy of the project that uses the same cache."""
 
