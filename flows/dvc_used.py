@@ -20,6 +20,11 @@ _HASH: Final = re.compile(r"[0-9a-f]{32}(\.dir)?")
 _PUBLISHED: Final = re.compile(r'"event":"(published|proposed|kept|rollback)".*"repo_id":"[^"]*","endpoint":"[^"]*"')
 _LOGS: Final = ("release/log.jsonl", "unrecorded/log.jsonl")
 _PLACE: Final = re.compile(r'"repo_id":"([^"]*)","endpoint":"([^"]*)"')
+_LOCK: Final = re.compile(
+    r"\A(?![\s\S]*^[ -]*md5: (?!['\"]?[0-9a-f]{32}))[\s\S]*^[ -]*(schema|stages|outs|deps|cmd):", re.MULTILINE
+)
+"""What each dvc.lock and .dvc file has: a key that DVC writes, and no MD5 hash that is none."""
+_LOG: Final = re.compile(r"\{[^{}\n]*\}")
 _EXPERIMENTS: Final = Path(".dvc/tmp/exps")
 """Where DVC runs queued experiments, each in a copy of the project that uses the same cache."""
 
@@ -28,12 +33,12 @@ def hashes() -> set[str]:
     """Return every MD5 hash in a dvc.lock or a .dvc file that git, DVC or a person may go back to.
 
     These are the files here, in other worktrees, in queued experiments, in the indexes of all worktrees, and those in the
-    commit of every reference: branches of remotes, tags, stashes, saved experiments, records of runs.
+    commit of every reference (branches of remotes, tags, stashes, saved experiments, records of runs) and of every file of git.
 
     Raises:
         EvergreenError: git cannot say it.
     """
-    found = git_texts.texts(lambda path: path.endswith(("dvc.lock", ".dvc")))
+    found = git_texts.texts(lambda path: path.endswith(("dvc.lock", ".dvc")), _LOCK)
     return {match[0] for text in found for match in _HASH.finditer(text)}
 
 
@@ -45,7 +50,7 @@ def publications() -> set[tuple[str, str]]:
     Raises:
         EvergreenError: git cannot say it.
     """
-    found = git_texts.texts(lambda path: path.endswith(_LOGS) or path == "log.jsonl")
+    found = git_texts.texts(lambda path: path.endswith(_LOGS) or path == "log.jsonl", _LOG)
     lines = (match[0] for text in found for match in _PUBLISHED.finditer(text))
     return {match.groups() for line in lines if (match := _PLACE.search(line))}  # type: ignore[misc]
 

@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,40 +22,44 @@ _HASH: Final = re.compile(rb"[0-9a-f]{40}|[0-9a-f]{64}")
 _OBJECTS_AT_ONCE: Final = 1000
 _KEPT_VARIABLES: Final = ("GIT_CONFIG_", "GIT_EXEC_PATH", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM")
 """The only variables of git that count: the others lead to another repository or index, or change what is printed."""
-_IN_PROGRESS: Final = ("*_HEAD", "MERGE_AUTOSTASH", "rebase-*/orig-head", "rebase-*/onto", "rebase-*/autostash")
-"""Files that name the commits to which git goes back if a merge, a rebase or the like is given up."""
-_PAST: Final = {"FETCH_HEAD", "ORIG_HEAD", "REBASE_HEAD"}
+_NAME: Final = re.compile(rb"\b[0-9a-f]{7,64}\b")
+"""What may be the name of a commit, also a short one."""
+_NOT_NAMING: Final = {"objects", "refs", "packed-refs", "index", "logs", "lfs", "modules"}
+"""What in git's folder is read otherwise, or names no commits to go back to; submodules have their own."""
 _STASHES: Final = ("refs/stash", "refs/exps/")
 """References whose logs have more stashes: git's own, and those of DVC's queues."""
+_NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 _POINTER: Final = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid sha256:([0-9a-f]{64})\n")
 
 
-def texts(wanted: Wanted) -> Iterator[str]:
-    """Yield the text of each file whose path ends in a name that is wanted.
+def texts(wanted: Wanted, form: re.Pattern[str]) -> Iterator[str]:
+    """Yield the text of each file whose path ends in a name that is wanted, and in which `form` is found.
 
     In git's objects only the name itself counts, without folders: the same folder may have several names.
 
     Raises:
-        EvergreenError: git, or a folder, cannot be read.
+        EvergreenError: git, a folder or a file cannot be read, or a file is not of this form; an encrypted one is not.
     """
     common = _common_folder()
-    if common is None:
-        yield from _in_folder(Path(), wanted, None)
-        return
+    for where, content in _files(Path(), wanted) if common is None else _contents(wanted, common):
+        yield _text(content, where, form, common)
+
+
+def _contents(wanted: Wanted, common: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield where a wanted file is, or nothing for a file whose name git does not know, and its content."""
     linked = sorted(path for path in common.glob("worktrees/*") if path.is_dir())
-    folders = {Path(os.fsdecode(_git("rev-parse", "--show-toplevel").removesuffix(b"\n")))}
-    if common.name == ".git":
-        folders.add(common.parent)
+    folders = {Path(os.fsdecode(_git("rev-parse", "--show-toplevel").removesuffix(b"\n"))), *_main_worktree(common)}
     for place in (path / "gitdir" for path in linked):
         if place.is_file():
             folders.add(
                 Path(place.parent, place.read_bytes().removesuffix(b"\n").decode(errors="surrogateescape")).parent
             )
     for folder in sorted(folders):
-        yield from _in_folder(folder, wanted, common)
+        yield from _files(folder, wanted)
     tips, stashes = _tips([common, *linked])
+    stashes |= _named(common)
     blobs = {blob for folder in (common, *linked) for blob in _in_index(folder, wanted)}
-    yield from _in_objects(tips, stashes, blobs, wanted, common)
+    yield from _in_objects(tips | stashes, stashes, blobs, wanted)
 
 
 def _common_folder() -> Path | None:
@@ -69,8 +73,26 @@ def _common_folder() -> Path | None:
     return here / os.fsdecode(_checked(done).removesuffix(b"\n"))
 
 
-def _in_folder(folder: Path, wanted: Wanted, common: Path | None) -> Iterator[str]:
-    """Yield the texts of files in a worktree, whether git knows them or not, and in the experiments that DVC has queued."""
+def _main_worktree(common: Path) -> Iterator[Path]:
+    """Yield the folder of the worktree that is not linked; a bare repository has none.
+
+    Raises:
+        EvergreenError: git does not know it, and it is not the one here.
+    """
+    about = f"--git-dir={common}"
+    if own := _run(about, "config", "core.worktree").stdout.removesuffix(b"\n"):
+        yield common / os.fsdecode(own)
+    elif common.name == ".git":
+        yield common.parent
+    elif _run(about, "config", "--type=bool", "core.bare").stdout != b"true\n":
+        here = Path.cwd() / os.fsdecode(_git("rev-parse", "--git-dir").removesuffix(b"\n"))
+        if not here.samefile(common):
+            what = "does not say where its main worktree is, so it is unknown what is in use"
+            raise EvergreenError(str(common), what, "run this command there; nothing was deleted")
+
+
+def _files(folder: Path, wanted: Wanted, left_out: Container[str] = (".git",)) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of files, whether git knows them or not, also in the experiments that DVC has queued."""
 
     def stop(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # the worktree is gone, or a file since it was listed
@@ -79,17 +101,27 @@ def _in_folder(folder: Path, wanted: Wanted, common: Path | None) -> Iterator[st
             )
 
     for path, names, files in os.walk(folder, onerror=stop):
-        names[:] = [name for name in names if name != ".git" and (name != "cache" or Path(path).name != ".dvc")]
+        names[:] = [name for name in names if name not in left_out and (name != "cache" or Path(path).name != ".dvc")]
         for name in files:  # often a million, so that no Path is made of each
-            if wanted(f"{path}/{name}") and (file := Path(path, name)).is_file():
+            if name not in left_out and wanted(f"{path}/{name}") and (file := Path(path, name)).is_file():
                 try:
-                    yield _text(file.read_bytes(), str(file), common)
+                    content = file.read_bytes()
                 except OSError as error:
                     stop(error)
+                else:
+                    yield str(file), content
+
+
+def _named(common: Path) -> set[bytes]:
+    """Return the commits that any file of git names: git may go back to them if a merge, a bisection or the like is given up."""
+    names = {name for _, content in _files(common, lambda _: True, _NOT_NAMING) for name in _NAME.findall(content)}
+    given = b"".join(name + b"^0\n" for name in sorted(names))  # ^0: of all objects with a short name, the commit
+    about = _git("--no-replace-objects", "cat-file", "--batch-check=%(objectname)", given=given)
+    return {line for line in about.splitlines() if _HASH.fullmatch(line)}
 
 
 def _tips(repositories: Iterable[Path]) -> tuple[set[bytes], set[bytes]]:
-    """Return all objects that a reference, a HEAD or an operation in progress names; and the stashes, also older ones."""
+    """Return all objects that a reference or a HEAD names; and the stashes, also older ones."""
     tips, stashes = set(), set()
     for repository in repositories:
         git = f"--git-dir={repository}"
@@ -105,10 +137,7 @@ def _tips(repositories: Iterable[Path]) -> tuple[set[bytes], set[bytes]]:
             if name.startswith(tuple(map(str.encode, _STASHES))):
                 stashes |= set(map(_hash, _git(git, "rev-list", "--walk-reflogs", os.fsdecode(name)).split()))
                 stashes.add(_hash(tip))
-        for path in itertools.chain.from_iterable(map(repository.glob, _IN_PROGRESS)):
-            if path.is_file() and path.name not in _PAST:
-                stashes |= {_hash(line) for line in path.read_bytes().split()}
-    return tips | stashes, stashes
+    return tips, stashes
 
 
 def _in_index(repository: Path, wanted: Wanted) -> Iterator[bytes]:
@@ -126,20 +155,22 @@ def _in_index(repository: Path, wanted: Wanted) -> Iterator[bytes]:
 
 
 def _in_objects(
-    tips: set[bytes], stashes: set[bytes], blobs: set[bytes], wanted: Wanted, common: Path
-) -> Iterator[str]:
-    """Yield the texts of blobs, and of those that commits, tags and trees lead to, without the commits before them."""
+    tips: set[bytes], stashes: set[bytes], blobs: set[bytes], wanted: Wanted
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the contents of blobs, and of those that commits, tags and trees lead to, without the commits before them."""
     seen: set[bytes] = set()
-    found = tips | blobs
+    found, named = tips | blobs, set(blobs)
     while names := sorted(found - seen):
         seen |= found
         found, new = set(), iter(names)
         while some := list(itertools.islice(new, _OBJECTS_AT_ONCE)):
             for name, kind, content in _objects(some):
                 if kind == b"blob":
-                    yield _text(content, f"git's object {name.decode()}", common)
+                    yield f"git's object {name.decode()}" if name in named else "", content
                 elif kind == b"tree":
-                    found |= set(_in_tree(content, len(name) // 2, wanted))
+                    own = set(_in_tree(content, len(name) // 2, wanted))
+                    found |= own
+                    named |= own
                 else:
                     header = content.partition(b"\n\n")[0]
                     found |= set(map(_hash, re.findall(rb"^(?:tree|object) (.*)$", header, re.MULTILINE)))
@@ -172,14 +203,12 @@ def _objects(names: list[bytes]) -> Iterator[tuple[bytes, bytes, bytes]]:
         start += 1
 
 
-def _text(content: bytes, where: str, common: Path | None) -> str:
+def _text(content: bytes, where: str, form: re.Pattern[str], common: Path | None) -> str:
     """Return a file as text, also one that git-lfs keeps.
 
     Raises:
-        EvergreenError: the text is encrypted, or is not on this machine.
+        EvergreenError: the text is not of this form, or is not on this machine.
     """
-    if content.startswith(b"\0GITCRYPT\0"):
-        raise EvergreenError(where, "is encrypted, so it is unknown what is in use", "do not encrypt what DVC writes")
     if common and (pointer := _POINTER.match(content)):
         oid = pointer[1].decode()
         kept = common / "lfs/objects" / oid[:2] / oid[2:4] / oid
@@ -188,7 +217,11 @@ def _text(content: bytes, where: str, common: Path | None) -> str:
                 where, "is not here but in git-lfs, so it is unknown what is in use", "git lfs fetch --all"
             )
         content = kept.read_bytes()
-    return content.decode(errors="replace")
+    text = content.decode(errors="surrogateescape")
+    if where and text.strip() and (_NO_TEXT.search(text) or not form.search(text)):
+        what = "is encrypted, a link or otherwise not what was written, so it is unknown what is in use"
+        raise EvergreenError(where, what, "keep it in git as DVC or Evergreen wrote it; nothing was deleted")
+    return text
 
 
 def _hash(text: bytes) -> bytes:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _PERMUTATIONS = 1999
 _NAMED_LABELS = 3
+_LARGEST_EFFECT = 1e9
+"""So that it stays a number: all effects that are larger are the same to a reader."""
 
 
 @dataclass(frozen=True)
@@ -132,20 +134,22 @@ class _Tests:
         values = np.concatenate([known.values, new.values])
         bins = two_sample.binned(values)
         _, p_values, _ = self._permute(sides.shares(bins, int(bins.max()) + 1), sides, two_sample.kolmogorov_smirnov)
-        spread = float(known.values.std()) or float(values.std()) or 1.0
+        spread = _spread(known.values) or _spread(values) or 1.0
         weights = np.split(sides.weights, [len(known.values)])
-        distance = float(wasserstein_distance(known.values, new.values, *weights)) / spread
-        before, now = float(np.median(known.values)), float(np.median(new.values))
+        scale = _scale(values)
+        olds, news = known.values / scale, new.values / scale
+        distance = min(float(wasserstein_distance(olds, news, *weights)) * (scale / spread), _LARGEST_EFFECT)
+        before, now = float(np.median(olds)), float(np.median(news))
         examples = np.full(len(self.new.row_ids), -np.inf)
         is_there = np.isfinite(self.new.numbers[new.column]) if known.kind == "number" else slice(None)
-        examples[is_there] = (new.values - before) * math.copysign(1.0, float(new.values.mean() - known.values.mean()))
+        examples[is_there] = (news - before) * math.copysign(1.0, float(news.mean() - olds.mean()))
         return _finding(
             what=f"length of {known.column}" if known.kind == "length" else known.column,
             measure="Wasserstein distance in standard deviations",
             effect=distance,
             floor=self.drift.min_distance,
             p_value=p_values[0],
-            detail=f"the median went from {before:,.4g} to {now:,.4g}; {distance:.2f} standard deviations",
+            detail=f"the median went from {before * scale:,.4g} to {now * scale:,.4g}; {distance:.2f} standard deviations",
             examples=examples,
         )
 
@@ -159,6 +163,16 @@ class _Tests:
         """Enough that one test can reject at the level that Holm's method asks of the first."""
         tests = len(self.profile.samples) + len(self.profile.labels)
         return max(_PERMUTATIONS, math.ceil(2 * tests / _error(self.drift)) - 1)
+
+
+def _scale(values: NDArray[np.float64]) -> float:
+    """Return the power of two by which numbers are divided before they are added or squared: no sum of them overflows then."""
+    return math.ldexp(1.0, math.frexp(float(np.abs(values).max()))[1] - 1)
+
+
+def _spread(values: NDArray[np.float64]) -> float:
+    scale = _scale(values)
+    return float((values / scale).std()) * scale
 
 
 def _error(drift: Drift) -> float:

@@ -301,10 +301,10 @@ def are_identifiers(values: NDArray[np.float64]) -> bool:
     if len(present) < _FEWEST_IDS:
         return False
     different = len(np.unique(present)) / len(present)
-    size = float(np.median(np.abs(present)))
+    size = 2 * float(np.median(np.abs(present) / 2))  # a mean of two must not overflow
     if size <= _LARGEST_ID and (present % 1 == 0).all() and (size > _LARGEST_EXACT or different >= _DIFFERENT_IDS):
         return True
-    return bool((np.diff(present) >= 0).all() and different >= _DIFFERENT_IF_ASCENDING)
+    return bool((present[1:] >= present[:-1]).all() and different >= _DIFFERENT_IF_ASCENDING)
 
 
 def hash_of(values: Iterable[Any]) -> int:

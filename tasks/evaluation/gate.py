@@ -119,7 +119,7 @@ def _bar(comparison: Comparison, gate: Gate) -> float:
 def _missed_floors(gate: Gate, directions: Mapping[str, Direction], metrics: Mapping[str, float]) -> Iterator[str]:
     for metric, floor in gate.floors.items():
         value = metrics[metric]
-        if value < floor if directions[metric] == "max" else value > floor:
+        if not (value >= floor if directions[metric] == "max" else value <= floor):  # NaN reaches none
             side = "below" if directions[metric] == "max" else "above"
             yield f"{metric} {value:.4g} is {side} {floor:.4g}, the recipe's floor"
 

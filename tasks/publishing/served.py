@@ -206,7 +206,7 @@ class Evaluated:
             raise self._refusal(one.row["row_id"], " ".join(str(error).split())[:500], reader) from error
         for name, value in found.items():
             judged = one.scores[name]
-            if abs(value - judged) > TOLERANCE * max(1.0, abs(judged)):
+            if not abs(value - judged) <= TOLERANCE * max(1.0, abs(judged)):  # NaN is no answer
                 told = f"{name} is {value:.6g}, and was {judged:.6g} in the evaluation"
                 if name in self.objective.served_scores:
                     raise self._refusal(one.row["row_id"], told, reader)

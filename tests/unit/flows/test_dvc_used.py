@@ -177,6 +177,100 @@ def test_what_odd_references_lead_to_is_in_use(old):
     assert [name for name, md5 in kept.items() if md5 not in found] == []
 
 
+def refused(*command: str) -> None:
+    """Run a command of git that stops at a conflict."""
+    assert subprocess.run(["git", *command], check=False, capture_output=True).returncode
+
+
+def edit(path: str, content: str) -> str:
+    Path(path).write_text(f"{content}\n")
+    return commit()
+
+
+@pytest.mark.parametrize("operation", ["cherry-pick", "revert", "am", "bisect", "rebase", "reset"])
+def test_what_giving_up_goes_back_to_is_in_use(old, operation):
+    edit("f", "1")
+    git("checkout", "-q", "--detach")
+    mine = write("mine")
+    undone = commit()
+    git("checkout", "-q", "-b", "other")
+    write("other")
+    commit()
+    edit("f", "2")
+    git("checkout", "-q", "--detach", undone)
+    edit("f", "3")
+    match operation:
+        case "cherry-pick":
+            refused("cherry-pick", "other~1", "other")
+        case "revert":
+            refused("revert", "--no-edit", undone, "main")
+        case "am":
+            refused("am", *git("format-patch", "-2", "-o", ".git/patches", "other").splitlines())
+        case "bisect":
+            git("bisect", "start", "main", "main~2")
+        case "rebase":
+            refused("rebase", "other")
+        case _:
+            git("reset", "-q", "--hard", "main")
+    assert mine not in Path("data.dvc").read_text()
+    assert mine in dvc_used.hashes()
+
+
+@pytest.mark.parametrize("kind", ["separate", "submodule"])
+def test_main_worktree_is_looked_at_or_asked_for(old, kind, tmp_path_factory, monkeypatch):
+    here, folder = Path.cwd(), tmp_path_factory.mktemp("other")
+    monkeypatch.chdir(folder)
+    if kind == "separate":
+        git("clone", "-q", "--separate-git-dir", "kept", str(here), "project")
+    else:
+        git("init", "-q")
+        git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(here), "project")
+    monkeypatch.chdir("project")
+    git("worktree", "add", "-q", "--detach", str(folder / "linked"))
+    edited = write("edited")
+    assert edited in dvc_used.hashes()
+    monkeypatch.chdir(folder / "linked")
+    if kind == "submodule":
+        assert edited in dvc_used.hashes()
+    else:
+        with pytest.raises(EvergreenError, match=r"kept: does not say where its main worktree is"):
+            dvc_used.hashes()
+
+
+ENCRYPTED = {
+    "git-crypt": b"\0GITCRYPT\0abc",
+    "base64": b"U2FsdGVkX19mZm9vYmFyYmF6\nb3V0cw==\n",
+    "bytes": bytes(range(128, 256)) + b"\nouts:\n{}\n",
+    "armour": b"-----BEGIN PGP MESSAGE-----\nVersion: GnuPG v2\n\nhQEMA\n-----END PGP MESSAGE-----\n",
+    "values": b"outs:\n- md5: ENC[AES256_GCM,data:abc,type:str]\n  path: data\n",
+}
+
+
+@pytest.mark.parametrize("content", ENCRYPTED.values(), ids=ENCRYPTED)
+def test_encrypted_files_are_an_error(old, content):
+    Path("secret.dvc").write_bytes(content)
+    commit()
+    git("branch", "encrypted")
+    git("rm", "-q", "secret.dvc")
+    git("commit", "-qm", "t")
+    with pytest.raises(EvergreenError, match="is encrypted, a link or otherwise"):
+        dvc_used.hashes()
+
+
+def test_encrypted_log_is_an_error(old):
+    write_log("me/new")
+    Path("runs/gone/release/log.jsonl").write_bytes(ENCRYPTED["base64"])
+    with pytest.raises(EvergreenError, match="is encrypted"):
+        dvc_used.publications()
+
+
+def test_link_in_a_commit_is_an_error(old):
+    Path("dvc.lock").symlink_to("locks/real.yaml")
+    commit()
+    with pytest.raises(EvergreenError, match="is encrypted, a link"):
+        dvc_used.hashes()
+
+
 def test_files_in_git_lfs_are_read_or_named(old):
     found = write("in lfs", "lfs.dvc")
     content = Path("lfs.dvc").read_bytes()

@@ -36,5 +36,6 @@ def test_errors_and_output_are_printable(capsys: pytest.CaptureFixture[str]) -> 
     before = sys.stdout
     with printable_output():
         print("\x1b[2J", end="")
+        sys.stdout.writelines(["\x1b[1m", "and"])
     assert sys.stdout is before
-    assert capsys.readouterr().out == "\\u001b[2J"
+    assert capsys.readouterr().out == "\\u001b[2J\\u001b[1mand"

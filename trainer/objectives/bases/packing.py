@@ -85,6 +85,8 @@ def packing_problem(model: PreTrainedModel) -> str | None:
     try:
         batch = _trial_batch(model)
         embeddings, logits = _embeddings_and_logits(model, batch)
+        if not logits.isfinite().all():
+            return "what it computes of a small batch is not finite"
         for row, lengths in enumerate(_TRIAL_LENGTHS):
             start = 0
             for length in lengths:
@@ -93,11 +95,11 @@ def packing_problem(model: PreTrainedModel) -> str | None:
                 total = logits[row, own].float().square().sum()
                 (gradient,) = torch.autograd.grad(total, embeddings, retain_graph=True)
                 gradient[row, own] = 0.0
-                if gradient.abs().max() > 0:
+                if not gradient.abs().max() <= 0:
                     return "it lets a token attend to other examples of its packed sequence"
                 _, alone = _embeddings_and_logits(model, {"input_ids": batch["input_ids"][row : row + 1, own]})
                 difference = (logits[row, own] - alone[0]).abs().max()
-                if difference > _TOLERANCE * alone.abs().max():
+                if not difference <= _TOLERANCE * alone.abs().max():
                     return "it numbers the positions of a packed sequence as if it were one example"
     except (TypeError, ValueError) as error:  # a forward pass that does not take positions, or needs more than tokens
         return f"it does not take positions that start again: {error}"

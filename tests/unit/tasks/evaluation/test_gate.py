@@ -170,6 +170,12 @@ def test_floors_follow_the_metrics_direction(floors: dict[str, float], missed: s
     assert missed is None or verdict.reasons == (missed,)
 
 
+@pytest.mark.parametrize("metric", DIRECTIONS)
+def test_nan_misses_every_floor(monkeypatch: pytest.MonkeyPatch, metric: str) -> None:
+    monkeypatch.setitem(SCORED.metrics, metric, float("nan"))
+    assert judge(Gate(floors={metric: 0.5})).verdict == "refuse"
+
+
 def test_every_failure_is_reported() -> None:
     settings = Gate(floors={"accuracy": 0.95, "loss": 0.3}, slice_floors={"accuracy": 0.8})
     verdict = judge(settings, START, has_champion=False, slices=[slice_result(floor_p_value=0.001)])

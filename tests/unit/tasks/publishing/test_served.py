@@ -170,6 +170,16 @@ def test_release_that_answers_otherwise_is_refused(prepared, plant, fault, kind,
     assert "nothing was sent" in said
 
 
+@pytest.mark.parametrize("kind", kinds(*(kind for kind in COARSE if kind != "token_classification"), "dpo"))
+def test_release_that_answers_nan_is_refused(prepared, plant, kind):
+    def divide_by_nan(folder: Path) -> None:
+        keys = json.loads((folder / "config.json").read_text())
+        change(folder / "config.json", **{key: float("nan") for key in keys if re.search("_(eps|epsilon)$", key)})
+
+    plant(divide_by_nan)
+    assert re.search(r"row_id \d+: \w+ is nan, and was ", refusal(prepared(kind)))
+
+
 @pytest.mark.parametrize("kind", kinds(*tiny_releases.KINDS))
 def test_other_weights_than_the_judged_ones_are_refused(prepared, plant, kind):
     plant(disturb)

@@ -352,6 +352,12 @@ def test_model_whose_positions_do_not_restart_is_refused():
     assert "numbers the positions" in packing.packing_problem(model)
 
 
+def test_model_that_computes_nan_is_not_trained_on_packed_sequences():
+    model = model_of("gpt2")
+    torch.nn.init.constant_(model.transformer.ln_f.weight, torch.nan)
+    assert "not finite" in packing.packing_problem(model)
+
+
 def test_packed_training_takes_the_steps_of_unpacked_training(tmp_path):
     """A step's loss and gradient average over the learned tokens of the global batch, packed or not."""
     single = sft_job(tmp_path / "single", {"training.global_batch_size": 64, "launch.micro_batch_size": 8})
