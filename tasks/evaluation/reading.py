@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from params import DataError, ModelError
 from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
 from tasks.tokenization.encoding import IS_CUT, SAYS_ALL, Encoder, encode_splits
-from trainer.data.shards import ROW_ID
+from trainer.data.shards import ROW_ID, Manifest
 from trainer.data.tokens import Sequences
 from trainer.model import adapters
 
@@ -65,13 +66,32 @@ class Reading:
         except (OSError, ValueError) as error:
             what = f"its configuration, or that of its base model, cannot be read: {error}"
             raise ModelError(self.where, what, "check the network, and that the files are there") from error
-        return found and found - self.objective.reserved_positions()
+        reserved = self.objective.reserved_positions()
+        if found and found <= reserved:
+            what = f"has {found} positions and generates up to {reserved} tokens, so a prompt has no room"
+            fix = f"set objective.max_new_tokens to less than {found}"
+            raise ModelError(self.where, what, f"{fix}, or publish to another repository (publish.repo_id)")
+        return found and found - reserved
+
+    @cached_property
+    def rules(self) -> dict[str, Any]:
+        """How the tokenizer splits a text: its `tokenizer.json`."""
+        rules: dict[str, Any] = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        return {name: rule for name, rule in rules.items() if name not in {"truncation", "padding"}}  # of its last call
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What else the tokenizer saves, such as its special tokens and the side that it cuts: its `tokenizer_config.json`."""
+        with TemporaryDirectory() as folder:
+            self.tokenizer.save_pretrained(folder, save_jinja_files=False)
+            settings: dict[str, Any] = json.loads((Path(folder) / "tokenizer_config.json").read_bytes())
+        return settings | {"model_max_length": None, "chat_template": None}  # which are compared by themselves
 
     def has_tokens_of(self, other: Reading) -> bool:
-        """Whether both split every text into the same tokens."""
-        one, two = self.tokenizer, other.tokenizer
-        has_template = one.chat_template == two.chat_template or not self.objective.renders_conversations()
-        return _rules(one) == _rules(two) and one.eos_token_id == two.eos_token_id and has_template
+        """Whether both split every text into the same tokens, because their tokenizers are the same in all that they save."""
+        has_template = self.tokenizer.chat_template == other.tokenizer.chat_template
+        has_template = has_template or not self.objective.renders_conversations()
+        return self.rules == other.rules and self.settings == other.settings and has_template
 
     def is_alike(self, other: Reading) -> bool:
         """Whether both read the same tokens of each row, up to their limits."""
@@ -145,7 +165,8 @@ class CommonText:
         is_alike, objective = own.is_alike(champion), own.objective
         if is_alike and own.limits == champion.limits:
             return cls()
-        incomparable = frozenset[str]() if own.has_tokens_of(champion) else objective.tokenizer_dependent
+        has_tokens = own.has_tokens_of(champion)
+        incomparable = frozenset[str]() if has_tokens else objective.tokenizer_dependent
         if not objective.cut_texts_are_easier:
             two = champion.encode(rows, champion.encoder(None, state), folder / "champion", workers)
             return cls(champion=two, incomparable=incomparable)
@@ -156,6 +177,9 @@ class CommonText:
         one = two = own.encode(rows, encoders[0], folder / "own", workers)
         if not is_alike:
             two = champion.encode(rows, encoders[1], folder / "champion", workers)
+            # Settings may differ and change none of the rows.
+            if is_alike := Manifest.read(one).shards == Manifest.read(two).shards:
+                two, incomparable = one, frozenset() if own.rules == champion.rules else incomparable
         written = [Sequences(path) for path in (one, two)]
         left_out = unwritten = np.zeros(0, np.int64)
         every = np.concatenate([batch[ROW_ID].to_numpy() for batch in rows.batches([ROW_ID])])
@@ -165,7 +189,7 @@ class CommonText:
         if len(left_out) > _MAX_LEFT_OUT * len(every):
             refusal = _refusal(rows.pick(left_out.tolist()), encoders)
             raise _too_long(len(left_out), len(every), limit, wanted, refusal)
-        if objective.restated and not own.has_tokens_of(champion):
+        if objective.restated and not has_tokens and not is_alike:
             said = (ids[says_all > 0] for ids, says_all in (sequences.numbers(SAYS_ALL) for sequences in written))
             unwritten = np.setdiff1d(every, np.intersect1d(next(said), next(said)))
             if len(unwritten) > _MAX_LEFT_OUT * len(every):
@@ -201,11 +225,6 @@ def _too_long(left_out: int, rows: int, limit: int, wanted: int, refusal: str) -
     if refusal:
         fix = "set such rows aside by validation.expectations"
     return ModelError("evaluation", what, f"{fix}, or publish to another repository (publish.repo_id)")
-
-
-def _rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    rules: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
-    return {name: rule for name, rule in rules.items() if name not in {"truncation", "padding"}}  # of its last call
 
 
 def _positions(folder: Path) -> int | None:

@@ -246,7 +246,7 @@ class _Scorer:
     def _incomparable(
         self, published: Champion, metric: str, objective: Objective[Any], text: CommonText
     ) -> ModelError:
-        what = f"the champion has another tokenizer, and {metric} cannot be compared between tokenizers"
+        what = f"the champion has another tokenizer or other settings of it, and {metric} cannot be compared between tokenizers"
         if metric in objective.restated:
             share = f"{len(text.unwritten)} of {len(self.rows)} rows"
             what = f"the champion reads rows in another way, and of {share} one of the two does not have to say all, such as upper case"

@@ -82,7 +82,7 @@ class Seq2Seq(Likelihood[Options]):
     main_metric = "bits_per_byte"
     tokenizer_dependent = frozenset({"loss", "perplexity", "token_accuracy"})
     restated = frozenset({"bits_per_byte", *_TEXT_METRICS})
-    own_options = frozenset({"prefix"})
+    own_options = frozenset({"prefix", "max_new_tokens", "num_beams"})
     limits = frozenset({"max_target_length"})
     score_names = ("nll", "tokens", "correct", "generated", *_TEXT_METRICS)
     served_scores = ("nll", "tokens")

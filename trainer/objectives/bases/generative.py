@@ -44,7 +44,7 @@ class GenerativeObjective(Objective[OptionsT]):
     metrics: ClassVar[Mapping[str, Direction]] = {"reward": "max", "completion_length": "min", "terminated": "max"}
     main_metric = "reward"
     tokenizer_dependent = frozenset({"completion_length"})
-    own_options = frozenset({"prompt", "chat"})
+    own_options = frozenset({"prompt", "chat", "max_new_tokens"})
     score_names = ("reward", "completion_length", "terminated")
     trainer_class: ClassVar[str] = "trainer.loop.rollout_trainer:RolloutTrainer"
     example_rows: ClassVar[tuple[Row, ...]] = (

@@ -64,7 +64,7 @@ class Objective(ABC, Generic[OptionsT]):
     restated: ClassVar[frozenset[str]] = frozenset()
     """Metrics that compare with what a row's labels say. Between models that make other labels, only rows count that `says_all`."""
     own_options: ClassVar[frozenset[str]] = frozenset()
-    """Options that belong to a model, such as a prefix: a released model is read with those that it learned by."""
+    """Options that belong to a model, such as a prefix or how long its answers may be: a released model keeps those that it learned by."""
     cut_texts_are_easier: ClassVar[bool] = True
     """Whether a model that reads only a part of a row is asked for less; false where it has to give the same answer."""
     limits: ClassVar[frozenset[str]] = frozenset()

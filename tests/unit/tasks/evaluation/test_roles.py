@@ -27,7 +27,7 @@ from tasks.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import releases, tiny
-from tests.support.tiny_releases import KINDS, conversations
+from tests.support.tiny_releases import CHAT, KINDS, conversations
 from trainer import objectives
 from trainer.data import tokens
 from trainer.objectives.bases.likelihood import says_in_order
@@ -52,10 +52,11 @@ OWN_DAYS: dict[str, dict[str, dict[str, Any]]] = {
     "seq2seq": {
         "prefix": {"objective.prefix": "say who it is: "},
         "targets": {"objective.max_target_length": 1},
+        "answers": {"objective.max_new_tokens": 1, "objective.num_beams": 3},
     },
     "dpo": {"separator": {"objective.separator": "\n\nThe better one:"}},
-    "grpo": {"prompt": {"objective.prompt": "Say who does it. {text}"}},
-    "iterative_sft": {"prompt": {"objective.prompt": "{text} Who?"}},
+    "grpo": {"prompt": {"objective.prompt": "Say who does it. {text}"}, "answers": {"objective.max_new_tokens": 1}},
+    "iterative_sft": {"prompt": {"objective.prompt": "{text} Who?"}, "answers": {"objective.max_new_tokens": 1}},
     "sequence_classification": {"labels": {}},
     "token_classification": {"labels": {}},
 }
@@ -64,8 +65,10 @@ FAST = {
     ("conversations", "template, shorter"),
     ("seq2seq", "prefix"),
     ("seq2seq", "targets"),
+    ("seq2seq", "answers"),
     ("dpo", "separator"),
     ("grpo", "prompt"),
+    ("grpo", "answers"),
     ("sequence_classification", "labels"),
     ("token_classification", "labels"),
     ("causal_lm", "tokenizer"),
@@ -122,6 +125,15 @@ class Released:
         return champion.PublishedModel(found, self.folder, None)
 
 
+def released(root: Path, kind: str, changes: dict[str, Any]) -> Released:
+    artifacts, recipe = prepared(root, kind, changes)
+    releases.learn(artifacts, recipe, 6)
+    releases.evaluate(artifacts, recipe, compare_untrained=False)
+    folder = shutil.copytree(artifacts.model, root / "release")
+    (folder / PROVENANCE).write_text(json.dumps(provenance(artifacts)))
+    return Released(artifacts, recipe, folder)
+
+
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Released]:
     """Make the released model of a kind."""
@@ -129,13 +141,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Release
 
     def make(kind: str) -> Released:
         if kind not in made:
-            root = tmp_path_factory.mktemp(kind)
-            artifacts, recipe = prepared(root, kind, {})
-            releases.learn(artifacts, recipe, 6)
-            releases.evaluate(artifacts, recipe, compare_untrained=False)
-            folder = shutil.copytree(artifacts.model, root / "release")
-            (folder / PROVENANCE).write_text(json.dumps(provenance(artifacts)))
-            made[kind] = Released(artifacts, recipe, folder)
+            made[kind] = released(tmp_path_factory.mktemp(kind), kind, {})
         return made[kind]
 
     return make
@@ -166,6 +172,11 @@ def test_a_champion_has_the_scores_that_it_had_as_a_candidate(
     monkeypatch.setattr(champion, "fetch", lambda *_, **__: before.champion())
     releases.evaluate(artifacts, recipe, compare_untrained=False)
     assert_equal(scores_of(artifacts, "champion"), scores_of(before.artifacts, "model"))
+    found, columns = before.champion().champion, SplitRows(artifacts.rows / "test").schema.names
+    assert found
+    read = champion.read_as_released(before.folder, recipe.objective, max_length=9, champion=found, columns=columns)
+    on_card = objectives.build(before.recipe.objective).call_arguments
+    assert read.objective.call_arguments == on_card
     if day not in {"shorter", "targets", "template, shorter"} or kind == "sequence_classification":
         return
     # The candidate, too, has the scores of the limit that both can read, not those of its shorter one.
@@ -327,6 +338,26 @@ def test_bytes_are_those_of_the_row_whatever_the_tokenizer_writes(
     assert found == [len(row["label"].encode()) for row in upper]
 
 
+@pytest.mark.parametrize("max_new_tokens", [100, 120])
+def test_a_champion_without_room_for_an_answer_says_so(
+    max_new_tokens: int, release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without a record, which is asked as the recipe says."""
+    before = release("grpo")
+    folder = shutil.copytree(before.artifacts.model, tmp_path / "short")
+    settings = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 100}
+    (folder / "config.json").write_text(json.dumps(settings))
+    against(monkeypatch, Released(before.artifacts, before.recipe, folder))
+    changes = {"objective.max_new_tokens": max_new_tokens, "model.config.max_position_embeddings": 1000}
+    artifacts, recipe = prepared(tmp_path / "project", "grpo", changes | {"tokenization.max_length": LENGTH + 9})
+    releases.learn(artifacts, recipe, 0)
+    what = f"has 100 positions and generates up to {max_new_tokens} tokens, so a prompt has no room"
+    with pytest.raises(ModelError, match=what) as caught:
+        releases.evaluate(artifacts, recipe)
+    assert caught.value.where == "local/tests/tiny"
+    assert caught.value.fix.startswith("set objective.max_new_tokens to less than 100, or publish to another")
+
+
 def test_a_champion_of_conversations_does_not_read_pairs(
     release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,6 +434,59 @@ def test_a_classifier_is_read_up_to_the_limit_of_its_release(tmp_path: Path, mon
     releases.learn(today, longer, 1, seed=5)
     releases.evaluate(today, longer, compare_untrained=False)
     assert_equal(scores_of(today, "champion"), scores_of(artifacts, "model"))
+
+
+PRINTS = "{% if bos_token %}{{ bos_token }}{% endif %}" + CHAT.replace("\n", "{{ eos_token }}")
+"""A template that writes special tokens."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "both", "today", "settings"),
+    [
+        ("sequence_classification", {"tokenization.max_length": 5}, {}, {"truncation_side": "left"}),
+        ("conversations", {"objective.chat_template": PRINTS}, {}, {"bos_token": None}),
+        (
+            "conversations",
+            {"objective.chat_template": PRINTS},
+            {"tokenization.max_length": LENGTH + 9},
+            {"split_special_tokens": True},
+        ),
+    ],
+)
+def test_all_settings_of_a_tokenizer_belong_to_its_model(
+    kind: str,
+    both: dict[str, Any],
+    today: dict[str, Any],
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What `tokenizer.json` does not say: `tokenizer_config.json` and the template decide about it."""
+    before = released(tmp_path / "before", kind, both)
+    other = shutil.copytree(before.folder, tmp_path / "other")
+    path = other / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    changes = {**both, **today, "tokenization.tokenizer": {"kind": "pretrained", "path": str(other)}}
+    artifacts, recipe = prepared(tmp_path / "today", kind, changes)
+    releases.learn(artifacts, recipe, 1, seed=5)
+    against(monkeypatch, before)
+    releases.evaluate(artifacts, recipe, compare_untrained=False)
+    assert_equal(scores_of(artifacts, "champion"), scores_of(before.artifacts, "model"))
+
+
+def test_settings_that_change_no_row_make_no_other_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a default that a new version of a library writes down; rows that both cut at the same place count."""
+    before = released(tmp_path / "before", "sft", {"tokenization.max_length": 15})
+    other = shutil.copytree(before.folder, tmp_path / "other")
+    path = other / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"padding_side": "left"}))
+    tokenizer = {"tokenization.tokenizer": {"kind": "pretrained", "path": str(other)}}
+    artifacts, recipe = prepared(tmp_path / "today", "sft", {"tokenization.max_length": 15, **tokenizer})
+    releases.learn(artifacts, recipe, 1, seed=5)
+    against(monkeypatch, before)
+    releases.evaluate(artifacts, recipe, compare_untrained=False)
+    assert_equal(scores_of(artifacts, "champion"), scores_of(before.artifacts, "model"))
+    assert comparisons_of(artifacts)["loss"]["left_out"] == 0
 
 
 REFUSES = "{% if REFUSED %}{{ raise_exception('no such question') }}{% endif %}"
