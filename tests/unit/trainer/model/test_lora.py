@@ -145,7 +145,7 @@ def test_adapters_by_themselves_name_their_base_model(tmp_path):
     [
         ("{}", "names no base model\n  fix: add `base_model_name_or_path`"),
         ("[]", "cannot be read"),
-        ('{"base_model_name_or_path": "no/such/model"}', "no/such/model: cannot be loaded"),
+        ('{"peft_type": "LORA", "base_model_name_or_path": "no/such/model"}', "no/such/model: cannot be loaded"),
     ],
 )
 def test_adapters_that_cannot_be_loaded_are_named(tmp_path, content, message):
