@@ -144,10 +144,22 @@ def _check_configuration(content: Any, where: str) -> None:
     if isinstance(content, dict) and "configuration_files" in content:
         what = "configuration_files names a configuration to read instead of this one"
         raise ModelError(where, what, "remove that key, or use a model without it")
+    for kernel in _kernels(content, is_asked=False):
+        what = f"asks for {kernel[:200]!r}, code of a repository, which Evergreen never runs"
+        raise ModelError(where, what, "remove attn_implementation, or use a model without it")
     weights = content.get("transformers_weights") if isinstance(content, dict) else None
     if weights is not None and weights != _INDEX and not _is_weights(weights):
         what = f"transformers_weights is {weights!r}, which is no safetensors file of the model's own folder"
         raise ModelError(where, what, "remove that key")
+
+
+def _kernels(value: Any, *, is_asked: bool) -> Iterator[str]:
+    """Yield the repositories whose attention kernels transformers would run, if the library `kernels` is there."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _kernels(inner, is_asked=is_asked or key.endswith("attn_implementation"))
+    elif is_asked and isinstance(value, str) and "/" in value:
+        yield value
 
 
 def _check_tokenizer(content: Any, file: Path, where: str) -> None:
