@@ -179,13 +179,14 @@ def _pretrained_problems(key: Key, path: str, required: str) -> Iterator[Problem
         if required == "config.json" and has_only_pickle(folder):
             what = f"{path} has weights only as pickle files, which are never loaded"
             yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
-        elif not (folder / required).exists():
-            yield Problem(key, f"{path} has no {required}", "check the folder")
         else:
             try:
                 check_model_files(folder, weights=required == "config.json")
             except ModelError as error:
                 yield Problem(key, f"{error.where}: {error.what}", error.fix)
+            else:
+                if not (folder / required).exists():
+                    yield Problem(key, f"{path} has no {required}", "check the folder")
     elif made and Path("params", f"{made[1]}.yaml").is_file():
         fix = f"make it: `evergreen run {made[1]} --no-publish`; or fetch it: `dvc pull train@{made[1]}`"
         yield Problem(key, f"there is no folder {path}, and the recipe {made[1]} makes it", fix)

@@ -122,7 +122,7 @@ def read_as_released(
     from transformers import AutoTokenizer
 
     with errors(champion):
-        check_model_files(folder)
+        check_model_files(folder, adapter=True)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         objective = objectives.build(choice).as_released(_released_options(folder, choice.name))
         if lacking := sorted(objective.columns().keys() - set(columns)):

@@ -11,7 +11,7 @@ rows count.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from tasks.tokenization.encoding import IS_CUT, SAYS_ALL, Encoder, encode_splits
 from trainer.data.shards import ROW_ID, Manifest
 from trainer.data.tokens import Sequences
 from trainer.model import adapters
+from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -232,11 +233,13 @@ def _positions(folder: Path) -> int | None:
     import torch
     from transformers import AutoConfig, AutoModel
 
-    where: Mapping[str, Any] = {"pretrained_model_name_or_path": folder}
+    path: str = str(folder)
+    revision: str | None = None
     if adapters.is_adapter(folder) and not (folder / "config.json").exists():
         base = adapters.BaseModel.of(folder)
-        where = {"pretrained_model_name_or_path": base.name, "revision": base.revision or "main"}
-    config = AutoConfig.from_pretrained(**where, trust_remote_code=False).get_text_config()
+        path, revision = base.name, base.revision
+    revision = check_model_files(path, revision, weights=False)
+    config = AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=False).get_text_config()
     found: int | None = getattr(config, "max_position_embeddings", None)
     if not found or found < 1:
         return None

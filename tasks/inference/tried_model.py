@@ -73,7 +73,7 @@ class TriedModel:
         import transformers
         from transformers import AutoConfig, AutoTokenizer, pipeline
 
-        check_model_files(folder, where=where)
+        check_model_files(folder, where=where, adapter=True)
         if is_adapter(folder):
             with _load_errors(where):
                 task = _adapter_task(BaseModel.of(folder).task, where)

@@ -22,9 +22,11 @@ from trainer.model.network import untrained_model
 LOADERS = {"from_pretrained", "from_config", "pipeline", "load_dataset", "load_dataset_builder"}
 """What reads a repository and can run its code."""
 NO_CODE = {"PeftModel.from_pretrained", "load_dataset_builder", "load_dataset"}
-"""These take no `trust_remote_code`: peft puts weights on a model that is loaded, and datasets has run no code since 4.0."""
+"""These take no `trust_remote_code`: peft puts LoRA weights on a model that is loaded, and datasets has run no code since 4.0."""
 OF_A_SCRIPT = Path("trainer/iterative/loading.py")
 """Here a person's own script may say that it trusts a model."""
+
+CHECKED_BY_CALLER = {"tasks/inference/tried_model.py:_load_network": "TriedModel.load checks the folder"}
 
 
 def calls() -> Iterator[tuple[Path, ast.Call, str]]:
@@ -48,16 +50,23 @@ def test_every_call_that_loads_says_that_it_runs_no_code():
     assert all(found.values()), f"the walk finds what there is: {found}"
 
 
-def test_every_module_that_loads_checks_what_the_files_name():
-    """A configuration by itself opens nothing, and peft gets a folder of which one file is read."""
-    loading = {
-        path
-        for path, _, name in calls()
-        if name.endswith(".from_pretrained") and not name.startswith(("AutoConfig.", "PeftModel."))
-    }
-    assert loading
-    for path in loading:
-        assert "check_model_files(" in (ROOT / path).read_text(encoding="utf-8"), path
+def test_every_function_that_loads_first_checks_what_the_files_name():
+    wrong, loading = [], 0
+    for path in {path for path, _, name in calls() if name.endswith("from_pretrained")}:
+        for function in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            lines: dict[str, list[int]] = {"from_pretrained": [], "check_model_files": []}
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call):
+                    lines.get(ast.unparse(node.func).rpartition(".")[2], []).append(node.lineno)
+            loads, checks = lines.values()
+            loading += bool(loads)
+            is_checked = min(checks, default=10**6) < min(loads, default=10**6)
+            if loads and not is_checked and f"{path}:{function.name}" not in CHECKED_BY_CALLER:
+                wrong.append(f"{path}:{function.name}")
+    assert loading > len(CHECKED_BY_CALLER)
+    assert not wrong
 
 
 def test_transformers_is_given_no_callable_that_loads():
@@ -103,7 +112,12 @@ adapter = root / "adapter"
 shutil.copytree(usual, adapter)
 for name in ("config.json", "own.py"):
     shutil.copy(own / name, adapter)
-(adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(usual), "task_type": "CAUSAL_LM"}))
+of_usual = {"peft_type": "LORA", "base_model_name_or_path": str(usual), "task_type": "CAUSAL_LM"}
+(adapter / "adapter_config.json").write_text(json.dumps(of_usual))
+shadow = root / "shadow"
+shutil.copytree(usual, shadow)
+(shadow / "model.safetensors").rename(shadow / "adapter_model.safetensors")
+(shadow / "adapter_config.json").write_text(json.dumps(of_usual | {"peft_type": "SHADOW", "shadow_model": str(own)}))
 shutil.copytree(own, root / "tokens" / "tokenizer")
 objective = objectives.build(ObjectiveChoice.model_validate({"name": "causal_lm"}))
 published = Champion(endpoint="local", repo_id="a/b", commit="c" * 40, tag="release-1", weights="w")
@@ -120,6 +134,11 @@ roles = {
     "champion, an adapter": lambda: champion.load(adapter, objective, {}, published),
     "try": lambda: TriedModel.load(own, "own"),
     "try, an adapter": lambda: TriedModel.load(adapter, "adapter"),
+    "champion, another kind of adapter": lambda: champion.load(shadow, objective, {}, published),
+    "try, another kind of adapter": lambda: TriedModel.load(shadow, "shadow"),
+    "base, another kind of adapter": lambda: network.untrained_model(
+        Model(pretrained=str(shadow)), objective=objective, state={}, tokenizer=usual_tokenizer, seed=1
+    ),
     "script": lambda: loading.load_model(str(own), None),
     "tokenizer of a script": lambda: loading.load_tokenizer(str(own)),
 }
@@ -164,6 +183,20 @@ def test_every_role_says_what_to_do_instead(answers, role):
     assert OUR_ERROR in said
     assert FIX in said
     assert "trust_remote_code" not in said, "that is no way here"
+
+
+@pytest.mark.parametrize(
+    ("role", "error"),
+    [
+        ("champion", "peft_type is 'SHADOW'"),
+        ("try", "peft_type is 'SHADOW'"),
+        ("base", "holds adapters, not a whole model"),
+    ],
+)
+def test_adapters_that_load_the_code_of_others_are_refused(answers, role, error):
+    (said,) = (part.partition("</>")[0] for part in answers[0].split(f"<{role}, another kind of adapter>")[1:])
+    assert said.startswith("ours: ")
+    assert error in said
 
 
 def test_script_that_trusts_nothing_is_refused(answers):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from params import ModelError
 from params.schema import Lora
 from trainer.runtime.imports import bring_back
+from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -102,7 +103,8 @@ def _trained_in_full(objective: Objective[Any], new: Sequence[str]) -> list[str]
 
 
 def merge(network: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Merge the adapter in `folder` into its base model."""
+    """Merge the adapter in `folder` into its base model. ModelError if it is not plain LoRA."""
+    check_model_files(folder, adapter=True)
     bring_back("peft")
     from peft import PeftModel
 

@@ -161,7 +161,7 @@ def trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
         from transformers import AutoConfig
 
         base = adapters.BaseModel.of(folder)
-        check_model_files(folder)
+        check_model_files(folder, adapter=True)
         changed = {}
         if (folder / "config.json").exists():
             try:

@@ -16,11 +16,27 @@ from params import ModelError
 
 _INDEX: Final = "model.safetensors.index.json"
 _TOKENIZERS: Final = ("tokenizer_config.json", "special_tokens_map.json", "processor_config.json")
-_NAMES_OF_HUB: Final = (*_TOKENIZERS, "config.json", _INDEX)
+_ADAPTER: Final = "adapter_config.json"
+_NAMES_OF_HUB: Final = (_ADAPTER, *_TOKENIZERS, "config.json", _INDEX)
 _FILE_KEYS: Final = ("vocab", "merges", "init_inputs")
 """Like those that end with `_file`: transformers opens a text that is given for them."""
 _NEVER_OPENED: Final = ("name_or_path", "special_tokens_map_file")
 """Old versions of transformers wrote the paths of their own machine for these into tokenizer_config.json."""
+_ONLY_ADAPTER: Final = {"peft_type": "LORA", "megatron_core": "megatron.core"}
+"""peft's other kinds of adapters load other models, with their code, or pickles. It imports `megatron_core`."""
+_KEYS_OF_LORA: Final = {
+    *("task_type", "base_model_name_or_path", "revision", "peft_version", "bias", "init_lora_weights"),
+    *(
+        "target_modules",
+        "target_parameters",
+        "exclude_modules",
+        "modules_to_save",
+        "layers_to_transform",
+        "layers_pattern",
+    ),
+    *("rank_pattern", "alpha_pattern", "layer_replication", "trainable_token_indices", "alora_invocation_tokens"),
+}
+"""Keys of an adapter that may hold more than a number: names of layers, for example. peft opens nothing for them."""
 _WEIGHTS: Final = ".safetensors"
 _OF_TOKENIZER: Final = ("*.json", "*.model", "*.txt", "*.jinja")
 _READ: Final = (*_OF_TOKENIZER, "model*.safetensors", "adapter*.safetensors")
@@ -29,7 +45,13 @@ _POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
 
 
 def check_model_files(
-    path: str | Path, revision: str | None = None, *, where: str | None = None, weights: bool = True, **of_hub: Any
+    path: str | Path,
+    revision: str | None = None,
+    *,
+    where: str | None = None,
+    weights: bool = True,
+    adapter: bool = False,
+    **of_hub: Any,
 ) -> str | None:
     """Check the files of a model before anything is loaded from it; return the revision to load.
 
@@ -38,17 +60,20 @@ def check_model_files(
         revision: of the repository. What is returned stays at the commit that was checked.
         where: the model in messages; its path by default.
         weights: whether they are loaded, too.
+        adapter: whether they may be those of a LoRA adapter. transformers would follow the name of its base model, unchecked.
         of_hub: further arguments of transformers for a repository.
 
     Raises:
         ModelError: a file names a file that is not the model's own, or weights that are not safetensors, or is not JSON, or is
-            a pointer of git-lfs.
+            a pointer of git-lfs; or the weights are those of an adapter, and should not be, or its settings are not plain LoRA.
         OSError: as transformers does, if the Hub cannot be reached or has no such repository.
     """
     name = where or str(path)
     folder = Path(path)
     if folder.is_dir():
         _check_is_whole(folder, name, _READ if weights else _OF_TOKENIZER)
+        if weights and not adapter and (folder / _ADAPTER).exists():
+            raise _no_whole_model(name)
         for file in _known_files(folder):
             _check(file, f"{name}: {file.relative_to(folder)}", is_whole=True)
         return revision
@@ -60,12 +85,20 @@ def check_model_files(
     for known in _NAMES_OF_HUB:
         found = cached_file(path, known, revision=pinned, _raise_exceptions_for_missing_entries=False, **asked)
         if found is not None:
+            if weights and not adapter and known == _ADAPTER:
+                raise _no_whole_model(name)
             _check(Path(found), f"{name}: {known}", is_whole=False)
     resolved: str | None = pinned
     return resolved
 
 
+def _no_whole_model(name: str) -> ModelError:
+    fix = "use its base model, or the folder that `merge_and_unload().save_pretrained(folder)` of peft writes"
+    return ModelError(name, f"holds adapters, not a whole model: it has {_ADAPTER}", fix)
+
+
 def _known_files(folder: Path) -> Iterator[Path]:
+    yield from folder.glob(_ADAPTER)
     for pattern in (*_TOKENIZERS, "config.json", f"*{_WEIGHTS}.index.json"):
         yield from sorted(folder.glob(pattern))
         yield from sorted(folder.glob(f"*/{pattern}"))  # some tokenizers have parts in subfolders
@@ -86,6 +119,8 @@ def _check(file: Path, where: str, *, is_whole: bool) -> None:
             _check_configuration(content, where)
         elif file.name in _TOKENIZERS:
             _check_tokenizer(content, file, where)
+        elif file.name == _ADAPTER:
+            _check_adapter(content, where)
         else:
             _check_index(content, file.parent, where, is_whole=is_whole)
     except (ValueError, RecursionError) as error:
@@ -93,11 +128,38 @@ def _check(file: Path, where: str, *, is_whole: bool) -> None:
         raise ModelError(where, what, "write the file with `save_pretrained`") from error
 
 
+def _check_adapter(content: Any, where: str) -> None:
+    if not isinstance(content, dict):
+        raise ModelError(where, "is no mapping", "write the adapter with peft")
+    for key, value in {"peft_type": None, **content}.items():
+        if value != _ONLY_ADAPTER.get(key, value):
+            what = f"{key} is {str(value)[:200]!r}, and only {_ONLY_ADAPTER[key]} is read"
+            raise ModelError(where, what, "use a LoRA adapter as peft's LoraConfig writes it")
+        if value and not isinstance(value, int | float) and key not in (*_ONLY_ADAPTER, *_KEYS_OF_LORA):
+            what = f"{key} is {str(value)[:200]!r}; peft may load a file or code for it"
+            raise ModelError(where, what, f"remove {key}, or use an adapter without it")
+
+
 def _check_configuration(content: Any, where: str) -> None:
+    if isinstance(content, dict) and "configuration_files" in content:
+        what = "configuration_files names a configuration to read instead of this one"
+        raise ModelError(where, what, "remove that key, or use a model without it")
+    for kernel in _kernels(content, is_asked=False):
+        what = f"asks for {kernel[:200]!r}, code of a repository, which Evergreen never runs"
+        raise ModelError(where, what, "remove attn_implementation, or use a model without it")
     weights = content.get("transformers_weights") if isinstance(content, dict) else None
     if weights is not None and weights != _INDEX and not _is_weights(weights):
         what = f"transformers_weights is {weights!r}, which is no safetensors file of the model's own folder"
         raise ModelError(where, what, "remove that key")
+
+
+def _kernels(value: Any, *, is_asked: bool) -> Iterator[str]:
+    """Yield the repositories whose attention kernels transformers would run, if the library `kernels` is there."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _kernels(inner, is_asked=is_asked or key.endswith("attn_implementation"))
+    elif is_asked and isinstance(value, str) and "/" in value:
+        yield value
 
 
 def _check_tokenizer(content: Any, file: Path, where: str) -> None:

@@ -396,6 +396,8 @@ def test_pretrained_folders():
     assert "only as pickle files" in problems({"model": {"pretrained": pickles}})["model.pretrained"]
     empty = model_folder("empty")
     assert "has no config.json" in problems({"model": {"pretrained": empty}})["model.pretrained"]
+    adapters = model_folder("adapters", "adapter_config.json", "adapter_model.safetensors")
+    assert "holds adapters, not a whole model" in problems({"model": {"pretrained": adapters}})["model.pretrained"]
     tokenizer = {"tokenization.tokenizer": {"kind": "pretrained", "path": empty}}
     assert "has no tokenizer.json" in problems(tokenizer)["tokenization.tokenizer.path"]
     good = model_folder("good", "config.json", "model.safetensors", "tokenizer.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ from typing import Any
 import pytest
 
 from params import ModelError
+from params.schema import Model, ObjectiveChoice
 from tasks.evaluation import champion
 from tasks.evaluation.report import Champion
 from tasks.inference.tried_model import TriedModel
 from tasks.tokenization.tokenizers import load_tokenizer
 from tests.support.pretrained import POINTER, write_model
+from trainer import objectives
 from trainer.data.tokens import read_tokenizer
 from trainer.iterative import loading
-from trainer.model.network import trained_model
+from trainer.model.network import trained_model, untrained_model
 from trainer.runtime.model_files import check_model_files
 
 INDEX = "model.safetensors.index.json"
@@ -92,6 +95,8 @@ def test_pointer_of_git_lfs_is_named(usual: Path, tmp_path: Path, reader: str, f
         ("config.json", {"transformers_weights": "../other/model.safetensors"}),
         ("config.json", {"transformers_weights": "part/model.safetensors.index.json"}),
         ("config.json", {"transformers_weights": "weights.bin"}),
+        ("config.json", {"attn_implementation": "kernels-community/flash-attn2@0123456"}),
+        ("config.json", {"text_config": {"_attn_implementation": {"": "bob/kernel"}}}),
     ],
 )
 def test_files_that_are_not_its_own_are_refused(
@@ -187,3 +192,120 @@ def test_repository_on_the_hub_is_checked_at_the_commit_that_is_loaded(
     changed(tmp_path / file, **content)
     with pytest.raises(ModelError, match="owner/name: "):
         check_model_files("owner/name", "main")
+
+
+# Adapters
+
+
+@pytest.fixture
+def adapter(usual: Path, tmp_path: Path) -> Path:
+    """An adapter as peft writes it, with the tokenizer of its base model."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    lora = LoraConfig(r=2, task_type="CAUSAL_LM", target_modules=["q_proj"], rank_pattern={"q_proj": 3})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # by peft 0.21.2
+        get_peft_model(AutoModelForCausalLM.from_pretrained(usual), lora).save_pretrained(str(tmp_path / "adapter"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(usual / name, tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"peft_type": None},
+        {"peft_type": "SHADOW", "shadow_model": "bob/code"},
+        {"peft_type": "XLORA", "adapters": {"0": "/any/folder"}},
+        {"peft_type": "MULTITASK_PROMPT_TUNING", "prompt_tuning_init_state_dict_path": "/any/file"},
+        {"peft_type": "PROMPT_TUNING", "tokenizer_name_or_path": "/any/folder"},
+        {"megatron_core": "bob"},
+        {"megatron_config": {"a": 1}},
+        {"corda_config": {"cache_file": "/any/file"}},
+        {"lora_ga_config": {"cache_file": "/any/file"}},
+        {"auto_mapping": {"parent_library": "bob"}},
+        {"key_of_a_later_peft": ["/any/file"]},
+    ],
+    ids=str,
+)
+def test_adapters_are_lora_and_name_no_file_and_no_code(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
+) -> None:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import hub
+
+    changed(adapter / "adapter_config.json", **keys)
+    named = rf"adapter_config\.json: {next(iter(keys))} is .*\n  fix: "
+    for load in (
+        lambda: TriedModel.load(adapter, "bob/adapter"),
+        lambda: trained_model(adapter, AutoModelForCausalLM),
+        lambda: load_tokenizer(str(adapter), None),
+    ):
+        with pytest.raises(ModelError, match=named):
+            load()
+    monkeypatch.setattr(hub, "resolve_revision", lambda *_, **__: "c" * 40)
+    monkeypatch.setattr(hub, "cached_file", lambda _, name, **__: str(adapter / name) if "adapter" in name else None)
+    with pytest.raises(ModelError, match=named):
+        check_model_files("bob/adapter", adapter=True)
+
+
+def test_usual_adapters_are_accepted(adapter: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    assert trained_model(adapter, AutoModelForCausalLM)
+    assert TriedModel.load(adapter, "bob/adapter")
+    assert load_tokenizer(str(adapter), None)
+    of_other_versions: dict[str, Any] = {"merge_weights": False, "enable_lora": None, "later": {}, "number": 0.5}
+    changed(adapter / "adapter_config.json", **of_other_versions)
+    assert check_model_files(adapter, adapter=True) is None
+
+
+def test_adapters_are_no_base_model(
+    adapter: Path, usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would follow the name of their base model, which nobody checked, and train nothing."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import hub
+
+    objective = objectives.build(ObjectiveChoice.model_validate({"name": "causal_lm"}))
+    tokenizer = load_tokenizer(str(usual), None)
+    above = Path(shutil.copytree(adapter, tmp_path / "above"))
+    changed(above / "adapter_config.json", base_model_name_or_path=str(adapter))
+    both = Path(shutil.copytree(usual, tmp_path / "both"))
+    shutil.copy(adapter / "adapter_config.json", both)
+    loads: tuple[Callable[[], object], ...] = (
+        lambda: untrained_model(
+            Model(pretrained=str(adapter)), objective=objective, state={}, tokenizer=tokenizer, seed=1
+        ),
+        lambda: untrained_model(
+            Model(pretrained=str(both)), objective=objective, state={}, tokenizer=tokenizer, seed=1
+        ),
+        lambda: loading.load_model(str(adapter), None),
+        lambda: trained_model(above, AutoModelForCausalLM),
+    )
+    for load in loads:
+        with pytest.raises(ModelError, match=r"holds adapters, not a whole model.*\n  fix: .*merge_and_unload"):
+            load()
+    monkeypatch.setattr(hub, "resolve_revision", lambda *_, **__: "c" * 40)
+    monkeypatch.setattr(hub, "cached_file", lambda _, name, **__: str(adapter / name) if "adapter" in name else None)
+    with pytest.raises(ModelError, match="owner/name: holds adapters"):
+        check_model_files("owner/name")
+
+
+def test_configuration_by_another_name_is_refused(usual: Path, tmp_path: Path) -> None:
+    """transformers would read that one instead, and its `transformers_weights`."""
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(shutil.copytree(usual, tmp_path / "model"))
+    other = Path(shutil.copytree(usual, tmp_path / "other"))
+    index = folder / "a" / "b" / INDEX
+    index.parent.mkdir(parents=True)
+    names = trained_model(other, AutoModelForCausalLM).state_dict()
+    changed(index, metadata={}, weight_map=dict.fromkeys(names, "../other/model.safetensors"))
+    (folder / "model.safetensors").unlink()
+    shutil.copy(folder / "config.json", folder / "config.4.0.0.json")
+    changed(folder / "config.4.0.0.json", transformers_weights=f"a/b/{INDEX}")
+    changed(folder / "config.json", configuration_files=["config.4.0.0.json"])
+    with pytest.raises(ModelError, match="configuration_files"):
+        trained_model(folder, AutoModelForCausalLM)
