@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 RECIPE ?= default
+# A test waits for its processes half of the time.
+WORKERS ?= $$($(BIN)/python -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode, each process of a run would compile the libraries anew
 
 .DEFAULT_GOAL := help
@@ -27,10 +29,10 @@ run: $(RUNTIME)  ## run all stages of RECIPE (default) that are out of date
 	$(BIN)/evergreen run $(RECIPE)
 
 test: $(DEVELOPMENT)  ## run all tests except the slow ones
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 slow: $(DEVELOPMENT)  ## run the slow, exhaustive tests that `make test` leaves out
-	$(BIN)/python -m pytest -m slow -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 chaos: $(DEVELOPMENT)  ## kill a training 200 times, publish under 500 schedules of faults, try 2,000 odd inputs, live through 30 nights (up to an hour)
 	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} EVERGREEN_CHAOS_PUBLISHES=$${EVERGREEN_CHAOS_PUBLISHES:-500} EVERGREEN_CHAOS_EXAMPLES=$${EVERGREEN_CHAOS_EXAMPLES:-2000} EVERGREEN_CHAOS_NIGHTS=$${EVERGREEN_CHAOS_NIGHTS:-30} $(BIN)/python -m pytest tests/chaos -m "slow or not slow" -o log_cli=true -o log_cli_level=INFO

@@ -63,13 +63,12 @@ LIBRARIES = [
     ),  # publishing asks a release
     *("dvc.cli.parser", "dvc.scm", "dvc.rwlock", "dvc.data_cloud", "dvc.repo.open_repo", "scmrepo.git", "flufl.lock"),
     *(
-        "prefect.flow_engine",
-        "prefect.task_engine",
         "prefect.telemetry.run_telemetry",
         "prefect.runtime",
         "prefect.flow_runs",
-    ),
-    *("prefect.variables", "prefect.concurrency.services", "prefect.utilities.visualization"),
+        "prefect.variables",
+    ),  # its engines configure logs
+    *("prefect.concurrency.services", "prefect.utilities.visualization"),
     *("uvicorn.protocols.http.h11_impl", "uvicorn.loops.uvloop", "uvicorn.lifespan.off", "anyio._backends._asyncio"),
     "tests.support.preloaded",
 ]
