@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.project import STAGES
+from tests.support.sample_data import cases, data_set
 
-GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 OBJECTIVE = """\
 objective:
   name: grpo
@@ -71,9 +71,8 @@ def test_from_prompts_to_a_model_that_earns_its_reward(project) -> None:
     assert "reward: " in row
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not GSM8K.exists(), reason="the data is not on this machine")
-def test_on_real_questions(project) -> None:
+@pytest.mark.parametrize(("name", "kind"), cases("gsm8k", slow=["gsm8k"]))
+def test_on_questions(project, name, kind, tmp_path) -> None:
     """A model that has never read cannot solve them: it is shown that the questions go through, and are judged."""
     objective = """\
 objective:
@@ -85,7 +84,7 @@ objective:
   max_new_tokens: 8
 """
     source = "source: {kind: files, train: data/sentences.csv}"
-    test = GSM8K / "test.jsonl"
+    test = data_set(name, kind, tmp_path) / "test.jsonl"
     changes = {
         "max_length: 32": "max_length: 128",
         "max_steps: 20": "max_steps: 4",

@@ -1,7 +1,6 @@
 """A bank's year: intents of Banking77 that arrive month by month, and a project that retrains on them.
 
-The rows are read from the folder beside the checkout. Counts and a change describe a month's rows, so that a year reads as a
-list of months.
+Counts and a change describe a month's rows, so that a year reads as a list of months.
 """
 
 from __future__ import annotations
@@ -11,23 +10,15 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from params.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository
 from tasks.releases.rollback import roll_back
-from tests.support.project import ROOT, STAGES, Project
+from tests.support.project import STAGES, Project
+from tests.support.sample_data import INTENTS
 
-ROWS = ROOT.parent / "shared" / "data" / "banking77"
-INTENTS = (
-    *("activate_my_card", "age_limit", "automatic_top_up", "card_swallowed"),
-    *("cancel_transfer", "change_pin", "exchange_rate", "terminate_account"),
-    *("apple_pay_or_google_pay", "atm_support", "edit_personal_details", "passcode_forgotten"),
-    *("beneficiary_not_allowed", "card_about_to_expire", "country_support", "verify_source_of_funds"),
-    *("lost_or_stolen_phone", "order_physical_card", "receiving_money", "visa_or_mastercard"),
-    *("contactless_not_working", "request_refund", "compromised_card", "transaction_charged_twice"),
-)
-"""In the order of their first month."""
 REPOSITORY = "tests/bank"
 RECIPE = """\
 seed: 11
@@ -79,7 +70,7 @@ class MonthResult:
     """What the gate and the publish stage decided in a month."""
 
     verdict: str
-    """Of the gate."""
+    """The gate's verdict."""
     why: str
     """The gate's reasons."""
     receipt: dict[str, Any] | None
@@ -88,10 +79,10 @@ class MonthResult:
 
 
 class Bank:
-    """The project of a bank, which retrains each month."""
+    """The project of a bank, which retrains each month on some of the rows in a folder; intents come in the order of INTENTS."""
 
-    def __init__(self, project: Project) -> None:
-        self.project = project
+    def __init__(self, project: Project, rows: Path) -> None:
+        self.project, self._rows = project, rows
         self.artifacts = Artifacts("bank", project.root)
 
     def write_recipe(self, changes: Mapping[str, str]) -> None:
@@ -108,7 +99,7 @@ class Bank:
         The held-out rows are never changed and cover all of these intents.
         """
         for split, count in (("train", each), ("test", HELD_OUT)):
-            rows = known_rows(split, intents, count)
+            rows = self._known_rows(split, intents, count)
             with (self.project.root / f"data/{split}.csv").open("w", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows([("text", "category"), *(change(rows) if split == "train" else rows)])
 
@@ -154,7 +145,7 @@ class Bank:
             AutoTokenizer.from_pretrained(folder),
             AutoModelForSequenceClassification.from_pretrained(folder),
         )
-        rows = known_rows("test", intents, HELD_OUT)
+        rows = self._known_rows("test", intents, HELD_OUT)
         with torch.inference_mode():
             logits = model(
                 **tokenizer([text for text, _ in rows], padding=True, truncation=True, return_tensors="pt")
@@ -162,13 +153,12 @@ class Bank:
         predicted = [model.config.id2label[i] for i in logits.argmax(-1).tolist()]
         return sum(a == b for a, (_, b) in zip(predicted, rows, strict=True)) / len(rows)
 
-
-def known_rows(split: str, intents: int, each: int) -> Labelled:
-    """The first rows of each of the first intents."""
-    with (ROWS / f"{split}.csv").open(newline="", encoding="utf-8") as file:
-        rows = [(row["text"], row["category"]) for row in csv.DictReader(file)]
-    of = ([row for row in rows if row[1] == intent][:each] for intent in INTENTS[:intents])
-    return [row for chosen in of for row in chosen]
+    def _known_rows(self, split: str, intents: int, each: int) -> Labelled:
+        """The first rows of each of the first intents."""
+        with (self._rows / f"{split}.csv").open(newline="", encoding="utf-8") as file:
+            rows = [(row["text"], row["category"]) for row in csv.DictReader(file)]
+        of = ([row for row in rows if row[1] == intent][:each] for intent in INTENTS[:intents])
+        return [row for chosen in of for row in chosen]
 
 
 def shuffled(share: float) -> Change:

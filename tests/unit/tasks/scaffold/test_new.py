@@ -24,9 +24,16 @@ from tasks.scaffold.remove import remove
 from tasks.scaffold.request import Asker, Request
 from tests.support.pretrained import write_model
 from tests.support.project import ROOT
+from tests.support.sample_data import Kind, cases, data_set
 from trainer.model import config_check
 
-DATA = ROOT.parent / "shared" / "data"
+DATA_SETS = {
+    "banking77": ("bert", "sequence_classification"),
+    "restaurant8k": ("bert", "token_classification"),
+    "gsm8k": ("new", "sft"),
+    "gsm8k-preferences": ("llama", "dpo"),
+    "tinyshakespeare": (None, "causal_lm"),
+}
 LABELS = {"weather": ["rain", "sun"], "food": ["bread", "soup"], "travel": ["train", "road"]}
 
 
@@ -364,21 +371,14 @@ def test_labels_and_columns_of_any_characters(
     assert recipe_item(Artifacts("topics"))["data"] == "data/it's: #1.jsonl"
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the data is beside a checkout, and not here")
-@pytest.mark.parametrize(
-    ("name", "model", "objective"),
-    [
-        ("banking77", "bert", "sequence_classification"),
-        ("restaurant8k", "bert", "token_classification"),
-        pytest.param("gsm8k", "new", "sft", marks=pytest.mark.slow),
-        ("gsm8k-preferences", "llama", "dpo"),
-        pytest.param("tinyshakespeare", None, "causal_lm", marks=pytest.mark.slow),
-    ],
-)
-def test_real_data(name: str, model: str | None, objective: str, project: Path, models: Path) -> None:
-    shutil.copytree(DATA / name, project / "data" / name)
+@pytest.mark.parametrize(("name", "kind"), cases(*DATA_SETS, slow=["gsm8k", "tinyshakespeare"]))
+def test_data_sets(
+    name: str, kind: Kind, project: Path, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model, objective = DATA_SETS[name]
+    shutil.copytree(data_set(name, kind, tmp_path_factory.mktemp("data")), project / "data" / name)
     make(name, data=f"data/{name}", model=str(models / model) if model in ("bert", "llama") else model)
     recipe = load(project / "params" / f"{name}.yaml")
     assert recipe.objective.name == objective
-    has_test = (DATA / name).joinpath("test.csv").exists() or (DATA / name).joinpath("test.jsonl").exists()
+    has_test = any((project / "data" / name).glob("test.*"))
     assert (recipe.data.source.patterns.get("test") is not None) == has_test  # type: ignore[union-attr]

@@ -13,9 +13,8 @@ from tasks.scaffold.model_facts import ModelKind
 from tasks.scaffold.proposal import Proposal, propose
 from tasks.scaffold.request import Asker, Request
 from tasks.scaffold.sources import find_source
-from tests.support.project import ROOT
+from tests.support.sample_data import Kind, cases, data_set
 
-DATA = ROOT.parent / "shared" / "data"
 SILENT = Asker(interactive=False)
 
 
@@ -30,7 +29,7 @@ def proposed(rows: Sample, kind: ModelKind = "encoder", **request: Any) -> Propo
 
 TEXTS = [f"a text about the number {i}" for i in range(60)]
 LABELS = [f"label {i % 4}" for i in range(60)]
-SHARED = {
+DATA_SETS = {
     "banking77": ("encoder", "sequence_classification", {"text": "text", "label": "category"}),
     "restaurant8k": ("encoder", "token_classification", {"text": "text", "spans": "spans"}),
     "gsm8k": ("decoder", "sft", {"prompt": "question", "completion": "answer"}),
@@ -39,11 +38,10 @@ SHARED = {
 }
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the data is beside a checkout, and not here")
-@pytest.mark.parametrize("name", SHARED)
-def test_real_data(name: str) -> None:
-    kind, objective, columns = SHARED[name]
-    rows = look(find_source(Request("x", str(DATA / name)), Path()).source)
+@pytest.mark.parametrize(("name", "data"), cases(*DATA_SETS))
+def test_data_sets(name: str, data: Kind, tmp_path: Path) -> None:
+    kind, objective, columns = DATA_SETS[name]
+    rows = look(find_source(Request("x", str(data_set(name, data, tmp_path))), Path()).source)
     assert proposed(rows, kind) == Proposal(objective, columns)  # type: ignore[arg-type]
     if name == "gsm8k":
         assert proposed(rows, "encoder-decoder").objective == "seq2seq"
