@@ -10,7 +10,7 @@ WORKERS ?= $$($(BIN)/python -c 'import os; print(min(4, (os.cpu_count() or 1) + 
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode, each process of a run would compile the libraries anew
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test slow chaos benchmark check format clean
+.PHONY: help setup run test slow chaos benchmark check format docs clean
 
 help:  ## list all targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ check: $(DEVELOPMENT)  ## check lint, format, types and import rules
 format: $(DEVELOPMENT)  ## fix lint and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(DEVELOPMENT)  ## build the pages as a site with search in .scratch/site; a dead link fails
+	$(BIN)/python docs/site.py
 
 clean:  ## remove caches and unfinished work; keep .venv, results and releases
 	rm -rf .scratch .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.project import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES.remove(ROOT / "docs/iterative.md")  # `trainer` is a variable there
 
 

@@ -1,8 +1,9 @@
-"""What the README and the docs name is there: commands, make targets, files, keys of the default recipe."""
+"""What the README and the other pages name exists: commands, make targets, files, tests, keys of the default recipe."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from flows.cli import app
 from tasks import commands as tasks_cli
 from tests.support.project import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "AGENTS", "SECURITY")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -20,6 +22,15 @@ def test_links_of_the_readme_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    for path, names_of_test in re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)", page.read_text()):
+        for name in names_of_test.split("::"):
+            assert re.search(rf"\b(def|class) {name}\b", (ROOT / path).read_text()), f"{path}::{names_of_test}"
+    for path in re.findall(r"python -m pytest (tests/[\w/.]+)", page.read_text()):
+        assert (ROOT / path).exists(), path
 
 
 def names(commands: typer.Typer) -> set[str]:
@@ -46,3 +57,15 @@ def test_readme_names_every_section_of_a_recipe() -> None:
 
     (sentence,) = re.findall(r"is a whole run: ([^.]+)\.", (ROOT / "README.md").read_text().replace("\n", " "))
     assert sorted(re.findall(r"\w+", sentence)) == sorted(Recipe.model_fields)
+
+
+def test_readme_says_the_version() -> None:
+    """The status on the first screen is that of pyproject.toml."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"**Status**: {version}, " in (ROOT / "README.md").read_text()
+
+
+def test_words_of_the_project_are_explained_at_first_use() -> None:
+    text = (ROOT / "README.md").read_text()
+    for word in ("recipe", "champion", "gate"):
+        assert re.search(word, text, re.IGNORECASE).start() == text.index(f"**{word}**") + 2, word  # type: ignore[union-attr]
