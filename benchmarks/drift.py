@@ -52,7 +52,7 @@ class Trial:
     known: int
     new: int
     share: float = 0.0
-    """Of the new rows that are changed."""
+    """The share of the new rows that are changed."""
     change: str = ""
     is_grouped: bool = False
     """Whether rows belong together; a group is a row's customer."""
@@ -73,7 +73,7 @@ class Cell:
     """Share of the runs in which a comparison found something, at 0.95 and with floors."""
     mean_effect: dict[str, float]
     seconds: float
-    """Of a run."""
+    """How long a run takes."""
 
 
 NULL = (

@@ -41,7 +41,7 @@ class Trial:
     name: str
     new: int
     share: float = 0.0
-    """Of the new rows that are changed."""
+    """The share of the new rows that are changed."""
 
 
 TRIALS = (

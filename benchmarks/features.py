@@ -39,12 +39,12 @@ class Feature:
     """A change of the training."""
 
     arguments: dict[str, Any] = field(default_factory=dict)
-    """Of TrainingArguments."""
+    """Fields of TrainingArguments."""
     packed: bool = False
     grouped: bool = False
     adapters: bool = False
     frozen_dtype: torch.dtype = torch.float32
-    """Of the weights that adapters leave as they are."""
+    """The type of the weights that adapters leave as they are."""
 
 
 PLAIN = "none of them"

@@ -106,7 +106,7 @@ class SliceCell:
     truth: str
     slices: int
     rows: int
-    """Of each slice."""
+    """Rows of each slice."""
     is_error: bool
     """Whether an alarm is an error."""
     pairs: int

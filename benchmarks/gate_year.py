@@ -46,7 +46,7 @@ def year_counts(
 
 
 def _differing(chance: np.random.Generator, rows: NDArray[np.int64], share: float, shared: float) -> NDArray[np.int64]:
-    """Of rows (years, 1), those on which each candidate differs from the champion: a `share` of them on average."""
+    """Those of rows (years, 1) on which each candidate differs from the champion: a `share` of them on average."""
     common = chance.binomial(rows, share)  # on which the model that all are like differs
     size = (len(rows), CANDIDATES)
     return chance.binomial(common, shared + (1 - shared) * share, size) + chance.binomial(

@@ -161,7 +161,7 @@ class DvcRemote:
         return odb.fs, odb.fs.join(odb.path, "runs", key[:2], key) if has_runs else ""
 
     def _bring(self, infos: Collection[Any]) -> set[Any]:
-        """Bring objects into the cache; return those that the remote lacks. If all are here, it is not asked."""
+        """Bring objects into the cache; return those that the remote lacks. If all exist locally, it is not asked."""
         cache = self.repo.cache.local
         missing = {info for info in infos if not cache.exists(info.value)}
         if not missing:

@@ -1,6 +1,6 @@
-"""Outputs that dvc.lock records and that are not here: they come from DVC's cache or remote when a stage needs them.
+"""Outputs that dvc.lock records and that do not exist locally: they come from DVC's cache or remote when a stage needs them.
 
-So there is nothing to do in a fresh clone of a project whose stages have run elsewhere: an output that is not here is as good as
+So there is nothing to do in a fresh clone of a project whose stages have run elsewhere: a missing output is as good as
 its hash. DVC's own `--allow-missing` has the same idea. But it takes a part of a folder for a change, and does not see that
 an earlier stage has another output now if a stage reads only a part of that.
 """
@@ -19,7 +19,7 @@ from params import DataError, RemoteRefusedError, TransientError
 def is_stale(repo: Any, stage: Any) -> bool:
     """Return whether `stage` has to run, or its outputs have to be repaired.
 
-    If not, what is here of another version or only in part, and in DVC's cache, is removed: nobody shall take it for the
+    If not, what exists of another version or only in part, and is in DVC's cache, is removed, so that it is not mistaken for the
     outputs that dvc.lock records.
 
     Raises:
@@ -67,7 +67,7 @@ def run(repo: Any, name: str, *, force: bool) -> None:
 def restore_inputs(repo: Any, name: str, path: Path | None = None) -> None:
     """Bring the inputs of a stage, or only the one at `path`, to their recorded state, if DVC's cache or the remote has that.
 
-    Without a remote, only those that are not here are brought.
+    Without a remote, only those that do not exist locally are brought.
 
     Raises:
         RemoteRefusedError, TransientError: it cannot be fetched.
@@ -119,7 +119,7 @@ class _Recorded:
         self.remote = remote
 
     def has(self, item: Any) -> bool:
-        """Whether a dependency or an output of a stage is here as the stage recorded it, or can be brought to that state."""
+        """Whether a dependency or an output of a stage exists as the stage recorded it, or can be brought to that state."""
         if self.is_outdated(item):
             return False
         if not item.workspace_status():
@@ -195,11 +195,11 @@ class _Recorded:
         return tree and tree.get_obj(self.repo.cache.local, out.fs.relparts(path, out.fs_path))
 
     def _is_kept(self, item: Any) -> bool:
-        """Whether DVC's cache has all that is here of an item: then it is a part, or another version."""
+        """Whether DVC's cache has all that exists locally of an item: then it is a part, or another version."""
         return not self._not_kept(item)
 
     def _not_kept(self, item: Any) -> set[Any]:
-        """The hashes of files that are here of an item, and not in DVC's cache."""
+        """The hashes of an item's local files that are not in DVC's cache."""
         from dvc_data.hashfile.build import build
         from dvc_data.hashfile.tree import Tree
 

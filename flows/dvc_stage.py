@@ -29,7 +29,7 @@ _CACHE = Path(".dvc", "cache")
 def is_stale(*names: str) -> bool:
     """Return whether DVC would run one of the stages, for example `train@default`.
 
-    With a DVC remote, an output that is not here makes no stage stale: it is restored when a stage needs it.
+    With a DVC remote, a missing output makes no stage stale: it is restored when a stage needs it.
 
     Raises:
         TransientError: another process uses the stage's artifacts.
@@ -81,7 +81,7 @@ def opened(name: str) -> Iterator[Any]:
 
 
 def main(name: str, *options: str) -> int:
-    """Run one stage if it is stale, or in any case with the option `--force`. What it reads and is not here is restored.
+    """Run one stage if it is stale, or in any case with the option `--force`. What it reads and does not exist locally is restored.
 
     Returns:
         The exit status of the stage's command; 128 and the signal's number if a signal ended it. If DVC itself fails, that

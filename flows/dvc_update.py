@@ -25,7 +25,7 @@ _UNUSABLE: Final = {"ConfigError", "RemoteMissingDepsError", "ImportError", "NoS
 
 
 def update(repo: Any, recipe: str) -> None:
-    """Bring the imported files that a recipe reads up to date; those that are not here only if the recipe or ingest is stale.
+    """Bring the imported files that a recipe reads up to date; those that do not exist locally only if the recipe or ingest is stale.
 
     Raises:
         RecipeError: no import brought a file of the source.

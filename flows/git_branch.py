@@ -122,11 +122,11 @@ class GitBranch:
         raise RemoteRefusedError(str(self), what, "let this worker push to the branch, or record on another one")
 
     def remember(self, commit: str) -> None:
-        """Note that `commit` of the branch has what is here."""
+        """Note that `commit` of the branch has what exists locally."""
         self._output("update-ref", self._reference("recorded"), commit)
 
     def known(self, head: str) -> list[str]:
-        """Return commits of the branch that may have what is here: the one remembered, and where HEAD has left the branch."""
+        """Return commits of the branch that may have what exists locally: the one remembered, and where HEAD has left the branch."""
         found = [
             self._git("merge-base", one, head).stdout.decode().strip() for one in (self._reference("recorded"), "HEAD")
         ]

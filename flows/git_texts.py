@@ -92,7 +92,7 @@ def _main_worktree(common: Path) -> Iterator[Path]:
 
 
 def _files(folder: Path, wanted: Wanted, left_out: Container[str] = (".git",)) -> Iterator[tuple[str, bytes]]:
-    """Yield path and content of files, whether git knows them or not, also in the experiments that DVC has queued."""
+    """Yield path and content of files, whether git knows them or not, and in the experiments that DVC has queued."""
 
     def stop(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # the worktree is gone, or a file since it was listed
@@ -214,7 +214,7 @@ def _text(content: bytes, where: str, form: re.Pattern[str], common: Path | None
         kept = common / "lfs/objects" / oid[:2] / oid[2:4] / oid
         if not kept.is_file():
             raise EvergreenError(
-                where, "is not here but in git-lfs, so it is unknown what is in use", "git lfs fetch --all"
+                where, "is not in this clone but in git-lfs, so it is unknown what is in use", "git lfs fetch --all"
             )
         content = kept.read_bytes()
     text = content.decode(errors="surrogateescape")

@@ -24,7 +24,7 @@ from tasks.report.formatting import duration
 FLOW: Final = "retrain"
 """The flow whose runs are reported."""
 TAG: Final = "evergreen-watch"
-"""Of the automations that `evergreen watch` makes, replaces and removes."""
+"""The tag of the automations that `evergreen watch` makes, replaces and removes."""
 STATES: Final[Mapping[str, tuple[str, ...]]] = {
     "crashed": ("Crashed",),
     "failed": ("Failed", "TimedOut"),

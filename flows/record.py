@@ -109,10 +109,10 @@ def before_release(artifacts: Artifacts, to: Record, outcomes: Mapping[str, str]
 
 
 def record_unchanged(artifacts: Artifacts, to: Record, outcomes: Mapping[str, str]) -> None:
-    """Record what is here although no flow had anything to do: an earlier run may not be recorded yet.
+    """Record what exists locally although no flow had anything to do: an earlier run may not be recorded yet.
 
     Raises:
-        EvergreenError: as `record` does; a `TransientError` also if a flow of the recipe runs.
+        EvergreenError: as `record` does; a `TransientError` too if a flow of the recipe runs.
     """
     log = logging.getLogger(__name__)
     with recipe_lock(artifacts, log):
@@ -218,14 +218,14 @@ def _new_files(
 
 
 def _remember(artifacts: Artifacts, paths: Sequence[str], branch: GitBranch, commit: str) -> None:
-    """Note that the branch has had what is here, so that it is not taken for new when another worker has recorded more."""
+    """Note that the branch has had what exists locally, so that it is not taken for new when another worker has recorded more."""
     shutil.rmtree(artifacts.unrecorded, ignore_errors=True)
     if _is_in(_state(artifacts, paths, _read, where=_LOCK), artifacts, paths, branch, commit):
         branch.remember(commit)
 
 
 def _is_in(ours: Mapping[str, Any], artifacts: Artifacts, paths: Sequence[str], branch: GitBranch, commit: str) -> bool:
-    """Whether a commit has our state; a file that is not here does not count."""
+    """Whether a commit has our state; a file that does not exist locally does not count."""
     theirs = _state(artifacts, paths, lambda path: branch.read(commit, path), where=str(branch))
     return all(theirs[path] == content for path, content in ours.items() if content is not None)
 

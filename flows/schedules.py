@@ -1,4 +1,4 @@
-"""When runs are due, says prefect.yaml, and when they last succeeded, says the Prefect server."""
+"""Schedules from prefect.yaml; last successes from the Prefect server."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
     Args:
         artifacts: the paths of the recipe.
         log: where to say why rows are kept.
-        force: take new rows also if a run with others is unfinished; ingest runs in any case.
+        force: take new rows even if a run with others is unfinished; ingest runs in any case.
 
     Raises:
         EvergreenError: the source cannot be asked; a `TransientError` if it may answer later.
@@ -64,7 +64,7 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
 
 
 def bring_missing_files(artifacts: Artifacts, log: Logger) -> None:
-    """Bring files of the source that are not here, as in a new clone: the check of a recipe reads some of its rows.
+    """Bring files of the source that do not exist locally, as in a new clone: the check of a recipe reads some of its rows.
 
     Raises:
         EvergreenError: they cannot be brought.

@@ -224,7 +224,7 @@ class Drift(Section):
     on_drift: Literal["report", "fail", "off"] = "report"
     """`report` shows what moved, `fail` also ends the stage, `off` neither compares nor publishes a profile of the rows."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
-    """Of a run whose new rows are like the others, that none of all comparisons calls them different (Holm 1979)."""
+    """The chance that no comparison calls new rows different that are like the others (Holm 1979)."""
     min_new_labels: Fraction = 0.005
     """Smallest share of new rows with labels that the published model does not know that counts as drift."""
     min_label_change: Fraction = 0.02

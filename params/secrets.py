@@ -35,7 +35,7 @@ _PARAMETER = rf"{_PASSWORD}|pwd|{_NAME}(?:token|signature|credential|auth){_NAME
 """In a query, names that elsewhere may be those of an option, such as `eos_token`."""
 _PORT = r"\d{1,5}(?:[/?#]|$)"
 _LONGEST = 16 << 10
-"""Of a user with a password in an address: a token may have some thousand characters."""
+"""Most characters of a user with a password in an address: a token may have some thousand."""
 _INNOCENT = (
     r"\d{1,5}(?:[\s,;.:/)]|$)|\$?\{|%[rs]|https?:|(?:bytes|denied|empty|expired|failed|false|hidden|incorrect|invalid|missing|none"
     r"|null|optional|passed|redacted|rejected|required|SecretStr|string|true|unknown|unset|wrong)\b"

@@ -41,7 +41,7 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 _LIBRARIES: Final = ("great_expectations", "numpy", "pandas", "pyarrow", "tokenizers", "transformers")
 _FEWEST: Final = 4
-"""Items that are worth other processes: to start one takes about as long as to work on a shard."""
+"""Fewest items for which workers start: to start one takes about as long as to work on a shard."""
 _ATTEMPTS: Final = 3
 _AHEAD: Final = 2
 """Calls that wait for each process: it never waits for this one, and few results wait to be taken."""
@@ -99,7 +99,7 @@ class Workers:
             _free_memory()
 
     def _are_worth(self, items: int) -> bool:
-        """Whether so many items are worth other processes."""
+        """Whether workers start for so many items."""
         return items >= _FEWEST and (self._processes > 1 or bool(self._launch.data_cluster))
 
     def _elsewhere(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> Iterator[ResultT]:

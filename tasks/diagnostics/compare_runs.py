@@ -51,7 +51,7 @@ class Difference:
     step: int | None = None
     """The optimizer step, if it was recorded in one."""
     distance: float | None = None
-    """Of two numbers; the largest one of two tensors."""
+    """The distance of two numbers; the largest one of two tensors."""
 
     def __str__(self) -> str:
         distance = f", up to {self.distance:.3g} apart" if self.distance is not None else ""

@@ -67,7 +67,7 @@ class _Pass:
     report: TokenizationReport
     quarantined: int
     disk_bytes: int
-    """Of the last checkpoint."""
+    """The size of the last checkpoint."""
 
     @property
     def steps_s(self) -> list[float]:
@@ -96,10 +96,10 @@ class Estimate:
     basis: str
     """What was measured."""
     memory_bytes: int
-    """Of each training process, on batches of the longest rows."""
+    """Memory of each training process, on batches of the longest rows."""
     gpu_memory_bytes: int
     disk_bytes: int
-    """Of the checkpoints that are kept."""
+    """The size of the checkpoints that are kept."""
 
     def lines(self) -> list[str]:
         """Return the estimate for people."""

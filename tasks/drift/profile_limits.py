@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_BYTES: Final = 32 << 20
-"""Of the file, and of what it holds before that is compressed, of which a profile takes less than half."""
+"""Most bytes of the file, and of its content before compression; a profile takes less than half of them."""
 _MAX_RECORDS: Final = 4_000
 """Measures of all columns together."""
 _MAX_VALUES: Final = 8_000_000
-"""Of all measures together."""
+"""Most values of all measures together."""
 _MAX_STRING: Final = 10_000
 """Bytes of the name of a column."""
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _WRITER: Final = "parquet-cpp-arrow"
-"""Of files of other writers, Arrow may read more than the metadata says."""
+"""The writer of a profile. From files of other writers, Arrow may read more than the metadata says."""
 _MAX_PAGES: Final = 100_000
 _MAX_FIELD: Final = 50
 _KINDS: Final = {0: 5, 2: 7}

@@ -56,7 +56,7 @@ class PublishedModel:
 
 
 def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collection[str]) -> PublishedModel:
-    """Find the champion, and download it unless it is here already, or is the model in question.
+    """Find the champion, and download it unless it exists locally, or is the model in question.
 
     `weights` are the digests of that model's releases, in each form that it can be published in.
     """

@@ -42,7 +42,7 @@ class ReceiptLogEntry(Report):
     endpoint: str
     """Address of the Hub, or `local`."""
     commit: str | None
-    """Of the release or the rollback; else of the champion, if there is one."""
+    """The commit of the release or the rollback; else of the champion, if there is one."""
     tag: str | None
     pull_request: int | None = None
     """Number of the pull request that proposed the release."""
@@ -56,9 +56,9 @@ class ReceiptLogEntry(Report):
     metric: str | None = None
     """The metric that decides."""
     metrics: dict[str, dict[str, float | None]] = pydantic.Field(default_factory=dict)
-    """Of the candidate (`model`), the `champion` and the `untrained` model, on the same rows."""
+    """Metrics of the candidate (`model`), the `champion` and the `untrained` model, on the same rows."""
     confidence: float | None = None
-    """Of the comparison that used up a part of the rows of `row_sketch`."""
+    """Confidence of the comparison that used up a part of the rows of `row_sketch`."""
     row_sketch: tuple[Annotated[str, pydantic.Field(pattern="^[0-9a-f]{16}$")], ...] = ()
     """Which held-out rows a verdict's comparison used (tasks.evaluation.row_use); empty with `over: release`."""
     row_sketch_of: SketchOf = "texts"

@@ -45,11 +45,11 @@ class EvaluationReport(Report):
     verdict: Literal["publish", "keep", "refuse"]
     """The gate's."""
     model: dict[str, Number]
-    """Of the best weights of the training."""
+    """Metrics of the best weights of the training."""
     untrained: dict[str, Number] | None
-    """Of the model before training, on the same rows."""
+    """Metrics of the model before training, on the same rows."""
     champion: dict[str, Number] | None
-    """Of the published model, on the same rows."""
+    """Metrics of the published model, on the same rows."""
     max_length: int | None = None
     """Most tokens of a text that the candidate read; None if it kept the limits of its recipe."""
 
@@ -72,7 +72,7 @@ class Comparison(Report):
     """Lower end of the gain's interval; not finite if there are too few observations for one."""
     high: Number
     p_value: Number | None
-    """Of McNemar's test, where the metric is a share of rows that are independent."""
+    """The p-value of McNemar's test, where the metric is a share of rows that are independent."""
     rows: int
     left_out: int = 0
     """Rows that do not count, because one of the models cannot read or write all of their text."""
@@ -168,7 +168,7 @@ class Details(Report):
 
     saved_as: ClassVar[str] = "details"
     confidence: float
-    """Of all intervals: that of the comparison that decides."""
+    """Confidence of all intervals: that of the comparison that decides."""
     resamples: int
     directions: dict[str, Direction]
     intervals: dict[str, dict[str, Interval]]
@@ -179,7 +179,7 @@ class Details(Report):
     changed: list[ChangedRow] = Field(default=[])
     """The rows on which candidate and champion differ most, those first; empty in a report of an earlier version."""
     calibration: list[dict[str, Number]] | None
-    """Of each bin of confidence the mean `confidence`, the `accuracy` and the number of `rows`."""
+    """For each bin of confidence: the mean `confidence`, the `accuracy` and the number of `rows`."""
     champion_confidence: ChampionConfidence | None = None
     """None in a report of an earlier version."""
 
@@ -201,7 +201,7 @@ class RowUse(Report):
     """How often earlier comparisons have used the held-out rows, with `evaluation.gate.over: test_rows`."""
 
     uses: float
-    """Of the average row. A comparison at another confidence counts by its error."""
+    """How often the average row was used. A comparison at another confidence counts by its error."""
     comparisons: int
     """How many comparisons the rows are meant for."""
 
@@ -230,7 +230,7 @@ class Verdict(Report):
     first_release: bool
     """Whether no model has been published before."""
     confidence: float | None = None
-    """Of the comparison that decided; None in a blessing of an earlier version."""
+    """Confidence of the comparison that decided; None in a blessing of an earlier version."""
     row_use: RowUse | None = None
     """None with `over: release`, and where nothing was compared."""
 

@@ -75,7 +75,7 @@ class ComparisonId:
     endpoint: str
     weights: str | None
     commit: str | None
-    """Of the champion; None for the untrained model."""
+    """The champion's commit; None for the untrained model."""
     data: str | None
     metric: str | None
 
@@ -86,7 +86,7 @@ def row_use(
     """Return how often comparisons in the log, other than this one, have used today's rows.
 
     A comparison with error e counts e / (today's error) times, so that the errors of all add up to that of
-    `gate.confidence`, also if `gate.comparisons` was changed in between.
+    `gate.confidence`, even if `gate.comparisons` was changed in between.
     """
     earlier: dict[ComparisonId, float] = {}
     for entry in entries:

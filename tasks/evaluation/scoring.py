@@ -85,7 +85,7 @@ class ScoredModels:
     metric: str
     """The metric that decides."""
     directions: Mapping[str, Direction]
-    """Of every metric, whether the smallest or the largest value is best."""
+    """Whether the smallest or the largest value of each metric is best."""
     model: ScoredModel
     """The candidate: the best weights of the training."""
     untrained: ScoredModel | None

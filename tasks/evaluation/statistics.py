@@ -51,7 +51,7 @@ class Gain:
     """Ends of the interval; infinite if there are too few observations for one."""
     high: float
     p_value: float | None
-    """Of McNemar's test, where the metric is a share of rows."""
+    """The p-value of McNemar's test, where the metric is a share of rows."""
     at_most: Callable[[float], float]
     """Probability of a gain this low or lower, if the true gain were the argument."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTHS: Final = {"broad": 1040.0, "narrow": 330.0}
-"""Of the two drawings of a chart, in pixels: for a screen and for a phone. Scaled down, the text would be too small."""
+"""Widths of a chart's two drawings, in pixels: for a screen and for a phone. Scaled down, the text would be too small."""
 _HEIGHT = 250.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 10.0, 12.0, 26.0
 _FENCE = 3.0

@@ -26,7 +26,7 @@ _OUTCOMES: Final[Mapping[str, Outcome]] = {
     "dry-run": "dry-run",
     "rollback": "rolled back",
 }
-"""Of the events in the log of receipts."""
+"""What the events in the log of receipts are called."""
 
 
 @dataclass(frozen=True)

@@ -81,12 +81,12 @@ class Evaluated(_Record):
     direction: Direction | None = None
     """Whether the smallest or the largest value is best."""
     value: float | None
-    """Of the candidate."""
+    """The candidate's value."""
     low: float | None = None
     """Lower end of the value's confidence interval."""
     high: float | None = None
     champion: float | None = None
-    """Of the champion of that day, on the same rows."""
+    """The value of the champion of that day, on the same rows."""
     against: Opponent | None = None
     """What the candidate was compared with."""
     gain: float | None = None
@@ -94,7 +94,7 @@ class Evaluated(_Record):
     gain_low: float | None = None
     gain_high: float | None = None
     confidence: float | None = None
-    """Of the intervals."""
+    """Confidence of the intervals."""
 
 
 class RunEntry(_Record):
@@ -106,7 +106,7 @@ class RunEntry(_Record):
     started: pydantic.AwareDatetime
     """To the second, in UTC."""
     ended: pydantic.AwareDatetime
-    """Of a crashed run, when its last stage started."""
+    """For a crashed run: the start of its last stage."""
     outcome: Outcome
     verdict: Literal["publish", "keep", "refuse"] | None = None
     """The gate's, if the run got that far."""
@@ -130,10 +130,10 @@ class RunEntry(_Record):
     endpoint: str | None = None
     """Address of the Hub, or `local`."""
     commit: str | None = None
-    """Of the release or proposal; of the champion, if it was kept."""
+    """The commit of the release or proposal; of the champion, if it was kept."""
     tag: str | None = None
     git_commit: str | None = None
-    """Of the project when the run ended; with `+` if that does not hold the code as it was."""
+    """The project's commit when the run ended; with `+` if it does not hold the code as it was."""
 
     @property
     def seconds(self) -> float | None:

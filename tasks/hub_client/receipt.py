@@ -20,7 +20,7 @@ class Receipt(Report):
     endpoint: str
     """Address of the Hub, or `local` for the one in .hub/."""
     commit: str | None
-    """Of this release, or of the champion if it was kept; None if nothing was published."""
+    """The commit of this release, or of the champion if it was kept; None if nothing was published."""
     tag: str | None
     pull_request: int | None = None
     """Number of the pull request that proposed the release."""

@@ -19,14 +19,14 @@ from tasks.hub_client.repository import Repository
 
 RELEASE_FILE: Final = "evergreen-release.json"
 TAG_PREFIX: Final = "release-"
-"""Of the tags that publishing gives to releases."""
+"""How the tags that publishing gives to releases begin."""
 HUBS_OWN_FILES: Final = frozenset({".gitattributes"})
 """Files that a Hub may add to a release."""
 MAX_BYTES: Final = 4 << 20
-"""Of a RELEASE_FILE."""
+"""Most bytes of a RELEASE_FILE."""
 MAX_READ_BYTES: Final = 64 << 20
 MAX_READ_FILES: Final = 100
-"""Of the files of a release that are read, see `ReleaseRecord.of`; a Hub keeps files over 10 MiB in git-lfs."""
+"""Most files of a release that are read, see `ReleaseRecord.of`; a Hub keeps files over 10 MiB in git-lfs."""
 
 Sha256 = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
 Sha1 = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{40}$")]

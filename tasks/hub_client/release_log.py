@@ -46,13 +46,13 @@ class LogEntry:
     kind: Literal["release", "rollback", "other"]
     """`other`: a commit that neither publishing nor a rollback made."""
     to: str | None
-    """Of a rollback: the tag with the files that main got back."""
+    """For a rollback: the tag with the files that main got back."""
     came_from: str | None
-    """Of a rollback: the commit that main was at before."""
+    """For a rollback: the commit that main was at before."""
     by: str | None
-    """Of a rollback: who asked for it."""
+    """For a rollback: who asked for it."""
     why: str | None
-    """Of a rollback: the reason."""
+    """For a rollback: the reason."""
     is_head: bool
     """Whether main is at it."""
 

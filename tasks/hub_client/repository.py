@@ -35,7 +35,7 @@ LOOK_TIMEOUT_S: Final = 60.0
 SETTINGS: Final = (".json", ".txt", ".model", ".jinja")
 """The suffixes of a model's files that are parsed: those of its configuration and of its tokenizer."""
 MAX_SETTINGS_BYTES: Final = 256 << 20
-"""Of such a file; the largest tokenizers have some 30 MiB."""
+"""Most bytes of such a file; the largest tokenizers have some 30 MiB."""
 
 T = TypeVar("T")
 Tree = Mapping[str, RepoFile]

@@ -21,7 +21,7 @@ FileLink = Callable[[str], str]
 """Path of a file in the repository -> its URL."""
 
 MAX_CHARACTERS = 128 << 10
-"""Of a text that is rendered."""
+"""Most characters of a text that is rendered."""
 _SCHEMES = frozenset({"http", "https", "mailto"})
 
 

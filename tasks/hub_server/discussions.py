@@ -32,13 +32,13 @@ class Event(BaseModel):
     before: str = ""
     """The old title."""
     id: str = Field(default_factory=lambda: secrets.token_hex(12))
-    """Of a commit its id in git."""
+    """A commit's id in git, where the event is a commit."""
     time: int = Field(default_factory=lambda: int(time.time()))
     """Seconds since 1970, UTC."""
 
 
 class Merge(BaseModel):
-    """A merge, stored before main moves. It has happened if main has the commit, also if the process is killed then."""
+    """A merge, stored before main moves. It has happened if main has the commit, even if the process is killed then."""
 
     commit: str
     parent: str

@@ -3,7 +3,7 @@
     refs/pr/<number>              the branch of a pull request; it exists if this ref exists
     discussions/<number>.json     title, status and events, written whole
 
-A pull request's file is written before its ref, so a number is never used again, also if the process is killed in between.
+A pull request's file is written before its ref, so a number is never used again, even if the process is killed in between.
 A merge puts all changes on main as one commit with one parent, as on the Hub. It is stored in the file before main moves,
 so the next reader knows whether it has happened.
 """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tasks.hub_server.errors import HubError
 
 MAX_CHARACTERS = 4000
-"""Of a text."""
+"""Most characters of a text."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Piece:
     sha256: str
     """Hash of these bytes, as `hash_of` gives it."""
     footer: tuple[int, str] | None
-    """Of a Parquet file, the offset of its footer and the hash."""
+    """For a Parquet file: the offset of its footer, and the hash."""
     csv_columns: CsvColumns | None
     key: str
     """Hash of all that the rows and their addresses depend on."""

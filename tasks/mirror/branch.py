@@ -37,7 +37,7 @@ _BY_STEP = re.compile(r"checkpoint-(\d+)")
 _IN_MEMORY_BYTES = 10 << 20
 """Files up to this size are sent from memory, as they were when they were hashed; larger ones are read again to be sent."""
 _MAX_JSON_BYTES = 64 << 20
-"""Of a file that is parsed: a manifest, an identity, the state of a trainer with its log."""
+"""Most bytes of a file that is parsed: a manifest, an identity, the state of a trainer with its log."""
 DAMAGED_FIX = "wait until the other machine has uploaded its next checkpoint, or train here from the start"
 
 

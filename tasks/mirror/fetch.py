@@ -61,7 +61,7 @@ def fetch(recipe_path: Path) -> None:
 
 
 def take_over(artifacts: Artifacts, job: Job, publish: Publish) -> None:
-    """Before a training, fetch what another machine has reached of this run; without an answer, go on with what is here."""
+    """Before a training, fetch what another machine has reached of this run; without an answer, go on with what exists locally."""
     if job.launch.mirror == "none" or job.training.resume != "auto":
         return
     try:
@@ -69,7 +69,7 @@ def take_over(artifacts: Artifacts, job: Job, publish: Publish) -> None:
     except (CheckpointError, HubRefusedError) as error:
         logger.info("train: takes nothing from the Hub: %s: %s", error.where, error.what)
     except TransientError as error:
-        logger.warning("train: goes on with what is here, because the Hub gives no answer: %s", error)
+        logger.warning("train: goes on with what exists locally, because the Hub gives no answer: %s", error)
 
 
 def _fetch_newest(artifacts: Artifacts, job: Job, publish: Publish, *, patience_s: float | None = None) -> None:

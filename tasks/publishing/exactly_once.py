@@ -93,9 +93,9 @@ class RepositoryState:
     tagged: str | None
     """The commit that the release's tag points at."""
     head: str
-    """Of main."""
+    """The commit of main."""
     files: Tree
-    """Of that commit."""
+    """The files of that commit."""
 
 
 def look(repository: Repository, release: ReleasePlan) -> RepositoryState:

@@ -19,7 +19,7 @@ from tasks.training.report import TrainingReport
 FILE: Final = PROVENANCE
 """Name of the file in a release."""
 MAX_BYTES: Final = 4 << 20
-"""Of such a file: dvc.lock's entries and the recipe take some kilobytes."""
+"""Most bytes of such a file: dvc.lock's entries and the recipe take some kilobytes."""
 SCHEMA: Final = 1
 REBUILT: Final = ("ingest", "validate", "tokenize", "train")
 """The stages that decide the weights."""

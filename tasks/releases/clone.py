@@ -90,7 +90,7 @@ class Clone:
     """The project at the commit of a release."""
 
     folder: Path
-    """Temporary; the project's absolute path is repeated inside, so that `../shared` has a counterpart."""
+    """Temporary; the project's absolute path is repeated inside, so that a path such as `../rows` has a counterpart."""
     project: Path
     """The project's root inside of it."""
     original: Path

@@ -63,7 +63,7 @@ class Reproduction(Report):
 
     repo_id: str
     commit: str
-    """Of the release, on its Hub."""
+    """The commit of the release, on its Hub."""
     rows_from: Literal["cache", "source"]
     """DVC (its cache or a remote), or the source, read again."""
     files: tuple[WeightsFile, ...]

@@ -39,7 +39,7 @@ class Lengths:
 
     inputs: list[int]
     targets: list[int]
-    """Of seq2seq; else empty."""
+    """Lengths of the targets of seq2seq; else empty."""
 
     @property
     def mean(self) -> float:

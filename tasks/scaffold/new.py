@@ -26,7 +26,7 @@ from tasks.tokenization.encoding import Encoder
 
 _CRON: Final = re.compile(r"\S+( \S+){4}")
 _BUSY: Final = 1.3
-"""So many times as long as alone: then other programs are worth a word."""
+"""Slowdown above which other programs are mentioned."""
 _SHOWN_TOKENS: Final = 12
 _SHOWN_CHARACTERS: Final = 200
 
@@ -192,6 +192,6 @@ def _next_steps(name: str, plan: Plan) -> Iterator[str]:
     yield "\nNext:"
     yield f"  evergreen rehearse {name}      the whole pipeline on a few hundred rows, publishing nowhere"
     yield f"  evergreen run {name}           the real run; publishes the model"
-    yield f"  prefect --no-prompt deploy --name {name}      put its schedule into force"
+    yield f"  prefect --no-prompt deploy --name {name}      activate its schedule"
     yield f"  git add params/{name}.yaml dvc.yaml prefect.yaml && git commit"
     yield f"To undo this: evergreen remove {name}"

@@ -145,7 +145,7 @@ def fitting(sample: Sample, given: Mapping[str, str]) -> list[str]:
 
 
 def _is_answer(sample: Sample) -> bool:
-    """Whether a column with a usual name for answers holds texts that are not a few labels."""
+    """Whether a column named like an answer holds free text."""
     prompts = _by_name(sample, "prompt")
     return any(c.name not in [p.name for p in prompts[:1]] and not _is_label(c) for c in _by_name(sample, "completion"))
 
@@ -161,7 +161,7 @@ def _column(flag: str, sample: Sample, chosen: Mapping[str, str], ask: Asker, ob
     if not candidates:
         columns = ", ".join(f"{c.name} ({c.kind})" for c in sample.columns.values())
         raise RecipeError(
-            f"--{flag}", f"{objective} needs a column that no column fits: {columns}", f"add --{flag} COLUMN"
+            f"--{flag}", f"{objective} needs --{flag}; none of these columns fits: {columns}", f"add --{flag} COLUMN"
         )
     ordered = [*usual, *(c for c in candidates if c not in usual)]
     return ask.choose(f"--{flag}", _QUESTIONS[flag], [Option(c.name, _facts(c)) for c in ordered])

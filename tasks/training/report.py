@@ -22,4 +22,4 @@ class TrainingReport(Report):
     git_commit: str | None
     """Commit of the code that trained; `+` follows when the code had changes that were not committed."""
     versions: dict[str, str]
-    """Of Python and of the libraries that decide on the weights."""
+    """Versions of Python and of the libraries that decide on the weights."""

@@ -1,6 +1,6 @@
 """Check columns as a whole: the columns that an expectation names are in memory, for all rows.
 
-So numbers take 8 bytes a row, and text takes what it takes.
+So numbers take 8 bytes a row, and text takes its own length.
 """
 
 from __future__ import annotations

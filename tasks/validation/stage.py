@@ -132,7 +132,7 @@ def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation],
 def _run_expectations(method: Objective[Any], expectations: Sequence[Expectation], rows: RawRows) -> list[CheckResult]:
     """Check all rows, then the remaining rows, as far as the objective's expectations follow from the train split.
 
-    A label is unknown to training also if all training rows that have it are set aside.
+    A label is unknown to training even if all training rows that have it are set aside.
     """
     of_objective = method.expectations(_labels(method, rows, NOTHING))
     checks: list[Check] = [("objective", e) for e in of_objective]

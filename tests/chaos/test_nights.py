@@ -39,7 +39,7 @@ STATUSES = {
     "Hub away": {0, os.EX_TEMPFAIL},
     "server away": {os.EX_TEMPFAIL},
 }
-"""How a night may end; with 0 also if it has nothing to do."""
+"""How a night may end; with 0 even if it has nothing to do."""
 
 
 class Nights:

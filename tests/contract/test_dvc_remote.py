@@ -180,7 +180,7 @@ def test_a_changed_file_is_no_part_of_what_was_recorded(clone: Path) -> None:
 
 
 def test_a_stage_is_stale_if_another_worker_has_made_a_newer_version_of_what_it_reads(there: Path) -> None:
-    """As the model of another recipe: dvc.lock came by git, and what is here is the version that the stage has read."""
+    """As the model of another recipe: dvc.lock came by git, and what exists locally is the version that the stage has read."""
     Path("source").write_text("three,two\n")
     run("make")
     run("use")
@@ -275,7 +275,7 @@ class TestPush:
         (clone / "source").write_text("one,two\n")
 
     def test_a_clone_in_which_only_a_later_stage_ran_sends_what_that_made(self, clone: Path) -> None:
-        """What the other stages read is not here, and nothing is to be sent of them."""
+        """What the other stages read does not exist locally, and nothing is to be sent of them."""
         assert run("sum", "--force") == (0, None)
         (clone / "source").unlink()
         shutil.rmtree(clone / "made")

@@ -1,4 +1,4 @@
-"""Inputs of a stage that are not here, or that somebody has edited, with the real DVC."""
+"""Inputs of a stage that are missing, or that somebody has edited, with the real DVC."""
 
 from __future__ import annotations
 

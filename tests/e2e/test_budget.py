@@ -13,7 +13,7 @@ from tests.support.project import Project, wait_for
 from trainer.runtime import heartbeat
 
 BUDGET_H = 12 / 3600
-"""Long enough for some steps, also on a busy machine."""
+"""Long enough for some steps, even on a busy machine."""
 LONG = {"training.max_steps": 20000, "training.eval_steps": 10000, "training.save_steps": 10000}
 """Longer than the budget: no checkpoint comes by itself."""
 TRAIN = ("python", "-m", "tasks", "train", "params/tiny.yaml")

@@ -142,7 +142,7 @@ def test_a_hub_that_does_not_answer_costs_a_warning(project: Project, api: HfApi
     one = machine(project, endpoint, changes)
     said = one.run(*TRAIN)
     assert "train: the Hub may lack the last checkpoint: the mirror " in said
-    assert "train: goes on with what is here, because the Hub gives no answer" in said
+    assert "train: goes on with what exists locally, because the Hub gives no answer" in said
     assert ("no clear answer: ConnectError" in said) is is_down
     assert said.count("mirror: no clear answer: ") <= 1
     assert "Traceback" not in said

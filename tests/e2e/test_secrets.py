@@ -1,6 +1,6 @@
 """The token of the Hub is nowhere in what a run writes, however the run ends.
 
-One trained model, which the flow shall publish to a Hub with tokens of its own. It fails in every way there is, and at
+One trained model, which the flow is to publish to a Hub with tokens of its own. It fails in every way there is, and at
 last succeeds; each time everything that was written is searched for the tokens: the project, Prefect's home with its
 database, the client's home, what was printed, and the Hub's repositories. The cases share one project and stand in order.
 """

@@ -78,7 +78,7 @@ def sharing(
 
 
 def write_deployment(path: Path, shared: Shared) -> None:
-    """Put the deployment that prefect.yaml shows as a comment into force, for the recipe tiny; $CACHE is a worker's cache."""
+    """Activate the deployment that prefect.yaml shows as a comment, for the recipe tiny; $CACHE is a worker's cache."""
     text = path.read_text(encoding="utf-8")
     start = text.index("#  - <<: *retrain")
     shown = "\n".join(line.removeprefix("#") for line in text[start:].splitlines() if "access_token" not in line)

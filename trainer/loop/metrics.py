@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 
 Measurement = tuple["torch.Tensor", ...]
-"""Of a batch: scores (B, K) and, if the recipe has metrics of its own, predictions, labels and inputs, each (B, ...)."""
+"""What a batch gives: scores (B, K) and, if the recipe has metrics of its own, predictions, labels and inputs, each (B, ...)."""
 
 
 class EvaluationMetrics:

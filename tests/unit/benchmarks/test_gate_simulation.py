@@ -22,7 +22,7 @@ def id_of(value: object) -> str | None:
 
 @pytest.mark.parametrize(("family", "pairs"), SHORT, ids=id_of)
 def test_false_publish_rate_is_at_most_2_5_percent(family: Family, pairs: int) -> None:
-    """Of models that are not above the bar. Three standard errors are allowed for the small sample."""
+    """Rates of models that are not above the bar. Three standard errors are allowed for the small sample."""
     allowed = 0.025 + 3 * (0.025 * 0.975 / pairs) ** 0.5
     found = list(cells(family, pairs))
     errors = [cell for cell in found if cell.is_error]

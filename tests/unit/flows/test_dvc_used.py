@@ -277,7 +277,7 @@ def test_files_in_git_lfs_are_read_or_named(old):
     oid = hashlib.sha256(content).hexdigest()
     Path("lfs.dvc").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(content)}\n")
     commit()
-    with pytest.raises(EvergreenError, match="is not here but in git-lfs"):
+    with pytest.raises(EvergreenError, match="is not in this clone but in git-lfs"):
         dvc_used.hashes()
     kept = Path(".git/lfs/objects", oid[:2], oid[2:4], oid)
     kept.parent.mkdir(parents=True)

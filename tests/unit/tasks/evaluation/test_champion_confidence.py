@@ -106,7 +106,7 @@ def project(released: tuple[Artifacts, str], tmp_path: Path) -> tuple[Artifacts,
 
 
 def mean_confidence(folder: Path, recipe: Recipe, texts: list[str]) -> float:
-    """Of a model, one row at a time."""
+    """The mean confidence of a model, one row at a time."""
     from transformers import AutoTokenizer
 
     model, tokenizer = (

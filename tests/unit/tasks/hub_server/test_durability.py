@@ -115,7 +115,7 @@ def merge(api: HfApi, number: int) -> object:
 
 
 def test_two_processes_merge_in_turn(root: Path) -> None:
-    """Of pull requests that change the same file one is merged, and each is merged once."""
+    """Where pull requests change the same file, one is merged, and each is merged once."""
     with server_process(root) as (_, one), server_process(root) as (_, two):
         one.create_repo(REPO)
         for turn in range(3):

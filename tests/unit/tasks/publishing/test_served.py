@@ -36,7 +36,7 @@ FAST = {"sequence_classification"}
 SCORED = ["causal_lm", "sft", "conversations", "sequence_classification", "token_classification", "seq2seq", "dpo"]
 """The kinds whose evaluation scores probabilities; those of the others depend on generated text alone."""
 STEPS = 10
-"""Of the training at most: a model that is sure of everything hides small faults."""
+"""Most steps of the training: a model that is sure of everything hides small faults."""
 COARSE = [kind for kind in SCORED if kind != "dpo"]
 """This tiny dpo model is untrained, and so even that rounding does not change any probability of it by one in ten thousand."""
 Prepared = Callable[[str], tuple[Artifacts, Recipe]]
