@@ -15,11 +15,12 @@ from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
 from tasks.scaffold import project, proposal
 from tasks.scaffold.look import Sample, look
-from tasks.scaffold.model_facts import ModelFacts, ModelKind, model_facts
+from tasks.scaffold.model_facts import ModelFacts, model_facts
 from tasks.scaffold.plan import Plan, make_plan
 from tasks.scaffold.request import NEW_MODEL, Asker, Request
 from tasks.scaffold.sources import FoundSource, find_source
 from tasks.scaffold.write import recipe_text
+from trainer.objectives.bases.advice import ModelKind
 
 _CRON: Final = re.compile(r"\S+( \S+){4}")
 _SHOWN_TOKENS: Final = 12
