@@ -95,7 +95,7 @@ def _named(objective: str, kind: ModelKind) -> str:
     if objective in known and kind in known[objective].models:
         return objective
     if objective not in objectives.names():
-        fix = suggestion(objective, list(known), "objectives")
+        fix = suggestion(objective, sorted(known), "objectives")
         raise RecipeError("--objective", f"there is no objective `{objective}`", fix)
     if objective not in known:
         fix = "write the recipe by hand: docs/training.md has an example"

@@ -198,8 +198,8 @@ class DPO(Objective[Options]):
 
     def length(self, example: Example) -> int:
         """The tokens of the longer one of its two sequences."""
-        answer = sum(label != IGNORE_INDEX for label in example["labels"])
-        return super().length(example) + max(0, len(example["rejected"]) - answer)
+        answer: int = sum(label != IGNORE_INDEX for label in example["labels"])
+        return len(example["input_ids"]) + max(0, len(example["rejected"]) - answer)
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
         """The chosen sequences under the usual names, the rejected ones as `rejected_input_ids` and so on, and `row_id` (B,)."""
