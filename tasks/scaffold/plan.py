@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from params import DataError
-from params.schema import Model, ObjectiveChoice, Tokenization
+from params.schema import Model, ObjectiveChoice
 from tasks.scaffold import choices, measure, start
 from tasks.scaffold.look import Row, Sample
 from tasks.scaffold.measure import Lengths
@@ -36,7 +36,6 @@ class Plan:
     facts: ModelFacts | None
     """The pretrained model; None for one from random weights."""
     model: Model
-    tokenization: Tokenization
     options: Mapping[str, Choice]
     """Options of the objective beside its columns."""
     shares: Mapping[str, Choice]
@@ -98,7 +97,6 @@ def _make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None, *, 
         sample=sample,
         facts=facts,
         model=model,
-        tokenization=Tokenization(tokenizer=tokenizer_choice.value, max_length=limit),
         options=options,
         shares=shares,
         values=values,
