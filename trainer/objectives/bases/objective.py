@@ -91,7 +91,7 @@ class Objective(ABC, Generic[OptionsT]):
     trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
     """The Trainer subclass, as `package.module:Class`."""
     defaults: ClassVar[Defaults] = Defaults()
-    """What a recipe has that does not say it."""
+    """Values of a recipe that does not give them."""
     advice: ClassVar[Advice | str] = "has no `advice`, from which a recipe could be written"
     """What `evergreen new` writes, or why it cannot propose this objective."""
     example_rows: ClassVar[tuple[Row, ...]]
