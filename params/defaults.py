@@ -1,44 +1,37 @@
 """Defaults that depend on other keys: what a specialist would choose for the objective and for the kind of model.
 
-The defaults of all other keys are in params/schema.py. A recipe needs only `data.source`, `objective` and `model`; with a new model
-from random weights, also `tokenization.tokenizer`. Nothing here depends on the machine, so a recipe means the same everywhere;
-`evergreen show` prints it with all of its values.
+Those of an objective are in its own file, trainer/objectives/<name>.py; those of all other keys are in params/schema.py. A recipe
+needs only `data.source`, `objective` and `model`; with a new model from random weights, also `tokenization.tokenizer`. Nothing here
+depends on the machine, so a recipe means the same everywhere; `evergreen show` prints it with all of its values.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from params.errors import RecipeError
+
 
 @dataclass(frozen=True)
-class _Choice:
-    """The defaults of an objective."""
+class Defaults:
+    """The defaults of an objective; an objective of your own has those below, unless it names others.
 
-    learning_rate: float
+    Learning rate and epochs are as in TRL, with larger batches, because a model is compared with its predecessor, and noise
+    hides what is better.
+    """
+
+    learning_rate: float = 2e-5
     """For all weights of a pretrained model. The size of the model changes it: `evergreen new` writes one that fits."""
-    epochs: float
-    global_batch_size: int
-    micro_batch_size: int
+    epochs: float = 3.0
+    global_batch_size: int = 32
+    micro_batch_size: int = 8
     best_metric: str = "loss"
     group_by_length: bool = False
 
 
-_BY_OBJECTIVE: Final = {
-    "causal_lm": _Choice(2e-5, epochs=1.0, global_batch_size=32, micro_batch_size=8),
-    "dpo": _Choice(1e-6, epochs=1.0, global_batch_size=32, micro_batch_size=4),
-    "grpo": _Choice(1e-6, epochs=1.0, global_batch_size=16, micro_batch_size=4, best_metric="reward"),
-    "iterative_sft": _Choice(1e-5, epochs=1.0, global_batch_size=16, micro_batch_size=4, best_metric="reward"),
-    "seq2seq": _Choice(5e-5, epochs=3.0, global_batch_size=32, micro_batch_size=8, group_by_length=True),
-    "sequence_classification": _Choice(5e-5, 4.0, 32, 32, best_metric="accuracy", group_by_length=True),
-    "sft": _Choice(2e-5, epochs=3.0, global_batch_size=32, micro_batch_size=8),
-    "token_classification": _Choice(5e-5, 4.0, 32, 32, best_metric="f1", group_by_length=True),
-}
-"""Classifiers: Devlin et al. 2019 (https://arxiv.org/abs/1810.04805, A.3). Others: learning rate and epochs as in TRL, with larger batches,
-because a model is compared with its predecessor, and noise hides what is better."""
-_OTHER: Final = _Choice(2e-5, epochs=3.0, global_batch_size=32, micro_batch_size=8)
-"""For an objective of your own."""
 _LORA_FACTOR: Final = 10.0
 """Adapters learn best at about ten times the rate of all weights (Schulman et al. 2025, https://thinkingmachines.ai/blog/lora)."""
 _RANDOM_WEIGHTS: Final = (2e-3, 0.4)
@@ -55,7 +48,7 @@ def with_defaults(content: Mapping[str, Any], name: str) -> dict[str, Any]:
         name: of the recipe.
     """
     objective, model, training = (_section(content, key) for key in ("objective", "model", "training"))
-    choice = _BY_OBJECTIVE.get(str(objective.get("name")), _OTHER)
+    choice = _defaults_of(str(objective.get("name")))
     defaults: dict[str, dict[str, Any]] = {
         "tokenization": {},
         "training": {
@@ -76,12 +69,21 @@ def with_defaults(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**content, **{key: values for key, values in filled.items() if key not in wrong}}
 
 
+def _defaults_of(objective: str) -> Defaults:
+    """Return `Objective.defaults` of trainer/objectives/<objective>.py; the usual ones where building the objective will fail."""
+    try:
+        found: Defaults = importlib.import_module("trainer.objectives").find(objective).defaults
+    except RecipeError:
+        return Defaults()
+    return found
+
+
 def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = content.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
-def _learning_rate(model: Mapping[str, Any], choice: _Choice) -> float:
+def _learning_rate(model: Mapping[str, Any], choice: Defaults) -> float:
     if config := _section(model, "config"):
         highest, factor = _RANDOM_WEIGHTS
         width = next((config[key] for key in _WIDTHS if isinstance(config.get(key), int) and config[key] > 0), 1)

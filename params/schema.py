@@ -381,7 +381,7 @@ class Training(Section):
     """Recompute activations in the backward pass, which takes less memory and more time."""
     group_by_length: bool = False
     """Train on batches of sequences of similar length, which need less padding. Of no use with packing. Default in a recipe:
-    true for classifiers and seq2seq, unless `streaming`."""
+    what the objective has, but false with `streaming`."""
     streaming: bool = False
     """Read the sequences in windows, from first to last, instead of in random order. For token files on slow disks."""
     eval_steps: Interval = 0.05

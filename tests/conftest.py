@@ -105,3 +105,22 @@ def project(tmp_path: Path, prefect_home: Path) -> Iterator[Project]:
         yield made
     finally:
         made.end()
+
+
+@pytest.fixture
+def own_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Write an objective called `own`, with one more line in its class; tests that need no more of it read only that."""
+    from trainer import objectives
+
+    folder = tmp_path / "own_objectives"
+    folder.mkdir()
+    monkeypatch.setattr(objectives, "__path__", [*objectives.__path__, str(folder)])
+    imports = "from params.defaults import Defaults\nfrom trainer.objectives.bases.advice import Advice, Fit\n"
+    imports += "from trainer.objectives.bases.objective import Objective\nfrom params.schema import Section\n"
+
+    def write(line: str) -> None:
+        (folder / "own.py").write_text(f"{imports}class Own(Objective):\n    options_class = Section\n    {line}\n")
+
+    yield write
+    sys.modules.pop("trainer.objectives.own", None)
+    vars(objectives).pop("own", None)

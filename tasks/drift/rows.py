@@ -27,6 +27,7 @@ import numpy as np
 from tasks.progress import made_progress
 from tasks.shard_work import ShardWorkers, settings_key
 from tasks.split_rows import SplitRows, group_of
+from trainer import objectives
 from trainer.data.shards import ROW_ID, Shard
 from trainer.objectives.bases.objective import Objective
 
@@ -77,7 +78,7 @@ class Columns:
         from pyarrow import types
 
         kinds = objective.columns()
-        has_lists = type(objective).row_labels is not Objective.row_labels and "label" not in kinds.values()
+        has_lists = objectives.overrides(objective, "row_labels") and "label" not in kinds.values()
         listed = next((column for column, kind in kinds.items() if kind == "list" and has_lists), "")
         others = {ROW_ID, *kinds, *rows.group_by, *ignore}
         return cls(

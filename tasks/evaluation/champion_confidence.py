@@ -24,6 +24,7 @@ from tasks.progress import progress
 from tasks.split_rows import SplitRows
 from tasks.tokenization.arrow import sort_longest_first, write_sequences
 from tasks.tokenization.encoding import Encoder
+from trainer import objectives
 from trainer.data.shards import Manifest, Shard
 from trainer.data.tokens import Sequences
 from trainer.loop.metrics import EvaluationMetrics
@@ -40,7 +41,7 @@ def reason_against(objective: Objective[Any], drift: DriftReport | None, publish
     """Return why the champion's confidence cannot be compared; empty if it can. `drift` is what validate found, if it looked."""
     if drift is None:
         return "validate did not look for new rows (validation.drift)"
-    if type(objective).confidence is Objective.confidence:
+    if not objectives.overrides(objective, "confidence"):
         return "without labels, the scores of this objective do not say how sure a model is"
     if published.champion is None:
         return f"no model was published yet as {drift.repo_id}"

@@ -1,7 +1,7 @@
 """A model from a folder, ready to answer: by the pipelines of transformers, where they have one for its task.
 
 The task follows from the architecture that config.json names, or from what an adapter says; an adapter is merged into its base
-model, which comes from the Hub of HF_ENDPOINT. Weights are read from safetensors only, and no code of a repository is run. What a release records of its objective says how a prompt is written (tasks.publishing.prompt_form).
+model, which comes from the Hub of HF_ENDPOINT. Weights are read from safetensors only, and no code of a repository is run. What a release records of its objective says how a prompt is written (`Objective.prompt_form`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from params import DataError, ModelError
 from tasks.inference.answer import Answer, Label, Span
-from tasks.publishing.prompt_form import PromptForm
 from tasks.publishing.provenance import FILE
 from tasks.tokenization.tokenizers import NO_LIMIT
+from trainer import objectives
 from trainer.model.adapters import TASKS, BaseModel, is_adapter
 from trainer.model.network import trained_model
+from trainer.objectives.bases.prompt_form import PromptForm
 from trainer.runtime.library_errors import own_code_error
 from trainer.runtime.model_files import check_model_files
 
@@ -91,7 +92,7 @@ class TriedModel:
         positions = getattr(network.config, "max_position_embeddings", None)
         if positions and tokenizer.model_max_length > NO_LIMIT:
             tokenizer.model_max_length = positions
-        form = PromptForm.of(_objective(folder), has_template=bool(tokenizer.chat_template))
+        form = objectives.prompt_form(_objective(folder), has_template=bool(tokenizer.chat_template))
         made = None
         if task != "text2text-generation":
             made = pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)

@@ -22,12 +22,12 @@ from params.schema import HubDataset, Publish
 from tasks.drift.report import DriftReport
 from tasks.evaluation.report import Blessing, Champion, Details, EvaluationReport, SliceResult, confidence_text
 from tasks.ingestion.report import IngestReport
-from tasks.publishing.prompt_form import PromptForm
 from tasks.publishing.provenance import FILE, provenance
 from tasks.stages import read_report
 from tasks.tokenization.report import TokenizationReport
 from tasks.training.report import TrainingReport
 from tasks.validation.report import ValidationReport
+from trainer import objectives
 from trainer.model.adapters import BaseModel
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def write_card(
         auto_class=auto_class,
         call=", ".join(f"{name}={value!r}" for name, value in (call or {}).items()),
         cuts=cuts,
-        form=PromptForm.of(record["objective"], has_template=_has_chat_template(artifacts.model)),
+        form=objectives.prompt_form(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
         adapter=publish.adapter,
         adapted=BaseModel.of(artifacts.adapter) if publish.adapter != "merged" else None,

@@ -1,45 +1,22 @@
 """What a specialist would choose, and why: each function returns a value with its reason, which the recipe has as a comment.
 
-The rates for pretrained encoders are from our own trials (docs/own-data.md: Banking77 by a model of 22.7 M parameters, 0.916
-accuracy after 4 epochs at 3e-4) and from the papers of the models: small models take larger rates than large ones.
+What depends on the objective is its `Advice`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from tasks.report.formatting import magnitude
+from tasks.scaffold.proposal import Proposal
+from trainer.objectives.bases.advice import Choice, UpTo
 
 EVALUATIONS: Final = 20
 """How often a run evaluates on the validation split."""
 COVERED: Final = 0.995
 """Share of the rows that must fit into `max_length`."""
-_RATES: Final[dict[str, tuple[tuple[float, float], ...]]] = {
-    "sequence_classification": ((60e6, 3e-4), (200e6, 5e-5), (math.inf, 2e-5)),
-    "token_classification": ((60e6, 3e-4), (200e6, 5e-5), (math.inf, 2e-5)),
-    "seq2seq": ((300e6, 3e-4), (math.inf, 1e-4)),
-    "sft": ((20e6, 1e-3), (200e6, 1e-4), (2e9, 2e-5), (math.inf, 1e-5)),
-    "causal_lm": ((20e6, 1e-3), (200e6, 1e-4), (2e9, 2e-5), (math.inf, 1e-5)),
-    "dpo": ((20e6, 1e-4), (200e6, 1e-5), (math.inf, 5e-7)),
-}
-"""Learning rates of pretrained models: for up to so many parameters, this rate."""
-_LORA_RATES: Final = {"dpo": 5e-6, "seq2seq": 1e-3}
-_LORA_RATE: Final = 2e-4
-_NEW_RATES: Final = {"sequence_classification": 1e-3, "token_classification": 1e-3, "seq2seq": 1e-3}
-_NEW_RATE: Final = 2e-3
-_BATCHES: Final = {"sequence_classification": 32, "token_classification": 32, "seq2seq": 32, "dpo": 16, "sft": 16}
-_EPOCHS: Final[dict[str, tuple[tuple[float, int], ...]]] = {
-    "sequence_classification": ((1_000, 10), (5_000, 6), (50_000, 4), (500_000, 2), (math.inf, 1)),
-    "token_classification": ((1_000, 10), (5_000, 5), (50_000, 3), (500_000, 2), (math.inf, 1)),
-    "seq2seq": ((1_000, 10), (50_000, 3), (500_000, 2), (math.inf, 1)),
-    "sft": ((50_000, 3), (500_000, 2), (math.inf, 1)),
-    "causal_lm": ((50_000, 3), (500_000, 2), (math.inf, 1)),
-    "dpo": ((5_000, 3), (math.inf, 1)),
-}
-"""Passes over the rows: for up to so many rows, so many."""
 _NEW_EPOCHS: Final = ((1e6, 10), (30e6, 3), (math.inf, 1))
 """Passes of a model from random weights: for up to so many tokens, so many."""
 _VOCABULARIES: Final = ((300_000, 1_000), (5_000_000, 2_000), (30_000_000, 4_096), (math.inf, 8_192))
@@ -52,37 +29,29 @@ _MEMORY_SHARE: Final = 0.5
 """Share of the memory that these may take; activations and the system need the rest."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A value of a recipe, and why it is that."""
-
-    value: Any
-    why: str = ""
+_SCHEDULERS: Final = {"linear": "down to 0, usual for fine-tuning", "cosine": "usual for language models"}
 
 
-def learning_rate(objective: str, parameters: int | None, *, lora: bool) -> Choice:
+def learning_rate(proposal: Proposal, parameters: int | None, *, lora: bool) -> Choice:
     """Return the peak learning rate; `parameters` is None for a model from random weights."""
+    advice = proposal.advice
     if parameters is None:
-        return Choice(_NEW_RATES.get(objective, _NEW_RATE), "usual for a small model from random weights")
+        return Choice(advice.new_rate, "usual for a small model from random weights")
     if lora:
-        return Choice(_LORA_RATES.get(objective, _LORA_RATE), "usual for adapters, ten times that of all weights")
-    rate = next(rate for limit, rate in _RATES[objective] if parameters <= limit)
-    return Choice(
-        rate, f"usual for {objective} with a pretrained model of this size; a larger model takes a smaller one"
-    )
+        return Choice(advice.lora_rate, "usual for adapters, ten times that of all weights")
+    why = f"usual for {proposal.objective} with a pretrained model of this size; a larger model takes a smaller one"
+    return Choice(_up_to_size(advice.rates, parameters), why)
 
 
-def scheduler(objective: str) -> Choice:
+def scheduler(proposal: Proposal) -> Choice:
     """Return the shape of the learning rate."""
-    if objective in ("sequence_classification", "token_classification", "dpo"):
-        return Choice("linear", "down to 0, usual for fine-tuning")
-    return Choice("cosine", "usual for language models")
+    return Choice(proposal.advice.scheduler, _SCHEDULERS[proposal.advice.scheduler])
 
 
-def weight_decay(objective: str, *, is_new: bool) -> Choice:
+def weight_decay(proposal: Proposal, *, is_new: bool) -> Choice:
     """Return the decoupled weight decay."""
-    if objective == "dpo":
-        return Choice(0.0, "the loss itself keeps the model near its start")
+    if proposal.advice.weight_decay:
+        return proposal.advice.weight_decay
     return Choice(0.1, "usual for training from random weights") if is_new else Choice(0.01, "usual for fine-tuning")
 
 
@@ -133,12 +102,12 @@ def vocabulary(characters: int) -> Choice:
     return Choice(size, f"for about {magnitude(characters)} characters: each token needs enough places to be learned")
 
 
-def global_batch_size(objective: str, sequences: int) -> Choice:
+def global_batch_size(proposal: Proposal, sequences: int) -> Choice:
     """Return the sequences of an optimizer step: the usual number, or fewer where an epoch would have under 50 steps."""
-    usual = _BATCHES.get(objective, 32)
+    usual = proposal.advice.batch
     fitting = 2 ** int(math.log2(max(1, sequences / 50)))
     if fitting >= usual:
-        return Choice(usual, f"usual for {objective}")
+        return Choice(usual, f"usual for {proposal.objective}")
     return Choice(max(2, fitting), f"so that an epoch of {sequences:,} sequences has at least 50 steps")
 
 
@@ -150,12 +119,12 @@ def micro_batch_size(batch: int, length: int, device: str) -> Choice:
     return Choice(size, why)
 
 
-def epochs(objective: str, rows: int, tokens: float, *, is_new: bool) -> Choice:
+def epochs(proposal: Proposal, rows: int, tokens: float, *, is_new: bool) -> Choice:
     """Return the passes over the training rows."""
     if is_new:
-        number = next(epochs for limit, epochs in _NEW_EPOCHS if tokens <= limit)
+        number = _up_to_size(_NEW_EPOCHS, tokens)
         return Choice(number, f"for {magnitude(tokens)} tokens from random weights; the best checkpoint is kept")
-    number = next(epochs for limit, epochs in _EPOCHS[objective] if rows <= limit)
+    number = _up_to_size(proposal.advice.epochs, rows)
     return Choice(number, f"usual for {rows:,} rows; the best checkpoint is kept, so more does no harm but takes time")
 
 
@@ -176,6 +145,10 @@ def max_quarantined(share: float) -> Choice:
         return Choice(0.01, "none in the sample; a night with more bad rows than this fails")
     value = max(0.01, math.ceil(200 * share) / 100)
     return Choice(min(value, 0.9), f"{_percent(share)} of the sample; a night with twice as many fails")
+
+
+def _up_to_size(values: UpTo, size: float) -> float:
+    return next(value for limit, value in values if size <= limit)
 
 
 def _round(number: float) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -30,7 +29,7 @@ def new(
         str | None,
         typer.Option(metavar="WHERE", help="Folder; owner/name[@revision] on the Hub; or new, a small one."),
     ] = None,
-    objective: Annotated[str | None, typer.Option(metavar="NAME", help="What to learn, such as sft.")] = None,
+    objective: Annotated[str | None, typer.Option(metavar="NAME", help="What to learn.")] = None,
     text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the text.")] = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the label.")] = None,
     spans: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with spans.")] = None,
@@ -52,8 +51,6 @@ def new(
     Looks at a sample of the rows and at the model, and writes params/NAME.yaml with a reason for every choice, its line in
     dvc.yaml and its deployment in prefect.yaml. The same call again changes nothing; `remove` undoes it.
     """
-    # Before torch is imported: threads that spin take CPU time, too, and times are measured by it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from params import command_result
     from tasks.scaffold.new import new
     from tasks.scaffold.request import COLUMN_FLAGS, Asker, Request

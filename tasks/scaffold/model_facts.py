@@ -8,14 +8,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from params import ModelError
 from params.schema import repo_id_problem
 from tasks.report.formatting import magnitude
+from trainer.objectives.bases.advice import ModelKind
 from trainer.runtime.model_files import check_model_files
 
-ModelKind = Literal["encoder", "decoder", "encoder-decoder"]
 _ENCODERS: Final = re.compile(
     r".*bert.*|electra|deberta.*|mpnet|ernie.*|roformer|xlnet|xlm|funnel|longformer|big_bird|nystromformer"
     r"|canine|esm|data2vec-text|fnet|yoso|mra|luke"

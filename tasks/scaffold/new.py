@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,19 +13,16 @@ from params.loading import name_problem
 from params.schema import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
-from tasks.report.formatting import duration
 from tasks.scaffold import project, proposal
 from tasks.scaffold.look import Sample, look
-from tasks.scaffold.model_facts import ModelFacts, ModelKind, model_facts
+from tasks.scaffold.model_facts import ModelFacts, model_facts
 from tasks.scaffold.plan import Plan, make_plan
 from tasks.scaffold.request import NEW_MODEL, Asker, Request
 from tasks.scaffold.sources import FoundSource, find_source
 from tasks.scaffold.write import recipe_text
-from tasks.tokenization.encoding import Encoder
+from trainer.objectives.bases.advice import ModelKind
 
 _CRON: Final = re.compile(r"\S+( \S+){4}")
-_BUSY: Final = 1.3
-"""Slowdown above which other programs are mentioned."""
 _SHOWN_TOKENS: Final = 12
 _SHOWN_CHARACTERS: Final = 200
 
@@ -45,7 +41,7 @@ def new(request: Request, ask: Asker) -> None:
     sample = look(found.source, root)
     facts, kind = _model(request, sample, ask, root)
     chosen = proposal.propose(request, sample, kind, ask)
-    print(f"{request.name}: learn {chosen.meaning} ({chosen.objective})")
+    print(f"{request.name}: learn {chosen.advice.meaning} ({chosen.objective})")
     for line in _seen(found, sample, chosen, facts):
         print(f"  {line}")
     plan = make_plan(chosen, sample, facts)
@@ -58,7 +54,7 @@ def new(request: Request, ask: Asker) -> None:
     print(f"\n{'Wrote' if changed else 'Nothing to do: the project has'} {', '.join(changed or _places(request.name))}")
     for line in _one_row(plan):
         print(line)
-    for line in _next_steps(request.name, plan):
+    for line in _next_steps(request.name):
         print(line)
 
 
@@ -77,17 +73,17 @@ def _check_request(request: Request) -> None:
 def _model(request: Request, sample: Sample, ask: Asker, root: Path) -> tuple[ModelFacts | None, ModelKind]:
     """Return the pretrained model, None for a new one, and its kind. Plain text alone gets a new one without being asked."""
     model = request.model
-    is_text = request.objective == "causal_lm" or (
-        not request.objective and proposal.fitting(sample, request.columns) == ["causal_lm"]
-    )
-    if model is None and is_text:
+    known = proposal.advised()
+    named = [request.objective] if request.objective else proposal.fitting(sample, request.columns)
+    found = [known[name] for name in named if name in known]
+    if model is None and found and all(advice.reads_running_text for advice in found):
         model = NEW_MODEL
     if model is None:
         question = "Which model to start from: a local folder, or owner/name on the Hub?"
         fix = f"add --model FOLDER, --model OWNER/NAME, or --model {NEW_MODEL} for a small one from random weights"
         model = ask.text("--model", question, fix)
     if model == NEW_MODEL:
-        return None, "encoder-decoder" if request.objective == "seq2seq" else "decoder"
+        return None, found[0].models[0] if request.objective and found else "decoder"
     facts = model_facts(model, root)
     return facts, facts.kind
 
@@ -158,9 +154,8 @@ def _one_row(plan: Plan) -> Iterator[str]:
     for column in plan.proposal.columns.values():
         value = str(row[column])
         yield f"  {column}: {value[:_SHOWN_CHARACTERS]}{' ...' if len(value) > _SHOWN_CHARACTERS else ''}"
-    encoder = Encoder(plan.objective, plan.tokenizer, plan.tokenization.max_length, plan.state)
     for example in examples[:1]:
-        lines = token_lines(encoder, example)
+        lines = token_lines(plan.encoder, example)
         yield f"  tokens ({len(example['input_ids'])}; * has a loss):"
         head, rest = lines[:_SHOWN_TOKENS], lines[_SHOWN_TOKENS:]
         yield from (f"    {line}" for line in head)
@@ -170,27 +165,9 @@ def _one_row(plan: Plan) -> Iterator[str]:
             yield f"    {rest[-1]}"
 
 
-def _next_steps(name: str, plan: Plan) -> Iterator[str]:
-    speed, steps = plan.speed, plan.steps
-    batch, micro = (plan.values[f"{key}_size"].value for key in ("training.global_batch", "launch.micro_batch"))
-    training_s = steps * (math.ceil(batch / micro) * speed.micro_batch_s + speed.update_s)
-    held_out = {
-        split: plan.sample.estimated(split)
-        if split in plan.sample.rows
-        else plan.sample.estimated("train") * plan.shares[split].value
-        for split in ("validation", "test")
-    }
-    evaluations = 1 + steps // plan.values["training.eval_steps"].value
-    evaluation_s = speed.forward_s * (evaluations * held_out["validation"] + 3 * held_out["test"])
-    total_s = training_s + evaluation_s
-    yield (
-        f"\nA run here: about {duration(total_s)}, of which {steps:,} steps at {speed.tokens_per_s:,.0f} tokens/s take "
-        f"{duration(training_s)}, and {evaluations} evaluations and those at the end {duration(evaluation_s)}."
-    )
-    beside = f" Beside the programs that use this machine now, {duration(speed.slowdown * total_s)}."
-    yield f"This is an estimate, from a few micro-batches.{beside if speed.slowdown > _BUSY else ''}"
+def _next_steps(name: str) -> Iterator[str]:
     yield "\nNext:"
-    yield f"  evergreen rehearse {name}      the whole pipeline on a few hundred rows, publishing nowhere"
+    yield f"  evergreen rehearse {name}      the whole pipeline on few rows, publishing nowhere; estimates time and memory"
     yield f"  evergreen run {name}           the real run; publishes the model"
     yield f"  prefect --no-prompt deploy --name {name}      activate its schedule"
     yield f"  git add params/{name}.yaml dvc.yaml prefect.yaml && git commit"

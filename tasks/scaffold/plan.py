@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from params import DataError
-from params.schema import Model, ObjectiveChoice, Tokenization
+from params.schema import Model, ObjectiveChoice
 from tasks.scaffold import choices, measure, start
-from tasks.scaffold.choices import Choice
 from tasks.scaffold.look import Row, Sample
-from tasks.scaffold.measure import Lengths, Speed
+from tasks.scaffold.measure import Lengths
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import Proposal
 from tasks.scaffold.quality import Quality, judge
+from tasks.tokenization.encoding import Encoder
+from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
-from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
+from trainer.objectives.bases.advice import Choice
+from trainer.objectives.bases.objective import Example, Objective
 from trainer.runtime.imports import left_out
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-_CHAT_TEMPLATE: Final = (
-    "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}"
-    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
 _TRIED_ROWS: Final = 2000
 """Rows, about, that are encoded as training sees them."""
 
@@ -43,29 +36,16 @@ class Plan:
     facts: ModelFacts | None
     """The pretrained model; None for one from random weights."""
     model: Model
-    tokenization: Tokenization
     options: Mapping[str, Choice]
     """Options of the objective beside its columns."""
     shares: Mapping[str, Choice]
     """Shares of the splits without files."""
     values: Mapping[str, Choice]
     """The other choices, by the key of the recipe: `training.epochs`."""
-    sequences: int
-    """Training sequences of an epoch, about."""
-    train_rows: int
-    """Training rows, about: without held-out ones."""
-    speed: Speed
+    encoder: Encoder
+    """Makes the training sequences."""
     example: tuple[Mapping[str, Any], list[Example]]
     """A row, and what becomes of it."""
-    tokenizer: PreTrainedTokenizerBase
-    objective: Objective[Any]
-    state: ObjectiveState
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps of the whole training."""
-        batch, epochs = (self.values[f"training.{key}"].value for key in ("global_batch_size", "epochs"))
-        return max(1, math.ceil(float(epochs) * (self.sequences // int(batch))))
 
 
 def make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None) -> Plan:
@@ -83,18 +63,17 @@ def make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None) -> P
 
 
 def _make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None, *, model: Model, lora: Choice) -> Plan:
-    options = _options(proposal, facts)
+    options = proposal.advice.options(proposal.columns, has_template=bool(facts and facts.has_chat_template))
     objective = _build(proposal, options)
     quality = judge(sample, proposal, objective)
     texts = [objective.text(row) for row in quality.usable]
     tokenizer_choice = start.tokenizer_choice(facts, sum(map(len, texts)))
     tokenizer = start.load_tokenizer(tokenizer_choice.value, texts, objective)
     state = objective.collect_state(quality.usable)
-    found = measure.lengths(quality.usable, objective, tokenizer, state)
+    found = measure.lengths(quality.usable, Encoder(objective, tokenizer, NO_LIMIT, state))
     if found.targets:
-        options, objective = _with_target_length(proposal, options, found)
-    network = start.load_network(model, objective, state, tokenizer)
-    if "packing" in options and not start.can_pack(objective, network):
+        options, objective = _with_target_length(proposal, options, objective, found)
+    if "packing" in options and not start.can_train(model, objective, state, tokenizer):
         options = options | {"packing": Choice(value=False, why="this model lets packed examples attend to each other")}
         objective = _build(proposal, options)
     shares = _shares(sample)
@@ -103,7 +82,8 @@ def _make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None, *, 
     values |= _values(proposal, options=options, found=found, facts=facts, train_rows=train_rows, quality=quality)
     limit = values["tokenization.max_length"].value
     rows = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
-    per_row = list(measure.encoded(rows, objective, tokenizer, state, limit=limit))
+    encoder = Encoder(objective, tokenizer, limit, state)
+    per_row = list(measure.encoded(rows, encoder))
     examples = list(objective.pack((example for row in per_row for example in row), limit))
     if not examples:
         raise DataError("the training rows", f"they give no sequence of {limit} tokens", "give more rows")
@@ -111,34 +91,17 @@ def _make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None, *, 
     values |= _training_values(
         proposal, facts, sequences=sequences, train_rows=train_rows, found=found, limit=limit, lora=lora.value
     )
-    if values["training.group_by_length"].value:
-        examples.sort(key=lambda example: len(example["input_ids"]))
-    micro = values["launch.micro_batch_size"].value
-    fitting, speed = measure.fitting_speed(network, examples, objective, tokenizer, micro_batch=micro)
-    if fitting < micro:
-        why = f"{micro} did not fit into the memory of this machine"
-        values["launch.micro_batch_size"] = Choice(fitting, why)
-        values["launch.eval_batch_size"] = Choice(fitting, "as many as in training")
-    values["training.precision"], speed = measure.best_precision(
-        network, examples, objective, tokenizer, micro=fitting, speed=speed
-    )
     return Plan(
         proposal=proposal,
         quality=quality,
         sample=sample,
         facts=facts,
         model=model,
-        tokenization=Tokenization(tokenizer=tokenizer_choice.value, max_length=limit),
         options=options,
         shares=shares,
         values=values,
-        sequences=sequences,
-        train_rows=train_rows,
-        speed=speed,
+        encoder=encoder,
         example=_usual_row(rows, per_row, found.mean),
-        tokenizer=tokenizer,
-        objective=objective,
-        state=state,
     )
 
 
@@ -149,16 +112,6 @@ def _usual_row(
     encoded = [i for i, examples in enumerate(per_row) if examples]
     chosen = min(encoded, key=lambda i: abs(sum(len(example["input_ids"]) for example in per_row[i]) - mean))
     return rows[chosen], per_row[chosen]
-
-
-def _options(proposal: Proposal, facts: ModelFacts | None) -> dict[str, Choice]:
-    """Return the options of the objective that do not name a column."""
-    options: dict[str, Choice] = {}
-    if proposal.objective == "sft":
-        options["packing"] = Choice(value=True, why="fills sequences with several examples, which needs no padding")
-        if "messages" in proposal.columns and not (facts and facts.has_chat_template):
-            options["chat_template"] = Choice(_CHAT_TEMPLATE, "the tokenizer has none; published with the model")
-    return options
 
 
 def _build(proposal: Proposal, options: Mapping[str, Choice]) -> Objective[Any]:
@@ -181,11 +134,11 @@ def _values(
     quality: Quality,
 ) -> dict[str, Choice]:
     positions = facts.positions if facts else None
-    if proposal.objective == "causal_lm":
+    if proposal.advice.reads_running_text:
         length = choices.context_length(found.mean * train_rows, positions, is_new=facts is None)
     else:
         length = choices.max_length(found.inputs, positions)
-    packs = proposal.objective == "causal_lm" or ("packing" in options and options["packing"].value)
+    packs = proposal.advice.reads_running_text or ("packing" in options and options["packing"].value)
     grouped = Choice(value=not packs, why="batches rows of similar length, which need less padding")
     if packs:
         grouped = Choice(value=False, why="packed sequences are full")
@@ -193,16 +146,17 @@ def _values(
         "tokenization.max_length": length,
         "training.group_by_length": grouped,
         "validation.max_quarantined": choices.max_quarantined(quality.set_aside_share),
-        "training.best_metric": _best_metric(proposal, quality),
+        "training.best_metric": proposal.advice.best_metric(quality.labels),
     }
 
 
 def _with_target_length(
-    proposal: Proposal, options: Mapping[str, Choice], found: Lengths
+    proposal: Proposal, options: Mapping[str, Choice], objective: Objective[Any], found: Lengths
 ) -> tuple[dict[str, Choice], Objective[Any]]:
     length = choices.max_length(found.targets, None)
-    generated = Choice(length.value, "as long as the targets")
-    with_lengths = {**options, "max_target_length": length, "max_new_tokens": generated}
+    with_lengths = {**options, **dict.fromkeys(sorted(objective.limits), length)}
+    if "max_new_tokens" in objective.options_class.model_fields:
+        with_lengths["max_new_tokens"] = Choice(length.value, "as long as the targets")
     return with_lengths, _build(proposal, with_lengths)
 
 
@@ -216,33 +170,22 @@ def _training_values(
     limit: int,
     lora: bool,
 ) -> dict[str, Choice]:
-    name, is_new = proposal.objective, facts is None
-    batch = choices.global_batch_size(name, sequences)
-    epochs = choices.epochs(name, train_rows, found.mean * train_rows, is_new=is_new)
+    is_new = facts is None
+    batch = choices.global_batch_size(proposal, sequences)
+    epochs = choices.epochs(proposal, train_rows, found.mean * train_rows, is_new=is_new)
     steps = max(1, epochs.value * (sequences // batch.value))
     every = choices.eval_steps(steps)
-    micro = choices.micro_batch_size(batch.value, limit, "gpu" if measure.has_gpu() else "cpu")
+    micro = choices.micro_batch_size(batch.value, limit, "gpu" if start.has_gpu() else "cpu")
     return {
         "training.epochs": epochs,
         "training.global_batch_size": batch,
-        "training.learning_rate": choices.learning_rate(name, facts.parameters if facts else None, lora=lora),
-        "training.lr_scheduler": choices.scheduler(name),
-        "training.weight_decay": choices.weight_decay(name, is_new=is_new),
+        "training.learning_rate": choices.learning_rate(proposal, facts.parameters if facts else None, lora=lora),
+        "training.lr_scheduler": choices.scheduler(proposal),
+        "training.weight_decay": choices.weight_decay(proposal, is_new=is_new),
+        "training.precision": start.precision(),
         "training.eval_steps": every,
         "training.save_steps": Choice(every.value, "an interrupted run loses no more than these steps"),
         "training.logging_steps": choices.logging_steps(steps),
         "launch.micro_batch_size": micro,
         "launch.eval_batch_size": Choice(min(64, 2 * micro.value), "evaluations need no gradients"),
     }
-
-
-def _best_metric(proposal: Proposal, quality: Quality) -> Choice:
-    if proposal.objective == "token_classification":
-        return Choice("f1", "over spans")
-    if proposal.objective != "sequence_classification":
-        return Choice("loss", "of the validation rows")
-    if quality.is_imbalanced:
-        label, count = quality.labels.most_common(1)[0]
-        share = count / quality.labels.total()
-        return Choice("macro_f1", f"{share:.0%} of the rows have the label {label!r}: accuracy would hide the others")
-    return Choice("accuracy", "no label has most of the rows")

@@ -9,11 +9,10 @@ from typing import Final
 from params import DataError, RecipeError
 from params.loading import suggestion
 from tasks.scaffold.look import Column, Sample
-from tasks.scaffold.model_facts import ModelKind
 from tasks.scaffold.request import Asker, Option, Request
 from trainer import objectives
+from trainer.objectives.bases.advice import Advice, Fit, ModelKind, SeenColumns
 
-_NEEDS_REWARDS: Final = ("grpo", "iterative_sft")
 _USUAL: Final[Mapping[str, tuple[str, ...]]] = {
     "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
     "label": ("label", "labels", "category", "class", "intent", "topic", "sentiment", "target", "tag", "type"),
@@ -35,28 +34,6 @@ _USUAL: Final[Mapping[str, tuple[str, ...]]] = {
     "rejected": ("rejected", "dispreferred", "worse"),
 }
 """Usual names of the columns, most usual first."""
-_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
-    "sequence_classification": {"text": "text_column", "label": "label_column"},
-    "token_classification": {"text": "text_column", "spans": "spans_column"},
-    "sft": {"prompt": "prompt_column", "completion": "completion_column"},
-    "seq2seq": {"prompt": "input_column", "completion": "target_column"},
-    "dpo": {"prompt": "prompt_column", "chosen": "chosen_column", "rejected": "rejected_column"},
-    "causal_lm": {"text": "text_column"},
-}
-"""The columns of each objective: flags of `evergreen new`, and options of the objective."""
-_MEANING: Final = {
-    "sequence_classification": "one label per text",
-    "token_classification": "spans of a text and their names",
-    "sft": "an answer to a prompt",
-    "seq2seq": "a text from another text",
-    "dpo": "the better of two answers",
-    "causal_lm": "the next token of a text",
-}
-_FITS: Final[Mapping[ModelKind, tuple[str, ...]]] = {
-    "encoder": ("sequence_classification", "token_classification"),
-    "decoder": ("sequence_classification", "token_classification", "sft", "dpo", "causal_lm"),
-    "encoder-decoder": ("seq2seq",),
-}
 _MAX_LABELS: Final = 1000
 
 
@@ -69,16 +46,22 @@ class Proposal:
     """The columns by what they hold: `{"text": "question", "label": "intent"}`."""
 
     @property
-    def options(self) -> dict[str, str]:
-        """The options of the objective that name the columns."""
-        if "messages" in self.columns:
-            return {"messages_column": self.columns["messages"]}
-        return {option: self.columns[flag] for flag, option in _OPTIONS[self.objective].items()}
+    def advice(self) -> Advice:
+        """What the objective advises."""
+        return advised()[self.objective]
 
     @property
-    def meaning(self) -> str:
-        """What the model learns, for people."""
-        return _MEANING[self.objective]
+    def options(self) -> dict[str, str]:
+        """The options of the objective that name the columns."""
+        columns = self.advice.columns
+        return {option: self.columns[flag] for flag, option in columns.items() if flag in self.columns}
+
+
+def advised() -> dict[str, Advice]:
+    """Return the objectives that can be proposed, in the order in which those that fit as well are."""
+    found = {name: objectives.find(name).advice for name in objectives.names()}
+    known = {name: advice for name, advice in found.items() if isinstance(advice, Advice)}
+    return dict(sorted(known.items(), key=lambda item: item[1].place))
 
 
 def propose(request: Request, sample: Sample, kind: ModelKind, ask: Asker) -> Proposal:
@@ -96,52 +79,48 @@ def propose(request: Request, sample: Sample, kind: ModelKind, ask: Asker) -> Pr
     if request.objective:
         objective = _named(request.objective, kind)
     else:
-        possible = [o for o in fitting(sample, given) if o in _FITS[kind]]
+        possible = [o for o in fitting(sample, given) if kind in advised()[o].models]
         if not possible:
             raise _nothing_fits(sample, kind, given)
-        options = [Option(objective, _MEANING[objective]) for objective in possible]
+        options = [Option(objective, advised()[objective].meaning) for objective in possible]
         objective = ask.choose("--objective", "What the model should learn", options)
-    if objective == "sft" and _messages(sample, given):
-        return Proposal(objective, {"messages": _column("messages", sample, given, ask, objective)})
     columns: dict[str, str] = {}
-    for flag in _OPTIONS[objective]:
+    for flag in advised()[objective].asked(_seen(sample, given)):
         columns[flag] = _column(flag, sample, {**columns, **given}, ask, objective)
     return Proposal(objective, columns)
 
 
 def _named(objective: str, kind: ModelKind) -> str:
-    if objective in _NEEDS_REWARDS:
+    known = advised()
+    if objective in known and kind in known[objective].models:
+        return objective
+    if objective not in objectives.names():
+        fix = suggestion(objective, sorted(known), "objectives")
+        raise RecipeError("--objective", f"there is no objective `{objective}`", fix)
+    if objective not in known:
         fix = "write the recipe by hand: docs/training.md has an example"
-        raise RecipeError("--objective", f"{objective} needs a reward, which only you can choose", fix)
-    if objective not in _OPTIONS:
-        known = [name for name in objectives.names() if name in _OPTIONS]
-        raise RecipeError(
-            "--objective", f"there is no objective `{objective}`", suggestion(objective, known, "objectives")
-        )
-    if objective not in _FITS[kind]:
-        fix = f"use {', '.join(_FITS[kind])}, or another model"
-        raise RecipeError("--objective", f"{objective} does not work with this {kind} model", fix)
-    return objective
+        raise RecipeError("--objective", f"{objective} {objectives.find(objective).advice}", fix)
+    fix = f"use {', '.join(o for o, advice in known.items() if kind in advice.models)}, or another model"
+    raise RecipeError("--objective", f"{objective} does not work with this {kind} model", fix)
 
 
 def fitting(sample: Sample, given: Mapping[str, str]) -> list[str]:
-    """Return the objectives that the rows allow, best first: the first kind of rows that is recognized decides."""
-    flags = set(given)
-    if flags & {"spans"} or _of_kind(sample, "spans"):
-        return ["token_classification"]
-    if flags & {"chosen", "rejected"} or (_by_name(sample, "chosen") and _by_name(sample, "rejected")):
-        return ["dpo"]
-    if _messages(sample, given):
-        return ["sft"]
-    found = []
-    if flags & {"prompt", "completion"} or (_by_name(sample, "prompt") and _is_answer(sample)):
-        found += ["sft", "seq2seq"]
-    if "label" in flags or (not flags & {"prompt", "completion"} and any(_label_candidates(sample, given))):
-        found = ["sequence_classification"] if "label" in flags or not found else [*found, "sequence_classification"]
-    is_text = len(_text_candidates(sample, given)) == 1 and not any(_form_hints(sample))
-    if not found and ("text" in flags or is_text):
-        found = ["causal_lm"]
-    return found
+    """Return the objectives that fit the rows best."""
+    seen = _seen(sample, given)
+    fits = {name: advice.fit(seen) for name, advice in advised().items()}
+    best = max(fits.values())
+    return [name for name, fit in fits.items() if fit == best != Fit.NOT]
+
+
+def _seen(sample: Sample, given: Mapping[str, str]) -> SeenColumns:
+    found = {
+        "text": len(_text_candidates(sample, given)) == 1 and not any(_form_hints(sample)),
+        "label": any(_label_candidates(sample, given)),
+        "completion": _is_answer(sample),
+        **{flag: bool(_of_kind(sample, flag)) for flag in ("spans", "messages")},
+        **{flag: bool(_by_name(sample, flag)) for flag in ("prompt", "chosen", "rejected")},
+    }
+    return SeenColumns(frozenset(given), frozenset(flag for flag, is_there in found.items() if is_there))
 
 
 def _is_answer(sample: Sample) -> bool:
@@ -227,10 +206,6 @@ def _texts_by_name(flag: str) -> Callable[[Sample, Mapping[str, str]], list[Colu
     return candidates
 
 
-def _messages(sample: Sample, given: Mapping[str, str]) -> bool:
-    return "messages" in given or (bool(_of_kind(sample, "messages")) and not {"prompt", "completion"} & given.keys())
-
-
 _CANDIDATES: Final[Mapping[str, Callable[[Sample, Mapping[str, str]], Sequence[Column]]]] = {
     "text": _text_candidates,
     "label": _label_candidates,
@@ -253,11 +228,13 @@ def _nothing_fits(sample: Sample, kind: ModelKind, given: Mapping[str, str]) -> 
         what = f"these rows are for {' or '.join(possible)}, which does not work with this {kind} model"
         return RecipeError("--model", what, "give another model, or name an objective with --objective")
     what = f"no objective fits these columns: {columns}"
-    return RecipeError("--objective", what, f"name one of {', '.join(_OPTIONS)}, and its columns")
+    return RecipeError("--objective", what, f"name one of {', '.join(advised())}, and its columns")
 
 
 def _form_hints(sample: Sample) -> Iterator[DataError]:
     """Yield errors for forms of rows that have to be converted."""
+    alone = next((name for name, advice in advised().items() if advice.reads_running_text), None)
+    or_alone = f"; to learn from the texts alone, add --objective {alone}" if alone else ""
     has_texts = any(c.kind == "text" for c in sample.columns.values())
     for column in sample.columns.values():
         first = next(iter(column.filled), None)
@@ -277,12 +254,12 @@ def _form_hints(sample: Sample) -> Iterator[DataError]:
         if column.name.lower() not in _USUAL["label"]:
             continue
         if column.kind == "number" and all(float(value).is_integer() for value in column.filled):
-            fix = "write 1 for 1.0; to learn from the texts alone, add --objective causal_lm"
+            fix = f"write 1 for 1.0{or_alone}"
             yield DataError(column.name, "holds whole numbers with decimals, which are no names of classes", fix)
         elif column.kind == "number":
             fix = "write a name for each range, for example low, medium and high"
             what = "holds numbers with decimals, and there is no objective that predicts them"
             yield DataError(column.name, what, fix)
         elif column.kind == "list":
-            fix = "write one label per text; to learn from the texts alone, add --objective causal_lm"
+            fix = f"write one label per text{or_alone}"
             yield DataError(column.name, "holds lists, and there is no objective with several labels per text", fix)

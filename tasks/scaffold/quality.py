@@ -42,11 +42,6 @@ class Quality:
         """Share of rows that validation will set aside."""
         return sum(self.unusable.values()) / self.rows
 
-    @property
-    def is_imbalanced(self) -> bool:
-        """Whether one label has most of the rows, so that accuracy hides the others."""
-        return bool(self.labels) and max(self.labels.values()) > 0.5 * self.labels.total() and len(self.labels) > 1
-
     def notes(self) -> Iterator[str]:
         """Yield what a person should know, one line each."""
         for reason, count in self.unusable.items():

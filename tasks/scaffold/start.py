@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from params import RecipeError
 from params.schema import Lora, Model, PretrainedTokenizer, Tokenization, TrainTokenizer
 from tasks.scaffold import choices
-from tasks.scaffold.choices import Choice
-from tasks.scaffold.measure import has_gpu
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import Proposal
+from trainer.objectives.bases.advice import Choice, ModelKind
 from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 SEED: Final = 17
-_DECODER: Final = {
-    "model_type": "llama",
-    "hidden_size": 192,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
+_NEW_MODELS: Final[Mapping[ModelKind, Mapping[str, Any]]] = {
+    "decoder": {
+        "model_type": "llama",
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "encoder": {
+        "model_type": "bert",
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+    },
+    "encoder-decoder": {"model_type": "t5", "d_model": 192, "d_kv": 32, "d_ff": 512, "num_layers": 3, "num_heads": 6},
 }
-_ENCODER: Final = {
-    "model_type": "bert",
-    "hidden_size": 192,
-    "intermediate_size": 512,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-}
-_ENCODER_DECODER: Final = {"model_type": "t5", "d_model": 192, "d_kv": 32, "d_ff": 512, "num_layers": 3, "num_heads": 6}
 
 
 def tokenizer_choice(facts: ModelFacts | None, characters: int) -> Choice:
@@ -63,33 +64,46 @@ def model_choice(proposal: Proposal, facts: ModelFacts | None) -> tuple[Model, C
         lora = choices.lora(facts.parameters, _memory_bytes())
         adapters = Lora() if lora.value else None
         return Model(pretrained=facts.path, revision=facts.revision, lora=adapters), lora
-    if proposal.objective == "dpo":
-        fix = "give a model that can already answer, for example the folder runs/NAME/model of an sft recipe"
-        raise RecipeError("--model", "preferences need a model to start from", fix)
-    configs = {"sequence_classification": _ENCODER, "token_classification": _ENCODER, "seq2seq": _ENCODER_DECODER}
-    return Model(config=dict(configs.get(proposal.objective, _DECODER))), Choice(value=False)
+    if proposal.advice.needs_pretrained:
+        fix = "give one that can already answer, for example the folder runs/NAME/model of another recipe"
+        raise RecipeError("--model", f"{proposal.objective} needs a model to start from", fix)
+    return Model(config=dict(_NEW_MODELS[proposal.advice.models[0]])), Choice(value=False)
 
 
-def load_network(
+def can_train(
     model: Model, objective: Objective[Any], state: ObjectiveState, tokenizer: PreTrainedTokenizerBase
-) -> Any:
-    """Return the model as training starts with it."""
+) -> bool:
+    """Whether the objective can train the model, with its options: not all models keep packed examples apart."""
     import transformers
 
     from trainer.model.network import initial_model
 
     transformers.logging.set_verbosity_error()  # that a head is new is no news
     transformers.logging.disable_progress_bar()
-    return initial_model(model, objective=objective, state=state, tokenizer=tokenizer, seed=SEED)
-
-
-def can_pack(objective: Objective[Any], network: PreTrainedModel) -> bool:
-    """Whether the model keeps packed examples apart."""
+    network = initial_model(model, objective=objective, state=state, tokenizer=tokenizer, seed=SEED)
     try:
         objective.check_model(network)
     except RecipeError:
         return False
     return True
+
+
+def precision() -> Choice:
+    """Return the number format of the passes."""
+    import torch
+
+    if not has_gpu():
+        return Choice("fp32", "there is no GPU here: on one that has it, bf16 is about twice as fast")
+    if not torch.cuda.is_bf16_supported():
+        return Choice("fp32", "the GPU here has no bf16")
+    return Choice("bf16", "on a GPU about twice as fast as fp32")
+
+
+def has_gpu() -> bool:
+    """Whether this machine trains on a GPU."""
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def _memory_bytes() -> float:

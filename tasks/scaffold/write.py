@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from params.schema import PretrainedTokenizer
-from tasks.scaffold.choices import Choice
 from tasks.scaffold.plan import Plan
 from tasks.scaffold.quality import key_column
 from tasks.scaffold.sources import FoundSource, described
 from tasks.scaffold.start import SEED
 from tasks.scaffold.yaml_text import one_line, scalar
+from trainer.objectives.bases.advice import Choice
 
 _WIDTH: Final = 120
 _MAX_SLICES: Final = 100
@@ -61,7 +61,7 @@ def _head(name: str, plan: Plan) -> list[str]:
     of = "" if plan.sample.is_whole else f", of which {len(plan.sample.train):,} training rows were looked at"
     notes = [f"#   - {note}" for note in plan.quality.notes()]
     return [
-        f"# {name}: learn {plan.proposal.meaning}, with {model}. Written by `evergreen new`; every value may be changed.",
+        f"# {name}: learn {plan.proposal.advice.meaning}, with {model}. Written by `evergreen new`; every value may be changed.",
         "#",
         f"#   evergreen check {name}      find mistakes in this recipe, in seconds",
         f"#   evergreen run {name}        run every stage that is out of date, and publish the model",
@@ -106,17 +106,17 @@ def _tokenization(plan: Plan) -> list[str]:
 
 
 def _objective(plan: Plan) -> list[str]:
-    lines = ["objective:", *_line(2, "name", Choice(plan.proposal.objective, plan.proposal.meaning))]
-    for option, column in plan.proposal.options.items():
+    lines = ["objective:", *_line(2, "name", Choice(plan.proposal.objective, plan.proposal.advice.meaning))]
+    labels = plan.quality.labels
+    for flag, column in plan.proposal.columns.items():
         facts = ""
-        if option == "label_column":
-            labels = plan.quality.labels
+        if flag == "label":
             (most, rows), (least, few) = labels.most_common()[0], labels.most_common()[-1]
             facts = f"{len(labels)} labels, from {few:,} rows ({least[:40]}) to {rows:,} ({most[:40]})"
-        elif option == "spans_column":
-            listed = ", ".join(f"{label} {count:,}" for label, count in plan.quality.labels.most_common(5))
-            facts = f"{len(plan.quality.labels)} labels: {listed}"
-        lines += _line(2, option, Choice(column, facts))
+        elif flag == "spans":
+            listed = ", ".join(f"{label} {count:,}" for label, count in labels.most_common(5))
+            facts = f"{len(labels)} labels: {listed}"
+        lines += _line(2, plan.proposal.advice.columns[flag], Choice(column, facts))
     return [*lines, *_lines(2, plan.options)]
 
 
@@ -165,7 +165,7 @@ def _evaluation(plan: Plan) -> list[str]:
     if label and len(plan.quality.labels) <= _MAX_SLICES:
         lines += _line(2, "slices", Choice([label], "the accuracy within each label, which is its recall, too"))
     metric = plan.values["training.best_metric"]
-    if plan.proposal.objective == "sequence_classification":
+    if plan.proposal.advice.gates_on_best_metric:
         lines += [
             "  gate:",
             *_line(4, "metric", Choice(metric.value, "a new model must be better by more than chance")),

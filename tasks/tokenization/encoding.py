@@ -17,6 +17,7 @@ from tasks.shard_work import ShardWorkers
 from tasks.split_rows import SplitRows
 from tasks.tokenization.arrow import sort_longest_first, write_sequences
 from tasks.tokenization.report import SplitStatistics
+from trainer import objectives
 from trainer.data.shards import Manifest, Shard
 from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState, Row
 
@@ -83,7 +84,7 @@ def read_rows(rows: SplitRows) -> Iterator[Row]:
 
 def collect_labels(rows: SplitRows, objective: Objective[Any], workers: ShardWorkers, *, settings: str) -> set[str]:
     """Return the `row_labels` of all rows of a split; `settings` is a hash of the objective's options."""
-    if type(objective).row_labels is Objective.row_labels:
+    if not objectives.overrides(objective, "row_labels"):
         return set()
     works = [_LabelsWork(rows.only(shard), shard, settings) for shard in rows.manifest.shards]
     found: set[str] = set()

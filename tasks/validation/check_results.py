@@ -19,6 +19,7 @@ from tasks.validation.expectations import columns_of, passes
 from tasks.validation.kinds import BY_KEY, GROUP_IS_IN_ONE_SPLIT, kind_of
 from tasks.validation.raw_rows import NOTHING, ORDER, PartWork, Positions, RawRows, union
 from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
+from trainer import objectives
 from trainer.objectives.bases.objective import Objective, Row
 
 Check = tuple[Origin, Expectation]
@@ -107,7 +108,7 @@ def run_checks(
     that passes its own expectations.
     """
     results = _without_duplicates(checks, rows, skip)
-    if objective is not None and type(objective).reject_reason is not Objective.reject_reason:
+    if objective is not None and objectives.overrides(objective, "reject_reason"):
         failed = union([r.failing for r in results if r.origin == "objective" and r.failing is not None])
         found = check_each_row(objective.reject_reason, rows, failed, objective=_identity(objective))
         results.append(_result(("objective", ROW_IS_USABLE), found, explain=objective.reject_reason))

@@ -18,7 +18,7 @@ from tests.support.project import ROOT
 from trainer import objectives
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.likelihood import Likelihood, logits_of
-from trainer.objectives.bases.objective import MetricAccumulator
+from trainer.objectives.bases.metric_accumulator import MetricAccumulator
 
 MAX_LENGTH = 24
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

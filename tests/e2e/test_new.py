@@ -30,7 +30,7 @@ def test_from_a_file_to_a_checked_recipe_and_back(project: Project, tmp_path: Pa
 
     output = project.run(*command, "--model", model, "--schedule", "0 4 * * *", "--yes")
     assert "learn one label per text (sequence_classification)" in output
-    assert "A run here:" in output
+    assert "evergreen rehearse topics" in output
     assert "is sound" in project.run("python", "-m", "flows.cli", "check", "topics")
     assert "ingest@topics" in project.run("dvc", "stage", "list", "--all")
     written = state(project)

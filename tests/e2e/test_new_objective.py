@@ -40,6 +40,9 @@ def test_one_file_and_one_recipe_are_enough(project) -> None:
         == "check: params/reversal.yaml is sound\n"
     )
     project.stages("params/reversal.yaml")
+    project.run("python", "-m", "tasks", "report", "params/reversal.yaml")
+    new = ("python", "-m", "tasks", "new", "more", "--data", "data/sentences.csv", "--model", "new", "--yes")
+    assert "reversal has no `advice`, from which" in project.run(*new, "--objective", "reversal", ok=False)
 
     report = json.loads((project.root / "runs/reversal/evaluation/metrics.json").read_text())
     assert report["model"]["loss"] < 0.8 * report["untrained"]["loss"]

@@ -10,7 +10,7 @@ import numpy as np
 from params import ModelError
 from params.importing import bind
 from params.schema import Metrics
-from trainer.objectives.bases.objective import MetricAccumulator
+from trainer.objectives.bases.metric_accumulator import MetricAccumulator
 from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:

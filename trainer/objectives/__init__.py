@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pydantic
@@ -17,6 +19,7 @@ from params import Problem, RecipeError
 from params.loading import problems_error, suggestion
 from params.schema import ObjectiveChoice
 from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.prompt_form import PromptForm
 
 
 def names() -> list[str]:
@@ -25,10 +28,14 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[Objective[Any]]:
-    """Return the objective class in `trainer/objectives/<name>.py`; RecipeError if there is no such module."""
+    """Return the objective class in `trainer/objectives/<name>.py`; RecipeError if there is no such module, or it is broken."""
     if name not in names():
         raise RecipeError("objective.name", f"there is no objective `{name}`", suggestion(name, names(), "objectives"))
-    module = importlib.import_module(f"{__name__}.{name}")
+    try:
+        module = importlib.import_module(f"{__name__}.{name}")
+    except Exception as error:
+        what = f"trainer/objectives/{name}.py cannot be imported: {type(error).__name__}: {error}"
+        raise RecipeError("objective.name", what, f"try `python -c 'import {__name__}.{name}'`") from error
     own = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
     classes: list[type[Objective[Any]]] = [c for c in own if issubclass(c, Objective)]
     assert len(classes) == 1, f"{module.__name__} must define exactly one Objective"
@@ -60,3 +67,20 @@ def build(choice: ObjectiveChoice) -> Objective[Any]:
         raise problems_error(problems)
     cls = find(choice.name)
     return cls(cls.options_class.model_validate(choice.options))
+
+
+def prompt_form(section: Mapping[str, Any] | None, *, has_template: bool) -> PromptForm:
+    """Return how a text is put to a model that learned by `section`, the objective of a recipe; None if that is not known.
+
+    `has_template`: the tokenizer has a chat template. A model of an unknown objective is then taken for a chat model.
+    """
+    try:
+        form = find(str((section or {}).get("name"))).prompt_form(section or {})
+    except RecipeError:  # of another project
+        form = PromptForm(is_chat=True)
+    return replace(form, is_chat=form.is_chat and has_template)
+
+
+def overrides(objective: Objective[Any], method: str) -> bool:
+    """Whether an objective has its own form of an optional method, such as `reject_reason`: then it is worth a pass over all rows."""
+    return getattr(type(objective), method) is not getattr(Objective, method)

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from params import ModelError
+from params.defaults import Defaults
 from params.schema import Section
+from trainer.objectives.bases.advice import Advice, Fit, SeenColumns
 from trainer.objectives.bases.likelihood import TokenLikelihood, says_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
+from trainer.objectives.bases.prompt_form import PromptForm
 from trainer.objectives.bases.texts import encodings
 
 if TYPE_CHECKING:
@@ -32,10 +35,21 @@ class Options(Section):
     """Fill training sequences up to `max_length` with several texts; otherwise each sequence is one padded text."""
 
 
+class _Advice(Advice):
+    meaning = "the next token of a text"
+    columns: ClassVar[Mapping[str, str]] = {"text": "text_column"}
+    reads_running_text = True
+
+    def fit(self, seen: SeenColumns) -> Fit:
+        return Fit.TEXT if seen.has("text") else Fit.NOT
+
+
 class CausalLM(TokenLikelihood[Options]):
     """Next-token prediction."""
 
     options_class = Options
+    defaults = Defaults(epochs=1.0)
+    advice = _Advice()
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"text": "abs(x, /)\n\nReturn the absolute value of the argument."},
         {"text": "Return True if the string is a valid identifier, False otherwise."},
@@ -46,6 +60,10 @@ class CausalLM(TokenLikelihood[Options]):
 
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
+
+    @classmethod
+    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
+        return PromptForm()
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
         (encoding,) = encodings([self.text(row)], tokenizer, add_special_tokens=False)

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat
 
 from params import ModelError, Problem
+from params.defaults import Defaults
 from params.schema import Direction, Launch, Model, Section, Training
+from trainer.objectives.bases.advice import Advice, Choice, Fit, SeenColumns, UpTo
 from trainer.objectives.bases.objective import (
     ColumnKind,
     EncodedRow,
@@ -29,6 +31,7 @@ from trainer.objectives.bases.objective import (
     ScoreColumns,
 )
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.prompt_form import PromptForm
 from trainer.objectives.bases.texts import asked_prompt, token_ids
 
 if TYPE_CHECKING:
@@ -62,10 +65,32 @@ class Options(Section):
     without its adapters. `precomputed` runs it once over all pairs before training, so no second model is in memory."""
 
 
+class _Advice(Advice):
+    meaning = "the better of two answers"
+    columns: ClassVar[Mapping[str, str]] = {
+        "prompt": "prompt_column",
+        "chosen": "chosen_column",
+        "rejected": "rejected_column",
+    }
+    needs_pretrained = True
+    rates: ClassVar[UpTo] = ((20e6, 1e-4), (200e6, 1e-5), (math.inf, 5e-7))
+    lora_rate = 5e-6
+    batch = 16
+    epochs: ClassVar[UpTo] = ((5_000, 3), (math.inf, 1))
+    scheduler = "linear"
+    weight_decay: ClassVar[Choice] = Choice(0.0, "the loss itself keeps the model near its start")
+
+    def fit(self, seen: SeenColumns) -> Fit:
+        is_named = not seen.named.isdisjoint({"chosen", "rejected"})
+        return Fit.PREFERENCES if is_named or {"chosen", "rejected"} <= seen.found else Fit.NOT
+
+
 class DPO(Objective[Options]):
     """Preferences between two completions."""
 
     options_class = Options
+    defaults = Defaults(1e-6, epochs=1.0, micro_batch_size=4)
+    advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
         "reward_accuracy": "max",
@@ -133,6 +158,10 @@ class DPO(Objective[Options]):
         """The prompt with the chosen completion, as in `input_ids`."""
         return f"{row[self.options.prompt_column]}{self.options.separator}{row[self.options.chosen_column]}"
 
+    @classmethod
+    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
+        return PromptForm(after=str(options.get("separator", "")))
+
     def input_text(self, row: Row) -> str:
         return str(row[self.options.prompt_column])
 
@@ -166,6 +195,11 @@ class DPO(Objective[Options]):
     ) -> Mapping[str, float]:
         asked_prompt(ask, self.reader_input(row), example)
         return {}
+
+    def length(self, example: Example) -> int:
+        """The tokens of the longer one of its two sequences."""
+        answer: int = sum(label != IGNORE_INDEX for label in example["labels"])
+        return len(example["input_ids"]) + max(0, len(example["rejected"]) - answer)
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
         """The chosen sequences under the usual names, the rejected ones as `rejected_input_ids` and so on, and `row_id` (B,)."""

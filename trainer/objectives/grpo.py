@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import NonNegativeFloat, PositiveInt
 
 from params import Problem
+from params.defaults import Defaults
 from params.schema import Fraction, Launch, Model, Training
 from trainer.objectives.bases.generation_options import GenerationOptions
 from trainer.objectives.bases.generative import GenerativeObjective
@@ -62,6 +63,7 @@ class GRPO(GenerativeObjective[Options]):
     """Reinforcement learning from rewards that functions compute."""
 
     options_class = Options
+    defaults = Defaults(1e-6, epochs=1.0, global_batch_size=16, micro_batch_size=4, best_metric="reward")
 
     @property
     def steps_per_round(self) -> int:

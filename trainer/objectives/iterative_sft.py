@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import PositiveInt
 
 from params import Problem
+from params.defaults import Defaults
 from params.schema import Launch, Model, Training
 from trainer.objectives.bases.generation_options import GenerationOptions
 from trainer.objectives.bases.generative import GenerativeObjective
@@ -49,6 +50,7 @@ class IterativeSFT(GenerativeObjective[Options]):
     """Supervised fine-tuning on the model's own best completions."""
 
     options_class = Options
+    defaults = Defaults(1e-5, epochs=1.0, global_batch_size=16, micro_batch_size=4, best_metric="reward")
     logs_rounds: ClassVar[bool] = True
 
     @property

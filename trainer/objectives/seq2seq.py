@@ -15,6 +15,7 @@ stemming, where words are letters and digits of any script. `generate: false` sk
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PositiveInt
 
 from params import ModelError, Problem, RecipeError
+from params.defaults import Defaults
 from params.schema import Direction, Launch, Model, Section, Training
+from trainer.objectives.bases.advice import Advice, Fit, ModelKind, SeenColumns, UpTo
 from trainer.objectives.bases.likelihood import (
     Likelihood,
     mean_loss_func,
@@ -36,6 +39,7 @@ from trainer.objectives.bases.likelihood import (
 )
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
+from trainer.objectives.bases.prompt_form import PromptForm
 from trainer.objectives.bases.texts import truncated_token_ids
 
 if TYPE_CHECKING:
@@ -68,10 +72,25 @@ class Options(Section):
     """Always false: an encoder attends to its whole input."""
 
 
+class _Advice(Advice):
+    meaning = "a text from another text"
+    columns: ClassVar[Mapping[str, str]] = {"prompt": "input_column", "completion": "target_column"}
+    models: ClassVar[tuple[ModelKind, ...]] = ("encoder-decoder",)
+    rates: ClassVar[UpTo] = ((300e6, 3e-4), (math.inf, 1e-4))
+    lora_rate = 1e-3
+    new_rate = 1e-3
+    epochs: ClassVar[UpTo] = ((1_000, 10), (50_000, 3), (500_000, 2), (math.inf, 1))
+
+    def fit(self, seen: SeenColumns) -> Fit:
+        return Fit.COLUMNS if seen.has_pairs else Fit.NOT
+
+
 class Seq2Seq(Likelihood[Options]):
     """Text in, text out."""
 
     options_class = Options
+    defaults = Defaults(5e-5, group_by_length=True)
+    advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
         "perplexity": "min",
@@ -131,6 +150,10 @@ class Seq2Seq(Likelihood[Options]):
 
     def text(self, row: Row) -> str:
         return f"{self._input(row)}\n{row[self.options.target_column]}"
+
+    @classmethod
+    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
+        return PromptForm(before=str(options.get("prefix", "")))
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
         ids = [token for example in examples for token in example["labels"]]

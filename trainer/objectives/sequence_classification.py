@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from params.defaults import Defaults
 from params.schema import Direction, Expectation, Section
+from trainer.objectives.bases.advice import Choice, ClassifierAdvice, Fit, SeenColumns, UpTo
 from trainer.objectives.bases.likelihood import Classifier
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.texts import truncated_token_ids
@@ -36,10 +38,33 @@ class Options(Section):
     """The column with the label, text or integer."""
 
 
+class _Advice(ClassifierAdvice):
+    meaning = "one label per text"
+    columns: ClassVar[Mapping[str, str]] = {"text": "text_column", "label": "label_column"}
+    place = 2
+    epochs: ClassVar[UpTo] = ((1_000, 10), (5_000, 6), (50_000, 4), (500_000, 2), (math.inf, 1))
+    gates_on_best_metric = True
+
+    def fit(self, seen: SeenColumns) -> Fit:
+        if "label" in seen.named:
+            return Fit.NAMED
+        return Fit.COLUMNS if "label" in seen.found and not seen.names_pair else Fit.NOT
+
+    def best_metric(self, labels: Mapping[str, int]) -> Choice:
+        label = max(labels, key=labels.__getitem__)
+        share = labels[label] / sum(labels.values())
+        if share <= 0.5 or len(labels) < 2:
+            return Choice("accuracy", "no label has most of the rows")
+        return Choice("macro_f1", f"{share:.0%} of the rows have the label {label!r}: accuracy would hide the others")
+
+
 class SequenceClassification(Classifier[Options]):
     """One label per text."""
 
     options_class = Options
+    # Devlin et al. 2019 (https://arxiv.org/abs/1810.04805, A.3)
+    defaults = Defaults(5e-5, 4.0, 32, 32, best_metric="accuracy", group_by_length=True)
+    advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
         "accuracy": "max",

@@ -17,15 +17,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
+from trainer.objectives.bases.advice import Advice, Choice, Fit, SeenColumns
 from trainer.objectives.bases.likelihood import TokenLikelihood, says_in_order, scored_bytes
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.prompt_form import PromptForm
 from trainer.objectives.bases.texts import asked_prompt, token_ids
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+"""For conversations, where the tokenizer has none."""
 _FIX = "set objective.packing to false"
 
 
@@ -46,10 +54,37 @@ class Options(Section):
     """Fill training sequences up to `max_length` with several examples that do not attend to each other."""
 
 
+class _Advice(Advice):
+    meaning = "an answer to a prompt"
+    columns: ClassVar[Mapping[str, str]] = {
+        "prompt": "prompt_column",
+        "completion": "completion_column",
+        "messages": "messages_column",
+    }
+    place = 0
+    batch = 16
+
+    def fit(self, seen: SeenColumns) -> Fit:
+        if self.asked(seen) == ["messages"]:
+            return Fit.CONVERSATIONS
+        return Fit.COLUMNS if seen.has_pairs else Fit.NOT
+
+    def asked(self, seen: SeenColumns) -> Sequence[str]:
+        has_messages = "messages" in seen.named or ("messages" in seen.found and not seen.names_pair)
+        return ["messages"] if has_messages else ["prompt", "completion"]
+
+    def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, Choice]:
+        options = {"packing": Choice(value=True, why="fills sequences with several examples, which needs no padding")}
+        if "messages" in columns and not has_template:
+            options["chat_template"] = Choice(_CHAT_TEMPLATE, "the tokenizer has none; published with the model")
+        return options
+
+
 class SFT(TokenLikelihood[Options]):
     """Next-token prediction of what an assistant says."""
 
     options_class = Options
+    advice = _Advice()
     own_options = frozenset({"chat_template"})
     example_rows: ClassVar[tuple[Row, ...]] = (
         {
@@ -108,6 +143,10 @@ class SFT(TokenLikelihood[Options]):
                 "is not set, and the tokenizer has no chat template, which messages need; of several, it is `default`"
             )
             raise RecipeError("objective.chat_template", what, "set it, or use the tokenizer of a chat model")
+
+    @classmethod
+    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
+        return PromptForm(is_chat=bool(options.get("messages_column")))
 
     def text(self, row: Row) -> str:
         if self.options.messages_column:

@@ -18,12 +18,15 @@ where a predicted span is correct if its label and both ends are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from params import DataError
+from params.defaults import Defaults
 from params.schema import Direction, Section
+from trainer.objectives.bases.advice import Choice, ClassifierAdvice, Fit, SeenColumns, UpTo
 from trainer.objectives.bases.likelihood import Classifier, logits_of, token_scores
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
@@ -48,10 +51,24 @@ class Options(Section):
     """The column with the spans: a list of records with `label`, `start` and `end`."""
 
 
+class _Advice(ClassifierAdvice):
+    meaning = "spans of a text and their names"
+    columns: ClassVar[Mapping[str, str]] = {"text": "text_column", "spans": "spans_column"}
+    epochs: ClassVar[UpTo] = ((1_000, 10), (5_000, 5), (50_000, 3), (500_000, 2), (math.inf, 1))
+
+    def fit(self, seen: SeenColumns) -> Fit:
+        return Fit.SPANS if seen.has("spans") else Fit.NOT
+
+    def best_metric(self, labels: Mapping[str, int]) -> Choice:
+        return Choice("f1", "over spans")
+
+
 class TokenClassification(Classifier[Options]):
     """A tag for every sub-word."""
 
     options_class = Options
+    defaults = Defaults(5e-5, 4.0, 32, 32, best_metric="f1", group_by_length=True)  # as of sequence classification
+    advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
         "token_accuracy": "max",

@@ -45,6 +45,43 @@ def test_three_sections_are_a_recipe_for_every_objective(artifacts: Artifacts, n
     assert recipe.training.global_batch_size % recipe.launch.micro_batch_size == 0
 
 
+DEFAULTS = {
+    "causal_lm": (2e-5, 1.0, 32, 8, "loss", False),
+    "dpo": (1e-6, 1.0, 32, 4, "loss", False),
+    "grpo": (1e-6, 1.0, 16, 4, "reward", False),
+    "iterative_sft": (1e-5, 1.0, 16, 4, "reward", False),
+    "seq2seq": (5e-5, 3.0, 32, 8, "loss", True),
+    "sequence_classification": (5e-5, 4.0, 32, 32, "accuracy", True),
+    "sft": (2e-5, 3.0, 32, 8, "loss", False),
+    "token_classification": (5e-5, 4.0, 32, 32, "f1", True),
+    "of_nobody": (2e-5, 3.0, 32, 8, "loss", False),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_stay_as_they_are(artifacts: Artifacts, name: str) -> None:
+    """Another value would make what was trained stale."""
+    training = (recipe := write(artifacts, short(name, PRETRAINED))).training
+    rest = (recipe.launch.micro_batch_size, training.best_metric, training.group_by_length)
+    assert (training.learning_rate, training.epochs, training.global_batch_size, *rest) == DEFAULTS[name]
+
+
+def test_an_objective_of_your_own_has_its_own_defaults(artifacts: Artifacts, own_objective: Any) -> None:
+    own_objective("defaults = Defaults(3e-3, best_metric='accuracy')")
+    training = write(artifacts, short("own", PRETRAINED)).training
+    assert (training.learning_rate, training.best_metric, training.epochs) == (3e-3, "accuracy", 3.0)
+
+
+def test_a_broken_objective_has_the_usual_ones_and_is_an_error_where_it_is_built(
+    artifacts: Artifacts, own_objective: Any
+) -> None:
+    own_objective("defaults = Nothing(")
+    recipe = write(artifacts, short("own", PRETRAINED))
+    assert recipe.training.learning_rate == 2e-5
+    with pytest.raises(RecipeError, match=r"own\.py cannot be imported: SyntaxError"):
+        objectives.build(recipe.objective)
+
+
 def test_the_objective_decides(artifacts: Artifacts) -> None:
     classifier = write(artifacts, short("sequence_classification", PRETRAINED)).training
     assert (classifier.best_metric, classifier.group_by_length, classifier.epochs) == ("accuracy", True, 4.0)

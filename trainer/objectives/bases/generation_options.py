@@ -56,3 +56,16 @@ def template_columns(template: str) -> list[str]:
     if invalid := [name for name in names if not name.isidentifier()]:
         raise ValueError(f"{{{invalid[0]}}} is not a column name: write {{column}}, and {{{{ for a literal brace")
     return names
+
+
+def around_column(template: str) -> tuple[str, str]:
+    """Return what a template has before and after its column; nothing if it has several, which one text cannot fill."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError:  # a release may say anything
+        return "", ""
+    if sum(name is not None for _, name, _, _ in parts) != 1:
+        return "", ""
+    place = next(i for i, (_, name, _, _) in enumerate(parts) if name is not None)
+    before, after = ("".join(text for text, *_ in some) for some in (parts[: place + 1], parts[place + 1 :]))
+    return before, after

@@ -13,7 +13,7 @@ from params import ModelError, Problem, RecipeError
 from params.distribution import distribution
 from params.schema import Direction, Launch, Model, Training
 from trainer.objectives.bases.chat import default_template
-from trainer.objectives.bases.generation_options import GenerationOptions, template_columns
+from trainer.objectives.bases.generation_options import GenerationOptions, around_column, template_columns
 from trainer.objectives.bases.objective import (
     ColumnKind,
     EncodedRow,
@@ -24,6 +24,7 @@ from trainer.objectives.bases.objective import (
     ScoreColumns,
 )
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.prompt_form import PromptForm
 from trainer.objectives.bases.texts import asked_prompt, token_ids
 from trainer.rewards import Rewards
 
@@ -45,6 +46,7 @@ class GenerativeObjective(Objective[OptionsT]):
     main_metric = "reward"
     tokenizer_dependent = frozenset({"completion_length"})
     own_options = frozenset({"prompt", "chat", "max_new_tokens"})
+    advice = "needs a reward, which only you can choose"
     score_names = ("reward", "completion_length", "terminated")
     trainer_class: ClassVar[str] = "trainer.loop.rollout_trainer:RolloutTrainer"
     example_rows: ClassVar[tuple[Row, ...]] = (
@@ -166,6 +168,10 @@ class GenerativeObjective(Objective[OptionsT]):
             }
             encoded.append(EncodedRow([example] if prompt else [], is_truncated=len(ids) > max_length))
         return encoded
+
+    @classmethod
+    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
+        return PromptForm(*around_column(str(options.get("prompt", ""))), is_chat=bool(options.get("chat")))
 
     @property
     def call_arguments(self) -> Mapping[str, Any]:

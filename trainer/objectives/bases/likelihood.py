@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from params.schema import Direction, Training
 from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
+from trainer.objectives.bases.prompt_form import PromptForm
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,6 +88,10 @@ class Classifier(Likelihood[OptionsT]):
     """The labels that a model of another run cannot know."""
     _guess = 0.0
     """What each of them costs, in nats."""
+
+    @classmethod
+    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
+        return PromptForm()
 
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         labels = state["labels"]

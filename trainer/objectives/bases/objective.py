@@ -7,8 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 from params import Problem
+from params.defaults import Defaults
 from params.schema import Direction, Expectation, Launch, Model, Section, Training
+from trainer.objectives.bases.advice import Advice
 from trainer.objectives.bases.padding import pad_batch
+from trainer.objectives.bases.prompt_form import PromptForm
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,6 +90,10 @@ class Objective(ABC, Generic[OptionsT]):
     """Whether `labels` are the tokens of a second text, such as a translation, instead of one label per input token."""
     trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
     """The Trainer subclass, as `package.module:Class`."""
+    defaults: ClassVar[Defaults] = Defaults()
+    """Values of a recipe that does not give them."""
+    advice: ClassVar[Advice | str] = "has no `advice`, from which a recipe could be written"
+    """What `evergreen new` writes, or why it cannot propose this objective."""
     example_rows: ClassVar[tuple[Row, ...]]
     """Two or three raw rows, for readers and for the contract tests; their columns fit the default options."""
 
@@ -168,6 +175,10 @@ class Objective(ABC, Generic[OptionsT]):
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         """Yield the sequences to train on; by default the examples as they are."""
         yield from examples
+
+    def length(self, example: Example) -> int:
+        """Return the tokens of an example as a model reads it."""
+        return len(example["input_ids"])
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
         """Pad B examples into a batch: `input_ids` and `attention_mask` (B, T), and `labels` as model or Trainer expects."""
@@ -286,6 +297,14 @@ class Objective(ABC, Generic[OptionsT]):
 
     # For readers of a release
 
+    @classmethod
+    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
+        """Return how a text is put to a model that learned by these options; of a release, they may be anything.
+
+        By default it is a user's message, if the tokenizer has a chat template.
+        """
+        return PromptForm(is_chat=True)
+
     @property
     def call_arguments(self) -> Mapping[str, Any]:
         """Arguments of the call on the model card, with which a release answers as it was evaluated."""
@@ -329,21 +348,3 @@ class Objective(ABC, Generic[OptionsT]):
     ) -> list[str]:
         """Return the model's prediction for a row as lines of text."""
         return []
-
-
-class MetricAccumulator:
-    """Metrics over any number of sequences, in constant memory."""
-
-    def __init__(self, objective: Objective[Any], state: ObjectiveState) -> None:
-        self._objective, self._state = objective, state
-        self._totals: Any = 0.0
-
-    def update(self, scores: torch.Tensor) -> None:
-        """Add scores (B, K), in the order of `Objective.score_names`."""
-        columns = dict(zip(self._objective.score_names, scores.double().cpu().numpy().T, strict=True))
-        self._totals = self._totals + self._objective.additive_statistics(columns, self._state).sum(0)
-
-    def compute(self) -> dict[str, float]:
-        """Return the metrics of all sequences so far."""
-        metrics = self._objective.compute_metrics(self._totals, self._state)
-        return {name: float(value) for name, value in metrics.items()}

@@ -18,7 +18,6 @@ from params.artifacts import Artifacts
 from params.loading import load
 from tasks.hub_server.server import LocalHub
 from tasks.publishing import release_form, served
-from tasks.publishing.prompt_form import PromptForm
 from tasks.split_rows import SplitRows
 from tests.support import base_models, releases, tiny, tiny_releases
 from tests.support.tiny_releases import CHAT
@@ -283,7 +282,7 @@ def test_card_asks_in_the_form_that_was_judged(prepared, kind):
     """The prompt on the card and the input of the comparison are the same text."""
     artifacts, recipe = prepared(kind)
     objective = objectives.build(recipe.objective)
-    form = PromptForm.of(recipe.objective.model_dump(mode="json"), has_template=kind == "conversations")
+    form = objectives.prompt_form(recipe.objective.model_dump(mode="json"), has_template=kind == "conversations")
     for row in SplitRows(artifacts.rows / "test").pick(range(1000)):
         asked = objective.reader_input(row)
         if kind == "conversations":

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tasks.scaffold import choices
+from tasks.scaffold.proposal import Proposal, advised
+
+CLASSES = Proposal("sequence_classification", {})
 
 
 def test_few_characters_and_tokens_have_a_unit_of_their_size() -> None:
     """Not `0.0 M`."""
     assert choices.vocabulary(23_456).why.startswith("for about 23 K characters")
-    assert choices.epochs("causal_lm", 10, 540.0, is_new=True).why.startswith("for 540 tokens")
+    assert choices.epochs(Proposal("causal_lm", {}), 10, 540.0, is_new=True).why.startswith("for 540 tokens")
 
 
 def test_the_length_covers_the_rows_and_not_one_long_text() -> None:
@@ -35,25 +38,57 @@ def test_evaluations_are_about_twenty(steps: int) -> None:
 
 
 def test_batches_leave_fifty_steps_an_epoch() -> None:
-    assert choices.global_batch_size("sequence_classification", 10_000).value == 32
-    assert choices.global_batch_size("sequence_classification", 500).value == 8
-    assert choices.global_batch_size("sequence_classification", 3).value == 2
+    assert choices.global_batch_size(CLASSES, 10_000).value == 32
+    assert choices.global_batch_size(CLASSES, 500).value == 8
+    assert choices.global_batch_size(CLASSES, 3).value == 2
     micro = choices.micro_batch_size(32, 96, "cpu")
     assert (micro.value, micro.why) == (32, "one forward pass for each step")
     assert choices.micro_batch_size(16, 4096, "cpu").value == 2
     assert choices.micro_batch_size(16, 100_000, "cpu").value == 1
 
 
-@pytest.mark.parametrize(
-    "objective", ["sequence_classification", "token_classification", "seq2seq", "sft", "dpo", "causal_lm"]
-)
-def test_larger_models_learn_slower_and_more_rows_fewer_times(objective: str) -> None:
+@pytest.mark.parametrize("name", advised())
+def test_larger_models_learn_slower_and_more_rows_fewer_times(name: str) -> None:
+    objective = Proposal(name, {})
     rates = [choices.learning_rate(objective, int(size), lora=False).value for size in (5e6, 2e7, 1e8, 1e9, 7e9)]
     assert rates == sorted(rates, reverse=True)
     epochs = [choices.epochs(objective, rows, 1e9, is_new=False).value for rows in (100, 10_000, 100_000, 10**6)]
     assert epochs == sorted(epochs, reverse=True)
     assert epochs[-1] == 1
     assert choices.learning_rate(objective, 7_000_000_000, lora=True).value > rates[-1]
+
+
+SIZES = (20_000_000, 60_000_000, 200_000_000, 300_000_000, 2_000_000_000, 7_000_000_000)
+ROWS = (1_000, 5_000, 50_000, 500_000, 500_001)
+ADVISED = {
+    "sequence_classification": (
+        [3e-4, 3e-4, 5e-5, 2e-5, 2e-5, 2e-5],
+        [2e-4, 1e-3, 32, "linear", 0.01],
+        [10, 6, 4, 2, 1],
+    ),
+    "token_classification": ([3e-4, 3e-4, 5e-5, 2e-5, 2e-5, 2e-5], [2e-4, 1e-3, 32, "linear", 0.01], [10, 5, 3, 2, 1]),
+    "seq2seq": ([3e-4, 3e-4, 3e-4, 3e-4, 1e-4, 1e-4], [1e-3, 1e-3, 32, "cosine", 0.01], [10, 3, 3, 2, 1]),
+    "sft": ([1e-3, 1e-4, 1e-4, 2e-5, 2e-5, 1e-5], [2e-4, 2e-3, 16, "cosine", 0.01], [3, 3, 3, 2, 1]),
+    "dpo": ([1e-4, 1e-5, 1e-5, 5e-7, 5e-7, 5e-7], [5e-6, 2e-3, 16, "linear", 0.0], [3, 3, 1, 1, 1]),
+    "causal_lm": ([1e-3, 1e-4, 1e-4, 2e-5, 2e-5, 1e-5], [2e-4, 2e-3, 32, "cosine", 0.01], [3, 3, 3, 2, 1]),
+}
+"""Learning rates of `SIZES`; learning rates of adapters and of a new model, batch, scheduler, weight decay; epochs of `ROWS`."""
+
+
+@pytest.mark.parametrize("name", ADVISED)
+def test_what_an_objective_advises_reaches_the_recipe(name: str) -> None:
+    """The same values as ever: a recipe that is written again is the same text."""
+    objective = Proposal(name, {})
+    rates = [choices.learning_rate(objective, size, lora=False).value for size in SIZES]
+    others = [
+        choices.learning_rate(objective, 7_000_000_000, lora=True),
+        choices.learning_rate(objective, None, lora=False),
+        choices.global_batch_size(objective, 1_000_000),
+        choices.scheduler(objective),
+        choices.weight_decay(objective, is_new=False),
+    ]
+    epochs = [choices.epochs(objective, rows, 1.0, is_new=False).value for rows in ROWS]
+    assert (rates, [choice.value for choice in others], epochs) == ADVISED[name]
 
 
 def test_adapters_where_the_weights_do_not_fit() -> None:

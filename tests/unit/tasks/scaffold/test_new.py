@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from params import EvergreenError, ModelError, RecipeError, load
+from params import EvergreenError, RecipeError, load
 from params.artifacts import Artifacts
 from params.dvc_files import recipe_item
 from tasks.commands import main
 from tasks.diagnostics.check import check
-from tasks.scaffold import measure
 from tasks.scaffold import new as new_module
 from tasks.scaffold.new import new
 from tasks.scaffold.remove import remove
@@ -93,7 +92,7 @@ def test_a_recipe_with_reasons(project: Path, models: Path, capsys: pytest.Captu
     for line in (
         "Wrote params/topics.yaml, its line in dvc.yaml",
         "question: what about the",
-        "tokens/s",
+        "evergreen rehearse topics",
         "evergreen run topics",
     ):
         assert line in said
@@ -215,27 +214,6 @@ def test_a_model_that_cannot_pack_batches_by_length(project: Path, tmp_path: Pat
     recipe = load(project / "params/topics.yaml")
     assert recipe.objective.options["packing"] is False
     assert recipe.training.group_by_length
-
-
-def test_a_micro_batch_that_does_not_fit_is_halved(
-    project: Path, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_questions(project / "data/questions.csv")
-    real = measure.measure_speed
-
-    def with_little_memory(*arguments: Any, micro_batch: int, **options: Any) -> Any:
-        if micro_batch > limit:
-            raise MemoryError("out of memory")
-        return real(*arguments, micro_batch=micro_batch, **options)
-
-    monkeypatch.setattr(measure, "measure_speed", with_little_memory)
-    limit = 2
-    make(data="data/questions.csv", model=str(models / "bert"))
-    assert load(project / "params/topics.yaml").launch.micro_batch_size == 2
-    assert "did not fit into the memory" in (project / "params/topics.yaml").read_text(encoding="utf-8")
-    limit = 0
-    with pytest.raises(ModelError, match="one sequence does not fit into memory"):
-        make("other", data="data/questions.csv", model=str(models / "bert"))
 
 
 def test_a_failed_check_leaves_nothing(project: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ import pytest
 from params import DataError, RecipeError
 from tasks.scaffold.look import Sample, look
 from tasks.scaffold.model_facts import ModelKind
-from tasks.scaffold.proposal import Proposal, propose
-from tasks.scaffold.request import Asker, Request
+from tasks.scaffold.proposal import Proposal, advised, propose
+from tasks.scaffold.request import COLUMN_FLAGS, Asker, Request
 from tasks.scaffold.sources import find_source
 from tests.support.sample_data import Kind, cases, data_set
+from trainer import objectives
 
 SILENT = Asker(interactive=False)
 
@@ -170,6 +171,29 @@ def test_labels_of_another_form_are_not_passed_over(labels: list[Any], what: str
         proposed(rows, "decoder")
     assert fix in error.value.fix
     assert proposed(rows, "decoder", objective="causal_lm").columns == {"text": "text"}
+
+
+OWN = "advice = type('Own', (Advice,), {'meaning': 'own', 'columns': {'text': 'text'}, 'fit': lambda self, seen: Fit.SPANS})()"
+
+
+def test_an_objective_of_your_own_is_proposed_if_it_has_advice(own_objective: Any) -> None:
+    own_objective("")
+    with pytest.raises(RecipeError, match=r"--objective: own has no `advice`, from which a recipe could be written"):
+        proposed(sample(text=TEXTS), "decoder", objective="own")
+    assert proposed(sample(text=TEXTS), "decoder").objective == "causal_lm"
+
+
+def test_an_objective_of_your_own_with_advice_is_proposed(own_objective: Any) -> None:
+    own_objective(OWN)
+    found = proposed(sample(text=TEXTS), "decoder")
+    assert (found.objective, found.options) == ("own", {"text": "text"})
+
+
+@pytest.mark.parametrize("name", advised())
+def test_columns_of_an_objective_have_a_flag_and_an_option(name: str) -> None:
+    columns = advised()[name].columns
+    assert set(columns) <= set(COLUMN_FLAGS)
+    assert set(columns.values()) <= set(objectives.find(name).options_class.model_fields)
 
 
 def test_all_rows_in_one_object_get_the_command_that_writes_them_apart() -> None:

@@ -59,8 +59,10 @@ def test_labels_that_contradict_each_other_are_few_or_unseen_are_named() -> None
 
 
 def test_most_rows_with_one_label_are_an_imbalance() -> None:
-    assert not judged(rows(20)).is_imbalanced
-    assert judged([*rows(20), *[{"text": f"t{i}", "label": "label 0"} for i in range(20)]]).is_imbalanced
+    assert CLASSES.advice.best_metric(judged(rows(20)).labels).value == "accuracy"
+    labels = judged([*rows(20), *[{"text": f"t{i}", "label": "label 0"} for i in range(20)]]).labels
+    chosen = CLASSES.advice.best_metric(labels)
+    assert (chosen.value, chosen.why[:42]) == ("macro_f1", "75% of the rows have the label 'label 0': ")
 
 
 def test_rows_without_anything_to_learn_are_refused() -> None:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from params import RecipeError
-from tasks.scaffold.choices import Choice
 from tasks.scaffold.project import with_deployment, with_line
 from tasks.scaffold.write import _line
 from tasks.scaffold.yaml_text import one_line, scalar
 from tests.support.project import ROOT
+from trainer.objectives.bases.advice import Choice
 
 DVC = "vars:\n  - recipes:\n      default: {data: a, objective: sft, code: b}\nstages: {}\n"
 PREFECT = (ROOT / "prefect.yaml").read_text(encoding="utf-8")

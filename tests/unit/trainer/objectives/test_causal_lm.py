@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from params import ModelError
 from params.schema import ObjectiveChoice
 from trainer import objectives
-from trainer.objectives.bases.objective import MetricAccumulator
+from trainer.objectives.bases.metric_accumulator import MetricAccumulator
 
 END = 9
 

@@ -17,7 +17,7 @@ from tests.support import tiny
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.model.network import initial_model
-from trainer.objectives.bases.objective import MetricAccumulator
+from trainer.objectives.bases.metric_accumulator import MetricAccumulator
 from trainer.objectives.seq2seq import score_text
 
 ROWS = [

@@ -16,7 +16,7 @@ from params import DataError
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
-from trainer.objectives.bases.objective import MetricAccumulator
+from trainer.objectives.bases.metric_accumulator import MetricAccumulator
 from trainer.objectives.token_classification import spans_of_tags, split, tags_of_spans
 
 OBJECTIVE = objectives.build(ObjectiveChoice(name="token_classification"))

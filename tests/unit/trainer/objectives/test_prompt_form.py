@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.publishing.prompt_form import PromptForm
+from trainer import objectives
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -30,4 +30,4 @@ USER = [{"role": "user", "content": "hi"}]
     ],
 )
 def test_prompt_is_written_as_it_was_learned(objective, has_template, prompt):
-    assert PromptForm.of(objective, has_template=has_template).prompt("hi") == prompt
+    assert objectives.prompt_form(objective, has_template=has_template).prompt("hi") == prompt
