@@ -22,9 +22,8 @@ from dulwich.repo import Repo
 from tasks.hub_server.changes import Changes, line_of, merge_files, read_changes
 from tasks.hub_server.discussions import Event, Merge, PullRequest, Status, check_text, check_title
 from tasks.hub_server.errors import HubError, branch_moved
-from tasks.hub_server.git_objects import commit_message, commit_record, write_commit
+from tasks.hub_server.git_objects import Change, commit_message, commit_record, write_commit
 from tasks.hub_server.names import COMMIT_ID, pull_number, pull_ref, ref_name
-from tasks.hub_server.records import Change
 from tasks.hub_server.repositories import MAIN, Repository
 
 _MAIN = ref_name("heads", MAIN)
@@ -85,12 +84,9 @@ class PullRequests:
         Raises:
             HubError: 400 for an invalid title or description.
         """
-
-        def write(git: Repo) -> PullRequest:
+        with self.repository.writing() as git:
             head = git.refs[_MAIN]
             return self._create(git, title, description, user=user, status="draft", base=head, head=head)
-
-        return self.repository.write(write)
 
     def create(
         self, changes: Sequence[Change], *, title: str, description: str, parent: str | None, user: str
@@ -102,14 +98,11 @@ class PullRequests:
         Raises:
             HubError: 400 for an invalid title or description, if `parent` is not on main, or as `Repository.commit`.
         """
-
-        def write(git: Repo) -> tuple[PullRequest, str]:
+        with self.repository.writing() as git:
             base = _find_on_main(git, parent) if parent else git.refs[_MAIN]
             head = self.repository.add_commit(git, base, changes, message=commit_message(title, description), user=user)
             found = self._create(git, title, description, user=user, status="open", base=base, head=head)
             return found, head.decode()
-
-        return self.repository.write(write)
 
     def commit(
         self, number: int, changes: Sequence[Change], *, message: str, parent: str | None, user: str, can_write: bool
@@ -119,14 +112,11 @@ class PullRequests:
         Raises:
             HubError: as `Repository.commit`; 403 for users who are neither its author nor can write; 409 if it is not open.
         """
-
-        def write(git: Repo) -> str:
+        with self.repository.writing() as git:
             found = self._load(git, number)
             require_author(found, user, can_write=can_write)
             _require_open(found)
             return self.repository.commit_to(git, pull_ref(number), changes, message=message, parent=parent, user=user)
-
-        return self.repository.write(write)
 
     def comment(self, number: int, text: str, *, user: str) -> Event:
         """Add a comment.
@@ -137,11 +127,8 @@ class PullRequests:
         if not text.strip():
             raise HubError(400, "The comment is empty")
         event = Event(type="comment", author=user, text=check_text(text))
-
-        def write(git: Repo) -> Event:
+        with self.repository.writing() as git:
             return self._record(self._load(git, number), event)
-
-        return self.repository.write(write)
 
     def rename(self, number: int, title: str, *, user: str, can_write: bool) -> Event:
         """Change the title.
@@ -149,14 +136,11 @@ class PullRequests:
         Raises:
             HubError: 404; 400 for an invalid title; 403 for users who are neither its author nor can write.
         """
-
-        def write(git: Repo) -> Event:
+        with self.repository.writing() as git:
             found = self._load(git, number)
             require_author(found, user, can_write=can_write)
             before, found.title = found.title, check_title(title)
             return self._record(found, Event(type="title-change", author=user, text=found.title, before=before))
-
-        return self.repository.write(write)
 
     def set_status(
         self,
@@ -173,8 +157,7 @@ class PullRequests:
         Raises:
             HubError: 404; 403 without permission; 409 if it has this status already, is merged, or is not as `seen` any more.
         """
-
-        def write(git: Repo) -> Event:
+        with self.repository.writing() as git:
             found = self._load(git, number)
             if not found.may_set(status, user, can_write=can_write):
                 raise HubError(403, f"You don't have the rights to set pull request #{number} to {status}")
@@ -185,8 +168,6 @@ class PullRequests:
             found.events += _comments(comment, user)
             return self._record(found, Event(type="status-change", author=user, text=status))
 
-        return self.repository.write(write)
-
     def merge(self, number: int, *, comment: str = "", user: str, seen: Seen | None = None) -> str:
         """Put the changes on main as one commit, and return its id.
 
@@ -194,8 +175,7 @@ class PullRequests:
             HubError: 404; 409 if the pull request is not open, is not as `seen` any more, has no changes, or is in conflict with
                 main.
         """
-
-        def write(git: Repo) -> str:
+        with self.repository.writing() as git:
             found = self._load(git, number)
             _require_open(found)
             _require_unchanged(git, found, seen)
@@ -226,10 +206,8 @@ class PullRequests:
             self._save(found)
             return sha.decode()
 
-        return self.repository.write(write)
-
     def rename_commits(self, git: Repo, renamed: Mapping[ObjectID, ObjectID]) -> None:
-        """Store the new ids of commits, inside `write`. Branches still lead to the old ones."""
+        """Store the new ids of commits, inside `writing`. Branches still lead to the old ones."""
 
         def new(sha: str) -> str:
             return renamed.get(ObjectID(sha.encode()), ObjectID(sha.encode())).decode()

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from tasks.hub_server.deletion import delete_large_files
 from tasks.hub_server.errors import HubError
+from tasks.hub_server.git_objects import DeleteFile, PutFile, PutLargeFile
 from tasks.hub_server.pull_requests import PullRequests
-from tasks.hub_server.records import DeleteFile, PutFile, PutLargeFile
 from tasks.hub_server.repositories import Repository
 from tasks.hub_server.store import Store
 
