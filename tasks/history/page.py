@@ -15,12 +15,11 @@ from typing import Any
 from params.artifacts import STAGES, Artifacts, write_whole
 from tasks.evaluation.report import confidence_text
 from tasks.history import cells
-from tasks.history.metric_chart import WIDTHS, draw_metric, evaluations, metric_shown, value_range
+from tasks.history.metric_chart import draw_metric, evaluations, metric_shown, value_range
 from tasks.history.recipe_history import RecipeHistory
 from tasks.history.run_log import RunEntry
 from tasks.hub_client.receipt import Receipt
 from tasks.report.canvas import svg
-from tasks.report.duration_bars import draw_durations
 from tasks.report.formatting import (
     amount,
     duration,
@@ -106,7 +105,7 @@ def _recipe(root: Path, history: RecipeHistory, now: datetime) -> dict[str, Any]
         "recent": cells.summary(recent),
         "time": duration(sum(run.seconds or 0.0 for run in recent) if recent else None),
         "cost": amount(sum(spent)) if spent else "",
-        "hours_chart": svg(draw_durations(worked)) if worked else "",
+        "hours": [(stage, duration(seconds), seconds / max(worked.values())) for stage, seconds in worked.items()],
         "chart": _chart(history.runs),
         "metric": one_line(metric_shown(history.runs) or "metric", 40),
         "tables": [[_row(run) for run in part] for part in (shown[:_OPEN_ROWS], shown[_OPEN_ROWS:]) if part],
@@ -147,7 +146,7 @@ def _release(run: RunEntry | None, now: datetime) -> dict[str, str] | None:
 
 
 def _chart(runs: Sequence[RunEntry]) -> dict[str, Any] | None:
-    """Return the chart of the metric over time in both widths; None if no candidate was evaluated."""
+    """Return the chart of the metric over time; None if no candidate was evaluated."""
     metric = metric_shown(runs)
     found = evaluations(runs, metric) if metric else []
     if metric is None or not found:
@@ -159,7 +158,7 @@ def _chart(runs: Sequence[RunEntry]) -> dict[str, Any] | None:
         "title": one_line(metric, 60),
         "note": {"min": "smaller is better", "max": "larger is better", None: ""}[direction],
         "confidence": confidence_text(confidence) if confidence else "",
-        "drawings": {name: svg(draw_metric(runs, metric, width)) for name, width in WIDTHS.items()},
+        "drawing": svg(draw_metric(runs, metric)),
         "beyond": any(one.value is not None and not low <= one.value <= high for _, one in found),
         "others": sum(run.evaluated is not None and run.evaluated.metric != metric for run in runs),
     }

@@ -80,6 +80,11 @@ def percent(share: object) -> str:
     return MISSING if known is None else f"{100 * known:.3g}%"
 
 
+def p_value(probability: float) -> str:
+    """Return a p-value with three digits, such as `0.012` or `< 0.001`."""
+    return "< 0.001" if probability < 0.001 else f"{probability:.3f}"
+
+
 def duration(seconds: object) -> str:
     """Return a duration such as `0.4 s`, `3 min 20 s` or `2 h 5 min`."""
     known = finite(seconds)

@@ -44,7 +44,7 @@ def _content(
 ) -> dict[str, Any]:
     """Return the variables of the template."""
     from tasks.evaluation.report import confidence_text
-    from tasks.report import row_sections, sections
+    from tasks.report import sections
     from tasks.report.canvas import svg
     from tasks.report.formatting import gain_class, interval, number, signed_gain
     from tasks.report.headline import current_receipt, deciding_gain, deciding_metric, headline
@@ -85,8 +85,8 @@ def _content(
         "validation_page": _validation_page(artifacts, failed=top.failed == "validate") if local else "",
         "comparison": sections.comparison_section(results),
         "slices": sections.slices_section(results),
-        "worst_rows": row_sections.worst_rows_section(results) if quote_rows else None,
-        "changed_rows": row_sections.changed_rows_section(results) if quote_rows else None,
+        "worst_rows": sections.worst_rows_section(results) if quote_rows else None,
+        "changed_rows": sections.changed_rows_section(results) if quote_rows else None,
         "calibration": sections.calibration_section(results),
         "curves": sections.curves_section(results),
         "data": sections.data_section(results, quote_rows=quote_rows),
