@@ -23,11 +23,7 @@ from tasks.report.canvas import svg
 from tasks.report.formatting import (
     amount,
     duration,
-    gain_class,
-    interval,
-    number,
     one_line,
-    truncate,
 )
 from tasks.report.lineage import release_link
 from tasks.report.templates import fill
@@ -40,7 +36,6 @@ _OPEN_ROWS = 20
 """Runs in the part of the table that is shown at once."""
 _DAYS = 30
 """The days that the sums are about."""
-_MAX_REASON = 600
 _WAIT_S = 30.0
 
 
@@ -62,6 +57,7 @@ def render(root: Path, histories: Sequence[RecipeHistory], *, now: datetime) -> 
         "headline": _headline(histories),
         "made": f"{now:%Y-%m-%d %H:%M} UTC",
         "days": _DAYS,
+        "cells": cells,
         "recipes": [_recipe(root, history, now) for history in histories],
     }
     return fill("history/page.html.jinja", content)
@@ -97,7 +93,7 @@ def _recipe(root: Path, history: RecipeHistory, now: datetime) -> dict[str, Any]
         "id": f"recipe-{history.recipe}",
         "tags": list(_tags(history)),
         "release": _release(history.release, now),
-        "last": {"tone": cells.TONES[last.outcome], **_row(last)} if last else None,
+        "last": last,
         "report": f"{history.recipe}/{report.name}" if report.exists() else "",
         "succeeded": f"{cells.age((now - history.succeeded).total_seconds())} ago" if history.succeeded else "",
         "schedules": [one.text for one in history.schedules],
@@ -108,7 +104,7 @@ def _recipe(root: Path, history: RecipeHistory, now: datetime) -> dict[str, Any]
         "hours": [(stage, duration(seconds), seconds / max(worked.values())) for stage, seconds in worked.items()],
         "chart": _chart(history.runs),
         "metric": one_line(metric_shown(history.runs) or "metric", 40),
-        "tables": [[_row(run) for run in part] for part in (shown[:_OPEN_ROWS], shown[_OPEN_ROWS:]) if part],
+        "tables": [part for part in (shown[:_OPEN_ROWS], shown[_OPEN_ROWS:]) if part],
         "has_cost": any(run.cost is not None for run in shown),
         "count": len(history.runs),
         "older": len(history.runs) - len(shown),
@@ -161,36 +157,4 @@ def _chart(runs: Sequence[RunEntry]) -> dict[str, Any] | None:
         "drawing": svg(draw_metric(runs, metric)),
         "beyond": any(one.value is not None and not low <= one.value <= high for _, one in found),
         "others": sum(run.evaluated is not None and run.evaluated.metric != metric for run in runs),
-    }
-
-
-def _row(run: RunEntry) -> dict[str, Any]:
-    found = run.evaluated
-    gain, gain_interval = cells.gain(run)
-    reasons = [truncate(reason, _MAX_REASON) for reason in run.reasons]
-    if run.error:
-        reasons = [truncate(cells.reason(run), _MAX_REASON)]
-        reasons += [truncate(f"fix: {run.error.fix}", _MAX_REASON)] if run.error.fix else []
-    elif run.outcome == "rolled back":
-        reasons = [truncate(cells.reason(run), _MAX_REASON)]
-    return {
-        "when": cells.when(run),
-        "outcome": run.outcome,
-        "tone": cells.TONES[run.outcome],
-        "tag": one_line(run.tag, 60) if run.tag and run.outcome == "published" else "",
-        "reasons": reasons,
-        "metric": one_line(found.metric, 40) if found else "metric",
-        "value": number(found.value) if found else "",
-        "interval": interval(found.low, found.high) if found else "",
-        "champion": cells.champion(run),
-        "gain": gain,
-        "gain_interval": gain_interval,
-        "gain_class": gain_class(found.gain_low, found.gain_high) if found else "",
-        "against": "the untrained model" if found and found.against == "untrained" else "",
-        "rows": cells.rows(run),
-        "quarantined": f"{run.rows['quarantined']:,} set aside" if run.rows.get("quarantined") else "",
-        "drift": "" if run.drift in {None, "none", "unknown"} else f"drift: {cells.drift(run)}",
-        "time": cells.time(run),
-        "longest": cells.longest_stage(run),
-        "cost": cells.cost(run),
     }

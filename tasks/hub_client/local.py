@@ -68,6 +68,7 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: An
             administrators=administrators,
             host=address,
             port=port,
+            allow_remote=not is_local,
             answer=answer,
         )
     except ValueError as error:

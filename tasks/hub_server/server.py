@@ -48,13 +48,14 @@ class LocalHub:
         tokens: Token -> user. A user can write in the namespace of the same name. Everyone can read public repositories.
         writers: Namespace -> users who can write there as well.
         administrators: Users who can write in every namespace.
-        host: Address to listen on. Other machines can reach all but loopback addresses.
+        host: Address to listen on; a loopback address unless `allow_remote`.
         port: Port to listen on; 0 picks a free one.
+        allow_remote: Whether other machines may connect.
         part_bytes: Files larger than this are uploaded in parts of this size.
         answer: Lets models answer texts on their pages; None: the pages have no box for texts.
 
     Raises:
-        ValueError: `host` is not an address, or a user or namespace has an invalid name.
+        ValueError: `host` is not a loopback address, or a user or namespace has an invalid name.
     """
 
     def __init__(
@@ -66,16 +67,19 @@ class LocalHub:
         administrators: Collection[str] = (),
         host: str = "127.0.0.1",
         port: int = 0,
+        allow_remote: bool = False,
         part_bytes: int = PART_BYTES,
         answer: AnswerFunction | None = None,
     ) -> None:
         from tasks.hub_server.access import Access
 
+        self._host = "127.0.0.1" if host == "localhost" else host
+        self._is_local = ipaddress.ip_address(self._host).is_loopback
+        if not self._is_local and not allow_remote:
+            raise ValueError(f"the local Hub serves loopback addresses only, not {host}")
         self._root = root
         self._access = Access(dict(tokens), dict(writers or {}), administrators)
         self._sessions: Sessions | None = None
-        self._host = "127.0.0.1" if host == "localhost" else host
-        self._is_local = ipaddress.ip_address(self._host).is_loopback
         self._port = port
         self._part_bytes = part_bytes
         self._answer = answer

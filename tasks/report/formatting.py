@@ -99,6 +99,13 @@ def duration(seconds: object) -> str:
     return f"{hours} h {left} min" if left else f"{hours} h"
 
 
+def memory(mib: float | None) -> str:
+    """Return an amount of memory, such as `812 MiB` or `1.4 GiB`; a dash for what is missing."""
+    if mib is None:
+        return MISSING
+    return f"{mib / 1024:.1f} GiB" if mib >= 1000 else f"{mib:.0f} MiB"
+
+
 def amount(money: object) -> str:
     """Return an amount of money, such as `1,204.50`; a dash for what is missing."""
     known = finite(money)

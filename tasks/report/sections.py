@@ -15,11 +15,11 @@ from tasks.report import chart_data
 from tasks.report.calibration_plot import draw_calibration
 from tasks.report.canvas import svg
 from tasks.report.formatting import (
-    MISSING,
     amount,
     duration,
     finite,
     gain_class,
+    memory,
     number,
     percent,
     plural,
@@ -235,24 +235,8 @@ def time_section(timings: Mapping[str, Timing], price_per_hour: float | None) ->
     longest = max(timings.values(), key=lambda timing: timing.seconds)
     peaks = [timing.peak_memory_mib for timing in timings.values() if timing.peak_memory_mib is not None]
     lead = f"{duration(total)} in total, of which {duration(longest.seconds)} in {longest.stage}"
-    lead += f"; at most {_memory(max(peaks))} of memory." if peaks else "."
+    lead += f"; at most {memory(max(peaks))} of memory." if peaks else "."
     if price_per_hour is not None:
         cost = amount(total / 3600 * price_per_hour)
         lead += f" Cost: {cost}, at {amount(price_per_hour)} an hour (launch.price_per_hour)."
-    rows = [
-        {
-            "stage": timing.stage,
-            "outcome": timing.outcome,
-            "duration": duration(timing.seconds),
-            "share": timing.seconds / (longest.seconds or 1.0),
-            "memory": _memory(timing.peak_memory_mib),
-        }
-        for timing in timings.values()
-    ]
-    return {"lead": lead, "rows": rows}
-
-
-def _memory(mib: float | None) -> str:
-    if mib is None:
-        return MISSING
-    return f"{mib / 1024:.1f} GiB" if mib >= 1000 else f"{mib:.0f} MiB"
+    return {"lead": lead, "rows": list(timings.values()), "longest": longest.seconds or 1.0}

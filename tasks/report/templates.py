@@ -6,10 +6,21 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from tasks.report.formatting import finite, gain_class, interval, number, one_line, p_value, signed_gain, truncate
+from tasks.report.formatting import (
+    duration,
+    finite,
+    gain_class,
+    interval,
+    memory,
+    number,
+    one_line,
+    p_value,
+    signed_gain,
+    truncate,
+)
 from tasks.validation.report import escape_direction
 
-_FILTERS = (finite, gain_class, interval, number, one_line, p_value, signed_gain)
+_FILTERS = (duration, finite, gain_class, interval, memory, number, one_line, p_value, signed_gain)
 
 
 def fill(template: str, content: Mapping[str, Any]) -> str:
