@@ -18,7 +18,6 @@ from tasks.history import cells
 from tasks.history.metric_chart import draw_metric, evaluations, metric_shown, value_range
 from tasks.history.recipe_history import RecipeHistory
 from tasks.history.run_log import RunEntry
-from tasks.hub_client.receipt import Receipt
 from tasks.report.canvas import svg
 from tasks.report.formatting import (
     amount,
@@ -121,16 +120,7 @@ def _tags(history: RecipeHistory) -> Sequence[tuple[str, str]]:
 def _release(run: RunEntry | None, now: datetime) -> dict[str, str] | None:
     if run is None:
         return None
-    published = Receipt(
-        status="published",
-        reasons=run.reasons,
-        repo_id=run.repo_id or "",
-        endpoint=run.endpoint or "",
-        commit=run.commit,
-        tag=run.tag,
-        publish_id=None,
-    )
-    name, address = release_link(published)
+    name, address = release_link(run.repo_id or "", run.endpoint or "", run.commit)
     return {
         "tag": one_line(run.tag or run.commit, 60),
         "where": one_line(name, 200),

@@ -76,9 +76,13 @@ def _content(
         "decided": decided,
         "row_use": results.blessing.row_use.sentence() if results.blessing and results.blessing.row_use else "",
         "receipt": receipt,
-        "release": release_link(receipt) if receipt and receipt.commit else None,
+        "release": release_link(receipt.repo_id, receipt.endpoint, receipt.commit)
+        if receipt and receipt.commit
+        else None,
         "earlier": earlier,
-        "earlier_link": release_link(earlier) if earlier and earlier.commit else None,
+        "earlier_link": release_link(earlier.repo_id, earlier.endpoint, earlier.commit)
+        if earlier and earlier.commit
+        else None,
         "repo_id": results.recipe.publish.repo_id if results.recipe else None,
         "stages": _stages(results, top.failed, is_published=receipt is not None, local=local),
         "unreadable": results.unreadable,
