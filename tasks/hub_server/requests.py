@@ -21,6 +21,7 @@ from tasks.hub_server import limits
 from tasks.hub_server.access import Access, Sessions
 from tasks.hub_server.errors import HubError, repository_not_found
 from tasks.hub_server.git_objects import CommitRecord, Entry
+from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.repositories import Repository
 from tasks.hub_server.store import Store
 from tasks.hub_server.trials import Trials
@@ -94,6 +95,11 @@ class Target:
     def page(self) -> str:
         """Path of the repository's page; the client parses the repository's id from it."""
         return self.id if self.kind == "models" else f"{self.kind}/{self.id}"
+
+    @property
+    def pull_requests(self) -> PullRequests:
+        """Its pull requests, as the user may change them."""
+        return PullRequests(self.repository, self.user or "", self.can_write)
 
 
 def readable_target(request: Request) -> Target:

@@ -28,7 +28,6 @@ from tasks.hub_server.errors import HubError
 from tasks.hub_server.git_objects import Entry
 from tasks.hub_server.names import COMMIT_ID
 from tasks.hub_server.page_templates import render_page
-from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import Browsable, Json, Quoted, Reader, SentForm, Target, get_hub, open_target
 from tasks.hub_server.store import KINDS
@@ -190,6 +189,6 @@ def repository_page(target: Target, revision: str, sha: str, template: str, cont
         "tags": [tag for tag, commit in tags.items() if commit == sha],
         "all_tags": list(tags)[::-1],
         "branches": list(branches),
-        "open_pull_requests": sum(found.is_open for found in PullRequests(target.repository).all()),
+        "open_pull_requests": sum(found.is_open for found in target.pull_requests.all()),
     }
     return render_page(template, user=target.user, context=common | dict(context))

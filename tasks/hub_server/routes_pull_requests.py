@@ -21,7 +21,7 @@ from tasks.hub_server.changes import git_diff
 from tasks.hub_server.discussions import Event, PullRequest
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.names import pull_ref
-from tasks.hub_server.pull_requests import PullRequests, Seen
+from tasks.hub_server.pull_requests import Seen
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import (
     API,
@@ -36,7 +36,6 @@ from tasks.hub_server.requests import (
     Writable,
     get_hub,
     iso_date,
-    require_user,
 )
 from tasks.hub_server.routes_pages import repository_page
 
@@ -62,7 +61,7 @@ def list_pull_requests(
     """One page of the pull requests, newest first. Drafts count as open, merged ones as closed."""
     found = [
         each
-        for each in (PullRequests(target.repository).all() if type_ != "discussion" else [])
+        for each in (target.pull_requests.all() if type_ != "discussion" else [])
         if status in ("all", "open" if each.is_open else "closed") and author in ("", each.author)
     ]
     start = p * DISCUSSIONS_PAGE
@@ -73,7 +72,7 @@ def list_pull_requests(
 @router.get(_ONE)
 def describe_pull_request(target: Readable, number: int, diff: str = "") -> Json:
     """A pull request with its events and, if asked for, its diff."""
-    found, changes = PullRequests(target.repository).read(number)
+    found, changes = target.pull_requests.read(number)
     events = _events_json(target, number, found.history(changes.commits))
     merged = {"mergeCommitId": found.merge.commit} if found.merge and found.status == "merged" else {}
     return {
@@ -98,8 +97,7 @@ def create_pull_request(target: Participant, new: Annotated[NewDiscussion, Depen
     """Make a pull request without commits: a draft, to which the client commits."""
     if not new.pullRequest:
         raise HubError(501, "The local Hub has no discussions without a pull request: pass pull_request=True")
-    user = require_user(target.user)
-    return _summary(target, PullRequests(target.repository).create_draft(new.title, new.description, user=user))
+    return _summary(target, target.pull_requests.create_draft(new.title, new.description))
 
 
 class NewComment(Sent):
@@ -118,7 +116,7 @@ class NewMerge(NewComment):
 @router.post(_ONE + "/comment")
 def comment(target: Participant, number: int, new: Annotated[NewComment, Depends(NewComment.read)]) -> Json:
     """Add a comment."""
-    event = PullRequests(target.repository).comment(number, new.comment, user=require_user(target.user))
+    event = target.pull_requests.comment(number, new.comment)
     return {"newMessage": _events_json(target, number, [event])[0]}
 
 
@@ -131,8 +129,7 @@ class NewTitle(Sent):
 @router.post(_ONE + "/title")
 def rename(target: Participant, number: int, new: Annotated[NewTitle, Depends(NewTitle.read)]) -> Json:
     """Change the title; for the author and those who can write."""
-    user, pull_requests = require_user(target.user), PullRequests(target.repository)
-    event = pull_requests.rename(number, new.title, user=user, can_write=target.can_write)
+    event = target.pull_requests.rename(number, new.title)
     return {"newTitle": _events_json(target, number, [event])[0]}
 
 
@@ -145,9 +142,7 @@ class NewStatus(NewComment):
 @router.post(_ONE + "/status")
 def set_status(target: Participant, number: int, new: Annotated[NewStatus, Depends(NewStatus.read)]) -> Json:
     """Open a draft, close, or reopen; for the author and those who can write."""
-    event = PullRequests(target.repository).set_status(
-        number, new.status, comment=new.comment, user=require_user(target.user), can_write=target.can_write
-    )
+    event = target.pull_requests.set_status(number, new.status, comment=new.comment)
     return {"newStatus": _events_json(target, number, [event])[0]}
 
 
@@ -156,7 +151,7 @@ def merge(target: Writable, number: int, body: Body) -> Json:
     """Put the changes on main as one commit; for those who can write. The body may be empty."""
     new = NewMerge.read(body) if body.strip() else NewMerge()
     seen = None if new.parentCommit is None else Seen(new.parentCommit)
-    sha = PullRequests(target.repository).merge(number, comment=new.comment, user=require_user(target.user), seen=seen)
+    sha = target.pull_requests.merge(number, comment=new.comment, seen=seen)
     return {"mergeCommitId": sha}
 
 
@@ -207,7 +202,7 @@ def pull_requests(
     target: Browsable, status: Literal["open", "closed"] = "open", p: Annotated[int, Query(ge=0)] = 0
 ) -> Response:
     """The pull requests, newest first."""
-    found = [each for each in PullRequests(target.repository).all() if each.is_open == (status == "open")]
+    found = [each for each in target.pull_requests.all() if each.is_open == (status == "open")]
     start = p * PAGE
     context = {"found": found[start : start + PAGE], "shown": status, "p": p, "has_older": len(found) > start + PAGE}
     return repository_page(target, MAIN, target.repository.resolve(MAIN), "pull_requests.html", context)
@@ -216,7 +211,7 @@ def pull_requests(
 @page_router.get("/discussions/{number}")
 def pull_request(request: Request, target: Browsable, number: int) -> Response:
     """One pull request."""
-    found, changes = PullRequests(target.repository).read(number)
+    found, changes = target.pull_requests.read(number)
     user = target.user
     actions: list[tuple[str, str]] = []
     if user:
@@ -243,20 +238,17 @@ def pull_request(request: Request, target: Browsable, number: int) -> Response:
 @page_router.post("/discussions/{number}/{action}")
 def change_pull_request(form: SentForm, number: int, action: str) -> Response:
     """Comment on, merge, close or open a pull request, and show it again. The form says what its page showed."""
-    found, text = PullRequests(form.target.repository), form.fields.get("comment", "").replace("\r\n", "\n")
-    can_write = form.target.can_write
+    found, text = form.target.pull_requests, form.fields.get("comment", "").replace("\r\n", "\n")
     seen = Seen(form.fields.get("head", ""), unquote(form.fields.get("title", "")))
     match action:
         case "comment":
-            found.comment(number, text, user=form.user)
-        case "merge" if not can_write:
-            raise HubError(403, f"You don't have the rights to merge pull request #{number}")
+            found.comment(number, text)
         case "merge":
-            found.merge(number, comment=text, user=form.user, seen=seen)
+            found.merge(number, comment=text, seen=seen)
         case "close":
-            found.set_status(number, "closed", comment=text, user=form.user, can_write=can_write, seen=seen)
+            found.set_status(number, "closed", comment=text, seen=seen)
         case "open":
-            found.set_status(number, "open", comment=text, user=form.user, can_write=can_write, seen=seen)
+            found.set_status(number, "open", comment=text, seen=seen)
         case _:
             raise HubError(404, f"A pull request has no action {action!r}")
     return RedirectResponse(f"/{form.target.page}/discussions/{number}", 303)

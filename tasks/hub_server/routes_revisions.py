@@ -10,7 +10,6 @@ from pydantic import Field
 
 from tasks.hub_server.git_objects import CommitRecord
 from tasks.hub_server.names import RefKind
-from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import API, Json, Quoted, Readable, Sent, Writable, iso_date, link_next
 
@@ -27,7 +26,7 @@ def list_refs(target: Readable, *, include_prs: bool = False) -> Json:
         found = target.repository.refs(kind).items()
         return [{"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": sha} for name, sha in found]
 
-    heads = PullRequests(target.repository).heads() if include_prs else {}
+    heads = target.pull_requests.heads() if include_prs else {}
     pull_requests = [{"name": str(n), "ref": f"refs/pr/{n}", "targetCommit": sha} for n, sha in heads.items()]
     return {"branches": refs("heads"), "tags": refs("tags"), "converts": [], "pullRequests": pull_requests}
 

@@ -30,7 +30,6 @@ from tasks.hub_server.git_rules import read_attributes, read_ignore
 from tasks.hub_server.large_files import LargeFiles
 from tasks.hub_server.limits import transfer_timeout
 from tasks.hub_server.names import pull_number
-from tasks.hub_server.pull_requests import PullRequests, require_author
 from tasks.hub_server.repositories import LARGE_SUFFIXES, MAIN
 from tasks.hub_server.requests import (
     API,
@@ -42,7 +41,6 @@ from tasks.hub_server.requests import (
     get_endpoint,
     get_hub,
     participating_target,
-    require_user,
     writable_target,
 )
 from tasks.hub_server.routes_absent import absent
@@ -71,8 +69,7 @@ def committable_target(request: Request, revision: Quoted, *, create_pr: bool = 
     target = participating_target(request)
     if number is not None:
         target.repository.resolve(revision)
-        found = PullRequests(target.repository).get(number)
-        require_author(found, require_user(target.user), can_write=target.can_write)
+        target.pull_requests.require_author(target.pull_requests.get(number))
     return target
 
 
@@ -233,19 +230,18 @@ def commit(
     if not isinstance(parent, str | None):
         raise HubError(400, "parentCommit is not a string")
     _validate_files(target, changes)
-    user, pull_requests, number = require_user(target.user), PullRequests(target.repository), pull_number(revision)
+    pull_requests, number = target.pull_requests, pull_number(revision)
     page = f"{get_endpoint(request)}/{target.page}"
     answer: Json = {"success": True, "hookOutput": ""}
     if create_pr:
         if revision.removeprefix("refs/heads/") != MAIN:
             raise absent(f"pull requests for other branches than {MAIN}, such as {revision}")
-        found, sha = pull_requests.create(changes, title=title, description=description, parent=parent, user=user)
+        found, sha = pull_requests.create(changes, title=title, description=description, parent=parent)
         answer["pullRequestUrl"] = f"{page}/discussions/{found.number}"
     elif number is not None:
-        message, can_write = commit_message(title, description), target.can_write
-        sha = pull_requests.commit(number, changes, message=message, parent=parent, user=user, can_write=can_write)
+        sha = pull_requests.commit(number, changes, message=commit_message(title, description), parent=parent)
     else:
-        branch = revision.removeprefix("refs/heads/")
+        branch, user = revision.removeprefix("refs/heads/"), pull_requests.user
         sha = target.repository.commit(branch, changes, title=title, description=description, parent=parent, user=user)
     return answer | {"commitOid": sha, "commitUrl": f"{page}/commit/{sha}"}
 

@@ -76,7 +76,8 @@ def test_card_without_metadata_gets_a_warning(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "where"), [("license: Apache 2", '"license" was not'), ("license: [mit, mine]", '"license[1]" was not')]
+    ("metadata", "where"),
+    [("license: Apache 2", '"license" was not'), ("license: [mit, mine]", '"license[1]" was not')],
 )
 def test_unknown_license_gets_a_warning(metadata: str, where: str) -> None:
     read = read_card(card(metadata))
