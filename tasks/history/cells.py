@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from tasks.history.run_log import Outcome, RunEntry
-from tasks.report.formatting import amount, duration, finite, interval, number, one_line, plural, signed_gain
+from tasks.report.formatting import amount, duration, finite, interval, number, one_line, plural, signed_gain, truncate
 
 Tone = Literal["good", "note", "bad", "plain"]
 TONES: Final[dict[Outcome, Tone]] = {
@@ -25,6 +25,7 @@ TONES: Final[dict[Outcome, Tone]] = {
     "crashed": "bad",
 }
 _MAX_REASON = 300
+_MAX_PARAGRAPH = 600
 _HEADINGS = ("when (UTC)", "recipe", "outcome", "metric", "gain", "rows", "drift", "time", "cost", "why")
 _MAX_TERMINAL = 100
 
@@ -41,6 +42,15 @@ def reason(run: RunEntry) -> str:
         return one_line(f"{run.error.type}: {place}{run.error.what}", _MAX_REASON)
     to = f"to {run.tag} " if run.outcome == "rolled back" and run.tag else ""
     return one_line(to + "; ".join(run.reasons), _MAX_REASON)
+
+
+def reasons(run: RunEntry) -> list[str]:
+    """Return why a run ended as it did, and how to fix it."""
+    if run.error:
+        found = [reason(run), f"fix: {run.error.fix}" if run.error.fix else ""]
+    else:
+        found = [reason(run)] if run.outcome == "rolled back" else [*run.reasons]
+    return [truncate(each, _MAX_PARAGRAPH) for each in found if each or not run.error]
 
 
 def metric(run: RunEntry) -> str:
@@ -137,8 +147,3 @@ def summary(runs: Sequence[RunEntry]) -> str:
         ended[run.outcome] = ended.get(run.outcome, 0) + 1
     parts = [f"{ended[outcome]} {outcome}" for outcome in TONES if outcome in ended]
     return f"{plural(len(runs), 'run')}: {', '.join(parts)}" if parts else "no run"
-
-
-def champion(run: RunEntry) -> str:
-    """Return the champion's value of that day; empty if there was none."""
-    return number(run.evaluated.champion) if run.evaluated and run.evaluated.champion is not None else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tasks.history.run_log import Evaluated, RunEntry
 from tasks.report.canvas import BAD, CANDIDATE, CARD, CHAMPION, LINE, SOFT, sheet, style
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTHS: Final = {"broad": 1040.0, "narrow": 330.0}
-"""Widths of a chart's two drawings, in pixels: for a screen and for a phone. Scaled down, the text would be too small."""
-_HEIGHT = 250.0
+_WIDTH, _HEIGHT = 1040.0, 250.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 10.0, 12.0, 26.0
 _FENCE = 3.0
 """A value further outside of the middle half of all values than this many times its width is drawn at the chart's edge."""
@@ -40,7 +38,7 @@ def evaluations(runs: Sequence[RunEntry], metric: str) -> list[tuple[RunEntry, E
     ]
 
 
-def draw_metric(runs: Sequence[RunEntry], metric: str, width: float) -> Figure:
+def draw_metric(runs: Sequence[RunEntry], metric: str) -> Figure:
     """Draw the candidates' values over time, the champion's as a line, and runs without a candidate as ticks at the bottom."""
     found = evaluations(runs, metric)
     failed = [run.started for run in runs if run.outcome in {"failed", "crashed", "cancelled", "budget spent"}]
@@ -48,16 +46,16 @@ def draw_metric(runs: Sequence[RunEntry], metric: str, width: float) -> Figure:
     first, last = runs[0].started, runs[-1].started
     margin = max((last - first) * 0.02, timedelta(hours=1))
     with style():
-        figure = sheet(width, _HEIGHT, _description(metric, found, len(failed)))
-        box = (_LEFT / width, _BOTTOM / _HEIGHT, (width - _LEFT - _RIGHT) / width, (_HEIGHT - _TOP - _BOTTOM) / _HEIGHT)
-        axes = figure.add_axes(box)
+        figure = sheet(_WIDTH, _HEIGHT, _description(metric, found, len(failed)))
+        size = ((_WIDTH - _LEFT - _RIGHT) / _WIDTH, (_HEIGHT - _TOP - _BOTTOM) / _HEIGHT)
+        axes = figure.add_axes((_LEFT / _WIDTH, _BOTTOM / _HEIGHT, *size))
         axes.set_xlim(_days(first - margin), _days(last + margin))
         axes.set_ylim(low, high)
         _champion(axes, found)
         _candidates(axes, found, low, high)
         height = 0.05 * (high - low)
         _lines(axes, ((_days(time), low, _days(time), low + height) for time in failed), BAD, 2.0)
-        _label_axes(axes, last - first, broad=width > WIDTHS["narrow"])
+        _label_axes(axes, last - first)
     return figure
 
 
@@ -122,12 +120,12 @@ def value_range(evaluated: Sequence[tuple[RunEntry, Evaluated]]) -> tuple[float,
     return low - margin, high + margin
 
 
-def _label_axes(axes: Axes, span: timedelta, *, broad: bool) -> None:
+def _label_axes(axes: Axes, span: timedelta) -> None:
     from matplotlib.dates import AutoDateLocator
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     pattern = "%H:%M" if span < timedelta(days=2) else "%-d %b" if span < timedelta(days=300) else "%b %Y"
-    axes.xaxis.set_major_locator(AutoDateLocator(minticks=2, maxticks=9 if broad else 4))  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(AutoDateLocator(minticks=2, maxticks=9))  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_formatter(
         FuncFormatter(lambda day, _: datetime.fromtimestamp(day * _DAY_S, UTC).strftime(pattern))
     )

@@ -15,20 +15,14 @@ from typing import Any
 from params.artifacts import STAGES, Artifacts, write_whole
 from tasks.evaluation.report import confidence_text
 from tasks.history import cells
-from tasks.history.metric_chart import WIDTHS, draw_metric, evaluations, metric_shown, value_range
+from tasks.history.metric_chart import draw_metric, evaluations, metric_shown, value_range
 from tasks.history.recipe_history import RecipeHistory
 from tasks.history.run_log import RunEntry
-from tasks.hub_client.receipt import Receipt
 from tasks.report.canvas import svg
-from tasks.report.duration_bars import draw_durations
 from tasks.report.formatting import (
     amount,
     duration,
-    gain_class,
-    interval,
-    number,
     one_line,
-    truncate,
 )
 from tasks.report.lineage import release_link
 from tasks.report.templates import fill
@@ -41,7 +35,6 @@ _OPEN_ROWS = 20
 """Runs in the part of the table that is shown at once."""
 _DAYS = 30
 """The days that the sums are about."""
-_MAX_REASON = 600
 _WAIT_S = 30.0
 
 
@@ -63,6 +56,7 @@ def render(root: Path, histories: Sequence[RecipeHistory], *, now: datetime) -> 
         "headline": _headline(histories),
         "made": f"{now:%Y-%m-%d %H:%M} UTC",
         "days": _DAYS,
+        "cells": cells,
         "recipes": [_recipe(root, history, now) for history in histories],
     }
     return fill("history/page.html.jinja", content)
@@ -98,7 +92,7 @@ def _recipe(root: Path, history: RecipeHistory, now: datetime) -> dict[str, Any]
         "id": f"recipe-{history.recipe}",
         "tags": list(_tags(history)),
         "release": _release(history.release, now),
-        "last": {"tone": cells.TONES[last.outcome], **_row(last)} if last else None,
+        "last": last,
         "report": f"{history.recipe}/{report.name}" if report.exists() else "",
         "succeeded": f"{cells.age((now - history.succeeded).total_seconds())} ago" if history.succeeded else "",
         "schedules": [one.text for one in history.schedules],
@@ -106,10 +100,10 @@ def _recipe(root: Path, history: RecipeHistory, now: datetime) -> dict[str, Any]
         "recent": cells.summary(recent),
         "time": duration(sum(run.seconds or 0.0 for run in recent) if recent else None),
         "cost": amount(sum(spent)) if spent else "",
-        "hours_chart": svg(draw_durations(worked)) if worked else "",
+        "hours": [(stage, duration(seconds), seconds / max(worked.values())) for stage, seconds in worked.items()],
         "chart": _chart(history.runs),
         "metric": one_line(metric_shown(history.runs) or "metric", 40),
-        "tables": [[_row(run) for run in part] for part in (shown[:_OPEN_ROWS], shown[_OPEN_ROWS:]) if part],
+        "tables": [part for part in (shown[:_OPEN_ROWS], shown[_OPEN_ROWS:]) if part],
         "has_cost": any(run.cost is not None for run in shown),
         "count": len(history.runs),
         "older": len(history.runs) - len(shown),
@@ -126,16 +120,7 @@ def _tags(history: RecipeHistory) -> Sequence[tuple[str, str]]:
 def _release(run: RunEntry | None, now: datetime) -> dict[str, str] | None:
     if run is None:
         return None
-    published = Receipt(
-        status="published",
-        reasons=run.reasons,
-        repo_id=run.repo_id or "",
-        endpoint=run.endpoint or "",
-        commit=run.commit,
-        tag=run.tag,
-        publish_id=None,
-    )
-    name, address = release_link(published)
+    name, address = release_link(run.repo_id or "", run.endpoint or "", run.commit)
     return {
         "tag": one_line(run.tag or run.commit, 60),
         "where": one_line(name, 200),
@@ -147,7 +132,7 @@ def _release(run: RunEntry | None, now: datetime) -> dict[str, str] | None:
 
 
 def _chart(runs: Sequence[RunEntry]) -> dict[str, Any] | None:
-    """Return the chart of the metric over time in both widths; None if no candidate was evaluated."""
+    """Return the chart of the metric over time; None if no candidate was evaluated."""
     metric = metric_shown(runs)
     found = evaluations(runs, metric) if metric else []
     if metric is None or not found:
@@ -159,39 +144,7 @@ def _chart(runs: Sequence[RunEntry]) -> dict[str, Any] | None:
         "title": one_line(metric, 60),
         "note": {"min": "smaller is better", "max": "larger is better", None: ""}[direction],
         "confidence": confidence_text(confidence) if confidence else "",
-        "drawings": {name: svg(draw_metric(runs, metric, width)) for name, width in WIDTHS.items()},
+        "drawing": svg(draw_metric(runs, metric)),
         "beyond": any(one.value is not None and not low <= one.value <= high for _, one in found),
         "others": sum(run.evaluated is not None and run.evaluated.metric != metric for run in runs),
-    }
-
-
-def _row(run: RunEntry) -> dict[str, Any]:
-    found = run.evaluated
-    gain, gain_interval = cells.gain(run)
-    reasons = [truncate(reason, _MAX_REASON) for reason in run.reasons]
-    if run.error:
-        reasons = [truncate(cells.reason(run), _MAX_REASON)]
-        reasons += [truncate(f"fix: {run.error.fix}", _MAX_REASON)] if run.error.fix else []
-    elif run.outcome == "rolled back":
-        reasons = [truncate(cells.reason(run), _MAX_REASON)]
-    return {
-        "when": cells.when(run),
-        "outcome": run.outcome,
-        "tone": cells.TONES[run.outcome],
-        "tag": one_line(run.tag, 60) if run.tag and run.outcome == "published" else "",
-        "reasons": reasons,
-        "metric": one_line(found.metric, 40) if found else "metric",
-        "value": number(found.value) if found else "",
-        "interval": interval(found.low, found.high) if found else "",
-        "champion": cells.champion(run),
-        "gain": gain,
-        "gain_interval": gain_interval,
-        "gain_class": gain_class(found.gain_low, found.gain_high) if found else "",
-        "against": "the untrained model" if found and found.against == "untrained" else "",
-        "rows": cells.rows(run),
-        "quarantined": f"{run.rows['quarantined']:,} set aside" if run.rows.get("quarantined") else "",
-        "drift": "" if run.drift in {None, "none", "unknown"} else f"drift: {cells.drift(run)}",
-        "time": cells.time(run),
-        "longest": cells.longest_stage(run),
-        "cost": cells.cost(run),
     }

@@ -10,23 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
 
 from params.artifacts import Artifacts
 from tasks.evaluation.receipt_log import ReceiptLogEntry, read_entries
 from tasks.history.run_log import Evaluated, Outcome, RunEntry, read_runs
-
-_OUTCOMES: Final[Mapping[str, Outcome]] = {
-    "verdict": "evaluated",
-    "refused": "refused",
-    "published": "published",
-    "proposed": "proposed",
-    "rejected": "rejected",
-    "kept": "kept",
-    "dry-run": "dry-run",
-    "rollback": "rolled back",
-}
-"""What the events in the log of receipts are called."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +113,12 @@ def _is_within(time: datetime, runs: Sequence[RunEntry], starts: Sequence[dateti
 
 
 def _entry(artifacts: Artifacts, receipt: ReceiptLogEntry) -> RunEntry | None:
-    """Return an entry of the log of receipts as one of the log of runs; None if it says no time, or is of another kind."""
-    outcome = _OUTCOMES.get(receipt.event)
+    """Return an entry of the log of receipts as one of the log of runs; None if it says no time."""
+    event = receipt.event
+    outcome: Outcome = "evaluated" if event == "verdict" else "rolled back" if event == "rollback" else event
     try:
         time = datetime.fromisoformat(receipt.time).astimezone(UTC)
     except ValueError:
-        return None
-    if outcome is None:
         return None
     metric = receipt.metric or ""
     values = {model: metrics.get(metric) for model, metrics in receipt.metrics.items()}

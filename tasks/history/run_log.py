@@ -10,43 +10,31 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import pydantic
 
 from params.artifacts import Artifacts, append_to_log
 from params.schema import Direction
 from tasks.evaluation.report import Opponent
+from tasks.hub_client.receipt import Status
 from tasks.stages import Report
 from trainer.runtime.lifetime import exclusive
 
 logger = logging.getLogger(__name__)
 
-Outcome = Literal[
-    "published",
-    "proposed",
-    "rejected",
-    "kept",
-    "dry-run",
-    "evaluated",
-    "unchanged",
-    "refused",
-    "budget spent",
-    "failed",
-    "cancelled",
-    "crashed",
-    "rolled back",
+_OtherEnd = Literal[
+    "evaluated", "unchanged", "refused", "budget spent", "failed", "cancelled", "crashed", "rolled back"
 ]
+Outcome = Status | _OtherEnd
 """How a run ended.
 
-`published`, `proposed`, `rejected`, `kept`, `dry-run`: the status of the receipt. `evaluated`: it was to stop after the evaluation.
+The status of the receipt, or: `evaluated`: it was to stop after the evaluation.
 `unchanged`: stages ran, and made what was there before. `refused`: by the gate. `budget spent`: the training used up its hours.
 `cancelled`: it was asked to stop. `crashed`: it was killed; the next run on the same machine logs it. `rolled back`: no run of
 the flow, but an entry of the log of receipts.
 """
-SUCCESSES: Final[frozenset[Outcome]] = frozenset(
-    {"published", "proposed", "rejected", "kept", "dry-run", "evaluated", "unchanged"}
-)
+SUCCESSES: Final[frozenset[Outcome]] = frozenset({*get_args(Status), "evaluated", "unchanged"})
 _WAIT_S = 30.0
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from params import HubRefusedError
+from params import HubRefusedError, load
 from params.artifacts import Artifacts
 from tasks.hub_client.token import token_for, write_token
 from tasks.hub_server.server import LocalHub, new_token
@@ -54,6 +54,17 @@ def chosen_endpoint(endpoint: str) -> str:
             ascii(chosen), "the endpoint is not an address of a Hub", "correct the endpoint: write https://<host>"
         )
     return chosen
+
+
+def endpoint_of(repo_id: str) -> str:
+    """Return the Hub of a repository: that of the recipes which publish there, if they agree, else `local`.
+
+    Raises:
+        RecipeError: a recipe is invalid.
+    """
+    publishes = [load(path).publish for path in sorted(Path("params").glob("*.yaml"))]
+    endpoints = {publish.endpoint for publish in publishes if publish.repo_id == repo_id}
+    return endpoints.pop() if len(endpoints) == 1 else LOCAL
 
 
 @contextlib.contextmanager

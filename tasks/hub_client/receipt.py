@@ -6,14 +6,18 @@ from typing import ClassVar, Literal
 
 from tasks.stages import Report
 
+Status = Literal["published", "proposed", "rejected", "kept", "dry-run"]
+"""What became of a model.
+
+`proposed`: its pull request waits for a person; `rejected`: somebody closed that pull request; `kept`: the champion stays.
+"""
+
 
 class Receipt(Report):
     """What the publish stage published, and where."""
 
     saved_as: ClassVar[str] = "publish"
-    status: Literal["published", "proposed", "rejected", "kept", "dry-run"]
-    """What became of the model; `proposed`: its pull request waits for a person; `rejected`: somebody closed that pull
-    request; `kept`: the champion stays."""
+    status: Status
     reasons: tuple[str, ...]
     """The gate's reasons."""
     repo_id: str

@@ -15,15 +15,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tasks.hub_server import (
     routes_absent,
     routes_descriptions,
-    routes_discussions,
     routes_downloads,
     routes_pages,
     routes_pull_requests,
     routes_repositories,
     routes_revisions,
-    routes_settings,
     routes_sign_in,
-    routes_trials,
     routes_uploads,
 )
 from tasks.hub_server.errors import HubError, repository_not_found
@@ -39,17 +36,15 @@ def build_application(hub: Hub) -> ASGIApp:
     app.include_router(routes_absent.router)  # first, because other routes would take `users` for a kind of repository
     app.include_router(routes_repositories.router)
     app.include_router(routes_descriptions.router)
-    app.include_router(routes_settings.router)
     app.include_router(routes_revisions.router)
     app.include_router(routes_uploads.router)
-    app.include_router(routes_discussions.router)
+    app.include_router(routes_pull_requests.router)
     app.include_router(routes_sign_in.router)  # before the pages, which would take `-` for a namespace
     app.include_router(routes_pages.router)
     for path in PAGES:
         app.include_router(routes_downloads.router, prefix=path)
         app.include_router(routes_pages.repository_router, prefix=path)
-        app.include_router(routes_pull_requests.router, prefix=path)
-        app.include_router(routes_trials.router, prefix=path)
+        app.include_router(routes_pull_requests.page_router, prefix=path)
 
     @app.exception_handler(HubError)
     def answer_error(request: Request, error: HubError) -> Response:

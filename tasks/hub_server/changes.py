@@ -12,9 +12,16 @@ from dataclasses import dataclass
 from dulwich.objects import Commit, ObjectID
 from dulwich.repo import Repo
 
-from tasks.hub_server.git_objects import FILE_MODE, commit_record, read_commit, read_files, tree_entry
+from tasks.hub_server.git_objects import (
+    FILE_MODE,
+    CommitRecord,
+    Entry,
+    commit_record,
+    read_commit,
+    read_files,
+    tree_entry,
+)
 from tasks.hub_server.names import file_above
-from tasks.hub_server.records import CommitRecord, Entry
 
 _DIFF_BYTES = 64 << 10
 _DIFF_LINES = 1000

@@ -21,29 +21,8 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 _TEXTS = frozenset(
-    [
-        ".cff",
-        ".cfg",
-        ".css",
-        ".csv",
-        ".gitattributes",
-        ".ini",
-        ".jinja",
-        ".js",
-        ".json",
-        ".jsonl",
-        ".log",
-        ".md",
-        ".py",
-        ".rst",
-        ".sh",
-        ".toml",
-        ".tsv",
-        ".txt",
-        ".xml",
-        ".yaml",
-        ".yml",
-    ]
+    {".cff", ".cfg", ".css", ".csv", ".gitattributes", ".ini", ".jinja", ".js", ".json", ".jsonl", ".log", ".md", ".py"}
+    | {".rst", ".sh", ".toml", ".tsv", ".txt", ".xml", ".yaml", ".yml"}
 )
 _POLICY = (
     "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src data:; frame-ancestors 'none'"

@@ -15,7 +15,7 @@ from dulwich.objects import Commit, ObjectID
 from dulwich.refs import Ref
 from dulwich.repo import Repo
 
-from tasks.hub_server.git_objects import peel, tree_entry
+from tasks.hub_server.git_objects import peel, tree_entry, walk_tree
 from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.repositories import MAIN, Repository
 
@@ -55,8 +55,7 @@ def delete_large_files(repository: Repository, unwanted: Set[str], *, rewrite_hi
     With `rewrite_history`, no commit points to them afterwards: those that did, and all that follow, have other ids. Without
     it, commits keep their ids, and downloads of these files fail.
     """
-
-    def write(git: Repo) -> None:
+    with repository.writing() as git:
         if rewrite_history:
             renamed = _rewrite(git, unwanted)
             PullRequests(repository).rename_commits(git, renamed)
@@ -65,8 +64,6 @@ def delete_large_files(repository: Repository, unwanted: Set[str], *, rewrite_hi
                     git.refs.set_if_equals(ref, sha, new)
         for sha256 in unwanted:
             repository.large_files.path(sha256).unlink(missing_ok=True)
-
-    repository.write(write)
 
 
 def _refs(git: Repo) -> dict[Ref, ObjectID]:
@@ -81,11 +78,8 @@ def _pointers(git: Repo) -> Iterator[tuple[str, str, str]]:
     for ref, sha in _refs(git).items():
         head = peel(git, sha)
         for entry in git.get_walker(include=[head], exclude=seen):
-            for item in git.object_store.iter_tree_contents(entry.commit.tree):
-                assert item.path
-                assert item.mode
-                assert item.sha
-                file = tree_entry(git, item.path.decode(errors="replace"), item.mode, item.sha)
+            for path, mode, oid in walk_tree(git, entry.commit.tree):
+                file = tree_entry(git, path.decode(errors="replace"), mode, oid)
                 if file.sha256:
                     yield ref.decode(errors="replace"), file.path, file.sha256
         seen.append(head)
@@ -99,16 +93,13 @@ def _rewrite(git: Repo, unwanted: Set[str]) -> dict[ObjectID, ObjectID]:
     for entry in git.get_walker(include=heads, order="topo", reverse=True):
         commit = entry.commit
         kept, leaves_out = [], False
-        for item in git.object_store.iter_tree_contents(commit.tree):
-            assert item.path
-            assert item.mode
-            assert item.sha
-            if item.sha not in is_unwanted:
-                is_unwanted[item.sha] = tree_entry(git, "", item.mode, item.sha).sha256 in unwanted
-            if is_unwanted[item.sha]:
+        for path, mode, oid in walk_tree(git, commit.tree):
+            if oid not in is_unwanted:
+                is_unwanted[oid] = tree_entry(git, "", mode, oid).sha256 in unwanted
+            if is_unwanted[oid]:
                 leaves_out = True
             else:
-                kept.append((item.path, item.sha, item.mode))
+                kept.append((path, oid, mode))
         parents = [renamed.get(parent, parent) for parent in commit.parents]
         if leaves_out or parents != commit.parents:
             new = commit.copy()

@@ -11,10 +11,10 @@ from dulwich.objects import ObjectID
 
 from tasks.hub_server.card_metadata import read_card
 from tasks.hub_server.errors import HubError
+from tasks.hub_server.git_objects import CommitRecord, Entry
 from tasks.hub_server.limits import BODY_BYTES
-from tasks.hub_server.records import CommitRecord, Entry
-from tasks.hub_server.repositories import MAIN, Repository
-from tasks.hub_server.requests import iso_date
+from tasks.hub_server.repositories import MAIN
+from tasks.hub_server.requests import Json, Target, iso_date
 from tasks.hub_server.routes_absent import absent
 
 _PLAIN_TAGS = ("tags", "library_name", "pipeline_tag")
@@ -31,9 +31,7 @@ _TAGS: Final = {"models": _MODEL_TAGS, "datasets": {key: f"{key}:" for key in _D
 class Description:
     """A repository at one commit, or its newest one."""
 
-    kind: str
-    id: str
-    repository: Repository
+    target: Target
     sha: str
     blobs: bool = False
     """Whether to describe the content of each file."""
@@ -42,36 +40,38 @@ class Description:
     def metadata(self) -> dict[str, object]:
         """The metadata of the card; empty if there is none or it is invalid."""
         try:
-            entry = self.repository.entry(self.sha, "README.md")
+            entry = self.target.repository.entry(self.sha, "README.md")
         except HubError:
             return {}
         if entry.sha256 or entry.size > BODY_BYTES:
             return {}
-        card = read_card(self.repository.read(entry).decode(errors="replace"), is_model=self.kind == "models")
+        card = read_card(
+            self.target.repository.read(entry).decode(errors="replace"), is_model=self.target.kind == "models"
+        )
         return {} if card.errors else card.metadata or {}
 
     @property
     def tags(self) -> list[str]:
         """The tags that the card has, and those that follow from its other metadata."""
-        before = dict.fromkeys(_PLAIN_TAGS, "") | _TAGS[self.kind]
+        before = dict.fromkeys(_PLAIN_TAGS, "") | _TAGS[self.target.kind]
         found = [f"{prefix}{value}" for key, prefix in before.items() for value in _texts(self.metadata.get(key))]
         return list(dict.fromkeys(found))
 
     @property
     def last_commit(self) -> CommitRecord:
         """The newest commit."""
-        return self.repository.history(self.sha, skip=0, limit=1)[0]
+        return self.target.repository.history(self.sha, skip=0, limit=1)[0]
 
     @property
     def created(self) -> int:
         """When the first commit of main was made, in seconds since 1970."""
-        main = self.repository.resolve(MAIN)
-        with self.repository.open() as git:
+        main = self.target.repository.resolve(MAIN)
+        with self.target.repository.open() as git:
             return min(int(entry.commit.commit_time) for entry in git.get_walker(include=[ObjectID(main.encode())]))
 
     def siblings(self) -> list[dict[str, object]]:
         """Return the files."""
-        found = self.repository.entries(self.sha, recursive=True)
+        found = self.target.repository.entries(self.sha, recursive=True)
         return [_sibling(entry, blobs=self.blobs) for entry in found if not entry.is_folder]
 
     def text(self, key: str) -> str | None:
@@ -81,12 +81,14 @@ class Description:
 
     def fields(self, names: Iterable[str]) -> dict[str, object]:
         """Return the id, and the fields with these names that the repository has."""
-        found = {"_id": self.id, "id": self.id, "modelId": self.id} | {name: FIELDS[name](self) for name in names}
+        found: Json = dict.fromkeys(("_id", "id", "modelId"), self.target.id) | {
+            name: FIELDS[name](self) for name in names
+        }
         return {name: value for name, value in found.items() if value is not None}
 
 
 FIELDS: Final[Mapping[str, Callable[[Description], object]]] = {
-    "author": lambda each: each.id.partition("/")[0],
+    "author": lambda each: each.target.namespace,
     "cardData": lambda each: each.metadata,
     "createdAt": lambda each: iso_date(each.created),
     "disabled": lambda _: False,
@@ -96,7 +98,7 @@ FIELDS: Final[Mapping[str, Callable[[Description], object]]] = {
     "library_name": lambda each: each.text("library_name"),
     "likes": lambda _: 0,
     "pipeline_tag": lambda each: each.text("pipeline_tag"),
-    "private": lambda each: each.repository.private,
+    "private": lambda each: each.target.repository.private,
     "sha": lambda each: each.sha,
     "siblings": lambda each: each.siblings(),
     "tags": lambda each: each.tags,

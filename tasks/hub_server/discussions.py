@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from tasks.hub_server.errors import HubError
-from tasks.hub_server.records import CommitRecord
+from tasks.hub_server.git_objects import CommitRecord
 
 Status = Literal["draft", "open", "closed", "merged"]
 EventType = Literal["comment", "status-change", "title-change", "commit"]

@@ -1,4 +1,4 @@
-"""Read and write files and commits in git, through dulwich."""
+"""Files, commits and the changes of a commit; read from git and written to it through dulwich."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 import stat
 import time
 import zlib
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 from dulwich.gc import find_reachable_objects
@@ -15,8 +16,6 @@ from dulwich.lfs import LFSPointer
 from dulwich.objects import Blob, Commit, ObjectID, Tag
 from dulwich.repo import Repo
 
-from tasks.hub_server.records import CommitRecord, Entry
-
 FILE_MODE = stat.S_IFREG | 0o644
 _POINTER_BYTES = 200
 """A git-lfs pointer is never longer than this."""
@@ -24,6 +23,67 @@ _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize (0|[1-9][0-9]{0,17})\n"
 )
 _START_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or a folder at one commit."""
+
+    path: str
+    oid: str
+    """SHA-1 in git; for a large file that of its git-lfs pointer."""
+    size: int
+    """Size of the content in bytes; 0 for a folder."""
+    is_folder: bool = False
+    sha256: str | None = None
+    """SHA-256 of a large file's content; None for other files."""
+    pointer_size: int = 0
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """One commit of a repository's history."""
+
+    sha: str
+    title: str
+    message: str
+    author: str
+    time: int
+    """Seconds since 1970, UTC."""
+
+
+@dataclass(frozen=True)
+class PutFile:
+    """Write a file whose content is part of the commit request."""
+
+    path: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class PutLargeFile:
+    """Write a large file, whose content was uploaded before."""
+
+    path: str
+    sha256: str
+    size: int | None
+
+
+@dataclass(frozen=True)
+class DeleteFile:
+    """Delete a file, or everything in a folder; an error if neither exists."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class DeleteFolder:
+    """Delete everything in a folder; an error if it does not exist."""
+
+    path: str
+
+
+Change = PutFile | PutLargeFile | DeleteFile | DeleteFolder
 
 
 def tree_entry(git: Repo, path: str, mode: int, oid: ObjectID) -> Entry:
@@ -76,11 +136,17 @@ def read_commit(git: Repo, sha: str) -> Commit:
 
 def read_files(git: Repo, sha: ObjectID) -> dict[str, ObjectID]:
     """Return path -> blob of every file at a commit."""
-    return {
-        item.path.decode(errors="surrogateescape"): item.sha
-        for item in git.object_store.iter_tree_contents(read_commit(git, sha.decode()).tree)
-        if item.path is not None and item.sha is not None
-    }
+    tree = read_commit(git, sha.decode()).tree
+    return {path.decode(errors="surrogateescape"): oid for path, _, oid in walk_tree(git, tree)}
+
+
+def walk_tree(git: Repo, tree: ObjectID, *, folders: bool = False) -> Iterator[tuple[bytes, int, ObjectID]]:
+    """Yield path, mode and id of every file, and of every folder if asked for, in git's order."""
+    for item in git.object_store.iter_tree_contents(tree, include_trees=folders):
+        if item.path:  # the folder itself has none
+            assert item.mode is not None
+            assert item.sha is not None
+            yield item.path, item.mode, item.sha
 
 
 def peel(git: Repo, sha: ObjectID) -> ObjectID:
@@ -146,6 +212,5 @@ def last_changes(git: Repo, sha: str, paths: Set[str]) -> dict[str, CommitRecord
 
 def _oids(git: Repo, commit: Commit | None, paths: Set[str]) -> dict[str, ObjectID]:
     """Return the ids of the files and folders among `paths`."""
-    items = git.object_store.iter_tree_contents(commit.tree, include_trees=True) if commit else ()
-    named = ((item.path.decode(errors="replace"), item.sha) for item in items if item.path and item.sha)
-    return {path: oid for path, oid in named if path in paths}
+    items = walk_tree(git, commit.tree, folders=True) if commit else ()
+    return {name: oid for path, _, oid in items if (name := path.decode(errors="replace")) in paths}

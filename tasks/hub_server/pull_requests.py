@@ -22,9 +22,8 @@ from dulwich.repo import Repo
 from tasks.hub_server.changes import Changes, line_of, merge_files, read_changes
 from tasks.hub_server.discussions import Event, Merge, PullRequest, Status, check_text, check_title
 from tasks.hub_server.errors import HubError, branch_moved
-from tasks.hub_server.git_objects import commit_message, commit_record, write_commit
+from tasks.hub_server.git_objects import Change, commit_message, commit_record, write_commit
 from tasks.hub_server.names import COMMIT_ID, pull_number, pull_ref, ref_name
-from tasks.hub_server.records import Change
 from tasks.hub_server.repositories import MAIN, Repository
 
 _MAIN = ref_name("heads", MAIN)
@@ -42,9 +41,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class PullRequests:
-    """The pull requests of one repository."""
+    """The pull requests of one repository, as a user may change them."""
 
     repository: Repository
+    user: str = ""
+    """Who changes them; empty for somebody who only reads."""
+    can_write: bool = False
+    """Whether this user can write to the repository."""
 
     def heads(self) -> dict[int, str]:
         """Return number -> commit id of the branches."""
@@ -79,21 +82,18 @@ class PullRequests:
                 changes = replace(changes, conflicts=[])
             return found, changes
 
-    def create_draft(self, title: str, description: str, *, user: str) -> PullRequest:
+    def create_draft(self, title: str, description: str) -> PullRequest:
         """Create a pull request without commits.
 
         Raises:
             HubError: 400 for an invalid title or description.
         """
-
-        def write(git: Repo) -> PullRequest:
+        with self.repository.writing() as git:
             head = git.refs[_MAIN]
-            return self._create(git, title, description, user=user, status="draft", base=head, head=head)
-
-        return self.repository.write(write)
+            return self._create(git, title, description, status="draft", base=head, head=head)
 
     def create(
-        self, changes: Sequence[Change], *, title: str, description: str, parent: str | None, user: str
+        self, changes: Sequence[Change], *, title: str, description: str, parent: str | None
     ) -> tuple[PullRequest, str]:
         """Create a pull request with one commit, and return it and the commit's id.
 
@@ -102,33 +102,26 @@ class PullRequests:
         Raises:
             HubError: 400 for an invalid title or description, if `parent` is not on main, or as `Repository.commit`.
         """
-
-        def write(git: Repo) -> tuple[PullRequest, str]:
+        with self.repository.writing() as git:
             base = _find_on_main(git, parent) if parent else git.refs[_MAIN]
-            head = self.repository.add_commit(git, base, changes, message=commit_message(title, description), user=user)
-            found = self._create(git, title, description, user=user, status="open", base=base, head=head)
-            return found, head.decode()
+            message = commit_message(title, description)
+            head = self.repository.add_commit(git, base, changes, message=message, user=self.user)
+            return self._create(git, title, description, status="open", base=base, head=head), head.decode()
 
-        return self.repository.write(write)
-
-    def commit(
-        self, number: int, changes: Sequence[Change], *, message: str, parent: str | None, user: str, can_write: bool
-    ) -> str:
+    def commit(self, number: int, changes: Sequence[Change], *, message: str, parent: str | None) -> str:
         """Add a commit to a pull request and return its id.
 
         Raises:
             HubError: as `Repository.commit`; 403 for users who are neither its author nor can write; 409 if it is not open.
         """
-
-        def write(git: Repo) -> str:
+        with self.repository.writing() as git:
             found = self._load(git, number)
-            require_author(found, user, can_write=can_write)
+            self.require_author(found)
             _require_open(found)
-            return self.repository.commit_to(git, pull_ref(number), changes, message=message, parent=parent, user=user)
+            ref = pull_ref(number)
+            return self.repository.commit_to(git, ref, changes, message=message, parent=parent, user=self.user)
 
-        return self.repository.write(write)
-
-    def comment(self, number: int, text: str, *, user: str) -> Event:
+    def comment(self, number: int, text: str) -> Event:
         """Add a comment.
 
         Raises:
@@ -136,66 +129,49 @@ class PullRequests:
         """
         if not text.strip():
             raise HubError(400, "The comment is empty")
-        event = Event(type="comment", author=user, text=check_text(text))
-
-        def write(git: Repo) -> Event:
+        event = Event(type="comment", author=self.user, text=check_text(text))
+        with self.repository.writing() as git:
             return self._record(self._load(git, number), event)
 
-        return self.repository.write(write)
-
-    def rename(self, number: int, title: str, *, user: str, can_write: bool) -> Event:
+    def rename(self, number: int, title: str) -> Event:
         """Change the title.
 
         Raises:
             HubError: 404; 400 for an invalid title; 403 for users who are neither its author nor can write.
         """
-
-        def write(git: Repo) -> Event:
+        with self.repository.writing() as git:
             found = self._load(git, number)
-            require_author(found, user, can_write=can_write)
+            self.require_author(found)
             before, found.title = found.title, check_title(title)
-            return self._record(found, Event(type="title-change", author=user, text=found.title, before=before))
+            return self._record(found, Event(type="title-change", author=self.user, text=found.title, before=before))
 
-        return self.repository.write(write)
-
-    def set_status(
-        self,
-        number: int,
-        status: Status,
-        *,
-        comment: str = "",
-        user: str,
-        can_write: bool,
-        seen: Seen | None = None,
-    ) -> Event:
+    def set_status(self, number: int, status: Status, *, comment: str = "", seen: Seen | None = None) -> Event:
         """Open or close a pull request, with a comment.
 
         Raises:
             HubError: 404; 403 without permission; 409 if it has this status already, is merged, or is not as `seen` any more.
         """
-
-        def write(git: Repo) -> Event:
+        with self.repository.writing() as git:
             found = self._load(git, number)
-            if not found.may_set(status, user, can_write=can_write):
+            if not found.may_set(status, self.user, can_write=self.can_write):
                 raise HubError(403, f"You don't have the rights to set pull request #{number} to {status}")
             if found.status in (status, "merged"):
                 raise HubError(409, f"Pull request #{number} is already {found.status}")
             _require_unchanged(git, found, seen)
             found.status = status
-            found.events += _comments(comment, user)
-            return self._record(found, Event(type="status-change", author=user, text=status))
+            found.events += self._comments(comment)
+            return self._record(found, Event(type="status-change", author=self.user, text=status))
 
-        return self.repository.write(write)
-
-    def merge(self, number: int, *, comment: str = "", user: str, seen: Seen | None = None) -> str:
+    def merge(self, number: int, *, comment: str = "", seen: Seen | None = None) -> str:
         """Put the changes on main as one commit, and return its id.
 
         Raises:
-            HubError: 404; 409 if the pull request is not open, is not as `seen` any more, has no changes, or is in conflict with
-                main.
+            HubError: 404; 403 without permission; 409 if the pull request is not open, is not as `seen` any more, has no changes,
+                or is in conflict with main.
         """
-
-        def write(git: Repo) -> str:
+        if not self.can_write:
+            raise HubError(403, f"You don't have the rights to merge pull request #{number}")
+        with self.repository.writing() as git:
             found = self._load(git, number)
             _require_open(found)
             _require_unchanged(git, found, seen)
@@ -212,12 +188,12 @@ class PullRequests:
                     409, f"Main has changed since pull request #{number} was made, in the same files: {names}"
                 )
             lines = [f"- {commit.title} ({commit.sha})" for commit in commits]
-            authors = sorted({commit.author for commit in commits} - {user})
+            authors = sorted({commit.author for commit in commits} - {self.user})
             trailers = [f"Co-authored-by: {author} <{author}@localhost>" for author in authors]
             message = commit_message(f"{found.title} (#{number})", "\n".join(lines + [""] * bool(trailers) + trailers))
-            sha = write_commit(git, files, [main], message, user)
+            sha = write_commit(git, files, [main], message, self.user)
 
-            events = [*_comments(comment, user), Event(type="status-change", author=user, text="merged")]
+            events = [*self._comments(comment), Event(type="status-change", author=self.user, text="merged")]
             found.merge = Merge(commit=sha.decode(), parent=main.decode(), events=events)
             self._save(found)
             if not git.refs.set_if_equals(_MAIN, main, sha):
@@ -226,10 +202,8 @@ class PullRequests:
             self._save(found)
             return sha.decode()
 
-        return self.repository.write(write)
-
     def rename_commits(self, git: Repo, renamed: Mapping[ObjectID, ObjectID]) -> None:
-        """Store the new ids of commits, inside `write`. Branches still lead to the old ones."""
+        """Store the new ids of commits, inside `writing`. Branches still lead to the old ones."""
 
         def new(sha: str) -> str:
             return renamed.get(ObjectID(sha.encode()), ObjectID(sha.encode())).decode()
@@ -247,7 +221,6 @@ class PullRequests:
         title: str,
         description: str,
         *,
-        user: str,
         status: Status,
         base: ObjectID,
         head: ObjectID,
@@ -256,14 +229,26 @@ class PullRequests:
         found = PullRequest(
             number=max(taken, default=0) + 1,
             title=check_title(title),
-            author=user,
+            author=self.user,
             base=base.decode(),
             status=status,
-            events=[Event(type="comment", author=user, text=check_text(description))],
+            events=[Event(type="comment", author=self.user, text=check_text(description))],
         )
         self._save(found)
         git.refs.add_if_new(pull_ref(found.number), head)
         return found
+
+    def require_author(self, found: PullRequest) -> None:
+        """Check that the user is the author of a pull request or can write.
+
+        Raises:
+            HubError: 403.
+        """
+        if self.user != found.author and not self.can_write:
+            raise HubError(403, f"You don't have the rights to change pull request #{found.number}")
+
+    def _comments(self, text: str) -> list[Event]:
+        return [Event(type="comment", author=self.user, text=check_text(text))] if text.strip() else []
 
     def _record(self, found: PullRequest, event: Event) -> Event:
         found.events.append(event)
@@ -294,20 +279,6 @@ class PullRequests:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-
-
-def require_author(found: PullRequest, user: str, *, can_write: bool) -> None:
-    """Check that `user` is the author of a pull request or can write.
-
-    Raises:
-        HubError: 403.
-    """
-    if user != found.author and not can_write:
-        raise HubError(403, f"You don't have the rights to change pull request #{found.number}")
-
-
-def _comments(text: str, user: str) -> list[Event]:
-    return [Event(type="comment", author=user, text=check_text(text))] if text.strip() else []
 
 
 def _require_open(found: PullRequest) -> None:

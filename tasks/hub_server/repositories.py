@@ -10,21 +10,27 @@ import contextlib
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from dulwich.errors import NotGitRepository, NotTreeError
 from dulwich.gc import prune_unreachable_objects
 from dulwich.lfs import LFSPointer
 from dulwich.object_store import tree_lookup_path
-from dulwich.objects import Blob, Commit, ObjectID
+from dulwich.objects import Commit, ObjectID
 from dulwich.refs import Ref
 from dulwich.repo import Repo
 
 from tasks.hub_server.errors import HubError, branch_moved, repository_not_found
 from tasks.hub_server.git_objects import (
+    Change,
+    CommitRecord,
+    DeleteFile,
+    DeleteFolder,
+    Entry,
+    PutFile,
+    PutLargeFile,
     add_blob,
     commit_message,
     commit_record,
@@ -34,11 +40,11 @@ from tasks.hub_server.git_objects import (
     read_files,
     tree_entry,
     used_large_files,
+    walk_tree,
     write_commit,
 )
 from tasks.hub_server.large_files import STALE_AFTER_S, LargeFiles
 from tasks.hub_server.names import COMMIT_ID, RefKind, check_file_or_folder, is_valid_ref, normalize_path, ref_name
-from tasks.hub_server.records import Change, CommitRecord, DeleteFile, DeleteFolder, Entry, PutFile, PutLargeFile
 
 MAIN = "main"
 
@@ -47,8 +53,6 @@ _TABLES = {".arrow", ".msgpack", ".npy", ".npz", ".parquet", ".pickle", ".pkl"}
 _ARCHIVES = {".7z", ".gz", ".tar", ".xz", ".zip", ".zst"}
 LARGE_SUFFIXES = frozenset(_WEIGHTS | _TABLES | _ARCHIVES)
 """Files with these suffixes are always large files, as on the Hub; a new repository's `.gitattributes` lists them."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,8 @@ class Repository:
         attributes = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in sorted(LARGE_SUFFIXES))
         repository = cls(path)
         with repository.open() as git:
-            blob = Blob.from_string(attributes.encode())
-            git.object_store.add_object(blob)
-            sha = write_commit(git, {".gitattributes": blob.id}, [], "initial commit", user)
+            files = {".gitattributes": add_blob(git, attributes.encode())}
+            sha = write_commit(git, files, [], "initial commit", user)
             git.refs.set_if_equals(ref_name("heads", MAIN), None, sha)
         return repository
 
@@ -81,13 +84,10 @@ class Repository:
 
     def set_private(self, private: bool) -> None:  # noqa: FBT001
         """Make the repository private or public."""
-
-        def write(git: Repo) -> None:
+        with self.writing() as git:
             config = git.get_config()
             config.set((b"hub",), b"private", private)
             config.write_to_path()
-
-        self.write(write)
 
     @property
     def large_files(self) -> LargeFiles:
@@ -134,10 +134,9 @@ class Repository:
         with self.open() as git:
             tree = read_commit(git, sha).tree
             found = [
-                tree_entry(git, item.path.decode(errors="replace"), item.mode, item.sha)
-                for item in git.object_store.iter_tree_contents(tree, include_trees=True)
-                if item.path and item.path.startswith(prefix.encode()) and item.mode is not None and item.sha
-                if recursive or b"/" not in item.path[len(prefix) :]
+                tree_entry(git, path.decode(errors="replace"), mode, oid)
+                for path, mode, oid in walk_tree(git, tree, folders=True)
+                if path.startswith(prefix.encode()) and (recursive or b"/" not in path[len(prefix) :])
             ]
         if prefix and not found:
             raise HubError(404, f"{folder} does not exist at {sha}", "EntryNotFound")
@@ -182,12 +181,13 @@ class Repository:
         """
         ref = ref_name("heads", branch)
         message = commit_message(title, description)
-        return self.write(lambda git: self.commit_to(git, ref, changes, message=message, parent=parent, user=user))
+        with self.writing() as git:
+            return self.commit_to(git, ref, changes, message=message, parent=parent, user=user)
 
     def commit_to(
         self, git: Repo, ref: Ref, changes: Sequence[Change], *, message: str, parent: str | None, user: str
     ) -> str:
-        """Like `commit`, for any ref and inside `write`."""
+        """Like `commit`, for any ref and inside `writing`."""
         if ref not in git.refs:
             raise HubError(404, f"Invalid rev id: {ref.decode().removeprefix('refs/heads/')}", "RevisionNotFound")
         head = git.refs[ref]
@@ -201,7 +201,7 @@ class Repository:
     def add_commit(
         self, git: Repo, parent: ObjectID, changes: Sequence[Change], *, message: str, user: str
     ) -> ObjectID:
-        """Write a commit on top of `parent`, inside `write`, and return its id. No ref leads to it yet."""
+        """Write a commit on top of `parent`, inside `writing`, and return its id. No ref leads to it yet."""
         files = read_files(git, parent)
         for change in changes:
             self._apply(git, files, change)
@@ -214,8 +214,7 @@ class Repository:
         Raises:
             HubError: 409 if it exists already, 400 for an invalid name.
         """
-
-        def write(git: Repo) -> None:
+        with self.writing() as git:
             ref = ref_name(kind, name)
             if ref in git.refs:
                 raise HubError(409, f"Reference refs/{kind}/{name} already exists")
@@ -224,16 +223,13 @@ class Repository:
             except OSError:  # refs/tags/a is a file where refs/tags/a/b needs a folder, or the other way round
                 raise HubError(409, f"{name} conflicts with the name of another branch or tag") from None
 
-        self.write(write)
-
     def delete_ref(self, kind: RefKind, name: str) -> None:
         """Delete a branch or a tag.
 
         Raises:
             HubError: 404 if it does not exist, 403 for main.
         """
-
-        def write(git: Repo) -> None:
+        with self.writing() as git:
             ref = ref_name(kind, name)
             if kind == "heads" and name == MAIN:
                 raise HubError(403, f"Cannot delete refs/heads/{MAIN}")
@@ -241,12 +237,9 @@ class Repository:
                 raise HubError(404, f"Invalid rev id: {name}", "RevisionNotFound")
             git.refs.remove_if_equals(ref, None)
 
-        self.write(write)
-
     def prune(self, *, remove: bool) -> int:
         """Return the bytes of what is a day old and no branch, tag or pull request leads to; with `remove`, delete it."""
-
-        def prune(git: Repo) -> int:
+        with self.writing() as git:
             _, freed = prune_unreachable_objects(
                 git.object_store, git.refs, grace_period=STALE_AFTER_S, dry_run=not remove
             )
@@ -256,8 +249,6 @@ class Repository:
                     if remove:
                         path.unlink()
             return freed
-
-        return self.write(prune)
 
     def move(self, target: Path) -> None:
         """Rename the repository's folder, after waiting for other writers.
@@ -284,10 +275,11 @@ class Repository:
             if not (self.path / "HEAD").is_file():
                 raise repository_not_found() from None
 
-    def write(self, write: Callable[[Repo], T]) -> T:
-        """Open the repository under the write lock and run `write`, which must not lock it again."""
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Repo]:
+        """Open the repository under the write lock; the block must not lock it again."""
         with self._write_lock(), self.open() as git:
-            return write(git)
+            yield git
 
     @contextlib.contextmanager
     def _write_lock(self) -> Iterator[None]:

@@ -1,23 +1,28 @@
-"""What the routes of the local Hub share: the user, repository and revision of a request."""
+"""What the routes of the local Hub share: the user, repository and body of a request, and the forms of signed-in users.
+
+Other sites can make a browser send a request to this Hub, perhaps even with its cookie. A form is accepted only if the
+browser says that it comes from a page of this Hub (Origin), and if it holds the secret that these pages have (form_token).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, TypeVar
-from urllib.parse import unquote, urlencode
+from typing import Annotated, Self
+from urllib.parse import parse_qs, unquote, urlencode
 
 from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, ValidationError
 
 from tasks.hub_server import limits
-from tasks.hub_server.access import Access
+from tasks.hub_server.access import Access, Sessions
 from tasks.hub_server.errors import HubError, repository_not_found
-from tasks.hub_server.records import CommitRecord, Entry
+from tasks.hub_server.git_objects import CommitRecord, Entry
+from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.repositories import Repository
-from tasks.hub_server.sessions import Sessions
 from tasks.hub_server.store import Store
 from tasks.hub_server.trials import Trials
 
@@ -27,9 +32,8 @@ PAGES = ("/datasets/{namespace}/{name}", "/{namespace}/{name}")
 """Paths of a repository in a browser. Datasets come first, because their path fits both."""
 Quoted = Annotated[str, AfterValidator(unquote)]
 """A part of the path, decoded. Routes match the encoded path, in which a revision `refs%2Fheads%2Fmain` is one part."""
-
-
-Model = TypeVar("Model", bound=BaseModel)
+Json = dict[str, object]
+"""An answer, or what a page shows."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def get_endpoint(request: Request) -> str:
 
 
 def get_user(request: Request) -> str | None:
-    """Return the user of the request's token; None without a token. Writing needs a token, or a form of a page (forms.py)."""
+    """Return the user of the request's token; None without a token. Writing needs a token, or a form of a page."""
     return get_hub(request).access.user(request.headers.get("authorization", ""))
 
 
@@ -91,6 +95,11 @@ class Target:
     def page(self) -> str:
         """Path of the repository's page; the client parses the repository's id from it."""
         return self.id if self.kind == "models" else f"{self.kind}/{self.id}"
+
+    @property
+    def pull_requests(self) -> PullRequests:
+        """Its pull requests, as the user may change them."""
+        return PullRequests(self.repository, self.user or "", self.can_write)
 
 
 def readable_target(request: Request) -> Target:
@@ -172,20 +181,6 @@ async def get_body(request: Request, user: User) -> bytes:
     return await limits.read_body(request, limits.BODY_BYTES if user else limits.ANONYMOUS_BYTES)
 
 
-def json_body(model: type[Model]) -> Callable[[bytes], Model]:
-    """Return a dependency: the JSON body of a request. FastAPI would read a body of its own before it calls any dependency."""
-
-    def parse(body: Body) -> Model:
-        try:
-            return model.model_validate_json(body)
-        except ValidationError as error:
-            if error.errors()[0]["type"] == "json_invalid":
-                raise HubError(400, f"The request is not valid JSON: {error.errors()[0]['msg']}") from None
-            raise RequestValidationError(error.errors()) from None
-
-    return parse
-
-
 User = Annotated[str | None, Depends(get_user)]
 Readable = Annotated[Target, Depends(readable_target)]
 Browsable = Annotated[Target, Depends(browsable_target)]
@@ -194,6 +189,77 @@ Writable = Annotated[Target, Depends(writable_target)]
 RequiredUser = Annotated[str, Depends(require_user)]
 Reader = Annotated[str | None, Depends(get_reader)]
 Body = Annotated[bytes, Depends(get_body)]
+
+
+class Sent(BaseModel):
+    """What a request sends as JSON. FastAPI would read a body of its own before it calls any dependency."""
+
+    @classmethod
+    def read(cls, body: Body) -> Self:
+        """Return the body of this request."""
+        try:
+            return cls.model_validate_json(body)
+        except ValidationError as error:
+            if error.errors()[0]["type"] == "json_invalid":
+                raise HubError(400, f"The request is not valid JSON: {error.errors()[0]['msg']}") from None
+            raise RequestValidationError(error.errors()) from None
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form that the user of a session has sent."""
+
+    target: Target
+    user: str
+    fields: Mapping[str, str]
+
+
+def require_same_origin(request: Request) -> None:
+    """Check that a form comes from a page of this Hub.
+
+    Raises:
+        HubError: 403.
+    """
+    here = request.url.netloc
+    if request.headers.get("origin") not in (f"http://{here}", f"https://{here}"):
+        raise HubError(403, "This form was not sent from a page of this Hub")
+
+
+def get_form_user(request: Request) -> str:
+    """Return the user of the session that sends a form.
+
+    Raises:
+        HubError: 403 if it comes from elsewhere, 401 without a session.
+    """
+    require_same_origin(request)
+    user = get_hub(request).sessions.user(request.cookies)
+    if user is None:
+        raise HubError(401, "You are not signed in, or your session has ended: sign in and try again")
+    return user
+
+
+FormUser = Annotated[str, Depends(get_form_user)]
+
+
+async def get_form_body(request: Request, _: FormUser) -> bytes:
+    """Return the body of a form."""
+    return await limits.read_body(request, limits.BODY_BYTES)
+
+
+def read_form(request: Request, user: FormUser, body: Annotated[bytes, Depends(get_form_body)]) -> Form:
+    """Return the form of this request.
+
+    Raises:
+        HubError: 403 without the secret of the session, 404 if the user cannot see the repository.
+    """
+    fields = {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}
+    expected = get_hub(request).sessions.form_token(request.cookies) or ""
+    if not expected or not hmac.compare_digest(fields.get("form_token", "").encode(), expected.encode()):
+        raise HubError(403, "This form is out of date: load the page again")
+    return Form(find_target(request, user), user, fields)
+
+
+SentForm = Annotated[Form, Depends(read_form)]
 
 
 def entry_json(entry: Entry, commit: CommitRecord | None = None) -> dict[str, object]:

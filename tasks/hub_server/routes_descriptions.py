@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from tasks.hub_server.descriptions import FIELDS, LISTED, Description, check_fields
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import API, Quoted, Readable, User, get_hub
+from tasks.hub_server.requests import API, Json, Quoted, Readable, User, get_hub, open_target
 from tasks.hub_server.routes_absent import absent
 
 _SORTS = ("createdAt", "lastModified")
@@ -48,7 +48,7 @@ def list_repositories(
     full: bool = False,
     card_data: Annotated[bool, Query(alias="cardData")] = False,
     expand: Annotated[list[str], Query()] = [],  # noqa: B006
-) -> list[dict[str, object]]:
+) -> list[Json]:
     """The repositories that the user can see and that fit all conditions: by name, or newest first."""
     if unknown := request.query_params.keys() - _CONDITIONS:
         raise absent(f"lists by {', '.join(sorted(unknown))}, only by {', '.join(sorted(_CONDITIONS))}")
@@ -64,10 +64,9 @@ def list_repositories(
             break
         if author not in ("", namespace) or not all(part.lower() in id_.lower() for part in search):
             continue
-        with contextlib.suppress(HubError):  # it was deleted in the meantime
-            if repository.private and not hub.access.can_write(user, namespace):
-                continue
-            each = Description(kind, id_, repository, repository.resolve(MAIN))
+        with contextlib.suppress(HubError):  # the user cannot see it, or it was deleted in the meantime
+            target = open_target(hub, kind, namespace, name, user)
+            each = Description(target, repository.resolve(MAIN))
             if set(tags) <= set(each.tags if tags else ()) and pipeline_tag in (None, each.text("pipeline_tag")):
                 found.append(each)
     if sort:
@@ -88,10 +87,10 @@ def describe(
     revision: Quoted = MAIN,
     blobs: bool = False,
     expand: Annotated[list[str], Query()] = [],  # noqa: B006
-) -> dict[str, object]:
+) -> Json:
     """The repository at a revision, by default at main: all that the Hub knows, or the fields in `expand`."""
     names = set(expand) or FIELDS.keys()
     check_fields(names)
     sha = target.repository.resolve(revision)
     response.headers["X-Repo-Commit"] = sha
-    return Description(target.kind, target.id, target.repository, sha, blobs=blobs).fields(names)
+    return Description(target, sha, blobs=blobs).fields(names)

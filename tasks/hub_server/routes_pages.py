@@ -1,4 +1,4 @@
-"""Web pages, at the same addresses as on the Hub; read-only, without scripts.
+"""Web pages, at the same addresses as on the Hub, without scripts.
 
 /                                             all repositories
 /<namespace>/<name>                           the model card on main; datasets: /datasets/<namespace>/<name>
@@ -7,31 +7,29 @@
 /<namespace>/<name>/commits/<revision>        revisions: commits, with the tags on them
 /-/sign-in, /-/sign-out
 
-The pages of pull requests, which have forms, are in routes_pull_requests.py; the box for texts on a model's page sends its
-form to routes_trials.py.
+The pages of pull requests are in routes_pull_requests.py. The box on a model's page sends a form with a text:
+
+/<namespace>/<name>/try/<revision>            the card with the model's answer
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from tasks.hub_server.card_metadata import read_card
-from tasks.hub_server.cards import render_markdown, show_metadata
+from tasks.hub_server.cards import file_links, quote_revision, render_markdown, show_metadata
 from tasks.hub_server.content_types import is_image, opens_in_browser
 from tasks.hub_server.errors import HubError
-from tasks.hub_server.file_links import file_links, quote_revision
+from tasks.hub_server.git_objects import Entry
 from tasks.hub_server.names import COMMIT_ID
 from tasks.hub_server.page_templates import render_page
-from tasks.hub_server.pull_requests import PullRequests
-from tasks.hub_server.records import CommitRecord, Entry
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import Browsable, Quoted, Reader, Target, get_hub
+from tasks.hub_server.requests import Browsable, Json, Quoted, Reader, SentForm, Target, get_hub, open_target
 from tasks.hub_server.store import KINDS
 from tasks.hub_server.trials import MAX_CHARACTERS
 
@@ -47,33 +45,20 @@ repository_router = APIRouter()
 """Below the path of a repository."""
 
 
-@dataclass(frozen=True)
-class _ListedRepository:
-    """A line of the list of repositories."""
-
-    target: Target
-    private: bool
-    last: CommitRecord
-    releases: int
-
-
 @router.get("/")
 def repositories(request: Request, user: Reader, q: str = "") -> Response:
     """All repositories that the user can see."""
     hub = get_hub(request)
-    rows: list[_ListedRepository] = []
+    rows = []
     for kind in KINDS:
         for namespace, name, repository in hub.store.list(kind):
             if q.lower() not in f"{namespace}/{name}".lower():
                 continue
-            with contextlib.suppress(HubError):  # it was deleted in the meantime
-                private, can_write = repository.private, hub.access.can_write(user, namespace)
-                if private and not can_write:
-                    continue
-                target = Target(kind, namespace, name, repository, user, can_write)
+            with contextlib.suppress(HubError):  # the user cannot see it, or it was deleted in the meantime
+                target = open_target(hub, kind, namespace, name, user)
                 last = repository.history(repository.resolve(MAIN), skip=0, limit=1)[0]
-                rows.append(_ListedRepository(target, private, last, len(repository.refs("tags"))))
-    rows.sort(key=lambda row: -row.last.time)
+                rows.append((last, target, repository.private, len(repository.refs("tags"))))
+    rows.sort(key=lambda row: -row[0].time)
     return render_page("repositories.html", user=user, context={"rows": rows, "query": q})
 
 
@@ -99,7 +84,7 @@ def show_file(
         raise
     text = _text(target, entry)
     if text is None or not path.lower().endswith(".md"):
-        context: dict[str, object] = {"entry": entry, "text": text, "limit": _SHOWN_BYTES}
+        context: Json = {"entry": entry, "text": text, "limit": _SHOWN_BYTES}
         context |= {"is_image": is_image(path), "opens": opens_in_browser(path)}
         return repository_page(target, revision, sha, "file.html", context)
     card = read_card(text, is_model=target.kind == "models")
@@ -108,6 +93,32 @@ def show_file(
     metadata = show_metadata(card.metadata or {})
     context = {"entry": entry, "body": body, "metadata": metadata, "errors": card.errors, "is_card": is_card}
     return repository_page(target, revision, sha, "card.html", context | {"trial": box})
+
+
+@repository_router.post("/try/{revision}")
+def answer(request: Request, form: SentForm, revision: Quoted) -> Response:
+    """Show what the model of a revision answers to the text of the form, above its card."""
+    trials = get_hub(request).trials
+    if trials is None or form.target.kind != "models":
+        raise HubError(404, "This Hub does not let models answer: start it with `evergreen hub --try`")
+    text = form.fields.get("text", "").replace("\r\n", "\n")
+    commit = form.target.repository.resolve(revision)
+
+    def may_read(repo_id: str) -> bool:
+        namespace, _, name = repo_id.partition("/")
+        try:
+            open_target(get_hub(request), "models", namespace, name, form.user)
+        except HubError:
+            return False
+        return True
+
+    try:
+        found = trials.answer(form.target.id, commit, text, may_read)
+    except HubError as error:
+        page = show_file(request, form.target, revision, CARD, trial={"text": text, "error": error.message})
+        page.status_code = error.status
+        return page
+    return show_file(request, form.target, revision, CARD, trial={"text": text, "answer": found})
 
 
 def _trial_box(request: Request, target: Target, sha: str, trial: Mapping[str, object]) -> dict[str, object] | None:
@@ -120,7 +131,7 @@ def _trial_box(request: Request, target: Target, sha: str, trial: Mapping[str, o
     except HubError:
         return None
     form_token = hub.sessions.form_token(request.cookies)
-    empty: dict[str, object] = {"text": "", "answer": None, "error": "", "max_characters": MAX_CHARACTERS}
+    empty: Json = {"text": "", "answer": None, "error": "", "max_characters": MAX_CHARACTERS}
     return {**empty, **trial, "form_token": form_token}
 
 
@@ -167,7 +178,7 @@ def commit(target: Browsable, sha: Quoted) -> Response:
 def repository_page(target: Target, revision: str, sha: str, template: str, context: Mapping[str, object]) -> Response:
     """Render a page of one repository at one revision."""
     tags, branches = target.repository.refs("tags"), target.repository.refs("heads")
-    common: dict[str, object] = {
+    common: Json = {
         "target": target,
         "base": f"/{target.page}",
         "private": target.repository.private,
@@ -178,6 +189,6 @@ def repository_page(target: Target, revision: str, sha: str, template: str, cont
         "tags": [tag for tag, commit in tags.items() if commit == sha],
         "all_tags": list(tags)[::-1],
         "branches": list(branches),
-        "open_pull_requests": sum(found.is_open for found in PullRequests(target.repository).all()),
+        "open_pull_requests": sum(found.is_open for found in target.pull_requests.all()),
     }
     return render_page(template, user=target.user, context=common | dict(context))

@@ -1,8 +1,11 @@
-"""Web pages of pull requests, and the forms on them.
+"""Routes for pull requests: the API, then the pages. The Hub calls them discussions, too; plain discussions do not exist here.
 
-/<namespace>/<name>/discussions                    list: open ones, or closed and merged ones
-/<namespace>/<name>/discussions/<number>           one: comments, commits, changed files
-/<namespace>/<name>/discussions/<number>/<action>  forms: comment, merge, close, open
+POST .../discussions                      make a draft without commits
+GET  .../discussions, .../<number>        list, describe
+POST .../discussions/<number>/<action>    comment, title, status, merge
+
+A commit makes or extends a pull request in routes_uploads.py. The pages are at the same addresses, without /api: the list,
+one pull request (comments, commits, changed files), and its forms: comment, merge, close, open.
 """
 
 from __future__ import annotations
@@ -10,40 +13,205 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from urllib.parse import unquote
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import RedirectResponse, Response
 
+from tasks.hub_server.cards import comment_renderer
+from tasks.hub_server.changes import git_diff
+from tasks.hub_server.discussions import Event, PullRequest
 from tasks.hub_server.errors import HubError
-from tasks.hub_server.file_links import comment_renderer
-from tasks.hub_server.forms import SentForm
 from tasks.hub_server.names import pull_ref
-from tasks.hub_server.pull_requests import PullRequests, Seen
+from tasks.hub_server.pull_requests import Seen
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import Browsable, get_hub
+from tasks.hub_server.requests import (
+    API,
+    Body,
+    Browsable,
+    Json,
+    Participant,
+    Readable,
+    Sent,
+    SentForm,
+    Target,
+    Writable,
+    get_hub,
+    iso_date,
+)
 from tasks.hub_server.routes_pages import repository_page
 
+DISCUSSIONS_PAGE = 50
 PAGE = 30
 _MAX_FILES = 300
+_ONE = API + "/discussions/{number}"
 
 router = APIRouter()
+page_router = APIRouter()
 """Below the path of a repository."""
 
 
-@router.get("/discussions")
+@router.get(API + "/discussions")
+def list_pull_requests(
+    *,
+    target: Readable,
+    type_: Annotated[Literal["all", "discussion", "pull_request"], Query(alias="type")] = "all",
+    status: Literal["all", "open", "closed"] = "all",
+    author: str = "",
+    p: Annotated[int, Query(ge=0)] = 0,
+) -> Json:
+    """One page of the pull requests, newest first. Drafts count as open, merged ones as closed."""
+    found = [
+        each
+        for each in (target.pull_requests.all() if type_ != "discussion" else [])
+        if status in ("all", "open" if each.is_open else "closed") and author in ("", each.author)
+    ]
+    start = p * DISCUSSIONS_PAGE
+    page = [_summary(target, each) for each in found[start : start + DISCUSSIONS_PAGE]]
+    return {"count": len(found), "start": start, "discussions": page}
+
+
+@router.get(_ONE)
+def describe_pull_request(target: Readable, number: int, diff: str = "") -> Json:
+    """A pull request with its events and, if asked for, its diff."""
+    found, changes = target.pull_requests.read(number)
+    events = _events_json(target, number, found.history(changes.commits))
+    merged = {"mergeCommitId": found.merge.commit} if found.merge and found.status == "merged" else {}
+    return {
+        **_summary(target, found),
+        "events": events,
+        "filesWithConflicts": changes.conflicts,
+        "changes": {"base": f"refs/heads/{MAIN}", **merged},
+        "diff": "".join(map(git_diff, changes.files)) if diff else None,
+    }
+
+
+class NewDiscussion(Sent):
+    """The body of a request that makes a pull request."""
+
+    title: str
+    description: str = ""
+    pullRequest: bool = False  # noqa: N815 (as the client calls it)
+
+
+@router.post(API + "/discussions")
+def create_pull_request(target: Participant, new: Annotated[NewDiscussion, Depends(NewDiscussion.read)]) -> Json:
+    """Make a pull request without commits: a draft, to which the client commits."""
+    if not new.pullRequest:
+        raise HubError(501, "The local Hub has no discussions without a pull request: pass pull_request=True")
+    return _summary(target, target.pull_requests.create_draft(new.title, new.description))
+
+
+class NewComment(Sent):
+    """The body of comment."""
+
+    comment: str = ""
+
+
+class NewMerge(NewComment):
+    """The body of merge."""
+
+    parentCommit: str | None = None  # noqa: N815 (as a commit's request calls it)
+    """The commit that the pull request must be at."""
+
+
+@router.post(_ONE + "/comment")
+def comment(target: Participant, number: int, new: Annotated[NewComment, Depends(NewComment.read)]) -> Json:
+    """Add a comment."""
+    event = target.pull_requests.comment(number, new.comment)
+    return {"newMessage": _events_json(target, number, [event])[0]}
+
+
+class NewTitle(Sent):
+    """The body of title."""
+
+    title: str
+
+
+@router.post(_ONE + "/title")
+def rename(target: Participant, number: int, new: Annotated[NewTitle, Depends(NewTitle.read)]) -> Json:
+    """Change the title; for the author and those who can write."""
+    event = target.pull_requests.rename(number, new.title)
+    return {"newTitle": _events_json(target, number, [event])[0]}
+
+
+class NewStatus(NewComment):
+    """The body of status."""
+
+    status: Literal["open", "closed"]
+
+
+@router.post(_ONE + "/status")
+def set_status(target: Participant, number: int, new: Annotated[NewStatus, Depends(NewStatus.read)]) -> Json:
+    """Open a draft, close, or reopen; for the author and those who can write."""
+    event = target.pull_requests.set_status(number, new.status, comment=new.comment)
+    return {"newStatus": _events_json(target, number, [event])[0]}
+
+
+@router.post(_ONE + "/merge")
+def merge(target: Writable, number: int, body: Body) -> Json:
+    """Put the changes on main as one commit; for those who can write. The body may be empty."""
+    new = NewMerge.read(body) if body.strip() else NewMerge()
+    seen = None if new.parentCommit is None else Seen(new.parentCommit)
+    sha = target.pull_requests.merge(number, comment=new.comment, seen=seen)
+    return {"mergeCommitId": sha}
+
+
+def _summary(target: Target, found: PullRequest) -> Json:
+    return {
+        "num": found.number,
+        "title": found.title,
+        "status": found.status,
+        "author": {"name": found.author},
+        "createdAt": iso_date(found.time),
+        "isPullRequest": True,
+        "repo": {"name": target.id, "type": target.kind.removesuffix("s")},
+    }
+
+
+def _events_json(target: Target, number: int, events: list[Event]) -> list[Json]:
+    """Return events in the format of the Hub."""
+    render = comment_renderer(target, number)
+
+    def data(event: Event, date: str) -> Json:
+        match event.type:
+            case "comment":
+                author = {"name": event.author}
+                latest = {"raw": event.text, "html": render(event.text), "updatedAt": date, "author": author}
+                return {"edited": False, "hidden": False, "latest": latest, "history": [latest], "numEdits": 0}
+            case "status-change":
+                return {"status": event.text}
+            case "title-change":
+                return {"from": event.before, "to": event.text}
+            case "commit":
+                return {"subject": event.text, "oid": event.id}
+
+    return [
+        {
+            "id": event.id,
+            "type": event.type,
+            "createdAt": date,
+            "author": {"name": event.author},
+            "data": data(event, date),
+        }
+        for event in events
+        for date in [iso_date(event.time)]
+    ]
+
+
+@page_router.get("/discussions")
 def pull_requests(
     target: Browsable, status: Literal["open", "closed"] = "open", p: Annotated[int, Query(ge=0)] = 0
 ) -> Response:
     """The pull requests, newest first."""
-    found = [each for each in PullRequests(target.repository).all() if each.is_open == (status == "open")]
+    found = [each for each in target.pull_requests.all() if each.is_open == (status == "open")]
     start = p * PAGE
     context = {"found": found[start : start + PAGE], "shown": status, "p": p, "has_older": len(found) > start + PAGE}
     return repository_page(target, MAIN, target.repository.resolve(MAIN), "pull_requests.html", context)
 
 
-@router.get("/discussions/{number}")
+@page_router.get("/discussions/{number}")
 def pull_request(request: Request, target: Browsable, number: int) -> Response:
     """One pull request."""
-    found, changes = PullRequests(target.repository).read(number)
+    found, changes = target.pull_requests.read(number)
     user = target.user
     actions: list[tuple[str, str]] = []
     if user:
@@ -67,23 +235,20 @@ def pull_request(request: Request, target: Browsable, number: int) -> Response:
     return repository_page(target, MAIN, target.repository.resolve(MAIN), "pull_request.html", context)
 
 
-@router.post("/discussions/{number}/{action}")
+@page_router.post("/discussions/{number}/{action}")
 def change_pull_request(form: SentForm, number: int, action: str) -> Response:
     """Comment on, merge, close or open a pull request, and show it again. The form says what its page showed."""
-    found, text = PullRequests(form.target.repository), form.fields.get("comment", "").replace("\r\n", "\n")
-    can_write = form.target.can_write
+    found, text = form.target.pull_requests, form.fields.get("comment", "").replace("\r\n", "\n")
     seen = Seen(form.fields.get("head", ""), unquote(form.fields.get("title", "")))
     match action:
         case "comment":
-            found.comment(number, text, user=form.user)
-        case "merge" if not can_write:
-            raise HubError(403, f"You don't have the rights to merge pull request #{number}")
+            found.comment(number, text)
         case "merge":
-            found.merge(number, comment=text, user=form.user, seen=seen)
+            found.merge(number, comment=text, seen=seen)
         case "close":
-            found.set_status(number, "closed", comment=text, user=form.user, can_write=can_write, seen=seen)
+            found.set_status(number, "closed", comment=text, seen=seen)
         case "open":
-            found.set_status(number, "open", comment=text, user=form.user, can_write=can_write, seen=seen)
+            found.set_status(number, "open", comment=text, seen=seen)
         case _:
             raise HubError(404, f"A pull request has no action {action!r}")
     return RedirectResponse(f"/{form.target.page}/discussions/{number}", 303)

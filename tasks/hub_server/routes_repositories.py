@@ -1,45 +1,50 @@
-"""Routes for repositories: whoami, create, delete, access, files."""
+"""Routes for repositories: whoami, create, delete, settings, rename, large files that are deleted for good, access, files."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from tasks.hub_server.card_metadata import read_card, split_card
-from tasks.hub_server.errors import HubError, repository_not_found
-from tasks.hub_server.git_objects import last_changes
-from tasks.hub_server.records import Entry
+from tasks.hub_server.deletion import delete_large_files, list_large_files
+from tasks.hub_server.errors import HubError
+from tasks.hub_server.git_objects import Entry, last_changes
 from tasks.hub_server.requests import (
     API,
     Body,
+    Json,
     Quoted,
     Readable,
     RequiredUser,
+    Sent,
     Target,
     User,
+    Writable,
     entry_json,
     get_endpoint,
     get_hub,
-    json_body,
+    iso_date,
     link_next,
+    open_target,
     readable_target,
     writable_target,
 )
-from tasks.hub_server.routes_absent import kind_of
+from tasks.hub_server.routes_absent import absent, kind_of
 
 TREE_PAGE = 1000
+_MAX_BATCH = 1000
 
 router = APIRouter()
 
 
 @router.get("/api/whoami-v2")
-def whoami(request: Request, user: RequiredUser) -> dict[str, object]:
+def whoami(request: Request, user: RequiredUser) -> Json:
     """The user of the token."""
     token = {"displayName": "local", "role": "write"}
     auth = {"type": "access_token", "accessToken": token}
@@ -47,7 +52,7 @@ def whoami(request: Request, user: RequiredUser) -> dict[str, object]:
     return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": teams, "auth": auth}
 
 
-class RepositoryBody(BaseModel):
+class RepositoryBody(Sent):
     """The body of repos/delete."""
 
     name: str
@@ -63,8 +68,8 @@ class CreateBody(RepositoryBody):
 
 @router.post("/api/repos/create")
 def create_repository(
-    request: Request, user: RequiredUser, new: Annotated[CreateBody, Depends(json_body(CreateBody))]
-) -> dict[str, object]:
+    request: Request, user: RequiredUser, new: Annotated[CreateBody, Depends(CreateBody.read)]
+) -> Json:
     """Create a repository in the user's own namespace or in `organization`."""
     hub, namespace, kind = get_hub(request), new.organization or user, kind_of(new.type)
     writer = hub.access.require_write(user, namespace)
@@ -81,26 +86,101 @@ def create_repository(
 
 @router.delete("/api/repos/delete")
 def delete_repository(
-    request: Request, user: RequiredUser, old: Annotated[RepositoryBody, Depends(json_body(RepositoryBody))]
-) -> dict[str, object]:
+    request: Request, user: RequiredUser, old: Annotated[RepositoryBody, Depends(RepositoryBody.read)]
+) -> Json:
     """Delete a repository."""
     hub = get_hub(request)
     namespace, kind = old.organization or user, kind_of(old.type)
-    if not hub.access.can_write(user, namespace) and hub.store.open(kind, namespace, old.name).private:
-        raise repository_not_found()
+    open_target(hub, kind, namespace, old.name, user)
     hub.access.require_write(user, namespace)
     hub.store.delete(kind, namespace, old.name)
     return {}
 
 
+class Settings(Sent):
+    """The body of settings."""
+
+    visibility: str | None = None
+    gated: Literal[False, "auto", "manual"] = False
+
+
+@router.put(API + "/settings")
+def change_settings(target: Writable, settings: Annotated[Settings, Depends(Settings.read)]) -> Json:
+    """Make the repository public or private."""
+    if settings.gated:
+        raise absent("gated access")
+    if settings.visibility not in (None, "public", "private"):
+        raise absent(f"visibility {settings.visibility!r}: it is public or private")
+    if settings.visibility:
+        target.repository.set_private(settings.visibility == "private")
+    return {"private": target.repository.private}
+
+
+class Move(Sent):
+    """The body of repos/move."""
+
+    from_repo: str = Field(alias="fromRepo", pattern="^[^/]+/[^/]+$")
+    to_repo: str = Field(alias="toRepo", pattern="^[^/]+/[^/]+$")
+    type: str = "model"
+
+
+@router.post("/api/repos/move")
+def move_repository(request: Request, user: RequiredUser, move: Annotated[Move, Depends(Move.read)]) -> Json:
+    """Rename a repository. Nothing is at its old name afterwards, not even a redirect."""
+    hub, kind = get_hub(request), kind_of(move.type)
+    (old_namespace, old), (namespace, name) = move.from_repo.split("/"), move.to_repo.split("/")
+    open_target(hub, kind, old_namespace, old, user)
+    for each in (old_namespace, namespace):
+        hub.access.require_write(user, each)
+    hub.store.move(kind, old_namespace, old, namespace, name)
+    return {"url": f"/{namespace}/{name}"}
+
+
+@router.get(API + "/lfs-files")
+def list_files(target: Writable) -> list[Json]:
+    """The large files that are stored, whether or not a commit has them."""
+    return [
+        {
+            "oid": file.sha256,
+            "fileOid": file.sha256,
+            "filename": file.path,
+            "pushedAt": iso_date(int(file.time)),
+            "ref": file.ref,
+            "size": file.size,
+        }
+        for file in list_large_files(target.repository)
+    ]
+
+
+class Deletions(Sent):
+    """Which large files to delete."""
+
+    sha: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(max_length=_MAX_BATCH)
+    rewrite_history: bool = Field(default=True, alias="rewriteHistory")
+
+
+class Batch(Sent):
+    """The body of lfs-files/batch."""
+
+    deletions: Deletions
+
+
+@router.post(API + "/lfs-files/batch")
+def delete_files(target: Writable, batch: Annotated[Batch, Depends(Batch.read)]) -> Json:
+    """Delete large files for good."""
+    deletions = batch.deletions
+    delete_large_files(target.repository, set(deletions.sha), rewrite_history=deletions.rewrite_history)
+    return {}
+
+
 @router.get(API + "/auth-check", dependencies=[Depends(readable_target)])
-def check_read() -> dict[str, object]:
+def check_read() -> Json:
     """Check that the user can read the repository."""
     return {}
 
 
 @router.get(API + "/auth-check/write", dependencies=[Depends(writable_target)])
-def check_write() -> dict[str, object]:
+def check_write() -> Json:
     """Check that the user can write to the repository."""
     return {}
 
@@ -117,7 +197,7 @@ def list_tree(
     recursive: bool = False,
     expand: bool = False,
     cursor: Annotated[int, Query(ge=0)] = 0,
-) -> list[dict[str, object]]:
+) -> list[Json]:
     """One page of the files and folders of a commit; the `Link` header holds the next page."""
     sha = target.repository.resolve(revision)
     found = target.repository.entries(sha, folder, recursive=recursive)
@@ -129,7 +209,7 @@ def list_tree(
 
 
 @router.post(API + "/paths-info/{revision}")
-def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[dict[str, object]]:
+def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[Json]:
     """The files and folders that exist among `paths` of the form in the body; with `expand`, their last commits."""
     sha = target.repository.resolve(revision)
     form = parse_qs(body.decode(errors="replace"))
@@ -138,7 +218,7 @@ def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[dict[
     return _entries_json(target, sha, found, expand="true" in map(str.lower, form.get("expand", [])))
 
 
-def _entries_json(target: Target, sha: str, entries: Sequence[Entry], *, expand: bool) -> list[dict[str, object]]:
+def _entries_json(target: Target, sha: str, entries: Sequence[Entry], *, expand: bool) -> list[Json]:
     if not expand:
         return [entry_json(entry) for entry in entries]
     with target.repository.open() as git:
@@ -146,7 +226,7 @@ def _entries_json(target: Target, sha: str, entries: Sequence[Entry], *, expand:
     return [entry_json(entry, commits.get(entry.path)) for entry in entries]
 
 
-class ValidateCard(BaseModel):
+class ValidateCard(Sent):
     """The body of validate-yaml: a README.md."""
 
     content: str
@@ -158,9 +238,7 @@ _anonymous_cards = threading.BoundedSemaphore(2)
 
 
 @router.post("/api/validate-yaml")
-def validate_card(
-    user: User, sent: Annotated[ValidateCard, Depends(json_body(ValidateCard))], response: Response
-) -> dict[str, object]:
+def validate_card(user: User, sent: Annotated[ValidateCard, Depends(ValidateCard.read)], response: Response) -> Json:
     """The errors and warnings in the metadata of a card. YAML takes long to parse, so who has no token gets a small share."""
     with contextlib.ExitStack() as stack:
         if user is None:

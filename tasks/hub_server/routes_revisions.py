@@ -6,13 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from markupsafe import escape
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from tasks.hub_server.git_objects import CommitRecord
 from tasks.hub_server.names import RefKind
-from tasks.hub_server.pull_requests import PullRequests
-from tasks.hub_server.records import CommitRecord
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import API, Quoted, Readable, Writable, iso_date, json_body, link_next
+from tasks.hub_server.requests import API, Json, Quoted, Readable, Sent, Writable, iso_date, link_next
 
 COMMITS_PAGE = 50
 
@@ -20,14 +19,14 @@ router = APIRouter()
 
 
 @router.get(API + "/refs")
-def list_refs(target: Readable, *, include_prs: bool = False) -> dict[str, object]:
+def list_refs(target: Readable, *, include_prs: bool = False) -> Json:
     """All branches and tags; the branches of pull requests if they are asked for."""
 
     def refs(kind: RefKind) -> list[dict[str, str]]:
         found = target.repository.refs(kind).items()
         return [{"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": sha} for name, sha in found]
 
-    heads = PullRequests(target.repository).heads() if include_prs else {}
+    heads = target.pull_requests.heads() if include_prs else {}
     pull_requests = [{"name": str(n), "ref": f"refs/pr/{n}", "targetCommit": sha} for n, sha in heads.items()]
     return {"branches": refs("heads"), "tags": refs("tags"), "converts": [], "pullRequests": pull_requests}
 
@@ -41,7 +40,7 @@ def list_commits(
     response: Response,
     p: Annotated[int, Query(ge=0)] = 0,
     expand: Annotated[list[str], Query(alias="expand[]")] = [],  # noqa: B006 (FastAPI copies it)
-) -> list[dict[str, object]]:
+) -> list[Json]:
     """One page of the history, newest first; the `Link` header holds the next page. `formatted` adds texts as HTML."""
     is_formatted = "formatted" in expand
     sha = target.repository.resolve(revision)
@@ -66,45 +65,41 @@ def _formatted(commit: CommitRecord) -> dict[str, str]:
     return {"title": str(escape(commit.title)), "message": str(escape(commit.message)).replace("\n", "<br>")}
 
 
-class NewTag(BaseModel):
+class NewTag(Sent):
     """The body of a request that creates a tag. An annotation message is ignored."""
 
     tag: str
 
 
 @router.post(API + "/tag/{revision}")
-def create_tag(
-    target: Writable, revision: Quoted, new: Annotated[NewTag, Depends(json_body(NewTag))]
-) -> dict[str, object]:
+def create_tag(target: Writable, revision: Quoted, new: Annotated[NewTag, Depends(NewTag.read)]) -> Json:
     """Create a tag; a tag never moves."""
     target.repository.create_ref("tags", new.tag, target.repository.resolve(revision))
     return {}
 
 
 @router.delete(API + "/tag/{tag}")
-def delete_tag(target: Writable, tag: Quoted) -> dict[str, object]:
+def delete_tag(target: Writable, tag: Quoted) -> Json:
     """Delete a tag."""
     target.repository.delete_ref("tags", tag)
     return {}
 
 
-class NewBranch(BaseModel):
+class NewBranch(Sent):
     """The body of a request that creates a branch."""
 
     starting_point: str = Field(default=MAIN, alias="startingPoint")
 
 
 @router.post(API + "/branch/{branch}")
-def create_branch(
-    target: Writable, branch: Quoted, new: Annotated[NewBranch, Depends(json_body(NewBranch))]
-) -> dict[str, object]:
+def create_branch(target: Writable, branch: Quoted, new: Annotated[NewBranch, Depends(NewBranch.read)]) -> Json:
     """Create a branch."""
     target.repository.create_ref("heads", branch, target.repository.resolve(new.starting_point))
     return {}
 
 
 @router.delete(API + "/branch/{branch}")
-def delete_branch(target: Writable, branch: Quoted) -> dict[str, object]:
+def delete_branch(target: Writable, branch: Quoted) -> Json:
     """Delete a branch; its commits stay."""
     target.repository.delete_ref("heads", branch)
     return {}

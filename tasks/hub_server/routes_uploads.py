@@ -19,30 +19,28 @@ from urllib.parse import quote
 
 from dulwich.attrs import GitAttributes
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from tasks.hub_server import limits
 from tasks.hub_server.card_metadata import read_card
 from tasks.hub_server.errors import HubError
-from tasks.hub_server.git_objects import commit_message
+from tasks.hub_server.git_objects import Change, DeleteFile, DeleteFolder, PutFile, PutLargeFile, commit_message
 from tasks.hub_server.git_rules import read_attributes, read_ignore
 from tasks.hub_server.large_files import LargeFiles
 from tasks.hub_server.limits import transfer_timeout
 from tasks.hub_server.names import pull_number
-from tasks.hub_server.pull_requests import PullRequests, require_author
-from tasks.hub_server.records import Change, DeleteFile, DeleteFolder, PutFile, PutLargeFile
 from tasks.hub_server.repositories import LARGE_SUFFIXES, MAIN
 from tasks.hub_server.requests import (
     API,
+    Json,
     Participant,
     Quoted,
+    Sent,
     Target,
     get_endpoint,
     get_hub,
-    json_body,
     participating_target,
-    require_user,
     writable_target,
 )
 from tasks.hub_server.routes_absent import absent
@@ -71,8 +69,7 @@ def committable_target(request: Request, revision: Quoted, *, create_pr: bool = 
     target = participating_target(request)
     if number is not None:
         target.repository.resolve(revision)
-        found = PullRequests(target.repository).get(number)
-        require_author(found, require_user(target.user), can_write=target.can_write)
+        target.pull_requests.require_author(target.pull_requests.get(number))
     return target
 
 
@@ -84,7 +81,7 @@ async def get_commit_body(request: Request, _: Committable) -> bytes:
     return await limits.read_body(request, limits.COMMIT_BYTES)
 
 
-class AnnouncedFile(BaseModel):
+class AnnouncedFile(Sent):
     """A file of the next commit."""
 
     path: str
@@ -93,7 +90,7 @@ class AnnouncedFile(BaseModel):
     """The first 512 bytes, in base64."""
 
 
-class Preupload(BaseModel):
+class Preupload(Sent):
     """The body of preupload."""
 
     files: list[AnnouncedFile]
@@ -102,9 +99,7 @@ class Preupload(BaseModel):
 
 
 @router.post(API + "/preupload/{revision}")
-def preupload(
-    target: Committable, revision: Quoted, announced: Annotated[Preupload, Depends(json_body(Preupload))]
-) -> dict[str, object]:
+def preupload(target: Committable, revision: Quoted, announced: Annotated[Preupload, Depends(Preupload.read)]) -> Json:
     """How to upload each file, whether `.gitignore` leaves it out, and the id of its present content."""
     sha = target.repository.resolve(revision)
     present = {entry.path: entry for entry in target.repository.entries(sha, recursive=True)}
@@ -136,14 +131,14 @@ def _is_large(file: AnnouncedFile, attributes: GitAttributes) -> bool:
     return is_named or file.size > REGULAR_BYTES or b"\0" in _base64(file.sample)
 
 
-class LargeObject(BaseModel):
+class LargeObject(Sent):
     """A large file: SHA-256 and size."""
 
     oid: str = Field(pattern=r"^[0-9a-f]{64}$")
     size: int = Field(ge=0, le=_MAX_LARGE_BYTES)
 
 
-class Batch(BaseModel):
+class Batch(Sent):
     """The body of the git-lfs batch request."""
 
     operation: str = "upload"
@@ -152,22 +147,20 @@ class Batch(BaseModel):
 
 @router.post("/{namespace}/{name}.git/info/lfs/objects/batch")
 @router.post("/datasets/{namespace}/{name}.git/info/lfs/objects/batch")
-def request_uploads(
-    request: Request, target: Participant, batch: Annotated[Batch, Depends(json_body(Batch))]
-) -> dict[str, object]:
+def request_uploads(request: Request, target: Participant, batch: Annotated[Batch, Depends(Batch.read)]) -> Json:
     """Upload URLs of the objects; an object that is stored already gets none. They may be for a pull request."""
     if batch.operation != "upload":
         raise HubError(501, "The batch API serves uploads only: download from /resolve/")
     objects = []
     for item in batch.objects:
-        answer: dict[str, object] = {"oid": item.oid, "size": item.size}
+        answer: Json = {"oid": item.oid, "size": item.size}
         if not target.repository.large_files.renew(item.oid, item.size):
             answer["actions"] = {"upload": _upload_action(request, target, item)}
         objects.append(answer)
     return {"transfer": "basic", "objects": objects}
 
 
-def _upload_action(request: Request, target: Target, item: LargeObject) -> dict[str, object]:
+def _upload_action(request: Request, target: Target, item: LargeObject) -> Json:
     hub = get_hub(request)
 
     def url(action: str) -> str:
@@ -195,7 +188,7 @@ _UPLOAD = "/uploads/{kind}/{namespace}/{name}/{sha256}/{size}"
 
 
 @router.put(_UPLOAD + "/whole")
-async def upload_whole(request: Request, files: SignedUpload, sha256: str, size: int) -> dict[str, object]:
+async def upload_whole(request: Request, files: SignedUpload, sha256: str, size: int) -> Json:
     """Upload a large file in one piece."""
     async with transfer_timeout(size):
         await files.receive(sha256, size, request.stream())
@@ -203,7 +196,7 @@ async def upload_whole(request: Request, files: SignedUpload, sha256: str, size:
 
 
 @router.post(_UPLOAD + "/complete")
-def complete_upload(request: Request, files: SignedUpload, sha256: str, size: int) -> dict[str, object]:
+def complete_upload(request: Request, files: SignedUpload, sha256: str, size: int) -> Json:
     """Join the parts of a large file."""
     files.assemble(sha256, size, parts=-(-size // get_hub(request).part_bytes))
     return {}
@@ -226,7 +219,7 @@ def commit(
     revision: Quoted,
     body: Annotated[bytes, Depends(get_commit_body)],
     create_pr: bool = False,
-) -> dict[str, object]:
+) -> Json:
     """Add a commit to a branch or a pull request, or make a new pull request of it."""
     header, changes = _parse_commit(body)
     title, description, parent = header.get("summary"), str(header.get("description") or ""), header.get("parentCommit")
@@ -237,19 +230,18 @@ def commit(
     if not isinstance(parent, str | None):
         raise HubError(400, "parentCommit is not a string")
     _validate_files(target, changes)
-    user, pull_requests, number = require_user(target.user), PullRequests(target.repository), pull_number(revision)
+    pull_requests, number = target.pull_requests, pull_number(revision)
     page = f"{get_endpoint(request)}/{target.page}"
-    answer: dict[str, object] = {"success": True, "hookOutput": ""}
+    answer: Json = {"success": True, "hookOutput": ""}
     if create_pr:
         if revision.removeprefix("refs/heads/") != MAIN:
             raise absent(f"pull requests for other branches than {MAIN}, such as {revision}")
-        found, sha = pull_requests.create(changes, title=title, description=description, parent=parent, user=user)
+        found, sha = pull_requests.create(changes, title=title, description=description, parent=parent)
         answer["pullRequestUrl"] = f"{page}/discussions/{found.number}"
     elif number is not None:
-        message, can_write = commit_message(title, description), target.can_write
-        sha = pull_requests.commit(number, changes, message=message, parent=parent, user=user, can_write=can_write)
+        sha = pull_requests.commit(number, changes, message=commit_message(title, description), parent=parent)
     else:
-        branch = revision.removeprefix("refs/heads/")
+        branch, user = revision.removeprefix("refs/heads/"), pull_requests.user
         sha = target.repository.commit(branch, changes, title=title, description=description, parent=parent, user=user)
     return answer | {"commitOid": sha, "commitUrl": f"{page}/commit/{sha}"}
 

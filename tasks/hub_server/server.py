@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
-    from tasks.hub_server.sessions import Sessions
+    from tasks.hub_server.access import Sessions
     from tasks.hub_server.trials import AnswerFunction
 
 PART_BYTES = 64 << 20
@@ -73,14 +73,13 @@ class LocalHub:
     ) -> None:
         from tasks.hub_server.access import Access
 
-        is_loopback = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host).is_loopback
-        if not is_loopback and not allow_remote:
+        self._host = "127.0.0.1" if host == "localhost" else host
+        self._is_local = ipaddress.ip_address(self._host).is_loopback
+        if not self._is_local and not allow_remote:
             raise ValueError(f"the local Hub serves loopback addresses only, not {host}")
         self._root = root
         self._access = Access(dict(tokens), dict(writers or {}), administrators)
-        self._is_local = is_loopback
         self._sessions: Sessions | None = None
-        self._host = "127.0.0.1" if host == "localhost" else host
         self._port = port
         self._part_bytes = part_bytes
         self._answer = answer
@@ -102,9 +101,9 @@ class LocalHub:
 
     def application(self) -> ASGIApp:
         """Build the ASGI application."""
+        from tasks.hub_server.access import Sessions
         from tasks.hub_server.application import build_application
         from tasks.hub_server.requests import Hub
-        from tasks.hub_server.sessions import Sessions
         from tasks.hub_server.store import Store
         from tasks.hub_server.trials import Trials
 
@@ -117,7 +116,7 @@ class LocalHub:
     def __enter__(self) -> Self:
         import uvicorn
 
-        from tasks.hub_server.connections import HEAD_TIMEOUT_S, MAX_CONNECTIONS, Connection
+        from tasks.hub_server.limits import HEAD_TIMEOUT_S, MAX_CONNECTIONS, Connection
 
         self._root.mkdir(parents=True, exist_ok=True)
         listener = _listen(self._host, self._port)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 from params import HubRefusedError, RecipeError, load
 from params.artifacts import Artifacts, storage_errors
 from params.loading import find_recipe
-from tasks.hub_client.connection import open_repository
-from tasks.hub_client.known_hubs import endpoint_of
+from tasks.hub_client.connection import endpoint_of, open_repository
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository

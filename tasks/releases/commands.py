@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from params import HubRefusedError, RecipeError, load
 from params.artifacts import Artifacts
 from params.schema import Publish
-from tasks.hub_client.connection import chosen_endpoint, open_repository
-from tasks.hub_client.known_hubs import endpoint_of
+from tasks.hub_client.connection import chosen_endpoint, endpoint_of, open_repository
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository

@@ -80,6 +80,11 @@ def percent(share: object) -> str:
     return MISSING if known is None else f"{100 * known:.3g}%"
 
 
+def p_value(probability: float) -> str:
+    """Return a p-value with three digits, such as `0.012` or `< 0.001`."""
+    return "< 0.001" if probability < 0.001 else f"{probability:.3f}"
+
+
 def duration(seconds: object) -> str:
     """Return a duration such as `0.4 s`, `3 min 20 s` or `2 h 5 min`."""
     known = finite(seconds)
@@ -92,6 +97,13 @@ def duration(seconds: object) -> str:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     hours, left = divmod(minutes, 60)
     return f"{hours} h {left} min" if left else f"{hours} h"
+
+
+def memory(mib: float | None) -> str:
+    """Return an amount of memory, such as `812 MiB` or `1.4 GiB`; a dash for what is missing."""
+    if mib is None:
+        return MISSING
+    return f"{mib / 1024:.1f} GiB" if mib >= 1000 else f"{mib:.0f} MiB"
 
 
 def amount(money: object) -> str:

@@ -24,9 +24,8 @@ def lineage_section(results: RunResults, receipt: Receipt | None) -> dict[str, A
     }
 
 
-def release_link(release: Receipt | Champion) -> tuple[str, str]:
+def release_link(repo_id: str, endpoint: str, commit: str | None) -> tuple[str, str]:
     """Return the name of a release, and its address if its Hub is on a network, else an empty string."""
-    endpoint, repo_id, commit = release.endpoint, release.repo_id, release.commit
     if endpoint.startswith(("https://", "http://")) and repo_id and commit:
         return f"{repo_id} on {endpoint}", f"{endpoint}/{repo_id}/tree/{commit}"
     return f"{repo_id} on {'the Hub in .hub' if endpoint == 'local' else endpoint}", ""
@@ -62,7 +61,8 @@ def _entries(results: RunResults, receipt: Receipt | None) -> Iterator[Entry]:
 
 
 def _release(release: Receipt | Champion) -> str:
-    return ", ".join(part for part in (release_link(release)[0], release.tag, release.commit) if part)
+    name, _ = release_link(release.repo_id, release.endpoint, release.commit)
+    return ", ".join(part for part in (name, release.tag, release.commit) if part)
 
 
 def _outputs(stage: str, body: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:

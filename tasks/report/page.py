@@ -44,7 +44,7 @@ def _content(
 ) -> dict[str, Any]:
     """Return the variables of the template."""
     from tasks.evaluation.report import confidence_text
-    from tasks.report import row_sections, sections
+    from tasks.report import sections
     from tasks.report.canvas import svg
     from tasks.report.formatting import gain_class, interval, number, signed_gain
     from tasks.report.headline import current_receipt, deciding_gain, deciding_metric, headline
@@ -76,17 +76,21 @@ def _content(
         "decided": decided,
         "row_use": results.blessing.row_use.sentence() if results.blessing and results.blessing.row_use else "",
         "receipt": receipt,
-        "release": release_link(receipt) if receipt and receipt.commit else None,
+        "release": release_link(receipt.repo_id, receipt.endpoint, receipt.commit)
+        if receipt and receipt.commit
+        else None,
         "earlier": earlier,
-        "earlier_link": release_link(earlier) if earlier and earlier.commit else None,
+        "earlier_link": release_link(earlier.repo_id, earlier.endpoint, earlier.commit)
+        if earlier and earlier.commit
+        else None,
         "repo_id": results.recipe.publish.repo_id if results.recipe else None,
         "stages": _stages(results, top.failed, is_published=receipt is not None, local=local),
         "unreadable": results.unreadable,
         "validation_page": _validation_page(artifacts, failed=top.failed == "validate") if local else "",
         "comparison": sections.comparison_section(results),
         "slices": sections.slices_section(results),
-        "worst_rows": row_sections.worst_rows_section(results) if quote_rows else None,
-        "changed_rows": row_sections.changed_rows_section(results) if quote_rows else None,
+        "worst_rows": sections.worst_rows_section(results) if quote_rows else None,
+        "changed_rows": sections.changed_rows_section(results) if quote_rows else None,
         "calibration": sections.calibration_section(results),
         "curves": sections.curves_section(results),
         "data": sections.data_section(results, quote_rows=quote_rows),

@@ -10,34 +10,30 @@ from typing import Any
 
 from params.artifacts import SPLITS
 from tasks.drift.report import ChampionConfidence, DriftReport
-from tasks.evaluation.report import Comparison, Opponent
+from tasks.evaluation.report import Opponent
 from tasks.report import chart_data
 from tasks.report.calibration_plot import draw_calibration
 from tasks.report.canvas import svg
-from tasks.report.duration_bars import draw_durations
 from tasks.report.formatting import (
-    MISSING,
     amount,
     duration,
     finite,
     gain_class,
-    interval,
+    memory,
     number,
-    one_line,
     percent,
     plural,
-    signed_gain,
 )
 from tasks.report.metric_plots import NAMES, draw_comparison, draw_gains, draw_slices, value_range
 from tasks.report.run_results import RunResults
 from tasks.report.timings import Timing
 from tasks.report.training_curves import draw_curves
-from tasks.validation.report import CheckReport
 
 Section = dict[str, Any]
 MAX_METRICS = 12
 MAX_ROWS = 400
 _MAX_CHECKS = 100
+_MAX_QUOTED = 100
 _OPPONENTS: tuple[Opponent, ...] = ("champion", "untrained")
 
 
@@ -51,12 +47,10 @@ def comparison_section(results: RunResults) -> Section | None:
     directions = results.details.directions if results.details else {}
     rows = [
         {
-            "metric": one_line(name, 60),
-            "note": "smaller is better" if directions.get(name) == "min" else "",
-            "values": [
-                (number(metrics[model].get(name)), interval(*results.interval(model, name))) for model in models
-            ],
-            "gains": [_comparison_cell(results.comparison(model, name)) for model in against],
+            "metric": name,
+            "is_better_small": directions.get(name) == "min",
+            "values": [(metrics[model].get(name), results.interval(model, name)) for model in models],
+            "gains": [results.comparison(model, name) for model in against],
         }
         for name in results.metric_names[:MAX_ROWS]
     ]
@@ -93,20 +87,6 @@ def _comparison_lead(results: RunResults, against: Sequence[Opponent]) -> str:
     return f"Compared with the {_opponent_name(model)} {where}, the candidate is {result}."
 
 
-def _comparison_cell(one: Comparison | None) -> tuple[str, str, str]:
-    return _gain_cell(one.gain, one.low, one.high, one.p_value) if one else (MISSING, "", "")
-
-
-def _gain_cell(
-    gain: float | None, low: float | None, high: float | None, p_value: float | None = None
-) -> tuple[str, str, str]:
-    """A gain, its interval with the p-value, and whether it is better, worse or undecided."""
-    note, p_value = interval(low, high, signed=True), finite(p_value)
-    if p_value is not None:
-        note += f"; p {'< 0.001' if p_value < 0.001 else f'{p_value:.3f}'}"
-    return signed_gain(gain, low, high), note, gain_class(low, high)
-
-
 def _opponent_name(model: Opponent) -> str:
     return "champion" if model == "champion" else "model before training"
 
@@ -133,28 +113,33 @@ def slices_section(results: RunResults) -> Section | None:
         by_chance = len(gain_highs) * (1 - results.confidence) / 2
         lead += f" In {fell} of {plural(len(gain_highs), 'slice')} the whole interval of the gain over the champion is"
         lead += f" below zero; about {by_chance:.1f} would be by chance alone."
-    rows = [
-        {
-            "name": one_line(one.slice, 80) or "(empty)",
-            "slice_by": one_line(one.slice_by, 40),
-            "rows": number(one.rows),
-            "value": (number(one.value), interval(one.low, one.high) or "too few rows to judge"),
-            "champion": number(one.champion),
-            "gain": _gain_cell(one.gain, one.gain_low, one.gain_high),
-        }
-        for one in ordered[:MAX_ROWS]
-    ]
     return {
         "lead": lead,
         "metric": metric,
         "has_champion": any(one.champion is not None for one in ordered),
-        "rows": rows,
+        "rows": ordered[:MAX_ROWS],
         "total": len(ordered),
         "charts": [
             ("", svg(draw_slices(shown[i : i + half], overall=overall, scale=scale)))
             for i in range(0, len(shown), half)
         ],
     }
+
+
+def worst_rows_section(results: RunResults) -> Section | None:
+    """Return the rows with the largest errors."""
+    rows = results.details.worst[:_MAX_QUOTED] if results.details else []
+    shown = plural(len(rows), "row")
+    lead = f"The {shown} with the largest error, the largest first. Wrong labels are often among them."
+    return {"lead": lead, "rows": rows} if rows else None
+
+
+def changed_rows_section(results: RunResults) -> Section | None:
+    """Return the rows on which candidate and champion differ most."""
+    rows = results.details.changed[:_MAX_QUOTED] if results.details else []
+    better = sum(one.gain > 0 for one in rows)
+    lead = f"The {plural(len(rows), 'row')} whose error differs most between candidate and champion: the candidate does"
+    return {"lead": f"{lead} better on {better} and worse on {len(rows) - better}.", "rows": rows} if rows else None
 
 
 def calibration_section(results: RunResults) -> Section | None:
@@ -170,7 +155,7 @@ def calibration_section(results: RunResults) -> Section | None:
     return {
         "lead": f"{lead} overall, the model is {side}.",
         "charts": [("", svg(draw_calibration(bins)))],
-        "rows": [(percent(one.confidence), percent(one.accuracy), number(one.rows)) for one in bins],
+        "rows": [(percent(one.confidence), percent(one.accuracy), one.rows) for one in bins],
     }
 
 
@@ -207,69 +192,23 @@ def data_section(results: RunResults, *, quote_rows: bool) -> Section | None:
     quarantine = results.quarantine
     return {
         "lead": lead,
-        "checks": [_check(check, quote_rows=quote_rows) for check in ordered[:_MAX_CHECKS]],
+        "checks": ordered[:_MAX_CHECKS],
+        "results": {"quarantine": "set aside", "fail": "ended the stage", "report": "reported"},
         "left_out": max(0, len(validated.checks) - _MAX_CHECKS),
-        "reasons": [(one_line(reason, 240), number(count)) for reason, count in quarantine.reasons[:20]]
-        if quarantine
-        else [],
-        "examples": [_quarantined_row(row) for row in quarantine.examples] if quarantine and quote_rows else [],
-        "drift": _drift(
-            validated.drift, results.details.champion_confidence if results.details else None, quote_rows=quote_rows
-        ),
+        "reasons": quarantine.reasons[:20] if quarantine else [],
+        "examples": quarantine.examples if quarantine and quote_rows else [],
+        "drift": _drift(validated.drift, results.details.champion_confidence if results.details else None),
+        "quote_rows": quote_rows,
     }
 
 
-def _drift(
-    drift: DriftReport | None, confidence: ChampionConfidence | None, *, quote_rows: bool
-) -> dict[str, Any] | None:
+def _drift(drift: DriftReport | None, confidence: ChampionConfidence | None) -> Section | None:
     found = [one for one in (drift, confidence) if one]
     if not found:
         return None
-    left_out = drift.left_out if drift else ""
     changes = [*(drift.changes if drift else ()), *([confidence.change] if confidence and confidence.change else ())]
-    return {
-        "leads": [one_line(one.sentence, 600) for one in found] + [one_line(left_out, 600)] * bool(left_out),
-        "changes": [
-            {
-                "result": "moved" if change.moved else "alike",
-                "moved": change.moved,
-                "what": one_line(change.what, 80),
-                "measure": change.measure,
-                "effect": number(change.effect),
-                "floor": number(change.floor),
-                "p_value": "< 0.001" if change.p_value < 0.001 else f"{change.p_value:.3f}",
-                "detail": one_line(change.detail, 300),
-            }
-            for change in changes
-        ],
-        "examples": [
-            (one.row_id, [(one_line(name, 40), one_line(value, 240)) for name, value in one.values.items()])
-            for one in drift.examples
-        ]
-        if drift and quote_rows
-        else [],
-    }
-
-
-def _check(check: CheckReport, *, quote_rows: bool) -> dict[str, Any]:
-    results = {"quarantine": "set aside", "fail": "ended the stage", "report": "reported"}
-    return {
-        "type": one_line(check.type, 120),
-        "arguments": [(one_line(name, 40), one_line(value, 160)) for name, value in check.arguments.items()],
-        "success": check.success,
-        "result": "passed" if check.success else results[check.on_failure],
-        "count": "whole table" if check.unexpected_count is None else number(check.unexpected_count),
-        "examples": [one_line(one.value, 120) for one in check.examples[:2]] if quote_rows else [],
-    }
-
-
-def _quarantined_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    values = [(name, value) for name, value in row.items() if name not in ("row_id", "split", "reasons")]
-    return {
-        "row": f"{row.get('row_id')} of {row.get('split')}",
-        "reasons": [one_line(reason, 240) for reason in row.get("reasons") or ()],
-        "values": [(one_line(name, 40), one_line(value, 240)) for name, value in values[:8]],
-    }
+    leads = [one.sentence for one in found] + ([drift.left_out] if drift and drift.left_out else [])
+    return {"leads": leads, "changes": changes, "examples": drift.examples if drift else []}
 
 
 def tokens_section(results: RunResults) -> Section | None:
@@ -284,10 +223,8 @@ def tokens_section(results: RunResults) -> Section | None:
         f" {plural(lost, 'row') if lost else 'no row'} did not fit into the limit of {number(tokenized.max_length)} tokens."
     )
     names = ("rows", "sequences", "tokens", "mean_length", "longest", "learned_tokens", "truncated_rows", "unused_rows")
-    rows = [
-        (name.replace("_", " "), [number(getattr(splits.get(split), name, None)) for split in SPLITS]) for name in names
-    ]
-    return {"lead": lead, "splits": SPLITS, "rows": rows, "vocabulary": number(tokenized.vocab_size)}
+    rows = [(name.replace("_", " "), [getattr(splits.get(split), name, None) for split in SPLITS]) for name in names]
+    return {"lead": lead, "splits": SPLITS, "rows": rows, "vocabulary": tokenized.vocab_size}
 
 
 def time_section(timings: Mapping[str, Timing], price_per_hour: float | None) -> Section | None:
@@ -298,24 +235,8 @@ def time_section(timings: Mapping[str, Timing], price_per_hour: float | None) ->
     longest = max(timings.values(), key=lambda timing: timing.seconds)
     peaks = [timing.peak_memory_mib for timing in timings.values() if timing.peak_memory_mib is not None]
     lead = f"{duration(total)} in total, of which {duration(longest.seconds)} in {longest.stage}"
-    lead += f"; at most {_memory(max(peaks))} of memory." if peaks else "."
+    lead += f"; at most {memory(max(peaks))} of memory." if peaks else "."
     if price_per_hour is not None:
         cost = amount(total / 3600 * price_per_hour)
         lead += f" Cost: {cost}, at {amount(price_per_hour)} an hour (launch.price_per_hour)."
-    rows = [
-        {
-            "stage": timing.stage,
-            "outcome": timing.outcome,
-            "duration": duration(timing.seconds),
-            "memory": _memory(timing.peak_memory_mib),
-        }
-        for timing in timings.values()
-    ]
-    drawn = draw_durations({stage: timing.seconds for stage, timing in timings.items()})
-    return {"lead": lead, "rows": rows, "charts": [("", svg(drawn))]}
-
-
-def _memory(mib: float | None) -> str:
-    if mib is None:
-        return MISSING
-    return f"{mib / 1024:.1f} GiB" if mib >= 1000 else f"{mib:.0f} MiB"
+    return {"lead": lead, "rows": list(timings.values()), "longest": longest.seconds or 1.0}

@@ -6,7 +6,21 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from tasks.report.formatting import (
+    duration,
+    finite,
+    gain_class,
+    interval,
+    memory,
+    number,
+    one_line,
+    p_value,
+    signed_gain,
+    truncate,
+)
 from tasks.validation.report import escape_direction
+
+_FILTERS = (duration, finite, gain_class, interval, memory, number, one_line, p_value, signed_gain)
 
 
 def fill(template: str, content: Mapping[str, Any]) -> str:
@@ -21,4 +35,5 @@ def fill(template: str, content: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters |= {each.__name__: each for each in _FILTERS} | {"at_most": truncate}
     return escape_direction(environment.get_template(template).render(content))

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from tasks.hub_server.deletion import delete_large_files
 from tasks.hub_server.errors import HubError
+from tasks.hub_server.git_objects import DeleteFile, PutFile, PutLargeFile
 from tasks.hub_server.pull_requests import PullRequests
-from tasks.hub_server.records import DeleteFile, PutFile, PutLargeFile
 from tasks.hub_server.repositories import Repository
 from tasks.hub_server.store import Store
 
@@ -99,29 +99,29 @@ def delete(root: Path) -> None:
 
 
 def pull_requests(root: Path) -> PullRequests:
-    return PullRequests(opened(root))
+    return PullRequests(opened(root), "alice", can_write=True)
 
 
 def propose(root: Path) -> None:
     """Make a pull request, as a client that looks first whether it is there."""
     if "proposal" not in [found.title for found in pull_requests(root).all()]:
         changes = [PutFile("p.txt", b"p"), DeleteFile("old.txt")]
-        pull_requests(root).create(changes, title="proposal", description="d", parent=None, user="alice")
+        pull_requests(root).create(changes, title="proposal", description="d", parent=None)
 
 
 def extend(root: Path) -> None:
     """Add a commit to the pull request on top of the client's last known commit."""
     known = (root / "known-proposal").read_text()
     changes = [PutFile("q.txt", b"q")]
-    pull_requests(root).commit(1, changes, message="m", parent=known, user="alice", can_write=True)
+    pull_requests(root).commit(1, changes, message="m", parent=known)
 
 
 def merge(root: Path) -> None:
-    pull_requests(root).merge(1, comment="good", user="alice")
+    pull_requests(root).merge(1, comment="good")
 
 
 def close(root: Path) -> None:
-    pull_requests(root).set_status(1, "closed", comment="bad", user="alice", can_write=True)
+    pull_requests(root).set_status(1, "closed", comment="bad")
 
 
 def hide(root: Path) -> None:
@@ -161,7 +161,7 @@ def prepare(root: Path) -> None:
     repository.create_ref("tags", "v1/final", head(repository))
     (root / "known").write_text(head(repository))
     changes = [PutFile("ready.txt", b"r")]
-    _, known = pull_requests(root).create(changes, title="ready", description="", parent=None, user="alice")
+    _, known = pull_requests(root).create(changes, title="ready", description="", parent=None)
     (root / "known-proposal").write_text(known)
 
 

@@ -1,4 +1,4 @@
-"""What clients can take from the Hub without a token: memory and connections."""
+"""What clients can take from the Hub without a token: memory and limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import HfApi
 
 from tasks.hub_server import (
-    connections,
     limits,
     routes_downloads,
     routes_pages,
@@ -135,7 +134,7 @@ def test_half_open_connections_lock_nobody_out(tmp_path: Path) -> None:
                 with contextlib.suppress(ConnectionError):
                     client.sendall(b"GET /api/models HTTP/1.1\r\nHost: local"[: number % 2 * 100])
             assert httpx2.get(f"{endpoint}/api/models", timeout=5).status_code == 200
-            assert len(list(Path(f"/proc/{hub.pid}/fd").iterdir())) < connections.MAX_CONNECTIONS + 50
+            assert len(list(Path(f"/proc/{hub.pid}/fd").iterdir())) < limits.MAX_CONNECTIONS + 50
         hub.communicate()
 
 
@@ -148,7 +147,7 @@ def seconds_until_closed(client: socket.socket) -> float:
 
 
 def test_a_connection_without_a_request_is_closed(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(limits, "HEAD_TIMEOUT_S", 0.5)
     with connect(hub) as silent:
         assert 0.3 < seconds_until_closed(silent) < 3
     with connect(hub) as slow:
@@ -175,7 +174,7 @@ def large_files_are_open() -> bool:
 def test_a_client_that_does_not_read_is_disconnected(
     alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "SEND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(limits, "SEND_TIMEOUT_S", 0.3)
     alice.create_repo(REPO)
     size = 32 << 20
     alice.create_commit(REPO, [Add("a.bin", b"x" * size)], commit_message="a")

@@ -14,7 +14,7 @@ from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import CommitOperationDelete as Delete
 from huggingface_hub.errors import BadRequestError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-from tasks.hub_server import routes_discussions
+from tasks.hub_server import routes_pull_requests
 from tasks.hub_server.server import LocalHub
 from tests.unit.tasks.hub_server.contract import IS_LOCAL, local_only
 
@@ -208,7 +208,7 @@ def test_list_of_pull_requests(alice: HfApi, repo: str, me: str) -> None:
 
 @local_only
 def test_list_is_paginated(alice: HfApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes_discussions, "DISCUSSIONS_PAGE", 2)
+    monkeypatch.setattr(routes_pull_requests, "DISCUSSIONS_PAGE", 2)
     alice.create_repo(REPO)
     for number in range(5):
         alice.create_pull_request(REPO, f"number {number}")

@@ -98,7 +98,7 @@ def test_hub_validates_the_card(run, hub, monkeypatch, licence):
     assert named == (("other", licence) if licence == "psf-2.0" else (licence, None))
     assert all(DATASET.fullmatch(result.dataset_type) for result in card.data.eval_results)
     with pytest.raises(ValueError, match="license"):
-        ModelCard(str(card).replace(f"license: {card.data.license}", "license: mine")).validate()
+        ModelCard(str(card).replace(f"license: {card.data.license}", "license: 3")).validate()
     with pytest.raises(ValueError, match=r"dataset\.split"):
         ModelCard(str(card).replace("      split: test\n", "      split: 3\n")).validate()
 

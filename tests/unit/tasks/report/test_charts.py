@@ -14,7 +14,6 @@ from PIL import Image
 from tasks.report.calibration_plot import Bin, draw_calibration
 from tasks.report.canvas import png, svg
 from tasks.report.chart_data import card_pictures
-from tasks.report.duration_bars import draw_durations
 from tasks.report.metric_plots import GainBar, ModelValue, SliceBar, draw_comparison, draw_gain, draw_gains, draw_slices
 from tasks.report.training_curves import Panel, draw_curves
 from tests.unit.tasks.report import example
@@ -39,8 +38,6 @@ CHARTS = {
     "curves": lambda: draw_curves([Panel("loss", CURVE, CURVE[::50], 900.0)]),
     "log curve": lambda: draw_curves([Panel("perplexity", (), [(0.0, 5000.0), (10.0, 10.0)], 10.0)] * 2),
     "one point": lambda: draw_curves([Panel("loss", CURVE[:1])]),
-    "durations": lambda: draw_durations({"ingest": 0.4, "train": 7300.0}),
-    "no time": lambda: draw_durations({"ingest": 0.0}),
 }
 
 

@@ -63,7 +63,8 @@ def test_sections_are_in_order(published):
     page = render(published, timings=TIMINGS)
     outline = assert_self_contained(page)
     assert [name for name in outline.ids if name in SECTIONS] == SECTIONS
-    assert outline.tags.count("svg") == 1 + 3 + 2 + 1 + 3 + 1
+    assert outline.tags.count("svg") == 1 + 3 + 2 + 1 + 3
+    assert page.count("height: 100%; width: 100%; background") == 1, "the longest stage"
     assert all(page.count(f'href="#{name}"') == 1 for name in SECTIONS)
 
 
