@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tests.support.project import item
+
 OBJECTIVE = '''
 """Reversal: the labels of a text are its own tokens, from the last to the first."""
 
@@ -86,12 +88,7 @@ def test_one_file_and_one_recipe_are_enough(project) -> None:
         recipe = recipe.replace(old, new)
     (project.root / "trainer/objectives/reversal.py").write_text(OBJECTIVE)
     (project.root / "params/reversal.yaml").write_text(recipe)
-    # dvc.yaml lists every recipe: its line belongs to the recipe.
-    project.edit(
-        "dvc.yaml",
-        "recipes:\n",
-        "recipes:\n      reversal: {data: data/sentences.csv, objective: reversal, base: trainer/rewards.py, code: trainer/losses.py}\n",
-    )
+    project.edit("recipes.yaml", item("tiny"), item("tiny") + item("reversal", objective="reversal"))
     project.run("git", "add", ".")
     project.run("git", "commit", "-qm", "a new objective")
 
