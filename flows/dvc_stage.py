@@ -136,20 +136,21 @@ def exit_status(failure: Exception) -> int:
 def error_of(name: str, error: BaseException) -> EvergreenError:
     """Return the error for a failure of DVC; only a lock that another process holds is worth a retry."""
     from dvc.lock import LockError
+    from dvc.parsing import ResolveError
     from dvc.stage.exceptions import StageNotFound
+    from dvc.utils.serialize import ParseError
     from dvc.utils.strictyaml import YAMLSyntaxError, YAMLValidationError
 
     if isinstance(error, LockError):
         reason = " ".join(str(error).partition("\n\n")[0].split())  # without DVC's advice to remove its lock file
         return TransientError(name, f"another process uses its artifacts: {reason}", "wait until it ends, or stop it")
     if isinstance(error, StageNotFound):
-        fix = "add the recipe to `recipes` at the top of dvc.yaml"
-        return RecipeError("dvc.yaml", f"there is no stage {name}", fix)
+        return RecipeError("recipes.yaml", f"there is no stage {name}", "add the recipe to `recipes` there")
     if field := re.search(r"Could not find 'item\.(\w+)'", str(error)):
-        what = f"a recipe's line at its top has no `{field[1]}`"
-        return RecipeError("dvc.yaml", what, "add it to each line: the comment at the top says what it is")
-    if isinstance(error, YAMLSyntaxError | YAMLValidationError):
-        file = Path(error.relpath if isinstance(error, YAMLSyntaxError) else error.path).name
+        what = f"the item of a recipe has no `{field[1]}`"
+        return RecipeError("recipes.yaml", what, "add it to each item: the comment at the top says what it is")
+    if isinstance(error, YAMLSyntaxError | YAMLValidationError | ParseError | ResolveError):
+        file = Path(str(getattr(error, "relpath", "") or getattr(error, "path", "recipes.yaml"))).name
         restore = "take it from git, `git checkout dvc.lock`; DVC then runs what is stale"
         return RecipeError(file, f"{name}: {error}", restore if file == "dvc.lock" else f"fix {file}")
     if isinstance(error, FileNotFoundError) and error.filename:

@@ -1,4 +1,4 @@
-"""dvc.yaml and dvc.lock, as the stages read them: the inputs of a stage, and what DVC has recorded of earlier stages.
+"""dvc.yaml, recipes.yaml and dvc.lock, as the stages read them: inputs of a stage, what DVC has recorded of earlier stages.
 
 DVC hashes the inputs of a stage when its command has ended, so that an edit during the run would be recorded as what ran. A
 stage therefore reads its inputs when it starts, and fails if they have changed when it ends: then DVC records nothing.
@@ -20,6 +20,8 @@ from ruamel.yaml.error import YAMLError
 from params import InputsChangedError, RecipeError
 from params.artifacts import STAGES, Artifacts
 
+RECIPES = Path("recipes.yaml")
+"""The list of recipes, which dvc.yaml loads."""
 _HASHED_BYTES = 2**16
 """Larger files are compared by size and time of the last change: code is smaller, data takes too long to read twice."""
 
@@ -38,19 +40,14 @@ class Inputs:
     @classmethod
     def read(cls, stage: str, artifacts: Artifacts) -> Inputs:
         """Return the inputs as they are now. They are empty if dvc.yaml does not list the stage."""
-        pipeline = _yaml(artifacts.root / "dvc.yaml")
-        body = pipeline.get("stages", {}).get(stage, {}).get("do", {})
-        keys = [key for section in body.get("params", ()) for names in section.values() for key in names]
+        declared = _stage(stage, artifacts).get("params", ())
+        keys = [key for section in declared for names in section.values() for key in names]
         recipe = _recipe(artifacts.recipe_path)
-        values = {"key": artifacts.recipe} | {
-            f"item.{name}": text for name, text in _item(pipeline, artifacts.recipe).items()
-        }
-        paths = [_fill(path, values) for path in body.get("deps", ())]
         return cls(
             stage=stage,
             artifacts=artifacts,
             params={key: _value(recipe, key) for key in keys},
-            files={path: dict(_states(artifacts.root / path)) for path in paths if "${" not in path},
+            files={path: dict(_states(artifacts.root / path)) for path in dependencies(stage, artifacts)},
         )
 
     @property
@@ -109,9 +106,19 @@ def check_earlier_stages(stage: str, artifacts: Artifacts) -> None:
             raise _error(inputs.name, f"changed since it ran: {', '.join(changed)}")
 
 
+def dependencies(stage: str, artifacts: Artifacts) -> list[str]:
+    """Return the files and folders that dvc.yaml declares for a stage; those that the recipe's item lacks are left out."""
+    item = recipe_item(artifacts)
+    values = {"key": artifacts.recipe} | {f"item.{name}": path for name, path in item.items()}
+    paths = [_fill(path, values) for path in _stage(stage, artifacts).get("deps", ())]
+    return [path for path in paths if "${" not in path]
+
+
 def recipe_item(artifacts: Artifacts) -> dict[str, str]:
-    """Return the recipe's item in the list at the top of dvc.yaml; empty if it has none."""
-    return _item(_yaml(artifacts.root / "dvc.yaml"), artifacts.recipe)
+    """Return the recipe's item in recipes.yaml; empty if it has none."""
+    recipes = _yaml(artifacts.root / RECIPES).get("recipes")
+    item = recipes.get(artifacts.recipe) if isinstance(recipes, Mapping) else None
+    return {str(key): str(value) for key, value in item.items()} if isinstance(item, Mapping) else {}
 
 
 def recorded_stages(root: Path) -> Mapping[str, Any]:
@@ -147,12 +154,9 @@ def _error(name: str, what: str) -> InputsChangedError:
     return InputsChangedError(name, what, "run the recipe again: finished work is kept for inputs that are the same")
 
 
-def _item(pipeline: Mapping[str, Any], recipe: str) -> dict[str, str]:
-    for variables in pipeline.get("vars") or ():
-        recipes = variables.get("recipes") if isinstance(variables, Mapping) else None
-        if isinstance(recipes, Mapping) and isinstance(item := recipes.get(recipe), Mapping):
-            return {str(key): str(value) for key, value in item.items()}
-    return {}
+def _stage(stage: str, artifacts: Artifacts) -> Mapping[str, Any]:
+    body: Mapping[str, Any] = _yaml(artifacts.root / "dvc.yaml").get("stages", {}).get(stage, {}).get("do", {})
+    return body
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ They must be defined in the project, so that nobody's recipe can call `os:system
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -135,3 +136,27 @@ def source_files(value: Any) -> Iterator[tuple[str, Path]]:
             return
         if spec and spec.origin and spec.origin.endswith(".py"):
             yield value, Path(spec.origin)
+
+
+def imported_files(file: Path, root: Path) -> Iterator[Path]:
+    """Yield the files below `root` that a Python file below it imports, those of packages included, without importing them.
+
+    An import counts wherever it stands: in a function, too, and one that only type checkers see.
+    """
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # whoever imports it says so
+        return
+    folders = file.relative_to(root).parent.parts
+    for node in ast.walk(tree):
+        modules: list[tuple[str, ...]] = []
+        if isinstance(node, ast.Import):
+            modules = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = folders[: len(folders) - node.level + 1] if node.level else ()
+            package += tuple(node.module.split(".")) if node.module else ()
+            modules = [(*package, alias.name) for alias in node.names]  # a module, or a name in the package
+        for module in modules:
+            for end in range(1, len(module) + 1):
+                place = root.joinpath(*module[:end])
+                yield from (path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file())

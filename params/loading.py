@@ -113,7 +113,7 @@ def find_recipe(recipe: str) -> Path:
         raise _no_such_recipe(path)
     if path.resolve() != (_FOLDER / f"{path.stem}.yaml").resolve():
         what = "is not a .yaml file in params/, where DVC looks for recipes"
-        raise RecipeError(str(path), what, f"move it to params/{path.stem}.yaml, and list it at the top of dvc.yaml")
+        raise RecipeError(str(path), what, f"move it to params/{path.stem}.yaml, and list it in recipes.yaml")
     if problem := name_problem(path.stem):
         raise RecipeError(str(path), problem, "rename it, for example with `-` for each space")
     return path

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from params.artifacts import Artifacts
+from params.dvc_files import dependencies, recipe_item
 from params.hashing import file_sha256
-from params.importing import source_files
+from params.importing import imported_files, is_project_file, source_files
 from params.schema import Metrics, Model, ObjectiveChoice, Training
 
 _PROJECT = Path(__file__).parents[1]
@@ -44,6 +46,8 @@ HARMLESS_CODE = {
     "trainer/runtime": "starts, watches and stops processes",
 }
 """Everything else that the worker imports, and why a change there leaves the weights as they are."""
+_CLASSIFIED = (*DECIDING_CODE, *HARMLESS_CODE, "tasks", "flows")
+_OBJECTIVES = Path("trainer/objectives")
 
 _HARMLESS_KEYS = {"logging_steps", "keep_checkpoints", "save_steps", "save_minutes", "resume"}
 """Keys of `training` that change what is logged and kept, not what is learned."""
@@ -105,12 +109,9 @@ def deciding_keys(
 
 
 def code_hashes(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Return the SHA-256 hashes of `DECIDING_CODE` and of the code that `keys` name, see `deciding_keys`."""
-    files = {
-        f"code {path.relative_to(_PROJECT).as_posix()}": path for path in deciding_files(keys["objective"]["name"])
-    }
-    files |= {f"code {name}": path for name, path in source_files(keys)}
-    return {name: file_sha256(path) for name, path in files.items()}
+    """Return the SHA-256 hashes of `deciding_files` and of `named_files`; `keys` are those of `deciding_keys`."""
+    files = {path.relative_to(_PROJECT).as_posix(): path for path in deciding_files(keys["objective"]["name"])}
+    return {f"code {name}": file_sha256(path) for name, path in (files | named_files(keys)).items()}
 
 
 def run_key(identity: Mapping[str, str]) -> str:
@@ -119,9 +120,66 @@ def run_key(identity: Mapping[str, str]) -> str:
 
 
 def deciding_files(objective: str) -> list[Path]:
-    """Return the Python files of `DECIDING_CODE` for a recipe with this objective."""
+    """Return the Python files of `DECIDING_CODE` for a recipe with this objective, and what the objective's file imports."""
     places = [_PROJECT / place.format(objective=objective) for place in DECIDING_CODE]
-    return [file for place in places for file in (sorted(place.rglob("*.py")) if place.is_dir() else [place])]
+    files = [file for place in places for file in (sorted(place.rglob("*.py")) if place.is_dir() else [place])]
+    return files + _imported(_PROJECT / _OBJECTIVES / f"{objective}.py", _PROJECT)
+
+
+def named_files(keys: Any) -> dict[str, Path]:
+    """Return the code that a part of a recipe names, by the name, and what its files import, by the path in the project."""
+    files = dict(source_files(keys))
+    for path in filter(is_project_file, list(files.values())):
+        root = next((root for root in (Path.cwd(), _PROJECT) if path.is_relative_to(root)), path.parent)
+        files |= {found.relative_to(root).as_posix(): found for found in _imported(path, root)}
+    return files
+
+
+def unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield a section of the recipe whose code no stage watches, what is wrong in recipes.yaml, and the fix.
+
+    `sections` hold JSON values. It is silent if DVC does not know the recipe.
+    """
+    root, item = artifacts.root.resolve(), recipe_item(artifacts)
+    watched = [(root / place).resolve() for place in dependencies("train", artifacts)]
+    if not item or not watched:
+        return
+    if objective := sections.get("objective", {}).get("name"):
+        own = _OBJECTIVES / f"{objective}.py"
+        for path in (_PROJECT / own, *_imported(_PROJECT / own, _PROJECT)):
+            place = path.relative_to(_PROJECT)
+            if place.parts[0] != _OBJECTIVES.parts[0]:  # earlier stages do not watch the code that the recipe names
+                yield (
+                    "objective",
+                    f"cannot name {place} for the objective, which imports it",
+                    f"move it into {_OBJECTIVES}",
+                )
+            elif not _is_below(root / place, watched):
+                what = f"watches {item.get('objective')} for this recipe, which does not contain {place}"
+                yield "objective", what, f"write `objective: {own if place == own else _OBJECTIVES}` there"
+    for section, content in sections.items():
+        for name, path in named_files(content).items():
+            if path.is_relative_to(root) and is_project_file(path) and not _is_below(path, watched):
+                what = f"watches {item.get('code')} for this recipe, which does not contain {name}"
+                yield section, what, "set `code:` there to the file or folder that does"
+
+
+def _is_below(path: Path, places: Iterable[Path]) -> bool:
+    return any(path.resolve().is_relative_to(place) for place in places)
+
+
+def _imported(file: Path, root: Path) -> list[Path]:
+    """Return what a file imports, directly or through others, except for the code whose meaning for the weights is listed."""
+    found: list[Path] = []
+    queue = [file]
+    while queue:
+        for path in imported_files(queue.pop(), root):
+            name = path.relative_to(root).as_posix()
+            is_listed = any(name == place or name.startswith(f"{place}/") for place in _CLASSIFIED)
+            if not is_listed and path != file and path not in found:
+                found.append(path)
+                queue.append(path)
+    return found
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

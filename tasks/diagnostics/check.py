@@ -21,7 +21,8 @@ from typing import Any
 
 from params import EvergreenError, HubRefusedError, ModelError, Problem, TransientError
 from params.artifacts import Artifacts
-from params.importing import bind, is_project_file, source_files
+from params.dvc_files import RECIPES, recipe_item
+from params.importing import bind, is_project_file
 from params.loading import Document, Key, parse, read, suggestion, valid_sections
 from params.schema import (
     Evaluation,
@@ -38,6 +39,7 @@ from params.schema import (
 from tasks.ingestion.source import open_source
 from trainer import objectives
 from trainer.conflicts import conflicts
+from trainer.identity import unwatched_code
 from trainer.loop import extensions
 from trainer.model import config_check
 from trainer.model.adapters import BaseModel
@@ -329,37 +331,29 @@ def _secret_problems(document: Document) -> Iterator[Problem]:
 
 
 def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Problem]:
-    """Find differences between a recipe in params/ and its line in dvc.yaml."""
+    """Find differences between a recipe in params/ and its item in recipes.yaml."""
     root = document.path.resolve().parent.parent
-    if document.path.resolve().parent.name != "params" or not (root / "dvc.yaml").is_file():
+    if document.path.resolve().parent.name != "params" or not (root / RECIPES).is_file():
         return
     name = document.path.stem
-    try:
-        entry = read(root / "dvc.yaml").content["vars"][0]["recipes"][name]
-        data, code, _ = ((root / entry[key]).resolve() for key in ("data", "code", "base"))
-        objective = entry["objective"]
-    except (KeyError, IndexError, TypeError):
-        line = f"{name}: {{data: ..., objective: ..., base: trainer/rewards.py, code: trainer/losses.py}}"
-        fix = f"write `{line}` under `recipes:` there, as its first lines explain"
-        yield Problem((), "dvc.yaml has no entry for this recipe with its data, objective, base and code", fix)
+    artifacts = Artifacts(name, root)
+    entry = recipe_item(artifacts)
+    if missing := {"data", "objective", "base", "code"} - entry.keys():
+        chosen = f"{sections['objective'].name}.py" if "objective" in sections else "..."
+        line = f"data: ..., objective: trainer/objectives/{chosen}, base: trainer/rewards.py, code: trainer/losses.py"
+        fix = f"write `{name}: {{{line}}}` under `recipes:` there, as its first lines explain"
+        yield Problem((), f"{RECIPES} has no {', '.join(sorted(missing))} for this recipe", fix)
         return
-    for section in ("objective", "training", "evaluation"):
-        if section not in sections:
-            continue
-        for function, path in source_files(sections[section].model_dump(mode="json")):
-            is_ours = path.is_relative_to(root) and not path.is_relative_to(root / ".venv")
-            if is_ours and not path.is_relative_to(root / "trainer") and not path.is_relative_to(code):
-                what = f"dvc.yaml watches {entry['code']} for this recipe, which does not contain {function}"
-                yield Problem((section,), what, "set `code:` there to the file or folder that does")
-    if "objective" in sections and objective != sections["objective"].name:
-        what = f"dvc.yaml lists this recipe with objective {objective}"
-        yield Problem(("objective", "name"), what, f"write `objective: {sections['objective'].name}` there")
+    named = ("objective", "training", "evaluation")
+    keys = {section: sections[section].model_dump(mode="json") for section in named if section in sections}
+    for section, what, fix in unwatched_code(artifacts, keys):
+        yield Problem((section,), f"{RECIPES} {what}", fix)
     yield from _base_problems(root, name, entry["base"], sections)
     source = sections["data"].source if "data" in sections else None
     if isinstance(source, Files):
         for split, pattern in source.patterns.items():
-            if not (root / pattern).resolve().is_relative_to(data):
-                what = f"dvc.yaml watches {entry['data']} for this recipe, which does not contain {pattern}"
+            if not (root / pattern).resolve().is_relative_to((root / entry["data"]).resolve()):
+                what = f"{RECIPES} watches {entry['data']} for this recipe, which does not contain {pattern}"
                 yield Problem(("data", "source", split), what, "set `data:` there to the file or folder that does")
 
 
@@ -379,7 +373,7 @@ def _base_problems(root: Path, name: str, watched: str, sections: dict[str, Any]
         elif not (folder.is_dir() or folder.is_relative_to((root / "runs").resolve())):
             continue  # it is on a Hub, or another check misses it
         elif not folder.is_relative_to((root / watched).resolve()):
-            what = f"dvc.yaml watches {watched} for this recipe, which does not contain {path}"
+            what = f"{RECIPES} watches {watched} for this recipe, which does not contain {path}"
             yield Problem(key, what, f"set `base: {path}` there: then a new model in that folder is noticed")
 
 

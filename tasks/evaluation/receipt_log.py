@@ -28,6 +28,8 @@ class ReceiptLogEntry(Report):
     """Something that happened to a candidate or a release."""
 
     model_config = pydantic.ConfigDict(extra="ignore")
+    version: int = 1
+    """Of the format. Later versions add fields, and read the lines of all earlier ones."""
     time: str = ""
     """When it was logged: ISO 8601 in UTC."""
     event: Literal["verdict", "refused", "published", "proposed", "rejected", "kept", "dry-run", "rollback"]

@@ -88,6 +88,8 @@ class Evaluated(_Record):
 class RunEntry(_Record):
     """One run of the flow."""
 
+    version: int = 1
+    """Of the format. Later versions add fields, and read the lines of all earlier ones."""
     run_id: str
     """Prefect's id of the flow run; empty if there was none. A run that Prefect starts again keeps its id."""
     recipe: str

@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 
 from params import DataError, ModelError, TransientError
 from params.artifacts import SPLITS, Artifacts
+from params.dvc_files import RECIPES
 from tasks.releases.clone import Clone, RecordedRecipe, ReproducibleRelease
 from trainer.data import shards
 
@@ -98,7 +99,7 @@ def _fetch(clone: Clone, release: ReproducibleRelease, stage: str, kind: str, *,
         return False
     lock = {"schema": "2.0", "stages": {maker: {"cmd": "", "outs": [{"path": path, "hash": "md5", "md5": md5}]}}}
     (clone.project / "dvc.lock").write_text(json.dumps(lock), encoding="utf-8")
-    _add_item(clone.project / "dvc.yaml", release.record.recipe)
+    _add_item(clone.project, release.record.recipe)
     for name in ("config", "config.local"):
         if (original / ".dvc" / name).is_file():
             shutil.copy(original / ".dvc" / name, settings / name)
@@ -118,10 +119,11 @@ def _fetch(clone: Clone, release: ReproducibleRelease, stage: str, kind: str, *,
     return bool(remotes)
 
 
-def _add_item(path: Path, recipe: RecordedRecipe) -> None:
-    """Add the recipe to dvc.yaml if it was not committed there."""
+def _add_item(project: Path, recipe: RecordedRecipe) -> None:
+    """Add the recipe to those of DVC if it was not committed there; at first, the list was in dvc.yaml."""
+    path = project / RECIPES if (project / RECIPES).is_file() else project / "dvc.yaml"
     content: Any = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    recipes = content["vars"][0]["recipes"]
+    recipes = content["recipes"] if path.name == RECIPES.name else content["vars"][0]["recipes"]
     if recipe.dvc_item and recipe.name not in recipes:
         recipes[recipe.name] = recipe.dvc_item
         with path.open("w", encoding="utf-8") as file:

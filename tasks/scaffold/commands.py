@@ -48,8 +48,8 @@ def new(
 ) -> None:
     """Write a recipe for your data and model, and schedule it.
 
-    Looks at a sample of the rows and at the model, and writes params/NAME.yaml with a reason for every choice, its line in
-    dvc.yaml and its deployment in prefect.yaml. The same call again changes nothing; `remove` undoes it.
+    Looks at a sample of the rows and at the model, and writes params/NAME.yaml with a reason for every choice, its item in
+    recipes.yaml and its deployment in prefect.yaml. The same call again changes nothing; `remove` undoes it.
     """
     from params import command_result
     from tasks.scaffold.new import new
@@ -77,7 +77,7 @@ def remove(
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Remove a recipe with its line and its deployments.
+    """Remove a recipe with its item and its deployments.
 
     The opposite of `new`. Asks first. What its runs have left and what is published stay.
     """

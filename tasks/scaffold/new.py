@@ -1,4 +1,4 @@
-"""`evergreen new`: from data and a model to a checked recipe, its line in dvc.yaml and its deployment, or to nothing at all."""
+"""`evergreen new`: from data and a model to a checked recipe, its item in recipes.yaml and its deployment, or to nothing at all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from params import RecipeError
 from params.artifacts import write_whole
+from params.dvc_files import RECIPES
 from params.loading import name_problem
 from params.schema import repo_id_problem
 from tasks.diagnostics.check import check
@@ -28,7 +29,7 @@ _SHOWN_CHARACTERS: Final = 200
 
 
 def new(request: Request, ask: Asker) -> None:
-    """Write a recipe, its line and its deployment, check it, and say what comes next.
+    """Write a recipe, its item and its deployment, check it, and say what comes next.
 
     Raises:
         RecipeError: the answer to a question is needed, flags do not fit, or a file holds something else under this name.
@@ -107,20 +108,20 @@ def _seen(found: FoundSource, sample: Sample, chosen: proposal.Proposal, facts: 
 
 
 def _places(name: str) -> list[str]:
-    return [f"params/{name}.yaml", f"its line in {project.DVC}", f"its deployment in {project.PREFECT}"]
+    return [f"params/{name}.yaml", f"its item in {RECIPES}", f"its deployment in {project.PREFECT}"]
 
 
 def _write(root: Path, request: Request, item: Mapping[str, str], text: str) -> list[str]:
     """Write what is not there yet, check it, and return what was written; after an error everything is as before."""
     name = request.name
     recipe = root / "params" / f"{name}.yaml"
-    before = {path: _read(path) for path in (recipe, root / project.DVC, root / project.PREFECT)}
+    before = {path: _read(path) for path in (recipe, root / RECIPES, root / project.PREFECT)}
     if before[recipe] not in (None, text):
         fix = f"keep it as it is; or remove it first: evergreen remove {name}; or choose another name"
         raise RecipeError(str(recipe), "exists, and differs from what these flags and rows give today", fix)
     after = {
         recipe: text,
-        root / project.DVC: project.with_line(before[root / project.DVC] or "", name, **item),
+        root / RECIPES: project.with_item(before[root / RECIPES] or "", name, **item),
         root / project.PREFECT: project.with_deployment(before[root / project.PREFECT] or "", name, request.schedule),
     }
     try:
@@ -170,5 +171,5 @@ def _next_steps(name: str) -> Iterator[str]:
     yield f"  evergreen rehearse {name}      the whole pipeline on few rows, publishing nowhere; estimates time and memory"
     yield f"  evergreen run {name}           the real run; publishes the model"
     yield f"  prefect --no-prompt deploy --name {name}      activate its schedule"
-    yield f"  git add params/{name}.yaml dvc.yaml prefect.yaml && git commit"
+    yield f"  git add params/{name}.yaml recipes.yaml prefect.yaml && git commit"
     yield f"To undo this: evergreen remove {name}"

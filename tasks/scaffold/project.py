@@ -1,4 +1,4 @@
-"""A recipe's line in dvc.yaml and its deployment in prefect.yaml: added and removed as text, so that all else stays as it is.
+"""A recipe's item in recipes.yaml and its deployment in prefect.yaml: added and removed as text, so that all else stays as it is.
 
 ruamel.yaml would write comments and spaces of other lines anew. Each edit is therefore checked by reading the file before and
 after: only the recipe's own item may differ.
@@ -6,9 +6,10 @@ after: only the recipe's own item may differ.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +17,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from params import RecipeError
+from params.dvc_files import RECIPES
 from tasks.scaffold.yaml_text import scalar
 
-DVC: Final = Path("dvc.yaml")
 PREFECT: Final = Path("prefect.yaml")
 _FLOW: Final = "flows/retrain.py:retrain"
 NO_BASE: Final = "trainer/rewards.py"
@@ -34,59 +35,58 @@ def project_root() -> Path:
     Raises:
         RecipeError: it is another folder.
     """
-    missing = [name for name in ("params", "dvc.yaml", "prefect.yaml") if not Path(name).exists()]
+    missing = [name for name in ("params", "recipes.yaml", "prefect.yaml") if not Path(name).exists()]
     if missing:
         raise RecipeError(str(Path().absolute()), f"has no {', '.join(missing)}", "run this in the root of the project")
     return Path()
 
 
-def with_line(text: str, name: str, *, data: str, objective: str, base: str = NO_BASE) -> str:
-    """Return dvc.yaml with the line of a recipe; the same text if it has this line.
+def with_item(text: str, name: str, *, data: str, objective: str, base: str = NO_BASE) -> str:
+    """Return recipes.yaml with the item of a recipe at its end; the same text if it has this item.
 
     `base` is the folder of the model that the recipe starts from.
 
     Raises:
-        RecipeError: it has another line for this recipe, or no list of recipes.
+        RecipeError: it has another item for this recipe, or no list of recipes.
     """
     for flag, path in (("--data", data), ("--model", base)):
         if "${" in path:  # DVC would fill something in
             what = f"{path!a} has `${{` in it, which has a meaning for DVC"
             raise RecipeError(flag, what, "rename the file or the folder")
-    item = {"data": data, "objective": objective, "base": base, "code": _CODE}
-    recipes = _recipes(_parsed(text, DVC))
+    item = {"data": data, "objective": f"trainer/objectives/{objective}.py", "base": base, "code": _CODE}
+    recipes = _recipes(_parsed(text, RECIPES))
     if name in recipes:
         if recipes[name] == item:
             return text
         what = f"lists {name} with other data, objective, base or code: {dict(recipes[name])}"
-        raise RecipeError(str(DVC), what, f"choose another name, or remove it first: evergreen remove {name}")
-    line = f"{scalar(name)}: {{data: {scalar(data)}, objective: {objective}, base: {scalar(base)}, code: {_CODE}}}"
-    lines = text.splitlines(keepends=True)
-    place, indent = _end_of_block(lines, "recipes")
-    changed = "".join([*lines[:place], f"{' ' * indent}{line}\n", *lines[place:]])
+        raise RecipeError(str(RECIPES), what, f"choose another name, or remove it first: evergreen remove {name}")
+    lines = [f"  {scalar(name)}:", *(f"    {key}: {scalar(path)}" for key, path in item.items())]
 
     def expected(content: Any) -> None:
-        _recipes(content)[name] = item
+        content["recipes"] = {**_recipes(content), name: item}
 
-    return _verified(text, changed, expected, DVC)
+    return _verified(text, _extended(text, lines), expected, RECIPES)
 
 
-def without_line(text: str, name: str) -> str:
-    """Return dvc.yaml without the line of a recipe, which may be several lines."""
-    if name not in _recipes(_parsed(text, DVC)):
+def without_item(text: str, name: str) -> str:
+    """Return recipes.yaml without the item of a recipe."""
+    if name not in _recipes(_parsed(text, RECIPES)):
         return text
     lines = text.splitlines(keepends=True)
-    pattern = re.compile(rf"(\s+)(['\"]?){re.escape(name)}\2\s*:")
-    place, indent = next((i, len(m[1])) for i, line in enumerate(lines) if (m := pattern.match(line)))
+    first, indent = _first_item(lines, "recipes", RECIPES)
+    pattern = re.compile(rf" {{{indent}}}(['\"]?){re.escape(name)}\1\s*:")
+    place = next(i for i in range(first, len(lines)) if pattern.match(lines[i]))
     end = _end_of_item(lines, place, indent)
 
     def expected(content: Any) -> None:
-        del _recipes(content)[name]
+        del content["recipes"][name]
+        content["recipes"] = content["recipes"] or None
 
-    return _verified(text, "".join([*lines[:place], *lines[end:]]), expected, DVC)
+    return _verified(text, "".join([*lines[:place], *lines[end:]]), expected, RECIPES)
 
 
 def with_deployment(text: str, name: str, schedule: str) -> str:
-    """Return prefect.yaml with a deployment of a recipe on a schedule; the same text if it has this one.
+    """Return prefect.yaml with a deployment of a recipe on a schedule at its end; the same text if it has this one.
 
     Raises:
         RecipeError: it has another deployment of this name, or nothing that deployments of the flow share.
@@ -110,26 +110,23 @@ def with_deployment(text: str, name: str, schedule: str) -> str:
                 return text
             fix = f"choose another name, or remove it first: evergreen remove {name}"
             raise RecipeError(str(PREFECT), f"has another deployment {name}", fix)
-    lines = text.splitlines(keepends=True)
-    place, indent = _end_of_block(lines, "deployments")
-    body = [
+    lines = [
         "",
-        "- <<: *retrain",
-        f"  name: {scalar(name)}",
-        f"  description: {item['description']}",
-        "  parameters:",
-        f"    recipe: {scalar(name)}",
-        "  schedules:",
-        f"    - slug: {_SLUG}",
-        f"      cron: {scalar(schedule)}",
-        "      timezone: UTC",
+        "  - <<: *retrain",
+        f"    name: {scalar(name)}",
+        f"    description: {item['description']}",
+        "    parameters:",
+        f"      recipe: {scalar(name)}",
+        "    schedules:",
+        f"      - slug: {_SLUG}",
+        f"        cron: {scalar(schedule)}",
+        "        timezone: UTC",
     ]
-    added = [f"{' ' * indent}{line}".rstrip() + "\n" for line in body]
 
     def expected(content: Any) -> None:
         content["deployments"].append(item)
 
-    return _verified(text, "".join([*lines[:place], *added, *lines[place:]]), expected, PREFECT)
+    return _verified(text, _extended(text, lines), expected, PREFECT)
 
 
 def without_deployments(text: str, name: str) -> tuple[str, list[str]]:
@@ -146,10 +143,8 @@ def without_deployments(text: str, name: str) -> tuple[str, list[str]]:
 
 def _without_deployment(text: str, number: int) -> str:
     lines = text.splitlines(keepends=True)
-    start = _start_of_block(lines, "deployments")
-    end, indent = _end_of_block(lines, "deployments")
-    places = [i for i in range(start, end) if lines[i].startswith(f"{' ' * indent}- ")]
-    place = places[number]
+    first, indent = _first_item(lines, "deployments", PREFECT)
+    place = [i for i in range(first, len(lines)) if lines[i].startswith(f"{' ' * indent}- ")][number]
     stop = _end_of_item(lines, place, indent)
     if place and not lines[place - 1].strip():
         place -= 1
@@ -171,11 +166,14 @@ def _verified(before: str, after: str, change: Callable[[Any], None], path: Path
     """Return the changed text, if reading it gives the content before with this change only."""
     expected = copy.deepcopy(_parsed(before, path))
     change(expected)
-    if _parsed(after, path) != expected:
-        raise RecipeError(
-            str(path), "has a form that cannot be edited automatically", "edit it by hand: docs/own-data.md"
-        )
-    return after
+    with contextlib.suppress(RecipeError):
+        if _parsed(after, path) == expected:
+            return after
+    raise _uneditable(path)
+
+
+def _uneditable(path: Path) -> RecipeError:
+    return RecipeError(str(path), "has a form that cannot be edited automatically", "edit it by hand: docs/own-data.md")
 
 
 def _parsed(text: str, path: Path) -> Any:
@@ -186,12 +184,16 @@ def _parsed(text: str, path: Path) -> Any:
     return content if isinstance(content, dict) else {}
 
 
-def _recipes(content: Any) -> Any:
-    """Return the recipes at the top of dvc.yaml."""
-    for variables in content.get("vars") or ():
-        if isinstance(variables, dict) and isinstance(variables.get("recipes"), dict):
-            return variables["recipes"]
-    raise RecipeError(str(DVC), "has no list of recipes", "add `vars: [recipes: {}]` at its top, as the project has it")
+def _recipes(content: Any) -> Mapping[str, Any]:
+    recipes = content.get("recipes", 0) or {}
+    if "recipes" not in content or not isinstance(recipes, dict):
+        raise RecipeError(str(RECIPES), "has no list of recipes", "end it with `recipes:`, as the project has it")
+    return recipes
+
+
+def _extended(text: str, lines: Iterable[str]) -> str:
+    """Return a file with more lines at its end, where no later version of the project changes a line."""
+    return "".join(f"{line}\n" for line in (*text.rstrip("\n").split("\n"), *lines))
 
 
 def _deployments(content: Any) -> list[Any]:
@@ -199,30 +201,14 @@ def _deployments(content: Any) -> list[Any]:
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def _start_of_block(lines: list[str], key: str) -> int:
-    """Return the line after `key:`."""
-    pattern = re.compile(rf"[\s-]*{key}:\s*(#.*)?$")
-    for i, line in enumerate(lines):
-        if pattern.match(line):
-            return i + 1
-    raise RecipeError(key, f"no line says `{key}:` only", "write its items on lines of their own")
-
-
-def _end_of_block(lines: list[str], key: str) -> tuple[int, int]:
-    """Return the line behind the last item below `key:`, without comments that follow, and the indent of the items."""
-    start = _start_of_block(lines, key)
-    key_indent = len(lines[start - 1]) - len(lines[start - 1].lstrip(" -"))
-    place, indent = start, None
-    for i in range(start, len(lines)):
-        line = lines[i]
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        own = len(line) - len(line.lstrip(" "))
-        if own < key_indent or (own == key_indent and not line.lstrip().startswith("- ")):
-            break
-        indent = own if indent is None else indent
-        place = i + 1
-    return place, key_indent + 2 if indent is None else indent
+def _first_item(lines: list[str], key: str, path: Path) -> tuple[int, int]:
+    """Return the line of the first item below `key:`, and its indent."""
+    start = next((i for i, line in enumerate(lines) if re.match(rf"{key}:\s*(#.*)?$", line)), len(lines))
+    for i in range(start + 1, len(lines)):
+        text = lines[i].lstrip()
+        if text and not text.startswith("#"):
+            return i, len(lines[i]) - len(text)
+    raise _uneditable(path)
 
 
 def _end_of_item(lines: list[str], place: int, indent: int) -> int:

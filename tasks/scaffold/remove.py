@@ -9,12 +9,13 @@ import typer
 
 from params import RecipeError
 from params.artifacts import Artifacts, write_whole
+from params.dvc_files import RECIPES
 from params.loading import name_problem
 from tasks.scaffold import project
 
 
 def remove(name: str, *, yes: bool) -> None:
-    """Remove a recipe's file, its line and its deployments, after asking.
+    """Remove a recipe's file, its item and its deployments, after asking.
 
     Raises:
         RecipeError: no recipe can have this name, or there is nothing of this name.
@@ -25,14 +26,14 @@ def remove(name: str, *, yes: bool) -> None:
         )
     root = project.project_root()
     recipe = root / "params" / f"{name}.yaml"
-    dvc, prefect = ((root / path).read_text(encoding="utf-8") for path in (project.DVC, project.PREFECT))
-    new_dvc = project.without_line(dvc, name)
+    recipes, prefect = ((root / path).read_text(encoding="utf-8") for path in (RECIPES, project.PREFECT))
+    new_recipes = project.without_item(recipes, name)
     new_prefect, deployments = project.without_deployments(prefect, name)
     what = [f"the recipe {recipe}"] if recipe.is_file() else []
-    what += ["its line in dvc.yaml"] if new_dvc != dvc else []
+    what += ["its item in recipes.yaml"] if new_recipes != recipes else []
     what += [f"the deployment {deployment} in prefect.yaml" for deployment in deployments]
     if not what:
-        raise RecipeError(name, "no recipe, line or deployment has this name", f"recipes: {', '.join(_recipes(root))}")
+        raise RecipeError(name, "no recipe, item or deployment has this name", f"recipes: {', '.join(_recipes(root))}")
     print(f"This belongs to {name}:")
     for one in what:
         print(f"  {one}")
@@ -43,8 +44,8 @@ def remove(name: str, *, yes: bool) -> None:
         return
     if new_prefect != prefect:
         write_whole(root / project.PREFECT, new_prefect)
-    if new_dvc != dvc:
-        write_whole(root / project.DVC, new_dvc)
+    if new_recipes != recipes:
+        write_whole(root / RECIPES, new_recipes)
     recipe.unlink(missing_ok=True)
     print("Removed.")
     kept = [str(path) for path in (Artifacts(name, root).run, Artifacts(name, root).scratch) if path.exists()]

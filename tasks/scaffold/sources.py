@@ -28,7 +28,7 @@ _WILD: Final = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True)
 class FoundSource:
-    """The source of a recipe, and what dvc.yaml watches for it."""
+    """The source of a recipe, and what DVC watches for it."""
 
     source: Files | HubDataset | Sql
     watched: str

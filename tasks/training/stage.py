@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from params import ModelError, load
+from params import ModelError, RecipeError, load
 from params.artifacts import Artifacts, whole_folder
-from params.dvc_files import is_training_recorded
+from params.dvc_files import RECIPES, is_training_recorded
 from params.schema import Launch, Metrics, Model, ObjectiveChoice, Training
 from tasks.mirror.fetch import take_over
 from tasks.mirror.upload import mirrored
@@ -45,6 +45,7 @@ from trainer.checkpoints.sealed import (
     newest_valid,
 )
 from trainer.data import tokens
+from trainer.identity import unwatched_code
 from trainer.job import Job
 from trainer.model import network
 from trainer.runtime.lifetime import exclusive
@@ -69,6 +70,7 @@ def train(
         TransientError: another process trains this recipe; or the training was killed, stalled or asked to stop, and the
             next start resumes from its last checkpoint.
         InputsChangedError: the code was edited before a process of the training imported it.
+        RecipeError: DVC would not notice an edit of code that decides the weights.
         StorageError: the disk is full; the last checkpoint is intact.
     """
     job = Job.plan(
@@ -80,6 +82,9 @@ def train(
         launch=launch,
         metrics=metrics,
     )
+    sections = job.model_dump(mode="json", include={"objective", "training", "metrics"})
+    for _, what, fix in unwatched_code(artifacts, sections) if "DVC_STAGE" in os.environ else ():
+        raise RecipeError(str(RECIPES), f"{artifacts.recipe}: {what}", fix)
     with exclusive(artifacts.train_lock, f"a training of {artifacts.recipe}"):
         discard_recorded(artifacts)
         note_start(artifacts, job.folder.name)

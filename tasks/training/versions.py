@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 
 from params import Recipe
-from params.importing import source_files
+from trainer.identity import named_files
 
 _LIBRARIES = ("torch", "transformers", "accelerate", "tokenizers", "datasets")
 _CODE = ("params", "trainer", "tasks", ":(exclude,glob)params/*.yaml")
@@ -19,14 +19,15 @@ _CODE = ("params", "trainer", "tasks", ":(exclude,glob)params/*.yaml")
 def git_commit(root: Path, recipe: Recipe) -> str | None:
     """Return the commit that is checked out at `root`; None outside of git.
 
-    `+` is appended if the commit does not hold the code as it is now: the project's, or a file that the recipe names. Such a
+    `+` is appended if the commit does not hold the code as it is now: the project's, or a file that the recipe names, or one that such a file imports. Such a
     file counts even if git ignores it or it is outside of the repository, unless it belongs to an installed package.
     """
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None
     status = ("status", "--porcelain", "--untracked-files=all")
-    named = [str(path.resolve()) for _, path in source_files(recipe.model_dump(mode="json")) if not _is_installed(path)]
+    files = named_files(recipe.model_dump(mode="json")).values()
+    named = [str(path.resolve()) for path in files if not _is_installed(path)]
     is_clean = _git(root, *status, "--", *_CODE) == ""
     if named:
         is_clean = is_clean and _git(root, "--literal-pathspecs", *status, "--ignored", "--", *named) == ""

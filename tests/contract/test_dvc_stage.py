@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -198,12 +199,23 @@ def test_invalid_dvc_yaml_is_named(project: Path) -> None:
         (project / "dvc.yaml").write_text(text, encoding="utf-8")
 
 
-def test_line_that_lacks_a_field_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe's line of an earlier version of the project."""
+def test_wrong_list_of_recipes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is an item of an earlier version of the project."""
     monkeypatch.chdir(tmp_path)
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], check=True)
     stage = {"foreach": "${recipes}", "do": {"cmd": "true", "deps": ["${item.data}", "${item.base}"]}}
-    content = {"vars": [{"recipes": {"default": {"data": "rows"}}}], "stages": {"train": stage}}
+    content = {"vars": ["recipes.yaml"], "stages": {"train": stage}}
     Path("dvc.yaml").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(RecipeError, match=r"dvc\.yaml: a recipe's line at its top has no `base`"):
-        dvc_stage.is_stale("train@default")
+    for text, error in {
+        "recipes: {default: {data: rows}}": "the item of a recipe has no `base`",
+        "recipes: {": "train@default: unable to read: 'recipes.yaml'",
+        "recipes:": "train@default: failed to resolve 'stages.train.foreach'",
+        "": "train@default: ",
+        None: "'recipes.yaml' does not exist",
+    }.items():
+        if text is None:
+            Path("recipes.yaml").unlink()
+        else:
+            Path("recipes.yaml").write_text(text, encoding="utf-8")
+        with pytest.raises(RecipeError, match=rf"^recipes\.yaml: .*{re.escape(error)}"):
+            dvc_stage.is_stale("train@default")

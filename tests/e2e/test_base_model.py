@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.project import Project, line, stages_of
+from tests.support.project import Project, item, stages_of
 
 pytestmark = [pytest.mark.in_order, pytest.mark.slow]
 FOLLOWS = ["tokenize", "train", "evaluate"]
@@ -47,7 +47,7 @@ def tuned(finished: Project) -> Project:
         "tests/tiny", "tests/tuned"
     )
     (finished.root / "params/tuned.yaml").write_text(text)
-    finished.edit("dvc.yaml", line("tiny"), line("tiny") + line("tuned", base="runs/tiny/model"))
+    finished.edit("recipes.yaml", item("tiny"), item("tiny") + item("tuned", base="runs/tiny/model"))
     assert run(finished) == ["ingest", "validate", "tokenize", "train", "evaluate"]
     assert run(finished) == []
     return finished

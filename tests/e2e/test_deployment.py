@@ -100,7 +100,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callab
         file.write(TINY_DEPLOYMENT)
     (root / "params/slow_steps.py").write_text(SLOW_STEPS, encoding="utf-8")
     made.edit("params/tiny.yaml", "training:\n", "training:\n  callbacks: ['params.slow_steps:SlowSteps']\n")
-    made.edit("dvc.yaml", "trainer/losses.py}", "params/slow_steps.py}")
+    made.edit("recipes.yaml", "trainer/losses.py}", "params/slow_steps.py}")
     listening = ExitStack()
     try:
         made.received = listening.enter_context(webhook())

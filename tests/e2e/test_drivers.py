@@ -195,7 +195,7 @@ def test_another_default_makes_stale_what_reads_it_and_nothing_else(finished: Pr
 
 @pytest.mark.parametrize(
     ("recipe", "words"),
-    [("tyni", "did you mean `params/tiny.yaml`?"), ("other", "add the recipe to `recipes` at the top of dvc.yaml")],
+    [("tyni", "did you mean `params/tiny.yaml`?"), ("other", "add the recipe to `recipes` there")],
 )
 def test_a_recipe_that_is_not_there_is_named(finished: Project, recipe: str, words: str) -> None:
     shutil.copy(finished.root / "params/tiny.yaml", finished.root / "params/other.yaml")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.project import Project, line, stages_of
+from tests.support.project import Project, item, stages_of
 
 pytestmark = pytest.mark.in_order
 RATE = "params/tiny.yaml:training.learning_rate"
@@ -44,7 +44,7 @@ NEVER_RAN = ("second", "third")
 def add_recipes_that_never_ran(project: Project) -> None:
     for name in NEVER_RAN:
         shutil.copy(project.root / "params/tiny.yaml", project.root / f"params/{name}.yaml")
-    project.edit("dvc.yaml", line("tiny"), line("tiny") + "".join(map(line, NEVER_RAN)))
+    project.edit("recipes.yaml", item("tiny"), item("tiny") + "".join(map(item, NEVER_RAN)))
 
 
 def shown(project: Project) -> list[dict[str, Any]]:

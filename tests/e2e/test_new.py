@@ -14,7 +14,7 @@ from tests.support.terminal import terminal
 
 def state(project: Project) -> dict[str, bytes]:
     """The files that the commands may change."""
-    paths = [*project.root.glob("params/*.yaml"), project.root / "dvc.yaml", project.root / "prefect.yaml"]
+    paths = [*project.root.glob("params/*.yaml"), project.root / "recipes.yaml", project.root / "prefect.yaml"]
     return {path.name: path.read_bytes() for path in paths}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from tests.support.project import ROOT
+from tests.support.project import ROOT, item
 
 PAGE = (ROOT / "docs/objectives.md").read_text(encoding="utf-8")
 OBJECTIVE = "\n\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
@@ -26,12 +26,7 @@ def test_one_file_and_one_recipe_are_enough(project) -> None:
         recipe = recipe.replace(old, new)
     (project.root / "trainer/objectives/reversal.py").write_text(OBJECTIVE)
     (project.root / "params/reversal.yaml").write_text(recipe)
-    # dvc.yaml lists every recipe: its line belongs to the recipe.
-    project.edit(
-        "dvc.yaml",
-        "recipes:\n",
-        f"recipes:\n      {LINE}\n",
-    )
+    project.edit("recipes.yaml", item("tiny"), f"{item('tiny')}  {LINE}\n")
     project.run("git", "add", ".")
     project.run("git", "commit", "-qm", "a new objective")
 

@@ -109,7 +109,7 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
         made = Operated(root, tmp_path_factory.mktemp("state"), database)
         made.received = received
         made.edit("params/tiny.yaml", "training:\n", "training:\n  callbacks: ['params.slow_steps:SlowSteps']\n")
-        made.edit("dvc.yaml", "trainer/losses.py}", "params/slow_steps.py}")
+        made.edit("recipes.yaml", "trainer/losses.py}", "params/slow_steps.py}")
         try:
             made.run("git", "init", "-q", "-b", "main")
             made.environment |= made.connection("prefect")

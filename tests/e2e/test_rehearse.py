@@ -37,7 +37,7 @@ def test_it_publishes_nowhere_and_estimates_the_real_run(project: Project) -> No
 
 def test_what_would_fail_at_the_end_fails_now(project: Project) -> None:
     (project.root / "params/metrics.py").write_text(CODE)
-    project.edit("dvc.yaml", "code: trainer/losses.py", "code: params/metrics.py")
+    project.edit("recipes.yaml", "code: trainer/losses.py", "code: params/metrics.py")
     project.edit(
         "params/tiny.yaml", "split: test,", "split: test, slices: [{name: parity, function: 'params.metrics:metric'}],"
     )

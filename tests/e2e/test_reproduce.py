@@ -43,7 +43,7 @@ def released(tmp_path_factory, prefect_home):
     shutil.move(root / "data" / "sentences.csv", root / OUTSIDE)
     made.edit("params/tiny.yaml", "data/sentences.csv", OUTSIDE)
     made.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 8")
-    made.edit("dvc.yaml", "data/sentences.csv", OUTSIDE)
+    made.edit("recipes.yaml", "data/sentences.csv", OUTSIDE)
     made.run("git", "init", "-q", "-b", "main")
     made.run("dvc", "remote", "add", "-q", "--default", "there", "../../remote")
     made.run("git", "add", "-A")

@@ -92,10 +92,10 @@ def test_ctrl_c_ends_a_rehearsal_without_traces(project: Project) -> None:
 def test_ctrl_c_ends_new_with_nothing_written(project: Project) -> None:
     rows = "".join(f"what about number {i}?,{'ab'[i % 2]},{'xyz'[i % 3]}\n" for i in range(120))
     (project.root / "data" / "two.csv").write_text(f"question,team,urgency\n{rows}")
-    before = (project.root / "dvc.yaml").read_bytes()
+    before = (project.root / "recipes.yaml").read_bytes()
     with on_terminal(project, "evergreen", "new", "two", "--data", "data/two.csv", fork=False) as seen:
         seen.wait_for("Which model")
         seen.type(CTRL_C)
         check_interrupted(project, seen, says="interrupted: nothing is changed")
     assert not (project.root / "params/two.yaml").exists()
-    assert (project.root / "dvc.yaml").read_bytes() == before
+    assert (project.root / "recipes.yaml").read_bytes() == before

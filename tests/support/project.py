@@ -24,7 +24,16 @@ from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
 CODE = ("params", "trainer", "tasks", "flows")
-FILES = ("dvc.yaml", "prefect.yaml", "prefect.toml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore")
+FILES = (
+    "dvc.yaml",
+    "recipes.yaml",
+    "prefect.yaml",
+    "prefect.toml",
+    ".dvcignore",
+    ".gitignore",
+    ".dvc/config",
+    ".dvc/.gitignore",
+)
 FILES += ("runs/.gitignore", "pyproject.toml")
 STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
 
@@ -150,7 +159,7 @@ class Project:
         (self.root / path).write_text(code, encoding="utf-8")
         source = f"kind: function, function: '{module}:rows'{options}"
         self.edit("params/tiny.yaml", "kind: files, train: data/sentences.csv", source)
-        self.edit("dvc.yaml", "data: data/sentences.csv", f"data: {path}")
+        self.edit("recipes.yaml", "data: data/sentences.csv", f"data: {path}")
 
     def json(self, path: str) -> dict:
         return json.loads((self.root / path).read_text(encoding="utf-8"))
@@ -262,19 +271,15 @@ def copy_project(target: Path) -> None:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target / name)
     (target / "params" / "tiny.yaml").write_text(TINY, encoding="utf-8")
-    lines = (target / "dvc.yaml").read_text(encoding="utf-8")
-    head, rest = lines.split("  - recipes:\n", 1)
-    tail = rest[rest.index("\nstages:") :]
-    (target / "dvc.yaml").write_text(f"{head}  - recipes:\n{line('tiny')}{tail}", encoding="utf-8")
+    (target / "recipes.yaml").write_text(f"recipes:\n{item('tiny')}", encoding="utf-8")
     (target / "data").mkdir()
     write_sentences(target / "data" / "sentences.csv")
 
 
-def line(recipe: str, base: str = "trainer/rewards.py") -> str:
-    """The line of a recipe like the tiny one in dvc.yaml."""
-    return (
-        f"      {recipe}: {{data: data/sentences.csv, objective: causal_lm, base: {base}, code: trainer/losses.py}}\n"
-    )
+def item(recipe: str, *, objective: str = "causal_lm", base: str = "trainer/rewards.py") -> str:
+    """The item of a recipe like the tiny one in recipes.yaml."""
+    watched = f"objective: trainer/objectives/{objective}.py, base: {base}, code: trainer/losses.py"
+    return f"  {recipe}: {{data: data/sentences.csv, {watched}}}\n"
 
 
 def write_sentences(path: Path, rows: int = 300, seed: int = 0, empty: Sequence[int] = ()) -> None:

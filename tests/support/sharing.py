@@ -81,7 +81,8 @@ def write_deployment(path: Path, shared: Shared) -> None:
     """Activate the deployment that prefect.yaml shows as a comment, for the recipe tiny; $CACHE is a worker's cache."""
     text = path.read_text(encoding="utf-8")
     start = text.index("#  - <<: *retrain")
-    shown = "\n".join(line.removeprefix("#") for line in text[start:].splitlines() if "access_token" not in line)
+    end = text.index("# Yours:")
+    shown = "\n".join(line.removeprefix("#") for line in text[start:end].splitlines() if "access_token" not in line)
     for old, new in (
         ("default-anywhere", "tiny-anywhere"),
         ("recipe: default", "recipe: tiny"),
@@ -90,4 +91,4 @@ def write_deployment(path: Path, shared: Shared) -> None:
     ):
         assert old in shown
         shown = shown.replace(old, new)
-    path.write_text(f"{text[:start]}\n{shown}\n", encoding="utf-8")
+    path.write_text(f"{text[:start]}\n{shown}\n{text[end:]}", encoding="utf-8")

@@ -228,9 +228,11 @@ def test_dvc_cache_keeps_what_is_saved_anywhere_in_the_repository(versions, tmp_
     queued = Path(".dvc/tmp/exps/tmp123/data.dvc")
     queued.parent.mkdir(parents=True)
     shutil.copy("data.dvc", queued)
-    kept["recipe without a line in dvc.yaml"] = add("removed")
+    kept["recipe without an item in recipes.yaml"] = add("removed")
     Path("data.dvc").rename("removed.txt")
-    entry = f"stages: {{ingest@gone: {{outs: [{{path: data, md5: {kept['recipe without a line in dvc.yaml']}}}]}}}}"
+    entry = (
+        f"stages: {{ingest@gone: {{outs: [{{path: data, md5: {kept['recipe without an item in recipes.yaml']}}}]}}}}"
+    )
     Path("dvc.lock").write_text(f"schema: '2.0'\n{entry}\n")
     Path("data.dvc").write_bytes(staged)
     assert dvc_cache.unused(set(), remove=True) > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -463,51 +464,31 @@ def test_malformed_section_does_not_hide_the_problems_of_others():
     assert set(found) == {"training.max_steps", "model.config.hiden_size", "objective"}
 
 
-DVC = """\
-vars:
-  - recipes:
-      {recipe}
-stages:
-  ingest: {{cmd: "${{key}}"}}
-"""
+def list_recipe(project, name="trial", **changes):
+    """Have dvc.yaml, and an item of a recipe in recipes.yaml."""
+    item = {"data": "data", "objective": "trainer/objectives/causal_lm.py", "base": "trainer/rewards.py"}
+    content = {"recipes": {name: item | {"code": "trainer/losses.py"} | changes}}
+    (project / "recipes.yaml").write_text(json.dumps(content))
+    shutil.copy(ROOT / "dvc.yaml", project / "dvc.yaml")
 
 
-def problems_when_listed(project, entry):
-    (project / "dvc.yaml").write_text(DVC.format(recipe=entry))
-    path = tiny.write(project / "params" / "trial.yaml", tiny.recipe({"evaluation.metrics": None}))
+def listed_problems(project, changes=None):
+    path = tiny.write(project / "params" / "trial.yaml", tiny.recipe({"evaluation.metrics": None, **(changes or {})}))
     return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in all_problems(read(path))}
 
 
-def test_dvc_yaml_must_list_a_recipe_with_its_data_and_objective(project):
-    assert (
-        problems_when_listed(
-            project,
-            "trial: {data: data/rows.csv, objective: causal_lm, base: trainer/rewards.py, code: trainer/losses.py}",
-        )
-        == {}
-    )
-    assert (
-        problems_when_listed(
-            project, "trial: {data: data, objective: causal_lm, base: trainer/rewards.py, code: trainer/losses.py}"
-        )
-        == {}
-    )
-    assert (
-        "has no entry for this recipe with its data, objective, base and code"
-        in problems_when_listed(
-            project, "other: {data: data, objective: causal_lm, base: trainer/rewards.py, code: trainer/losses.py}"
-        )[""]
-    )
-    found = problems_when_listed(
-        project,
-        "trial: {data: data/rows.csv, objective: sequence_classification, base: trainer/rewards.py, code: trainer/losses.py}",
-    )
-    assert list(found) == ["objective.name"]
-    assert "write `objective: causal_lm` there" in found["objective.name"]
-    found = problems_when_listed(
-        project,
-        "trial: {data: data/other.csv, objective: causal_lm, base: trainer/rewards.py, code: trainer/losses.py}",
-    )
+def test_recipe_must_be_listed_with_its_data_and_objective(project):
+    for data in ("data/rows.csv", "data"):
+        list_recipe(project, data=data)
+        assert listed_problems(project) == {}
+    list_recipe(project, "other")
+    assert "recipes.yaml has no base, code, data, objective for this recipe" in listed_problems(project)[""]
+    list_recipe(project, objective="trainer/objectives/sequence_classification.py")
+    found = listed_problems(project)
+    assert list(found) == ["objective"]
+    assert "write `objective: trainer/objectives/causal_lm.py` there" in found["objective"]
+    list_recipe(project, data="data/other.csv")
+    found = listed_problems(project)
     assert list(found) == ["data.source.train"]
     assert "does not contain data/rows.csv" in found["data.source.train"]
 
@@ -527,14 +508,12 @@ def test_dvc_yaml_must_list_the_model_of_another_recipe(project, key, base, prob
     if is_here:
         Path("runs/other/model").mkdir(parents=True)
     tiny.write(project / "params/other.yaml", tiny.recipe())
-    (project / "dvc.yaml").write_text(
-        DVC.format(recipe=f"trial: {{data: data, objective: causal_lm, base: {base}, code: trainer/losses.py}}")
-    )
+    list_recipe(project, base=base)
     changes = {"model": {"pretrained": "runs/other/model"}} if key.startswith("model") else {}
     changes |= {"tokenization.tokenizer": {"kind": "pretrained", "path": "runs/other/model"}}
     path = tiny.write(project / "params/trial.yaml", tiny.recipe(changes))
     found = {(".".join(map(str, p.key)), f"{p.what}; {p.fix}") for p in all_problems(read(path))}
-    watched = [text for name, text in found if name == key and "dvc.yaml watches" in text]
+    watched = [text for name, text in found if name == key and "recipes.yaml watches" in text]
     assert len(watched) == (1 if problem else 0)
     assert not problem or problem in watched[0]
     assert is_here or any("make it: `evergreen run other --no-publish`" in text for _, text in found)
@@ -562,17 +541,18 @@ def test_pointer_of_git_lfs_is_no_model(project):
 
 
 def test_recipe_cannot_start_from_its_own_model(project):
-    line = "trial: {data: data, objective: causal_lm, base: runs/trial/model, code: trainer/losses.py}"
-    (project / "dvc.yaml").write_text(DVC.format(recipe=line))
+    list_recipe(project, base="runs/trial/model")
     path = tiny.write(project / "params/trial.yaml", tiny.recipe({"model": {"pretrained": "runs/trial/model"}}))
     (found,) = [p for p in all_problems(read(path)) if "is what this recipe makes" in p.what]
     assert found.key == ("model", "pretrained")
 
 
 @pytest.mark.parametrize("entry", ["trial:", "trial: 3", "trial: {}", "trial: {data: data}", "[]", "trial"])
-def test_malformed_line_in_dvc_yaml_is_a_problem(project, entry):
-    (found,) = problems_when_listed(project, entry).values()
-    assert "trial: {data: ..., objective: ..., base: trainer/rewards.py, code: trainer/losses.py}" in found
+def test_malformed_item_is_a_problem(project, entry):
+    (project / "recipes.yaml").write_text(f"recipes:\n  {entry}\n")
+    (found,) = listed_problems(project).values()
+    line = "data: ..., objective: trainer/objectives/causal_lm.py, base: trainer/rewards.py, code: trainer/losses.py"
+    assert f"write `trial: {{{line}}}` under" in found
 
 
 def test_default_recipe_is_sound(monkeypatch):

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from params import load
 from params.schema import HubDataset
-from tasks.releases.clone import Clone, ProvenanceRecord, ReproducibleRelease, write_recipe
+from tasks.releases.clone import Clone, ProvenanceRecord, RecordedRecipe, ReproducibleRelease, write_recipe
+from tasks.releases.rows import _add_item
 from tests.support.project import TINY
 
 COMMIT = "c" * 40
@@ -36,3 +38,16 @@ def test_a_branch_of_a_dataset_is_replaced_by_the_recorded_commit(tmp_path: Path
     found = load(path).data.source
     assert isinstance(found, HubDataset)
     assert found.revision == used
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_recipe_is_listed_where_its_commit_lists_recipes(tmp_path: Path, is_old: bool) -> None:
+    (tmp_path / "dvc.yaml").write_text(
+        "vars:\n  - recipes:\n      other: {data: a}\n" if is_old else "vars: [recipes.yaml]\n"
+    )
+    if not is_old:
+        (tmp_path / "recipes.yaml").write_text("recipes:\n  other: {data: a}\n")
+    _add_item(tmp_path, RecordedRecipe(name="tiny", text="", dvc_item={"data": "b"}))
+    found = YAML(typ="safe").load(tmp_path / ("dvc.yaml" if is_old else "recipes.yaml"))
+    recipes = found["vars"][0]["recipes"] if is_old else found["recipes"]
+    assert recipes == {"other": {"data": "a"}, "tiny": {"data": "b"}}

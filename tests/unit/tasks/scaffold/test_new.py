@@ -44,7 +44,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     # In this process, which is faster; the test of the command uses another one.
     monkeypatch.setattr(config_check, "start_check", lambda *given: lambda: config_check.find_errors(*given))
-    for name in ("dvc.yaml", "prefect.yaml"):
+    for name in ("recipes.yaml", "prefect.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("params", "data"):
         (tmp_path / name).mkdir()
@@ -80,7 +80,7 @@ def make(name: str = "topics", **request: Any) -> None:
 
 def files(root: Path) -> dict[str, str]:
     """The content of what `new` may change."""
-    paths = [*root.glob("params/*"), root / "dvc.yaml", root / "prefect.yaml"]
+    paths = [*root.glob("params/*"), root / "recipes.yaml", root / "prefect.yaml"]
     return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
@@ -90,7 +90,7 @@ def test_a_recipe_with_reasons(project: Path, models: Path, capsys: pytest.Captu
     make(data="data/questions.csv", model=str(models / "bert"))
     said = capsys.readouterr().out
     for line in (
-        "Wrote params/topics.yaml, its line in dvc.yaml",
+        "Wrote params/topics.yaml, its item in recipes.yaml",
         "question: what about the",
         "evergreen rehearse topics",
         "evergreen run topics",
@@ -100,7 +100,7 @@ def test_a_recipe_with_reasons(project: Path, models: Path, capsys: pytest.Captu
     assert recipe.objective.options == {"text_column": "question", "label_column": "topic"}
     assert recipe.training.best_metric == "accuracy"
     assert recipe.publish.repo_id == "evergreen/topics"
-    assert f"base: {models / 'bert'}, code: " in (project / "dvc.yaml").read_text()
+    assert f"base: {models / 'bert'}\n    code: " in (project / "recipes.yaml").read_text()
     text = (project / "params/topics.yaml").read_text(encoding="utf-8")
     for key in (
         "max_length",
@@ -222,7 +222,7 @@ def test_a_failed_check_leaves_nothing(project: Path, models: Path, monkeypatch:
 
     def fail(path: Path) -> None:
         assert path.is_file()
-        assert "topics" in (project / "dvc.yaml").read_text()
+        assert "topics" in (project / "recipes.yaml").read_text()
         raise RecipeError(str(path), "is wrong", "correct it")
 
     monkeypatch.setattr(new_module, "check", fail)
@@ -231,7 +231,7 @@ def test_a_failed_check_leaves_nothing(project: Path, models: Path, monkeypatch:
     assert files(project) == before
 
 
-@pytest.mark.parametrize("file", ["params/topics.yaml", "dvc.yaml", "prefect.yaml"])
+@pytest.mark.parametrize("file", ["params/topics.yaml", "recipes.yaml", "prefect.yaml"])
 def test_what_differs_is_never_overwritten(file: str, project: Path, models: Path) -> None:
     write_questions(project / "data/questions.csv")
     arguments = {"data": "data/questions.csv", "model": str(models / "bert")}
@@ -239,7 +239,7 @@ def test_what_differs_is_never_overwritten(file: str, project: Path, models: Pat
     text = (project / file).read_text(encoding="utf-8")
     for old, new_ in (
         ("epochs: ", "epochs: 1"),
-        ("topics: {data: data/questions.csv", "topics: {data: data"),
+        ("    data: data/questions.csv", "    data: data"),
         ("0 3 * * *", "0 5 * * *"),
     ):
         place = text.rfind(old)

@@ -1,4 +1,4 @@
-"""dvc.yaml and prefect.yaml: one item more or less, and every other byte as it was."""
+"""recipes.yaml and prefect.yaml: one item more or less, and every other byte as it was."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from params import RecipeError
-from tasks.scaffold.project import NO_BASE, with_deployment, with_line, without_deployments, without_line
+from tasks.scaffold.project import NO_BASE, with_deployment, with_item, without_deployments, without_item
 from tests.support.project import ROOT
 
-DVC = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
+RECIPES = (ROOT / "recipes.yaml").read_text(encoding="utf-8")
 PREFECT = (ROOT / "prefect.yaml").read_text(encoding="utf-8")
 ITEM = {"data": "data/my rows", "objective": "sft"}
 
@@ -29,50 +29,55 @@ def added(before: str, after: str) -> list[str]:
     return new[start : start + count]
 
 
-@pytest.mark.parametrize("name", ["rows", "123", "yes", "a.b-c"])
-def test_a_line_is_added_and_removed(name: str) -> None:
-    after = with_line(DVC, name, **ITEM)
-    assert len(added(DVC, after)) == 1
-    expected = {"data": "data/my rows", "objective": "sft", "base": NO_BASE, "code": "trainer/losses.py"}
-    assert read(after)["vars"][0]["recipes"][name] == expected
-    assert with_line(after, name, **ITEM) == after
-    assert without_line(after, name) == DVC
-    assert without_line(DVC, name) == DVC
+@pytest.mark.parametrize("name", ["rows", "123", "yes", "a.b-c", "data"])
+def test_an_item_is_added_at_the_end_and_removed(name: str) -> None:
+    after = with_item(RECIPES, name, **ITEM)
+    assert after.startswith(RECIPES)
+    assert len(added(RECIPES, after)) == 5
+    own = {"data": "data/my rows", "objective": "trainer/objectives/sft.py"}
+    assert read(after)["recipes"][name] == own | {"base": NO_BASE, "code": "trainer/losses.py"}
+    assert with_item(after, name, **ITEM) == after
+    assert without_item(after, name) == RECIPES
+    assert without_item(RECIPES, name) == RECIPES
 
 
-def test_a_line_that_differs_is_refused() -> None:
+def test_an_item_that_differs_is_refused() -> None:
     with pytest.raises(RecipeError, match="lists default with other data"):
-        with_line(DVC, "default", **ITEM)
+        with_item(RECIPES, "default", **ITEM)
     with pytest.raises(RecipeError, match="no list of recipes"):
-        with_line("stages: {}\n", "rows", **ITEM)
+        with_item("stages: {}\n", "rows", **ITEM)
 
 
-def test_a_line_that_a_person_wrote_is_removed_with_all_its_lines() -> None:
+def test_an_item_that_a_person_wrote_is_removed_with_all_its_lines() -> None:
     own = """\
-vars:
-  - recipes:
-      # the first
-      first: {data: a, objective: sft, code: b}
-      second:   # ours
-        data: a
-      # in its middle
-        objective: sft
+recipes:
+  # the first
+  first: {data: a, objective: b, base: c, code: d}
+  second:   # ours
+    data: a
+  # in its middle
+    objective: b
 
-        code: b
-      # the third
-      third: {data: a, objective: sft, code: b}
-stages: {}
+    code: d
+  # the third
+  third: {data: a, objective: b, base: c, code: d}
 """
-    after = without_line(own, "second")
-    assert after == own.replace(own[own.index("      second") : own.index("      # the third")], "")
-    assert list(read(with_line(after, "fourth", **ITEM))["vars"][0]["recipes"]) == ["first", "third", "fourth"]
+    after = without_item(own, "second")
+    assert after == own.replace(own[own.index("  second") : own.index("  # the third")], "")
+    assert list(read(with_item(after, "fourth", **ITEM))["recipes"]) == ["first", "third", "fourth"]
+
+
+def test_the_last_recipe_can_be_removed_and_another_added() -> None:
+    empty = without_item(RECIPES, "default")
+    assert empty.endswith("recipes:\n")
+    assert read(empty) == {"recipes": None}
+    assert list(read(with_item(empty, "rows", **ITEM))["recipes"]) == ["rows"]
 
 
 def test_a_deployment_is_added_and_removed() -> None:
     after = with_deployment(PREFECT, "rows", "30 4 * * 1")
-    lines = added(PREFECT, after)
-    assert lines[-1] or lines[0] == ""
-    deployment = next(one for one in read(after)["deployments"] if one["name"] == "rows")
+    assert after.startswith(PREFECT)
+    deployment = read(after)["deployments"][-1]
     assert deployment["parameters"] == {"recipe": "rows"}
     assert deployment["schedules"] == [{"slug": "schedule", "cron": "30 4 * * 1", "timezone": "UTC"}]
     assert deployment["entrypoint"] == "flows/retrain.py:retrain"
@@ -96,11 +101,12 @@ def test_all_deployments_of_a_recipe_are_removed_and_no_other() -> None:
 
 
 def test_a_file_of_another_form_is_left_alone() -> None:
-    two_lists = "meta:\n  recipes:\n    old: {}\nvars:\n  - recipes:\n      first: {}\n"
-    with pytest.raises(RecipeError, match="cannot be edited automatically"):
-        with_line(two_lists, "rows", **ITEM)
+    not_last = "recipes:\n  first: {}\nmeta:\n  old: {}\n"
+    for form in (not_last, "recipes: {first: {}}\n"):
+        with pytest.raises(RecipeError, match="cannot be edited automatically"):
+            with_item(form, "rows", **ITEM)
     flow = "deployments: [{name: a, parameters: {recipe: rows}, entrypoint: 'flows/retrain.py:retrain'}]\n"
-    with pytest.raises(RecipeError, match="no line says"):
+    with pytest.raises(RecipeError, match="cannot be edited automatically"):
         without_deployments(flow, "rows")
     with pytest.raises(RecipeError, match="has no `&retrain`"):
         with_deployment(flow, "rows", "0 3 * * *")

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from params import RecipeError
-from tasks.scaffold.project import with_deployment, with_line
+from tasks.scaffold.project import with_deployment, with_item
 from tasks.scaffold.write import _line
 from tasks.scaffold.yaml_text import one_line, scalar
 from tests.support.project import ROOT
 from trainer.objectives.bases.advice import Choice
 
-DVC = "vars:\n  - recipes:\n      default: {data: a, objective: sft, code: b}\nstages: {}\n"
+RECIPES = "recipes:\n  default: {data: a, objective: b, base: c, code: d}\n"
 PREFECT = (ROOT / "prefect.yaml").read_text(encoding="utf-8")
 
 
@@ -41,18 +41,16 @@ def test_lines_of_a_recipe_say_what_was_meant(value: str, why: str, indent: int)
 @given(ODD)
 def test_items_of_dvc_and_prefect_say_what_was_meant(path: str) -> None:
     if "${" not in path:
-        item = {"data": path, "objective": "sft", "base": "trainer/rewards.py", "code": "trainer/losses.py"}
-        assert (
-            YAML(typ="safe").load(with_line(DVC, "rows", data=path, objective="sft"))["vars"][0]["recipes"]["rows"]
-            == item
-        )
+        after = YAML(typ="safe").load(with_item(RECIPES, "rows", data=path, objective="sft"))
+        watched = {"objective": "trainer/objectives/sft.py", "base": "trainer/rewards.py", "code": "trainer/losses.py"}
+        assert after["recipes"]["rows"] == {"data": path} | watched
     after = YAML(typ="safe").load(with_deployment(PREFECT, "rows", path))["deployments"][-1]
     assert after["schedules"] == [{"slug": "schedule", "cron": path, "timezone": "UTC"}]
 
 
 def test_path_that_dvc_would_fill_in_is_refused() -> None:
     with pytest.raises(RecipeError, match="has a meaning for DVC"):
-        with_line(DVC, "rows", data="data/${key}.csv", objective="sft")
+        with_item(RECIPES, "rows", data="data/${key}.csv", objective="sft")
 
 
 @pytest.mark.parametrize(
