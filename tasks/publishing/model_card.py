@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from params import Recipe, load
 from params.artifacts import Artifacts
@@ -23,11 +23,12 @@ from tasks.drift.report import DriftReport
 from tasks.evaluation.report import Blessing, Champion, Details, EvaluationReport, SliceResult, confidence_text
 from tasks.ingestion.report import IngestReport
 from tasks.publishing.prompt_form import PromptForm
-from tasks.publishing.provenance import FILE, provenance
+from tasks.publishing.provenance import FILE
 from tasks.stages import read_report
 from tasks.tokenization.report import TokenizationReport
 from tasks.training.report import TrainingReport
 from tasks.validation.report import ValidationReport
+from trainer import objectives
 from trainer.model.adapters import BaseModel
 
 if TYPE_CHECKING:
@@ -46,21 +47,8 @@ _MAX_SLICES = 12
 _MAX_CHANGED = 5
 """Rows that the card of a private repository quotes."""
 _MAX_NAME = 80
-_MAX_QUOTE = 160
-_MAX_SENTENCE = 600
-"""Characters."""
+"""Characters; the template sets other limits for sentences and for texts of rows."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-
-
-@dataclass(frozen=True)
-class _HubMetric:
-    """A metric under the Hub's name."""
-
-    type: str
-    """From https://huggingface.co/metrics."""
-    name: str
-    """For readers."""
-    arguments: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -100,61 +88,53 @@ class _Run:
         return {name: known[name] for name in sorted(known, key=lambda name: name != self.evaluated.metric)}
 
 
-_HUB_METRICS = {
-    **{
-        name: _HubMetric(name, name, {})
-        for name in ("accuracy", "precision", "recall", "f1", "perplexity", "exact_match")
-    },
-    "macro_f1": _HubMetric("f1", "macro F1", {"average": "macro"}),
-    "rouge1": _HubMetric("rouge", "ROUGE-1", {"rouge_type": "rouge1"}),
-    "rouge2": _HubMetric("rouge", "ROUGE-2", {"rouge_type": "rouge2"}),
-    "rougeL": _HubMetric("rouge", "ROUGE-L", {"rouge_type": "rougeL"}),
-    "rougeLsum": _HubMetric("rouge", "ROUGE-Lsum", {"rouge_type": "rougeLsum"}),
+_HUB_METRICS: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
+    **{name: (name, name, {}) for name in ("accuracy", "precision", "recall", "f1", "perplexity", "exact_match")},
+    "macro_f1": ("f1", "macro F1", {"average": "macro"}),
+    **{f"rouge{kind}": ("rouge", f"ROUGE-{kind}", {"rouge_type": f"rouge{kind}"}) for kind in ("1", "2", "L", "Lsum")},
 }
+"""Type (from https://huggingface.co/metrics), name for readers and arguments of a metric on the Hub, by our name."""
 
 
 def write_card(
     artifacts: Artifacts,
     publish: Publish,
+    record: Mapping[str, Any],
     *,
-    pipeline_tag: str,
-    auto_class: str,
-    call: Mapping[str, Any] | None = None,
-    cuts: bool = False,
-    replaced: Champion | None = None,
-    pictures: Sequence[str] = (),
-    has_report: bool = False,
-    record: Mapping[str, Any] | None = None,
+    replaced: Champion | None,
+    pictures: Collection[str] = (),
 ) -> str:
     """Return the text of README.md: metadata for the Hub, then the card.
 
-    `call` are the arguments of the call that the card shows, with which the model answers as it was evaluated, and `cuts` says
-    whether it cuts long texts. `pictures` are the paths in the release of the charts that the card shows, see `PICTURES`. `replaced` is the model that the
-    release replaces, by default the champion that it was compared with.
+    Args:
+        artifacts: of the run.
+        publish: how it is published.
+        record: its provenance.
+        replaced: the model that the release replaces.
+        pictures: names in the release of the charts that the card shows, see `PICTURES`.
 
     Raises:
-        RecipeError: the recipe cannot be read, or holds a password.
+        RecipeError: the recipe cannot be read.
         ModelError: a report of the run cannot be read.
     """
     import jinja2
 
     run = _Run.read(artifacts, publish)
-    record = provenance(artifacts, publish.adapter) if record is None else record
+    objective = objectives.build(run.recipe.objective)
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,  # noqa: S701 (Markdown)
     )
-    environment.filters.update(text=_text, sentence=_sentence, code=_code, number=_number, quote=_quote)
-    environment.filters.update(notes=_notes, python=_python)
+    environment.filters.update(text=_text, code=_code, number=_number, notes=_notes, python=_python)
     evaluated = run.evaluated
     body = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         repo_id=publish.repo_id,
-        pipeline_tag=pipeline_tag,
-        auto_class=auto_class,
-        call=", ".join(f"{name}={value!r}" for name, value in (call or {}).items()),
-        cuts=cuts,
+        pipeline_tag=objective.pipeline_tag,
+        auto_class=objective.auto_class,
+        call=", ".join(f"{name}={value!r}" for name, value in objective.call_arguments.items()),
+        cuts=objective.reader_cuts,
         form=PromptForm.of(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
         adapter=publish.adapter,
@@ -170,19 +150,27 @@ def write_card(
         details=run.details,
         confidence=confidence_text(run.details.confidence),
         blessing=run.blessing,
-        replaced=replaced or run.blessing.champion,
+        replaced=replaced,
         drift=[one.sentence for one in (run.drift, run.details.champion_confidence) if one],
         comparisons=[one for one in run.details.comparisons if one.metric == evaluated.metric],
         slices=_slices(run.details),
         changed=run.details.changed[:_MAX_CHANGED] if publish.private else [],
-        picture={Path(path).name: f"![{PICTURES.get(Path(path).name, Path(path).stem)}]({path})" for path in pictures},
-        has_report=has_report,
+        picture={name: f"![{told}]({name})" for name, told in PICTURES.items() if name in pictures},
         record=record,
         record_file=FILE,
         outs=list(_outs(record)),
-        fence="`" * max(3, 1 + max(map(len, re.findall("`+", record["recipe"]["text"])), default=0)),
+        fence=fence(record["recipe"]["text"]),
     )
-    return f"---\n{_metadata(run, pipeline_tag).to_yaml()}\n---\n\n{body}"
+    return f"---\n{_metadata(run, objective.pipeline_tag).to_yaml()}\n---\n\n{body}"
+
+
+def fence(text: str) -> str:
+    """Return marks that begin and end a code block with this text, whatever marks it holds itself."""
+    return "`" * max(3, 1 + _longest_marks(text))
+
+
+def _longest_marks(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
 
 
 def _metadata(run: _Run, pipeline_tag: str) -> ModelCardData:
@@ -191,7 +179,7 @@ def _metadata(run: _Run, pipeline_tag: str) -> ModelCardData:
     from tasks.hub_server.card_metadata import LICENSES
 
     is_listed = run.publish.license in LICENSES
-    known = [_HUB_METRICS[name].type for name in run.metrics if name in _HUB_METRICS]
+    known = [_HUB_METRICS[name][0] for name in run.metrics if name in _HUB_METRICS]
     source = run.recipe.data.source
     lora = ["lora"] if run.recipe.model.lora else []
     is_adapter = run.publish.adapter == "adapter"
@@ -217,8 +205,8 @@ def _results(run: _Run, pipeline_tag: str) -> Iterator[EvalResult]:
     source = run.recipe.data.source
     intervals = run.details.intervals["model"]
     for name, value in run.metrics.items():
-        metric = _HUB_METRICS.get(name, _HubMetric(re.sub(r"[^\w.-]", "_", name), _plain(name), {}))
-        arguments: dict[str, Any] = {**metric.arguments, "rows": run.evaluated.rows}
+        kind, shown, own = _HUB_METRICS.get(name, (re.sub(r"[^\w.-]", "_", name), _plain(name), {}))
+        arguments: dict[str, Any] = {**own, "rows": run.evaluated.rows}
         if name in intervals and isfinite(intervals[name].low) and isfinite(intervals[name].high):
             ends = {"low": round(intervals[name].low, 6), "high": round(intervals[name].high, 6)}
             arguments["interval"] = {**ends, "confidence": run.details.confidence}
@@ -236,8 +224,8 @@ def _results(run: _Run, pipeline_tag: str) -> Iterator[EvalResult]:
             dataset_name=_plain(f"{run.artifacts.recipe} ({run.ingested.source})"),
             dataset_split=run.evaluated.split,
             dataset_revision=run.ingested.revision,
-            metric_type=metric.type,
-            metric_name=metric.name,
+            metric_type=kind,
+            metric_name=shown,
             metric_value=round(value, 6),
             metric_args=arguments,
         )
@@ -294,16 +282,6 @@ def _text(value: object, limit: int = _MAX_NAME) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|~&#!$@]|:(?=//)|(?<=www)\.)", r"\\\1", _plain(value, limit))
 
 
-def _sentence(value: object) -> str:
-    """The same for a longer text."""
-    return _text(value, _MAX_SENTENCE)
-
-
-def _quote(value: object) -> str:
-    """The same for the text of a row."""
-    return _text(value, _MAX_QUOTE)
-
-
 def _notes(notes: Mapping[str, str]) -> str:
     """What a model's scores of a row say, before another fact."""
     return "".join(f"{_text(name)} {_text(note)}, " for name, note in notes.items())
@@ -317,7 +295,7 @@ def _python(value: str) -> str:
 def _code(value: object) -> str:
     """Text from the data or the recipe as a code span."""
     line = _plain(value).replace("|", "\\|")
-    marks = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
+    marks = "`" * (1 + _longest_marks(line))
     return f"{marks}{line}{marks}" if len(marks) == 1 else f"{marks} {line} {marks}"
 
 

@@ -14,10 +14,13 @@ from params import DataError, HubRefusedError, TransientError, load
 from params.artifacts import Artifacts
 from params.schema import Drift, Validation
 from tasks.commands import main
+from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.repository import Repository, RetryPolicy
 from tasks.hub_server.server import LocalHub
-from tasks.publishing import stage
+from tasks.publishing.assembly import assemble
+from tasks.publishing.candidate import Candidate
 from tasks.publishing.model_card import write_card
+from tasks.publishing.provenance import provenance
 from tasks.report.page import render
 from tasks.split_rows import SplitRows
 from tasks.stages import read_report
@@ -27,7 +30,6 @@ from tasks.validation.stage import validate
 from tests.support import releases, tiny
 from tests.support.html import Outline
 from tests.support.project import free_port
-from trainer import objectives
 
 pytestmark = pytest.mark.usefixtures("no_hub_settings")
 PROFILE = "evergreen-data-profile.dat"
@@ -126,15 +128,17 @@ def test_release_carries_the_profile(released):
 @pytest.mark.parametrize(
     ("private", "drift", "carried"), [(True, None, True), (False, None, False), (False, "report", True)]
 )
-def test_public_release_carries_the_profile_only_if_the_recipe_says_drift(project, tmp_path, private, drift, carried):
+def test_public_release_carries_the_profile_only_if_the_recipe_says_drift(project, private, drift, carried):
     artifacts, _ = project
     checks = {"expectations": []} | ({"drift": drift} if drift else {})
     tiny.write(artifacts.recipe_path, {**RECIPE, "validation": checks})
-    recipe, folder = load(artifacts.recipe_path), tmp_path / "release"
-    folder.mkdir()
+    recipe, reports = (
+        load(artifacts.recipe_path),
+        [read_report(artifacts, kind) for kind in (Blessing, EvaluationReport)],
+    )
     publish = recipe.publish.model_copy(update={"private": private})
-    stage._assemble(artifacts, publish, objectives.build(recipe.objective), folder, None)
-    assert (folder / PROFILE).exists() is carried
+    candidate = Candidate(artifacts, publish, recipe.objective, *reports, forms={"merged": "0" * 64})
+    assert (assemble(candidate, provenance(artifacts), None) / PROFILE).exists() is carried
 
 
 def test_same_rows_are_nothing_new(project):
@@ -180,7 +184,7 @@ def test_new_intent_is_named_with_examples(project):
     assert drift.examples[0].values["text"] in Outline(local).text
     assert drift.examples[0].values["text"] not in public
     publish = load(artifacts.recipe_path).publish
-    card = write_card(artifacts, publish, pipeline_tag="text-classification", auto_class="AutoModel")
+    card = write_card(artifacts, publish, provenance(artifacts), replaced=None)
     assert f"The new rows drifted, comparing 72 new rows with 400 rows of {tag}" in card
     assert drift.examples[0].values["text"] not in card
 

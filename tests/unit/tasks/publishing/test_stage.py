@@ -19,7 +19,7 @@ from tasks.commands import main
 from tasks.evaluation.receipt_log import read_entries
 from tasks.hub_server.server import LocalHub
 from tasks.inference.tried_model import AnswerOptions, TriedModel
-from tasks.publishing.stage import is_there
+from tasks.publishing.hub_changes import is_there
 from tests.support import releases, tiny
 from tests.support.project import ROOT, free_port
 from trainer import objectives
