@@ -31,6 +31,8 @@ class Candidate:
 
     artifacts: Artifacts
     publish: Publish
+    endpoint: str
+    """Address of the Hub, or `local`."""
     objective: ObjectiveChoice
     blessing: Blessing
     evaluated: EvaluationReport
@@ -53,6 +55,7 @@ class Candidate:
         Raises:
             RecipeError: the recipe asks for a form that nobody else could load.
             ModelError: the model has no such form, or the blessing is for something else.
+            HubRefusedError: `publish.endpoint` is not an address.
         """
         if publish.adapter != "merged" and (found := base_model.problem(model)):
             raise RecipeError("publish.adapter", *found)
@@ -72,7 +75,8 @@ class Candidate:
         if different := [what for what, (blessed, current) in pairs.items() if blessed != current]:
             what = f"the blessing is for another {' and '.join(different)}"
             raise ModelError(str(artifacts.blessing), what, "run the evaluate stage again: it writes a new blessing")
-        return cls(artifacts, publish, objective, blessing, read_report(artifacts, EvaluationReport), forms)
+        endpoint, evaluated = chosen_endpoint(publish.endpoint), read_report(artifacts, EvaluationReport)
+        return cls(artifacts, publish, endpoint, objective, blessing, evaluated, forms)
 
     @property
     def weights(self) -> str:
@@ -102,7 +106,7 @@ class Candidate:
         other = repository.newest_other(self.weights, since=champion.commit if champion else None)
         if other is None or other.weights not in self.forms.values():
             return champion
-        return Champion(endpoint=chosen_endpoint(self.publish.endpoint), repo_id=self.publish.repo_id, **vars(other))
+        return Champion(endpoint=self.endpoint, repo_id=self.publish.repo_id, **vars(other))
 
     def is_rolled_back(self, repository: Repository) -> bool:
         """Whether somebody rolled back from the form of the published model that the recipe asks for.

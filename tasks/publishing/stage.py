@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from params import GateRefusedError
 from params.artifacts import Artifacts
@@ -22,7 +22,7 @@ from params.dvc_files import Inputs, check_earlier_stages
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks.evaluation.receipt_log import log_receipt, log_verdict
 from tasks.evaluation.report import Champion
-from tasks.hub_client.connection import chosen_endpoint, experiment
+from tasks.hub_client.connection import experiment
 from tasks.hub_client.receipt import Receipt
 from tasks.publishing.candidate import Candidate
 from tasks.stages import save_report
@@ -56,10 +56,8 @@ def publish(
         HubRefusedError: no token, no access, or the tag holds something else.
         TransientError: the Hub gives no clear answer; nothing is lost, the next run publishes.
     """
-    sections: Any = {"seed": seed, "objective": objective, "model": model, "evaluation": evaluation}
-    candidate = Candidate.read(artifacts, publish, **sections)
+    candidate = Candidate.read(artifacts, publish, seed=seed, objective=objective, model=model, evaluation=evaluation)
     blessing, evaluated = candidate.blessing, candidate.evaluated
-    where = {"repo_id": publish.repo_id, "endpoint": chosen_endpoint(publish.endpoint)}
     if name := experiment():
         logger.info(
             "publish: %s is an experiment, so nothing is published; the verdict is `%s`", name, blessing.verdict
@@ -68,12 +66,12 @@ def publish(
             logger.info("publish: %s", reason)
         fix = f"`dvc exp apply {name}` and `evergreen run {artifacts.recipe}` publish it, if the gate agrees"
         reasons = (*blessing.reasons, f"it is the experiment {name}, which publishes nothing; {fix}")
-        receipt = Receipt(status="dry-run", reasons=reasons, **where)
+        receipt = Receipt(status="dry-run", reasons=reasons, repo_id=publish.repo_id, endpoint=candidate.endpoint)
         save_report(receipt, artifacts.receipt)
         return receipt
     if blessing.verdict == "refuse":
         _withdraw_proposals(candidate)
-        log_verdict(artifacts, "refused", blessing, evaluated, **where)
+        log_verdict(artifacts, "refused", blessing, evaluated, repo_id=publish.repo_id, endpoint=candidate.endpoint)
         what = f"the gate refuses the model: {'; '.join(blessing.reasons)}"
         fix = "read the report; change the data, the training or evaluation.gate"
         raise GateRefusedError(str(artifacts.blessing), what, fix)
@@ -113,7 +111,7 @@ def _release(candidate: Candidate, inputs: Inputs) -> Receipt | None:
     from tasks.publishing.proposal import Proposals
     from tasks.publishing.release import Outcome
 
-    publish, endpoint = candidate.publish, chosen_endpoint(candidate.publish.endpoint)
+    publish, endpoint = candidate.publish, candidate.endpoint
     if publish.dry_run:
         release = _plan(candidate, candidate.blessing.champion, inputs)
         logger.info("publish: dry run: %d files would go to %s on %s", len(release.files), release.repo_id, endpoint)

@@ -137,7 +137,7 @@ def test_public_release_carries_the_profile_only_if_the_recipe_says_drift(projec
         [read_report(artifacts, kind) for kind in (Blessing, EvaluationReport)],
     )
     publish = recipe.publish.model_copy(update={"private": private})
-    candidate = Candidate(artifacts, publish, recipe.objective, *reports, forms={"merged": "0" * 64})
+    candidate = Candidate(artifacts, publish, "local", recipe.objective, *reports, forms={"merged": "0" * 64})
     assert (assemble(candidate, provenance(artifacts), None) / PROFILE).exists() is carried
 
 

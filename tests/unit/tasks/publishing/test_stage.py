@@ -67,6 +67,15 @@ def test_dry_run_creates_no_repository(whole):
     assert run(whole, dry_run=True, endpoint="http://127.0.0.1:9").status == "dry-run"  # no Hub, no token
 
 
+def test_dry_run_closes_no_proposal(whole):
+    artifacts, _ = whole
+    before = artifacts.blessing.read_text()
+    artifacts.blessing.write_text(json.dumps(json.loads(before) | {"verdict": "refuse", "reasons": ["too slow"]}))
+    with pytest.raises(GateRefusedError):  # it asks no Hub
+        run(whole, dry_run=True, approval="pull_request", endpoint="http://127.0.0.1:9")
+    artifacts.blessing.write_text(before)
+
+
 def test_release_is_one_commit_and_one_tag_even_when_repeated(whole):
     artifacts, recipe = whole
     receipt = run(whole)
