@@ -96,7 +96,7 @@ def _keep_champion(candidate: Candidate) -> Receipt:
 
 
 def _withdraw_proposals(candidate: Candidate) -> None:
-    if candidate.publish.approval == "none":
+    if candidate.publish.approval == "none" or candidate.publish.dry_run:
         return
     from tasks.publishing.proposal import Proposals
 
