@@ -41,7 +41,7 @@ def assemble(candidate: Candidate, record: Mapping[str, Any], replaced: Champion
             (folder / name).write_bytes(picture)
         page = render(artifacts, timings=None, quote_rows=publish.private)
         (folder / "report.html").write_text(page, encoding="utf-8")
-        card = write_card(artifacts, publish, record, replaced=replaced, pictures=pictures)
+        card = write_card(candidate, record, replaced, pictures=pictures)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return artifacts.staged_release
 

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from params import Recipe, load
-from params.artifacts import Artifacts
-from params.schema import HubDataset, Publish
-from tasks.drift.report import DriftReport
-from tasks.evaluation.report import Blessing, Champion, Details, EvaluationReport, SliceResult, confidence_text
+from params.schema import HubDataset
+from tasks.evaluation.report import Champion, Details, SliceResult, confidence_text
 from tasks.ingestion.report import IngestReport
+from tasks.publishing.candidate import Candidate
 from tasks.publishing.prompt_form import PromptForm
 from tasks.publishing.provenance import FILE
 from tasks.stages import read_report
@@ -55,37 +54,29 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 class _Run:
     """What a card is made from."""
 
-    artifacts: Artifacts
-    publish: Publish
+    candidate: Candidate
     recipe: Recipe
     ingested: IngestReport
-    tokenized: TokenizationReport
     trained: TrainingReport
-    evaluated: EvaluationReport
     details: Details
-    blessing: Blessing
-    drift: DriftReport | None
 
     @classmethod
-    def read(cls, artifacts: Artifacts, publish: Publish) -> _Run:
+    def read(cls, candidate: Candidate) -> _Run:
+        artifacts = candidate.artifacts
         return cls(
-            artifacts,
-            publish,
+            candidate,
             load(artifacts.recipe_path),
             read_report(artifacts, IngestReport),
-            read_report(artifacts, TokenizationReport),
             read_report(artifacts, TrainingReport),
-            read_report(artifacts, EvaluationReport),
             read_report(artifacts, Details),
-            read_report(artifacts, Blessing),
-            read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None,
         )
 
     @property
     def metrics(self) -> dict[str, float]:
         """The model's metrics, the one that decides first."""
-        known = self.evaluated.model
-        return {name: known[name] for name in sorted(known, key=lambda name: name != self.evaluated.metric)}
+        evaluated = self.candidate.evaluated
+        names = sorted(evaluated.model, key=lambda name: name != evaluated.metric)
+        return {name: evaluated.model[name] for name in names}
 
 
 _HUB_METRICS: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
@@ -97,21 +88,12 @@ _HUB_METRICS: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
 
 
 def write_card(
-    artifacts: Artifacts,
-    publish: Publish,
-    record: Mapping[str, Any],
-    *,
-    replaced: Champion | None,
-    pictures: Collection[str] = (),
+    candidate: Candidate, record: Mapping[str, Any], replaced: Champion | None, *, pictures: Collection[str] = ()
 ) -> str:
     """Return the text of README.md: metadata for the Hub, then the card.
 
-    Args:
-        artifacts: of the run.
-        publish: how it is published.
-        record: its provenance.
-        replaced: the model that the release replaces.
-        pictures: names in the release of the charts that the card shows, see `PICTURES`.
+    `record` is the provenance of the model, `replaced` the one that the release replaces, and `pictures` are the names in the
+    release of the charts that the card shows, see `PICTURES`.
 
     Raises:
         RecipeError: the recipe cannot be read.
@@ -119,8 +101,9 @@ def write_card(
     """
     import jinja2
 
-    run = _Run.read(artifacts, publish)
-    objective = objectives.build(run.recipe.objective)
+    run, artifacts, publish = _Run.read(candidate), candidate.artifacts, candidate.publish
+    objective, evaluated = objectives.build(candidate.objective), candidate.evaluated
+    drift = read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -128,7 +111,6 @@ def write_card(
         autoescape=False,  # noqa: S701 (Markdown)
     )
     environment.filters.update(text=_text, code=_code, number=_number, notes=_notes, python=_python)
-    evaluated = run.evaluated
     body = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         repo_id=publish.repo_id,
         pipeline_tag=objective.pipeline_tag,
@@ -143,15 +125,15 @@ def write_card(
         base=run.recipe.model,
         base_repository=_base_repository(run),
         ingest=run.ingested,
-        tokenize=run.tokenized,
+        tokenize=read_report(artifacts, TokenizationReport),
         train=run.trained,
         evaluate=evaluated,
         metrics={"model": run.metrics, "champion": evaluated.champion, "untrained": evaluated.untrained},
         details=run.details,
         confidence=confidence_text(run.details.confidence),
-        blessing=run.blessing,
+        blessing=candidate.blessing,
         replaced=replaced,
-        drift=[one.sentence for one in (run.drift, run.details.champion_confidence) if one],
+        drift=[one.sentence for one in (drift, run.details.champion_confidence) if one],
         comparisons=[one for one in run.details.comparisons if one.metric == evaluated.metric],
         slices=_slices(run.details),
         changed=run.details.changed[:_MAX_CHANGED] if publish.private else [],
@@ -178,14 +160,15 @@ def _metadata(run: _Run, pipeline_tag: str) -> ModelCardData:
 
     from tasks.hub_server.card_metadata import LICENSES
 
-    is_listed = run.publish.license in LICENSES
+    publish = run.candidate.publish
+    is_listed = publish.license in LICENSES
     known = [_HUB_METRICS[name][0] for name in run.metrics if name in _HUB_METRICS]
     source = run.recipe.data.source
     lora = ["lora"] if run.recipe.model.lora else []
-    is_adapter = run.publish.adapter == "adapter"
+    is_adapter = publish.adapter == "adapter"
     return ModelCardData(
-        license=run.publish.license if is_listed else "other",
-        license_name=None if is_listed else run.publish.license,
+        license=publish.license if is_listed else "other",
+        license_name=None if is_listed else publish.license,
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag=pipeline_tag,
         base_model=_base_repository(run),
@@ -193,7 +176,7 @@ def _metadata(run: _Run, pipeline_tag: str) -> ModelCardData:
         datasets=[source.repo_id] if isinstance(source, HubDataset) and not source.endpoint else None,
         tags=["evergreen", run.recipe.objective.name.replace("_", "-"), *lora],
         metrics=list(dict.fromkeys(known)) or None,
-        model_name=run.publish.repo_id.split("/")[1],
+        model_name=publish.repo_id.split("/")[1],
         eval_results=list(_results(run, pipeline_tag)),
     )
 
@@ -202,15 +185,16 @@ def _results(run: _Run, pipeline_tag: str) -> Iterator[EvalResult]:
     """The metrics in the Hub's form. Intervals and other models' values go into `args`: the form has no fields for them."""
     from huggingface_hub import EvalResult
 
+    recipe, evaluated = run.candidate.artifacts.recipe, run.candidate.evaluated
     source = run.recipe.data.source
     intervals = run.details.intervals["model"]
     for name, value in run.metrics.items():
         kind, shown, own = _HUB_METRICS.get(name, (re.sub(r"[^\w.-]", "_", name), _plain(name), {}))
-        arguments: dict[str, Any] = {**own, "rows": run.evaluated.rows}
+        arguments: dict[str, Any] = {**own, "rows": evaluated.rows}
         if name in intervals and isfinite(intervals[name].low) and isfinite(intervals[name].high):
             ends = {"low": round(intervals[name].low, 6), "high": round(intervals[name].high, 6)}
             arguments["interval"] = {**ends, "confidence": run.details.confidence}
-        for label, other in (("champion", run.evaluated.champion), ("base", run.evaluated.untrained)):
+        for label, other in (("champion", evaluated.champion), ("base", evaluated.untrained)):
             if other and name in other:
                 arguments[label] = round(other[name], 6)
         for one in run.details.comparisons:
@@ -220,9 +204,9 @@ def _results(run: _Run, pipeline_tag: str) -> Iterator[EvalResult]:
                 arguments[f"gain_over_{label}"] = gain
         yield EvalResult(
             task_type=pipeline_tag,
-            dataset_type=source.repo_id if isinstance(source, HubDataset) else _identifier(run.artifacts.recipe),
-            dataset_name=_plain(f"{run.artifacts.recipe} ({run.ingested.source})"),
-            dataset_split=run.evaluated.split,
+            dataset_type=source.repo_id if isinstance(source, HubDataset) else _identifier(recipe),
+            dataset_name=_plain(f"{recipe} ({run.ingested.source})"),
+            dataset_split=evaluated.split,
             dataset_revision=run.ingested.revision,
             metric_type=kind,
             metric_name=shown,
@@ -234,7 +218,7 @@ def _results(run: _Run, pipeline_tag: str) -> Iterator[EvalResult]:
 def _base_repository(run: _Run) -> str | None:
     """The Hub repository that training started from; None for random weights or a folder."""
     name = run.recipe.model.pretrained
-    if name is None or (run.artifacts.root / name).exists() or not _REPOSITORY.fullmatch(name):
+    if name is None or (run.candidate.artifacts.root / name).exists() or not _REPOSITORY.fullmatch(name):
         return None
     return name
 

@@ -61,8 +61,6 @@ class ReleasePlan:
     replaces: str | None = ANY_WEIGHTS
     """Digest of the weights that main must hold for the release to land; None: it must hold none."""
     reasons: tuple[str, ...] = ()
-    recipe: str = ""
-    """Whose model it is."""
     description: str = ""
     """In Markdown, for the person who is asked to approve it."""
     forms: frozenset[str] = frozenset()

@@ -130,7 +130,7 @@ def _release(candidate: Candidate, inputs: Inputs) -> Receipt | None:
             if publish.approval == "none":
                 outcome = publish_release(patient, release)
             else:
-                outcome = Proposals(patient, release.recipe).propose(release)
+                outcome = Proposals(patient, candidate.artifacts.recipe).propose(release)
     shutil.rmtree(candidate.artifacts.staged_release)
     return Receipt(
         status=outcome.status,
@@ -174,7 +174,6 @@ def _plan(candidate: Candidate, replaced: Champion | None, inputs: Inputs) -> Re
         planned,
         replaces=replaced.weights if replaced else None,
         reasons=reasons,
-        recipe=artifacts.recipe,
         description=describe(candidate, reasons, replaced),
         forms=frozenset() if blessing.is_champion else frozenset(candidate.forms.values()),
     )

@@ -14,11 +14,9 @@ from params import DataError, HubRefusedError, TransientError, load
 from params.artifacts import Artifacts
 from params.schema import Drift, Validation
 from tasks.commands import main
-from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.repository import Repository, RetryPolicy
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.assembly import assemble
-from tasks.publishing.candidate import Candidate
 from tasks.publishing.model_card import write_card
 from tasks.publishing.provenance import provenance
 from tasks.report.page import render
@@ -132,12 +130,7 @@ def test_public_release_carries_the_profile_only_if_the_recipe_says_drift(projec
     artifacts, _ = project
     checks = {"expectations": []} | ({"drift": drift} if drift else {})
     tiny.write(artifacts.recipe_path, {**RECIPE, "validation": checks})
-    recipe, reports = (
-        load(artifacts.recipe_path),
-        [read_report(artifacts, kind) for kind in (Blessing, EvaluationReport)],
-    )
-    publish = recipe.publish.model_copy(update={"private": private})
-    candidate = Candidate(artifacts, publish, "local", recipe.objective, *reports, forms={"merged": "0" * 64})
+    candidate = releases.candidate(artifacts, private=private)
     assert (assemble(candidate, provenance(artifacts), None) / PROFILE).exists() is carried
 
 
@@ -183,8 +176,7 @@ def test_new_intent_is_named_with_examples(project):
         assert "they look like identifiers or times: question_id." in text
     assert drift.examples[0].values["text"] in Outline(local).text
     assert drift.examples[0].values["text"] not in public
-    publish = load(artifacts.recipe_path).publish
-    card = write_card(artifacts, publish, provenance(artifacts), replaced=None)
+    card = write_card(releases.candidate(artifacts), provenance(artifacts), None)
     assert f"The new rows drifted, comparing 72 new rows with 400 rows of {tag}" in card
     assert drift.examples[0].values["text"] not in card
 

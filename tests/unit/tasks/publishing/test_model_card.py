@@ -15,13 +15,11 @@ from markdown_it import MarkdownIt
 from ruamel.yaml import YAML
 from safetensors.numpy import save_file
 
-from params import RecipeError, load
-from tasks.evaluation.report import Blessing
+from params import RecipeError
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.model_card import PICTURES, write_card
 from tasks.publishing.provenance import provenance
-from tasks.stages import read_report
-from tests.support import tiny
+from tests.support import releases, tiny
 from tests.unit.tasks.report import example
 
 TOKEN = "hf_tests"
@@ -48,8 +46,8 @@ def edit(path, **changes):
 
 
 def card_of(artifacts, pictures=()):
-    publish, champion = load(artifacts.recipe_path).publish, read_report(artifacts, Blessing).champion
-    return write_card(artifacts, publish, provenance(artifacts), replaced=champion, pictures=pictures)
+    candidate = releases.candidate(artifacts)
+    return write_card(candidate, provenance(artifacts), candidate.blessing.champion, pictures=pictures)
 
 
 def test_card_metadata_has_metrics_of_model_champion_and_base(run):
