@@ -73,9 +73,8 @@ def start_unless_configured(log_file: Path) -> Server | None:
 def _import_flow() -> None:
     """Import the flow, and what it asks the local Hub with, which takes as long as the start of the server."""
     import flows.retrain  # noqa: F401
-    import tasks.hub_client.repository
     import tasks.hub_server.application
-    import tasks.publishing.stage  # noqa: F401
+    import tasks.publishing.hub_changes  # noqa: F401
 
 
 def _wait(server: subprocess.Popen[bytes], url: str, log_file: Path) -> None:

@@ -126,14 +126,14 @@ def _grace_s(stage: str, artifacts: Artifacts) -> float:
 
 def _outdated_on_hub(stage: str, artifacts: Artifacts, log: child_process.Logger) -> str | None:
     """What has changed on the Hub, which DVC cannot watch, since `stage` ran; None if nothing has, or it does not answer."""
-    from tasks.publishing.stage import is_current, is_there
+    if stage not in ("evaluate", "publish"):
+        return None
+    from tasks.publishing.hub_changes import is_current, is_there
 
     checks = {
         "evaluate": (is_current, "another model has been published since the comparison"),
         "publish": (is_there, "the Hub no longer holds what the receipt says"),
     }
-    if stage not in checks:
-        return None
     is_up_to_date, reason = checks[stage]
     try:
         return None if is_up_to_date(artifacts, load(artifacts.recipe_path).publish) else reason

@@ -23,10 +23,10 @@ class Receipt(Report):
     repo_id: str
     endpoint: str
     """Address of the Hub, or `local` for the one in .hub/."""
-    commit: str | None
+    commit: str | None = None
     """The commit of this release, or of the champion if it was kept; None if nothing was published."""
-    tag: str | None
+    tag: str | None = None
     pull_request: int | None = None
     """Number of the pull request that proposed the release."""
-    publish_id: str | None
+    publish_id: str | None = None
     """Hash of the release's content; None if the champion was kept."""

@@ -5,10 +5,8 @@ and refuses a late or repeated request of an older attempt with 412. At least on
 loop looks before it acts: is the tag there, is a commit with our id in the history, does main hold our files. A commit counts
 as ours when it holds our files, not because the client returned its id.
 
-    release = plan_release(folder, repo_id="me/model", tag=None, private=True, made_from={"data": "..."})
-    repository = Repository(HfApi(), "me/model", timeout_s=600)
-    champion = repository.head()
-    published = publish_release(repository, release, replaces=champion.weights if champion else None)
+    release = plan_release(folder, repo_id="me/model", private=True, made_from={"data": "..."})
+    published = publish_release(Repository(HfApi(), "me/model", timeout_s=600), release)
 
 A release that landed once is never committed again, even when others have followed it.
 """
@@ -17,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.hf_api import RepoFile
@@ -27,63 +24,45 @@ from tasks.hub_client.faults import LookAgainError
 from tasks.hub_client.release_file import HUBS_OWN_FILES
 from tasks.hub_client.release_log import PUBLISH_ID
 from tasks.hub_client.repository import MAIN, Repository, Tree, tree_weights
-from tasks.publishing.release import ReleaseFile, ReleasePlan
+from tasks.publishing.release import ANY_WEIGHTS, Outcome, ReleaseFile, ReleasePlan
 
-ANY_WEIGHTS: Final = "any"
-"""For `replaces`: whatever main holds."""
 _IN_MEMORY_BYTES = 10 << 20
 """Files up to this size are read once, compared with the plan and sent from memory."""
 
 
-@dataclass(frozen=True)
-class PublishedRelease:
-    """Where a release is."""
-
-    commit: str
-    """In main's history. If main was moved back by hand, the tag stays at an earlier commit with the same files."""
-    tag: str
-    how: str
-    """`committed`, or how an earlier publication of it was found."""
-    publish_id: str
-    superseded: bool = False
-    """It was published before, and main holds other weights now: another release followed, or it was rolled back."""
-
-
-def publish_release(
-    repository: Repository, release: ReleasePlan, *, replaces: str | None = ANY_WEIGHTS
-) -> PublishedRelease:
+def publish_release(repository: Repository, release: ReleasePlan) -> Outcome:
     """Publish a release, unless the Hub has it.
 
     Args:
         repository: where; `timeout_s` limits all attempts, requests and waits together.
-        release: from `plan_release`.
-        replaces: digest of the weights that main must hold for the commit to be made; None: it must hold none. It is
-            ignored for a release that has landed.
+        release: from `plan_release`; its `replaces` is ignored if it has landed.
 
     Raises:
         HubRefusedError: the Hub would refuse again: access, name, a tag that holds something else.
-        StaleBlessingError: main holds other weights than `replaces`.
+        StaleBlessingError: main holds other weights than it replaces.
         TransientError: no clear answer in time. Publishing again later is safe: nothing lands twice.
         ModelError: a file was changed since the release was planned.
     """
     published = repository.retry_until_clear(
-        lambda: _look_and_act(repository, release, replaces),
+        lambda: _look_and_act(repository, release),
         fix="publish again later: what has landed is found, and nothing lands twice",
     )
-    repository.log(f"{repository.where}: {published.how}, {published.commit} is {published.tag}")
+    repository.log(f"{repository.where}: {published.how}, {published.commit} is {release.tag}")
     return published
 
 
-def _look_and_act(repository: Repository, release: ReleasePlan, replaces: str | None) -> PublishedRelease:
+def _look_and_act(repository: Repository, release: ReleasePlan) -> Outcome:
     """Make one attempt; it can be repeated whatever it raises."""
     state = look(repository, release)
     if found := find_release(repository, release, state):
         return found
-    refuse_stale(repository, state, replaces)
-    commit = _commit(repository, release, state)
+    refuse_stale(repository, release, state)
+    title, trailers = f"Publish {release.tag}", {PUBLISH_ID: release.publish_id}
+    commit = repository.commit(changes(release, state), parent=state.head, title=title, trailers=trailers)
     if difference(release, repository.tree(commit)):
         raise LookAgainError(f"commit {commit}, which the client returned, does not hold the release")
-    return _tagged(repository, release, state, commit, "committed", superseded=False)
+    _tag(repository, release, state, commit)
+    return Outcome("published", commit, "committed")
 
 
 @dataclass(frozen=True)
@@ -117,49 +96,46 @@ def look(repository: Repository, release: ReleasePlan) -> RepositoryState:
 
 def find_release(
     repository: Repository, release: ReleasePlan, state: RepositoryState, *, merged: Sequence[str] = ()
-) -> PublishedRelease | None:
+) -> Outcome | None:
     """Return the release if main's history has it, and tag it; None if it has not landed.
 
     `merged` are commits with which pull requests of its name were merged.
     """
     commits = repository.history()
-    superseded = tree_weights(state.files) != release.weights
+    superseded = tree_weights(state.files) != release.weights  # another release followed, or it was rolled back
+    note = "it was published before, and main holds another model now" if superseded else ""
     if state.tagged in {commit.commit_id for commit in commits}:
-        return PublishedRelease(str(state.tagged), release.tag, "found by its tag", release.publish_id, superseded)
+        return Outcome("published", state.tagged, "found by its tag", note=note)
     trailer = f"{PUBLISH_ID}: {release.publish_id}"
-    landed = [commit.commit_id for commit in commits if trailer in commit.message.splitlines()]
-    for commit in [*merged, *landed[::-1]]:
+    landed = [commit.commit_id for commit in commits[::-1] if trailer in commit.message.splitlines()]
+    places = [*((commit, "merged") for commit in merged), *((commit, "found by its id") for commit in landed)]
+    for commit, how in [*places, (state.head, "found on main")]:
         # Whoever proposes a change words its commit: only the files say whether it is this release.
-        if not difference(release, repository.tree(commit)):
-            how = "merged" if commit in merged else "found by its id"
-            return _tagged(repository, release, state, commit, how, superseded=superseded)
-        repository.log(
-            f"{repository.where}: commit {commit} has the id of {release.tag} and other files: it is not this release"
-        )
-    if not difference(release, state.files):
-        return _tagged(repository, release, state, state.head, "found on main", superseded=superseded)
+        if not difference(release, state.files if commit == state.head else repository.tree(commit)):
+            _tag(repository, release, state, commit)
+            return Outcome("published", commit, how, note=note)
+        if how != "found on main":
+            told = f"has the id of {release.tag} and other files: it is not this release"
+            repository.log(f"{repository.where}: commit {commit} {told}")
     return None
 
 
-def refuse_stale(repository: Repository, state: RepositoryState, replaces: str | None) -> None:
-    """Refuse to replace another model than the one that the release was compared with.
-
-    Raises:
-        StaleBlessingError: main holds other weights than `replaces`.
-    """
-    if replaces not in (ANY_WEIGHTS, tree_weights(state.files)):
-        what = f"another model was published since this one was compared with the champion: commit {state.head}"
-        fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
-        raise StaleBlessingError(repository.where, what, fix)
-
-
-def _tagged(
-    repository: Repository, release: ReleasePlan, state: RepositoryState, commit: str, how: str, *, superseded: bool
-) -> PublishedRelease:
+def _tag(repository: Repository, release: ReleasePlan, state: RepositoryState, commit: str) -> None:
     """Tag a release that has landed. A tag outside of main's history stays: main was moved back, and it holds the release."""
     if not state.tagged:
         repository.api.create_tag(release.repo_id, tag=release.tag, revision=commit)
-    return PublishedRelease(commit, release.tag, how, release.publish_id, superseded)
+
+
+def refuse_stale(repository: Repository, release: ReleasePlan, state: RepositoryState) -> None:
+    """Refuse to replace another model than the one that the release was compared with.
+
+    Raises:
+        StaleBlessingError: main holds other weights than it replaces.
+    """
+    if release.replaces not in (ANY_WEIGHTS, tree_weights(state.files)):
+        what = f"another model was published since this one was compared with the champion: commit {state.head}"
+        fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
+        raise StaleBlessingError(repository.where, what, fix)
 
 
 def changes(release: ReleasePlan, state: RepositoryState) -> list[CommitOperationAdd | CommitOperationDelete]:
@@ -181,15 +157,6 @@ def _is_equal(file: ReleaseFile, remote: RepoFile) -> bool:
     if remote.lfs is not None:
         return (remote.lfs.sha256, remote.lfs.size) == (file.sha256, file.size)
     return bool(remote.blob_id == file.git_sha1)
-
-
-def _commit(repository: Repository, release: ReleasePlan, state: RepositoryState) -> str:
-    return repository.commit(
-        changes(release, state),
-        parent=state.head,
-        title=f"Publish {release.tag}",
-        trailers={PUBLISH_ID: release.publish_id},
-    )
 
 
 def _addition(file: ReleaseFile) -> CommitOperationAdd:

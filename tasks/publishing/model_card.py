@@ -10,19 +10,18 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from params import Recipe, load
-from params.artifacts import Artifacts
-from params.schema import HubDataset, Publish
-from tasks.drift.report import DriftReport
-from tasks.evaluation.report import Blessing, Champion, Details, EvaluationReport, SliceResult, confidence_text
+from params.schema import HubDataset
+from tasks.evaluation.report import Champion, Details, SliceResult, confidence_text
 from tasks.ingestion.report import IngestReport
-from tasks.publishing.provenance import FILE, provenance
+from tasks.publishing.candidate import Candidate
+from tasks.publishing.provenance import FILE
 from tasks.stages import read_report
 from tasks.tokenization.report import TokenizationReport
 from tasks.training.report import TrainingReport
@@ -46,115 +45,77 @@ _MAX_SLICES = 12
 _MAX_CHANGED = 5
 """Rows that the card of a private repository quotes."""
 _MAX_NAME = 80
-_MAX_QUOTE = 160
-_MAX_SENTENCE = 600
-"""Characters."""
+"""Characters; the template sets other limits for sentences and for texts of rows."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-
-
-@dataclass(frozen=True)
-class _HubMetric:
-    """A metric under the Hub's name."""
-
-    type: str
-    """From https://huggingface.co/metrics."""
-    name: str
-    """For readers."""
-    arguments: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class _Run:
     """What a card is made from."""
 
-    artifacts: Artifacts
-    publish: Publish
+    candidate: Candidate
     recipe: Recipe
     ingested: IngestReport
-    tokenized: TokenizationReport
     trained: TrainingReport
-    evaluated: EvaluationReport
     details: Details
-    blessing: Blessing
-    drift: DriftReport | None
 
     @classmethod
-    def read(cls, artifacts: Artifacts, publish: Publish) -> _Run:
+    def read(cls, candidate: Candidate) -> _Run:
+        artifacts = candidate.artifacts
         return cls(
-            artifacts,
-            publish,
+            candidate,
             load(artifacts.recipe_path),
             read_report(artifacts, IngestReport),
-            read_report(artifacts, TokenizationReport),
             read_report(artifacts, TrainingReport),
-            read_report(artifacts, EvaluationReport),
             read_report(artifacts, Details),
-            read_report(artifacts, Blessing),
-            read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None,
         )
 
     @property
     def metrics(self) -> dict[str, float]:
         """The model's metrics, the one that decides first."""
-        known = self.evaluated.model
-        return {name: known[name] for name in sorted(known, key=lambda name: name != self.evaluated.metric)}
+        evaluated = self.candidate.evaluated
+        names = sorted(evaluated.model, key=lambda name: name != evaluated.metric)
+        return {name: evaluated.model[name] for name in names}
 
 
-_HUB_METRICS = {
-    **{
-        name: _HubMetric(name, name, {})
-        for name in ("accuracy", "precision", "recall", "f1", "perplexity", "exact_match")
-    },
-    "macro_f1": _HubMetric("f1", "macro F1", {"average": "macro"}),
-    "rouge1": _HubMetric("rouge", "ROUGE-1", {"rouge_type": "rouge1"}),
-    "rouge2": _HubMetric("rouge", "ROUGE-2", {"rouge_type": "rouge2"}),
-    "rougeL": _HubMetric("rouge", "ROUGE-L", {"rouge_type": "rougeL"}),
-    "rougeLsum": _HubMetric("rouge", "ROUGE-Lsum", {"rouge_type": "rougeLsum"}),
+_HUB_METRICS: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
+    **{name: (name, name, {}) for name in ("accuracy", "precision", "recall", "f1", "perplexity", "exact_match")},
+    "macro_f1": ("f1", "macro F1", {"average": "macro"}),
+    **{f"rouge{kind}": ("rouge", f"ROUGE-{kind}", {"rouge_type": f"rouge{kind}"}) for kind in ("1", "2", "L", "Lsum")},
 }
+"""Type (from https://huggingface.co/metrics), name for readers and arguments of a metric on the Hub, by our name."""
 
 
 def write_card(
-    artifacts: Artifacts,
-    publish: Publish,
-    *,
-    pipeline_tag: str,
-    auto_class: str,
-    call: Mapping[str, Any] | None = None,
-    cuts: bool = False,
-    replaced: Champion | None = None,
-    pictures: Sequence[str] = (),
-    has_report: bool = False,
-    record: Mapping[str, Any] | None = None,
+    candidate: Candidate, record: Mapping[str, Any], replaced: Champion | None, *, pictures: Collection[str] = ()
 ) -> str:
     """Return the text of README.md: metadata for the Hub, then the card.
 
-    `call` are the arguments of the call that the card shows, with which the model answers as it was evaluated, and `cuts` says
-    whether it cuts long texts. `pictures` are the paths in the release of the charts that the card shows, see `PICTURES`. `replaced` is the model that the
-    release replaces, by default the champion that it was compared with.
+    `record` is the provenance of the model, `replaced` the one that the release replaces, and `pictures` are the names in the
+    release of the charts that the card shows, see `PICTURES`.
 
     Raises:
-        RecipeError: the recipe cannot be read, or holds a password.
+        RecipeError: the recipe cannot be read.
         ModelError: a report of the run cannot be read.
     """
     import jinja2
 
-    run = _Run.read(artifacts, publish)
-    record = provenance(artifacts, publish.adapter) if record is None else record
+    run, artifacts, publish = _Run.read(candidate), candidate.artifacts, candidate.publish
+    objective, evaluated = objectives.build(candidate.objective), candidate.evaluated
+    drift = read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,  # noqa: S701 (Markdown)
     )
-    environment.filters.update(text=_text, sentence=_sentence, code=_code, number=_number, quote=_quote)
-    environment.filters.update(notes=_notes, python=_python)
-    evaluated = run.evaluated
+    environment.filters.update(text=_text, code=_code, number=_number, notes=_notes, python=_python)
     body = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         repo_id=publish.repo_id,
-        pipeline_tag=pipeline_tag,
-        auto_class=auto_class,
-        call=", ".join(f"{name}={value!r}" for name, value in (call or {}).items()),
-        cuts=cuts,
+        pipeline_tag=objective.pipeline_tag,
+        auto_class=objective.auto_class,
+        call=", ".join(f"{name}={value!r}" for name, value in objective.call_arguments.items()),
+        cuts=objective.reader_cuts,
         form=objectives.prompt_form(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
         adapter=publish.adapter,
@@ -163,26 +124,34 @@ def write_card(
         base=run.recipe.model,
         base_repository=_base_repository(run),
         ingest=run.ingested,
-        tokenize=run.tokenized,
+        tokenize=read_report(artifacts, TokenizationReport),
         train=run.trained,
         evaluate=evaluated,
         metrics={"model": run.metrics, "champion": evaluated.champion, "untrained": evaluated.untrained},
         details=run.details,
         confidence=confidence_text(run.details.confidence),
-        blessing=run.blessing,
-        replaced=replaced or run.blessing.champion,
-        drift=[one.sentence for one in (run.drift, run.details.champion_confidence) if one],
+        blessing=candidate.blessing,
+        replaced=replaced,
+        drift=[one.sentence for one in (drift, run.details.champion_confidence) if one],
         comparisons=[one for one in run.details.comparisons if one.metric == evaluated.metric],
         slices=_slices(run.details),
         changed=run.details.changed[:_MAX_CHANGED] if publish.private else [],
-        picture={Path(path).name: f"![{PICTURES.get(Path(path).name, Path(path).stem)}]({path})" for path in pictures},
-        has_report=has_report,
+        picture={name: f"![{told}]({name})" for name, told in PICTURES.items() if name in pictures},
         record=record,
         record_file=FILE,
         outs=list(_outs(record)),
-        fence="`" * max(3, 1 + max(map(len, re.findall("`+", record["recipe"]["text"])), default=0)),
+        fence=fence(record["recipe"]["text"]),
     )
-    return f"---\n{_metadata(run, pipeline_tag).to_yaml()}\n---\n\n{body}"
+    return f"---\n{_metadata(run, objective.pipeline_tag).to_yaml()}\n---\n\n{body}"
+
+
+def fence(text: str) -> str:
+    """Return marks that begin and end a code block with this text, whatever marks it holds itself."""
+    return "`" * max(3, 1 + _longest_marks(text))
+
+
+def _longest_marks(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
 
 
 def _metadata(run: _Run, pipeline_tag: str) -> ModelCardData:
@@ -190,14 +159,15 @@ def _metadata(run: _Run, pipeline_tag: str) -> ModelCardData:
 
     from tasks.hub_server.card_metadata import LICENSES
 
-    is_listed = run.publish.license in LICENSES
-    known = [_HUB_METRICS[name].type for name in run.metrics if name in _HUB_METRICS]
+    publish = run.candidate.publish
+    is_listed = publish.license in LICENSES
+    known = [_HUB_METRICS[name][0] for name in run.metrics if name in _HUB_METRICS]
     source = run.recipe.data.source
     lora = ["lora"] if run.recipe.model.lora else []
-    is_adapter = run.publish.adapter == "adapter"
+    is_adapter = publish.adapter == "adapter"
     return ModelCardData(
-        license=run.publish.license if is_listed else "other",
-        license_name=None if is_listed else run.publish.license,
+        license=publish.license if is_listed else "other",
+        license_name=None if is_listed else publish.license,
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag=pipeline_tag,
         base_model=_base_repository(run),
@@ -205,7 +175,7 @@ def _metadata(run: _Run, pipeline_tag: str) -> ModelCardData:
         datasets=[source.repo_id] if isinstance(source, HubDataset) and not source.endpoint else None,
         tags=["evergreen", run.recipe.objective.name.replace("_", "-"), *lora],
         metrics=list(dict.fromkeys(known)) or None,
-        model_name=run.publish.repo_id.split("/")[1],
+        model_name=publish.repo_id.split("/")[1],
         eval_results=list(_results(run, pipeline_tag)),
     )
 
@@ -214,15 +184,16 @@ def _results(run: _Run, pipeline_tag: str) -> Iterator[EvalResult]:
     """The metrics in the Hub's form. Intervals and other models' values go into `args`: the form has no fields for them."""
     from huggingface_hub import EvalResult
 
+    recipe, evaluated = run.candidate.artifacts.recipe, run.candidate.evaluated
     source = run.recipe.data.source
     intervals = run.details.intervals["model"]
     for name, value in run.metrics.items():
-        metric = _HUB_METRICS.get(name, _HubMetric(re.sub(r"[^\w.-]", "_", name), _plain(name), {}))
-        arguments: dict[str, Any] = {**metric.arguments, "rows": run.evaluated.rows}
+        kind, shown, own = _HUB_METRICS.get(name, (re.sub(r"[^\w.-]", "_", name), _plain(name), {}))
+        arguments: dict[str, Any] = {**own, "rows": evaluated.rows}
         if name in intervals and isfinite(intervals[name].low) and isfinite(intervals[name].high):
             ends = {"low": round(intervals[name].low, 6), "high": round(intervals[name].high, 6)}
             arguments["interval"] = {**ends, "confidence": run.details.confidence}
-        for label, other in (("champion", run.evaluated.champion), ("base", run.evaluated.untrained)):
+        for label, other in (("champion", evaluated.champion), ("base", evaluated.untrained)):
             if other and name in other:
                 arguments[label] = round(other[name], 6)
         for one in run.details.comparisons:
@@ -232,12 +203,12 @@ def _results(run: _Run, pipeline_tag: str) -> Iterator[EvalResult]:
                 arguments[f"gain_over_{label}"] = gain
         yield EvalResult(
             task_type=pipeline_tag,
-            dataset_type=source.repo_id if isinstance(source, HubDataset) else _identifier(run.artifacts.recipe),
-            dataset_name=_plain(f"{run.artifacts.recipe} ({run.ingested.source})"),
-            dataset_split=run.evaluated.split,
+            dataset_type=source.repo_id if isinstance(source, HubDataset) else _identifier(recipe),
+            dataset_name=_plain(f"{recipe} ({run.ingested.source})"),
+            dataset_split=evaluated.split,
             dataset_revision=run.ingested.revision,
-            metric_type=metric.type,
-            metric_name=metric.name,
+            metric_type=kind,
+            metric_name=shown,
             metric_value=round(value, 6),
             metric_args=arguments,
         )
@@ -246,7 +217,7 @@ def _results(run: _Run, pipeline_tag: str) -> Iterator[EvalResult]:
 def _base_repository(run: _Run) -> str | None:
     """The Hub repository that training started from; None for random weights or a folder."""
     name = run.recipe.model.pretrained
-    if name is None or (run.artifacts.root / name).exists() or not _REPOSITORY.fullmatch(name):
+    if name is None or (run.candidate.artifacts.root / name).exists() or not _REPOSITORY.fullmatch(name):
         return None
     return name
 
@@ -294,16 +265,6 @@ def _text(value: object, limit: int = _MAX_NAME) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|~&#!$@]|:(?=//)|(?<=www)\.)", r"\\\1", _plain(value, limit))
 
 
-def _sentence(value: object) -> str:
-    """The same for a longer text."""
-    return _text(value, _MAX_SENTENCE)
-
-
-def _quote(value: object) -> str:
-    """The same for the text of a row."""
-    return _text(value, _MAX_QUOTE)
-
-
 def _notes(notes: Mapping[str, str]) -> str:
     """What a model's scores of a row say, before another fact."""
     return "".join(f"{_text(name)} {_text(note)}, " for name, note in notes.items())
@@ -317,7 +278,7 @@ def _python(value: str) -> str:
 def _code(value: object) -> str:
     """Text from the data or the recipe as a code span."""
     line = _plain(value).replace("|", "\\|")
-    marks = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
+    marks = "`" * (1 + _longest_marks(line))
     return f"{marks}{line}{marks}" if len(marks) == 1 else f"{marks} {line} {marks}"
 
 

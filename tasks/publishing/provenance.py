@@ -89,14 +89,10 @@ def _dvc_lock(artifacts: Artifacts) -> dict[str, Any] | None:
     is_linked = all(_md5(found[a], "outs", path) == _md5(found[b], "deps", path) for a, b, path in links)
     if not is_linked or not is_training_recorded(artifacts):
         return None
-    entries = {f"{name}@{artifacts.recipe}": _plain(entry) for name, entry in found.items()}
-    return {"schema": "2.0", "stages": entries}
+    entries = {f"{name}@{artifacts.recipe}": entry for name, entry in found.items()}
+    plain: dict[str, Any] = json.loads(json.dumps({"schema": "2.0", "stages": entries}, default=str))
+    return plain
 
 
 def _md5(entry: Any, kind: str, path: str) -> str | None:
     return next((str(one.get("md5")) for one in entry.get(kind) or () if one.get("path") == path), None)
-
-
-def _plain(value: Any) -> Any:
-    """The value as plain JSON types."""
-    return json.loads(json.dumps(value, default=str))

@@ -13,15 +13,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final, Literal
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils._validators import validate_repo_id
-
-from params.errors import ModelError, RecipeError
+from params.errors import ModelError
 from tasks.digests import weights_digest
 from tasks.hub_client.release_file import RELEASE_FILE, release_file, release_id, release_tag
 from tasks.publishing.secrets import find_secrets
 
+ANY_WEIGHTS: Final = "any"
+"""For `ReleasePlan.replaces`: whatever main holds."""
 _PICKLES = frozenset({".bin", ".ckpt", ".h5", ".joblib", ".keras", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"})
 _PROGRAMS = {".bat", ".cmd", ".class", ".dll", ".dylib", ".egg", ".exe", ".jar", ".js", ".ps1", ".sh", ".so", ".wasm"}
 _CODE = frozenset({".ipynb", ".py", ".pyc", ".pyd", ".pyo", ".pyw", ".pyz", ".whl", *_PROGRAMS})
@@ -49,7 +49,7 @@ class ReleaseFile:
 
 @dataclass(frozen=True)
 class ReleasePlan:
-    """What is to be published: all files of the commit, and its tag."""
+    """What is to be published, where, in whose place, and why: a dry run says it, others send it directly or propose it."""
 
     repo_id: str
     private: bool
@@ -58,6 +58,13 @@ class ReleasePlan:
     """SHA-256 over the files, the repository and `made_from`: the same release always has the same id."""
     files: tuple[ReleaseFile, ...]
     """Sorted by path, RELEASE_FILE included."""
+    replaces: str | None = ANY_WEIGHTS
+    """Digest of the weights that main must hold for the release to land; None: it must hold none."""
+    reasons: tuple[str, ...] = ()
+    description: str = ""
+    """In Markdown, for the person who is asked to approve it."""
+    forms: frozenset[str] = frozenset()
+    """Digests of the model in all forms; who has rejected one of them has rejected the model."""
 
     @property
     def weights(self) -> str | None:
@@ -65,28 +72,34 @@ class ReleasePlan:
         return weights_digest({file.path: file.sha256 for file in self.files})
 
 
-def plan_release(
-    folder: Path, *, repo_id: str, tag: str | None, private: bool, made_from: Mapping[str, object]
-) -> ReleasePlan:
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a release."""
+
+    status: Literal["dry-run", "published", "proposed", "rejected"]
+    """As in the receipt."""
+    commit: str | None = None
+    """In main's history. If main was moved back by hand, the tag stays at an earlier commit with the same files."""
+    how: str = ""
+    """`committed`, or how an earlier publication of it was found."""
+    pull_request: int | None = None
+    """That waits for a person, or that one has closed."""
+    note: str = ""
+    """What the receipt says beside the reasons of the release."""
+
+
+def plan_release(folder: Path, *, repo_id: str, private: bool, made_from: Mapping[str, object]) -> ReleasePlan:
     """Collect the files of a folder and compute the id of the release.
 
     Args:
         folder: regular files only; none may run code when it is loaded, or hold a secret.
         repo_id: `namespace/name`.
-        tag: None: `release-` and the first 12 digits of the id.
         private: whether the repository must be private; it is created so if it does not exist.
         made_from: what the model was made from, as JSON values; part of RELEASE_FILE and of the id.
 
     Raises:
-        RecipeError: `repo_id` is malformed.
         ModelError: the folder may not be published; the error lists all problems.
     """
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise RecipeError("repo_id", str(error), "write it as namespace/name") from None
-    if repo_id.count("/") != 1:
-        raise RecipeError("repo_id", f"{repo_id!r} names no namespace", "write it as namespace/name")
     problems: list[str] = []
     files = list(_collect(folder, problems))
     if not files and not problems:
@@ -106,7 +119,7 @@ def plan_release(
         what = "cannot be published:" + "".join(f"\n    {problem}" for problem in problems)
         raise ModelError(str(folder), what, "remove or replace these files; save weights as .safetensors")
     all_files = sorted([*files, _release_file(RELEASE_FILE, description)], key=lambda file: file.path)
-    return ReleasePlan(repo_id, private, tag or release_tag(publish_id), publish_id, tuple(all_files))
+    return ReleasePlan(repo_id, private, release_tag(publish_id), publish_id, tuple(all_files))
 
 
 def _collect(folder: Path, problems: list[str]) -> Iterator[ReleaseFile]:

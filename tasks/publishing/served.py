@@ -13,20 +13,20 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from params import ModelError, TransientError
-from params.artifacts import Artifacts, write_whole
+from params.artifacts import write_whole
 from params.hashing import file_sha256
-from tasks.evaluation.report import EvaluationReport
 from tasks.progress import progress
+from tasks.publishing.candidate import Candidate
 from tasks.publishing.release import ReleasePlan
 from tasks.split_rows import SplitRows
-from tasks.stages import read_report
+from trainer import objectives
 from trainer.data import tokens
 
 if TYPE_CHECKING:
@@ -66,33 +66,24 @@ class JudgedRow:
     scores: Mapping[str, float]
 
 
-def check_served(
-    artifacts: Artifacts, folder: Path, release: ReleasePlan, *, blessed: str, objective: Objective[Any]
-) -> None:
+def check_served(candidate: Candidate, folder: Path, release: ReleasePlan) -> None:
     """Refuse the planned files in `folder` if they give other answers than those that were judged.
 
     A release that was found to give them is not looked at again, however often publishing it is retried.
-
-    Args:
-        artifacts: of the run.
-        folder: the model, its tokenizer and README.md.
-        release: the plan.
-        blessed: the digest of the weights that the gate has seen, in the form of this release.
-        objective: of the recipe.
 
     Raises:
         ModelError: they do, or the card's code fails.
         TransientError: the base model of adapters cannot be loaded now.
     """
-    if release.weights != blessed:
+    if release.weights != candidate.weights:
         what = "the release holds other weights than those that were evaluated"
         raise ModelError(str(folder), what, "run the evaluate stage again")
+    artifacts, report, objective = candidate.artifacts, candidate.evaluated, objectives.build(candidate.objective)
     scores = artifacts.evaluation / "scores" / "model.parquet"
     key = f"{release.publish_id} {file_sha256(scores)}\n"
     if artifacts.served_release.exists() and artifacts.served_release.read_text(encoding="utf-8") == key:
         return
     state, tokenizer = tokens.read_state(artifacts.tokens), tokens.read_tokenizer(artifacts.tokens)
-    report = read_report(artifacts, EvaluationReport)
     if report.max_length:
         objective = objective.with_options(dict.fromkeys(objective.limits))
     limit = report.max_length or tokenizer.model_max_length
@@ -116,7 +107,9 @@ def readers(folder: Path, repo_id: str, card: str) -> Iterator[Reader]:
         if tokenizer is not None:
             gc.collect()  # the model before
         try:
-            with contextlib.redirect_stdout(io.StringIO()), _without_peft_warning():
+            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+                # peft 0.21.2 causes it
+                warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
                 exec(compile(local, "README.md", "exec"), names)  # noqa: S102 (the card's own code, which is ours)
         except (ConnectionError, TimeoutError) as error:
             fix = "try again when the Hub is reachable"
@@ -132,13 +125,6 @@ def readers(folder: Path, repo_id: str, card: str) -> Iterator[Reader]:
         names.clear()
         yield Reader(network.eval(), tokenizer, pipeline)
         del network, pipeline
-
-
-@contextlib.contextmanager
-def _without_peft_warning() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        yield
 
 
 @dataclass(frozen=True)
@@ -181,17 +167,20 @@ class Evaluated:
         """
         differing = {}
         for one in progress(rows, what="publish: rows asked as on the card", total=len(rows)):
-            if told := self._difference(one, self._answer_scores(reader, one), reader):
+            if told := self._difference(one, reader, self._answer_scores):
                 differing[int(one.row["row_id"])] = told
         if len(differing) > _MAY_DIFFER * len(rows):
             row_id, told = next(iter(differing.items()))
             raise self._refusal(row_id, f"{told}; {len(differing)} of {len(rows)} rows differ", reader)
         if self.objective.served_scores:
             network = self.objective.remap_labels(reader.network, self.state)
+            self.objective.set_reference(lambda: network)
             for one in progress(rows, what="publish: rows scored as the release reads them", total=len(rows)):
-                self._difference(one, self._row_scores(reader, network, one), reader)
+                self._difference(one, replace(reader, network=network), self._row_scores)
 
-    def _difference(self, one: JudgedRow, measure: Callable[[], Mapping[str, float]], reader: Reader) -> str | None:
+    def _difference(
+        self, one: JudgedRow, reader: Reader, measure: Callable[[Reader, JudgedRow], Mapping[str, float] | None]
+    ) -> str | None:
         """Return which score of a row differs, as a sentence; None if none does.
 
         Raises:
@@ -201,7 +190,7 @@ class Evaluated:
 
         try:
             with torch.inference_mode():
-                found = measure()
+                found = measure(reader, one) or {}
         except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
             raise self._refusal(one.row["row_id"], " ".join(str(error).split())[:500], reader) from error
         for name, value in found.items():
@@ -213,31 +202,23 @@ class Evaluated:
                 return told
         return None
 
-    def _row_scores(
-        self, reader: Reader, network: PreTrainedModel, one: JudgedRow
-    ) -> Callable[[], Mapping[str, float]]:
-        """Return what computes the `served_scores` of a row under a model, as the reader's own tokenizer encodes the row."""
+    def _row_scores(self, reader: Reader, one: JudgedRow) -> Mapping[str, float]:
+        """Return the `served_scores` of a row under a model, as the reader's own tokenizer encodes the row."""
+        import torch
+
         from trainer.loop.metrics import EvaluationMetrics
 
-        objective = self.objective
-        objective.set_reference(lambda: network)
+        objective, limit = self.objective, min(reader.tokenizer.model_max_length, self.max_length)
+        (encoded,) = objective.encode([one.row], reader.tokenizer, limit, self.state)
+        if not encoded.examples:
+            raise ValueError("the tokenizer of the release makes no tokens of it")
         metrics = EvaluationMetrics(objective, state=self.state, tokenizer=reader.tokenizer, metrics=None)
-        limit = min(reader.tokenizer.model_max_length, self.max_length)
+        parts = [parts[0][0] for _, parts in metrics.batches(reader.network, encoded.examples, batch_size=1)]
+        found = dict(zip(objective.score_names, torch.stack(parts).double().sum(0).tolist(), strict=True))
+        return {name: found[name] for name in objective.served_scores}
 
-        def measure() -> Mapping[str, float]:
-            import torch
-
-            (encoded,) = objective.encode([one.row], reader.tokenizer, limit, self.state)
-            if not encoded.examples:
-                raise ValueError("the tokenizer of the release makes no tokens of it")
-            parts = [parts[0][0] for _, parts in metrics.batches(network, encoded.examples, batch_size=1)]
-            found = dict(zip(objective.score_names, torch.stack(parts).double().sum(0).tolist(), strict=True))
-            return {name: found[name] for name in objective.served_scores}
-
-        return measure
-
-    def _answer_scores(self, reader: Reader, one: JudgedRow) -> Callable[[], Mapping[str, float]]:
-        """Return what computes the scores of a row that follow from the call on the card.
+    def _answer_scores(self, reader: Reader, one: JudgedRow) -> Mapping[str, float] | None:
+        """Return the scores of a row that follow from the call on the card; None if the row is left out.
 
         Rows that the evaluation cut are left out if that call does not cut them at the same place, and so are those that it split.
         """
@@ -246,9 +227,9 @@ class Evaluated:
         is_called = reader.pipeline is not None or objective.has_target_text
         is_whole = len(one.encoded.examples) == 1 and (cuts_alike or not one.encoded.is_truncated)
         if not is_called or not is_whole or objective.reader_input(one.row) is None:
-            return dict
+            return None
         (example,) = one.encoded.examples
-        return lambda: objective.answer_scores(self._call(reader), one.row, example, reader.tokenizer)
+        return objective.answer_scores(self._call(reader), one.row, example, reader.tokenizer)
 
     def _call(self, reader: Reader) -> Callable[..., Any]:
         """Return the call on the card, for `Objective.answer_scores`."""
@@ -267,13 +248,10 @@ class Evaluated:
 
     def _refusal(self, row_id: int, told: str, reader: Reader) -> ModelError:
         what = f"the release would answer otherwise than it was judged: row_id {row_id}: {told}"
-        reasons = list(self._reasons(reader))
-        what += f"; likely because {'; '.join(reasons)}" if reasons else ""
-        fix = (
-            "correct that in the base model or the recipe, and run it again"
-            if reasons
-            else "load these files to see more"
-        )
+        fix = "load these files to see more"
+        if reasons := list(self._reasons(reader)):
+            what += f"; likely because {'; '.join(reasons)}"
+            fix = "correct that in the base model or the recipe, and run it again"
         return ModelError(self.where, what, f"{fix}; nothing was sent, and the files are still there")
 
     def _reasons(self, reader: Reader) -> Iterator[str]:

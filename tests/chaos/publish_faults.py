@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from huggingface_hub.hf_api import RepoFile
 from params.errors import EvergreenError, StaleBlessingError
 from tasks.hub_client import time_limits
 from tasks.hub_client.repository import Repository, RetryPolicy, tree_weights
-from tasks.publishing.exactly_once import ANY_WEIGHTS, publish_release
-from tasks.publishing.release import ReleasePlan, plan_release
+from tasks.publishing.exactly_once import publish_release
+from tasks.publishing.release import ANY_WEIGHTS, ReleasePlan, plan_release
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub, make_client_quick
 
 SEED = int(os.environ.get("EVERGREEN_CHAOS_SEED", "1"))
@@ -131,7 +131,7 @@ def write_model(folder: Path, rng: random.Random) -> None:
 
 def plan(schedule: Schedule, folder: Path) -> ReleasePlan:
     """Return the release of a folder."""
-    return plan_release(folder, repo_id=schedule.repo_id, tag=None, private=False, made_from={"seed": schedule.seed})
+    return plan_release(folder, repo_id=schedule.repo_id, private=False, made_from={"seed": schedule.seed})
 
 
 def run_publisher(schedule: Schedule, folder: Path, endpoint: str, replaces: str | None, outcome: Path) -> None:
@@ -142,11 +142,11 @@ def run_publisher(schedule: Schedule, folder: Path, endpoint: str, replaces: str
     retries = RetryPolicy(attempts=6, sleep=lambda wait_s: time.sleep(min(wait_s, 0.01)))
     repository = Repository(api, schedule.repo_id, timeout_s=10, retries=retries)
     try:
-        done = publish_release(repository, plan(schedule, folder), replaces=replaces)
+        done = publish_release(repository, replace(plan(schedule, folder), replaces=replaces))
     except EvergreenError as error:
         outcome.write_text(json.dumps({"error": type(error).__name__, "what": str(error)}))
         os._exit(error.exit_code)
-    outcome.write_text(json.dumps({"commit": done.commit, "tag": done.tag, "how": done.how}))
+    outcome.write_text(json.dumps({"commit": done.commit, "how": done.how}))
 
 
 class Campaign:

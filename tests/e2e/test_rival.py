@@ -44,8 +44,8 @@ def publish():
     halves = {name: weight * 0.5 for name, weight in weights.items()}
     save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})
     with open_repository(Artifacts("tiny"), repo_id="tests/tiny", endpoint="local", to_write=True) as repository:
-        release = plan_release(folder, repo_id="tests/tiny", tag=None, private=True, made_from={"who": "a rival"})
-        return publish_release(repository, release, replaces=repository.head().weights).commit
+        release = plan_release(folder, repo_id="tests/tiny", private=True, made_from={"who": "a rival"})
+        return publish_release(repository, release).commit
 '''
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from huggingface_hub import HfApi
 
 from tasks.hub_client.repository import Repository
-from tasks.publishing.exactly_once import ANY_WEIGHTS, PublishedRelease, publish_release
-from tasks.publishing.release import ReleasePlan, plan_release
+from tasks.publishing.exactly_once import publish_release
+from tasks.publishing.release import ANY_WEIGHTS, Outcome, ReleasePlan, plan_release
 from tests.support.faulty_hub import Clock
 
 REPO = "alice/model"
@@ -27,10 +28,11 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def plan(folder: Path, **changes: object) -> ReleasePlan:
+def plan(folder: Path, *, tag: str = "", **changes: object) -> ReleasePlan:
     """The release of a folder."""
-    settings: dict[str, object] = {"repo_id": REPO, "tag": None, "private": False, "made_from": {"data": "abc"}}
-    return plan_release(folder, **(settings | changes))
+    settings: dict[str, object] = {"repo_id": REPO, "private": False, "made_from": {"data": "abc"}}
+    planned = plan_release(folder, **(settings | changes))
+    return replace(planned, tag=tag or planned.tag)
 
 
 def patient(
@@ -55,13 +57,13 @@ def publish(
     replaces: str | None = ANY_WEIGHTS,
     timeout_s: float = 600.0,
     log: Callable[[str], None] = lambda _: None,
-) -> PublishedRelease:
+) -> Outcome:
     """Publish without waiting."""
     repository = patient(api, clock, attempts, repo_id=release.repo_id, timeout_s=timeout_s, log=log)
-    return publish_release(repository, release, replaces=replaces)
+    return publish_release(repository, replace(release, replaces=replaces))
 
 
-def assert_published_once(api: HfApi, release: ReleasePlan, published: PublishedRelease) -> None:
+def assert_published_once(api: HfApi, release: ReleasePlan, published: Outcome) -> None:
     """One commit, one tag, and exactly the planned files."""
     history = api.list_repo_commits(release.repo_id)
     ours = [commit.commit_id for commit in history if f"Publish-Id: {release.publish_id}" in commit.message]

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 
-from params import Recipe
+from params import Recipe, load
 from params.artifacts import Artifacts
 from params.dvc_files import Inputs
-from tasks.evaluation.report import EvaluationReport
+from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.evaluation.stage import evaluate as evaluate_stage
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
+from tasks.publishing.candidate import Candidate
 from tasks.publishing.stage import publish as publish_stage
-from tasks.stages import save_report
+from tasks.stages import read_report, save_report
 from tasks.training.report import TrainingReport
 from tests.support import tiny
 from trainer import objectives
@@ -108,3 +109,11 @@ def publish(artifacts: Artifacts, recipe: Recipe, **changes: Any) -> Receipt:
         publish=recipe.publish.model_copy(update={"timeout_s": 5.0, **changes}),
         inputs=Inputs.read("publish", artifacts),
     )
+
+
+def candidate(artifacts: Artifacts, **changes: Any) -> Candidate:
+    """What the publish stage makes of a judged model, some keys of the recipe's `publish` section set; without weights."""
+    recipe = load(artifacts.recipe_path)
+    publish = recipe.publish.model_copy(update=changes)
+    blessing, evaluated = read_report(artifacts, Blessing), read_report(artifacts, EvaluationReport)
+    return Candidate(artifacts, publish, "local", recipe.objective, blessing, evaluated, forms={})

@@ -287,7 +287,7 @@ NAN, INFINITY = float("nan"), float("inf")
 REPO_IDS = ["api/x", "Datasets/x", "models/x", "a/b--c", "a/b..c", "a/b.git", "a/b.", "a-/b", f"a/{'b' * 97}", "é/b"]
 DATASET = {"kind": "hub", "revision": "0" * 40, "train": "a.jsonl"}
 FAILS_LATER = [
-    *(("publish.repo_id", repo_id, "publish.repo_id") for repo_id in REPO_IDS),
+    *(("publish.repo_id", repo_id, "publish.repo_id") for repo_id in (*REPO_IDS, "model", "a/b/c", "a/..", "a/b c")),
     *(("data.source", {**DATASET, "repo_id": repo_id}, "data.source.repo_id") for repo_id in REPO_IDS),
     *(("model", {"pretrained": repo_id}, "model.pretrained") for repo_id in ("api/x", "a/b--c", "a/b.git")),
     ("seed", 2**32, "seed"),

@@ -16,8 +16,9 @@ from params.schema import Drift, Validation
 from tasks.commands import main
 from tasks.hub_client.repository import Repository, RetryPolicy
 from tasks.hub_server.server import LocalHub
-from tasks.publishing import stage
+from tasks.publishing.assembly import assemble
 from tasks.publishing.model_card import write_card
+from tasks.publishing.provenance import provenance
 from tasks.report.page import render
 from tasks.split_rows import SplitRows
 from tasks.stages import read_report
@@ -27,7 +28,6 @@ from tasks.validation.stage import validate
 from tests.support import releases, tiny
 from tests.support.html import Outline
 from tests.support.project import free_port
-from trainer import objectives
 
 pytestmark = pytest.mark.usefixtures("no_hub_settings")
 PROFILE = "evergreen-data-profile.dat"
@@ -126,15 +126,12 @@ def test_release_carries_the_profile(released):
 @pytest.mark.parametrize(
     ("private", "drift", "carried"), [(True, None, True), (False, None, False), (False, "report", True)]
 )
-def test_public_release_carries_the_profile_only_if_the_recipe_says_drift(project, tmp_path, private, drift, carried):
+def test_public_release_carries_the_profile_only_if_the_recipe_says_drift(project, private, drift, carried):
     artifacts, _ = project
     checks = {"expectations": []} | ({"drift": drift} if drift else {})
     tiny.write(artifacts.recipe_path, {**RECIPE, "validation": checks})
-    recipe, folder = load(artifacts.recipe_path), tmp_path / "release"
-    folder.mkdir()
-    publish = recipe.publish.model_copy(update={"private": private})
-    stage._assemble(artifacts, publish, objectives.build(recipe.objective), folder, None)
-    assert (folder / PROFILE).exists() is carried
+    candidate = releases.candidate(artifacts, private=private)
+    assert (assemble(candidate, provenance(artifacts), None) / PROFILE).exists() is carried
 
 
 def test_same_rows_are_nothing_new(project):
@@ -179,8 +176,7 @@ def test_new_intent_is_named_with_examples(project):
         assert "they look like identifiers or times: question_id." in text
     assert drift.examples[0].values["text"] in Outline(local).text
     assert drift.examples[0].values["text"] not in public
-    publish = load(artifacts.recipe_path).publish
-    card = write_card(artifacts, publish, pipeline_tag="text-classification", auto_class="AutoModel")
+    card = write_card(releases.candidate(artifacts), provenance(artifacts), None)
     assert f"The new rows drifted, comparing 72 new rows with 400 rows of {tag}" in card
     assert drift.examples[0].values["text"] not in card
 

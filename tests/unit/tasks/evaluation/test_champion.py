@@ -20,7 +20,7 @@ from tasks.evaluation.receipt_log import read_entries
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.repository import Repository
 from tasks.hub_server.server import LocalHub
-from tasks.publishing.stage import is_current, is_there
+from tasks.publishing.hub_changes import is_current, is_there
 from tasks.releases import rollback
 from tasks.report.page import write_report
 from tasks.split_rows import SplitRows

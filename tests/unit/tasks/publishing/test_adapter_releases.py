@@ -20,8 +20,8 @@ from params.artifacts import Artifacts
 from params.loading import Recipe, load
 from tasks.hub_client.repository import Repository
 from tasks.hub_server.server import LocalHub
+from tasks.publishing.hub_changes import is_current, is_there
 from tasks.publishing.provenance import FILE
-from tasks.publishing.stage import is_current, is_there
 from tasks.releases.rollback import roll_back
 from tasks.tokenization.stage import tokenize
 from tests.support import base_models, releases, tiny

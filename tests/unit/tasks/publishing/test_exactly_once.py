@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
@@ -18,11 +19,11 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from params.errors import HubRefusedError, ModelError, StaleBlessingError, TransientError
 from tasks.hub_client.repository import Repository
-from tasks.publishing import exactly_once
-from tasks.publishing.exactly_once import PublishedRelease
-from tasks.publishing.release import ReleasePlan
+from tasks.publishing.release import Outcome, ReleasePlan
 from tests.support.faulty_hub import STRANGER, Clock, Fault, FaultyHub, quick_client
 from tests.support.publications import REPO, TOKEN, assert_published_once, plan, publish
+
+SUPERSEDED = "it was published before, and main holds another model now"
 
 
 def test_publishing_the_same_release_again_writes_nothing(api: HfApi, hub: FaultyHub, folder: Path) -> None:
@@ -35,7 +36,7 @@ def test_publishing_the_same_release_again_writes_nothing(api: HfApi, hub: Fault
 
     hub.done.clear()
     again = publish(api, plan(folder))
-    assert (again.commit, again.tag, again.how) == (published.commit, published.tag, "found by its tag")
+    assert (again.commit, again.how) == (published.commit, "found by its tag")
     assert not [line for line in hub.done if not line.startswith("GET")], "a second publication wrote something"
 
 
@@ -80,16 +81,16 @@ def test_release_lands_after_concurrent_foreign_commits(
     api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.create_repo(REPO)
-    commit, foreign = exactly_once._commit, iter(range(2))
+    commit, foreign = Repository.commit, iter(range(2))
 
-    def foreign_commit_first(*args: object) -> str:
+    def foreign_commit_first(*args: Any, **options: Any) -> str:
         for number in foreign:
             content = f"from elsewhere {number}".encode()
             api.create_commit(REPO, [CommitOperationAdd("OTHER", content)], commit_message="by hand")
             break
-        return commit(*args)
+        return commit(*args, **options)
 
-    monkeypatch.setattr(exactly_once, "_commit", foreign_commit_first)
+    monkeypatch.setattr(Repository, "commit", foreign_commit_first)
     release = plan(folder)
     clock = Clock()
     assert_published_once(api, release, publish(api, release, clock))
@@ -111,7 +112,7 @@ def test_concurrent_publishers_land_one_release(hub: FaultyHub, folder: Path) ->
     apis = [HfApi(endpoint=hub.endpoint, token=TOKEN) for _ in range(4)]
     release, start = plan(folder), threading.Barrier(len(apis))
 
-    def run(api: HfApi) -> PublishedRelease:
+    def run(api: HfApi) -> Outcome:
         start.wait()
         return publish(api, plan(folder), attempts=20)
 
@@ -144,9 +145,9 @@ def test_file_changed_after_the_plan_is_not_published(api: HfApi, folder: Path) 
 def test_release_removed_by_hand_is_published_again(
     api: HfApi, running_hub: tuple[FaultyHub, Path], folder: Path
 ) -> None:
-    first = publish(api, plan(folder))
+    first, first_tag = publish(api, plan(folder)), plan(folder).tag
     (folder / "config.json").write_text("{}")
-    second = publish(api, plan(folder))
+    second, second_tag = publish(api, plan(folder)), plan(folder).tag
     repository = running_hub[1] / "models/alice/model.git"
     subprocess.run(["git", "-C", str(repository), "update-ref", "refs/heads/main", first.commit], check=True)
     assert not Repository(api, REPO).holds(second.commit)
@@ -155,7 +156,7 @@ def test_release_removed_by_hand_is_published_again(
     assert Repository(api, REPO).holds(third.commit)
     assert publish(api, plan(folder)).commit == third.commit
     tags = {tag.name: tag.target_commit for tag in api.list_repo_refs(REPO).tags}
-    assert tags == {first.tag: first.commit, second.tag: second.commit}, "a tag was moved"
+    assert tags == {first_tag: first.commit, second_tag: second.commit}, "a tag was moved"
 
 
 def weights(folder: Path, content: bytes) -> None:
@@ -175,7 +176,7 @@ def test_release_replaces_only_the_weights_it_was_compared_with(api: HfApi, fold
     assert "evaluate again" in raised.value.fix
     assert len(api.list_repo_commits(REPO)) == 2
     assert publish(api, second, replaces=first.weights).how == "committed"
-    assert not publish(api, second, replaces=None).superseded, "it has landed already"
+    assert not publish(api, second, replaces=None).note, "it has landed already"
 
 
 def test_foreign_commit_with_the_same_weights_does_not_stop_a_release(api: HfApi, folder: Path) -> None:
@@ -192,15 +193,15 @@ def test_concurrent_foreign_weights_stop_a_release(api: HfApi, folder: Path, mon
     first = plan(folder)
     publish(api, first)
     weights(folder, b"second")
-    commit, foreign = exactly_once._commit, iter(range(1))
+    commit, foreign = Repository.commit, iter(range(1))
 
-    def foreign_commit_first(*args: object) -> str:
+    def foreign_commit_first(*args: Any, **options: Any) -> str:
         for _ in foreign:
             operations = [CommitOperationAdd("model.safetensors", b"of a stranger")]
             api.create_commit(REPO, operations, commit_message="by hand")
-        return commit(*args)
+        return commit(*args, **options)
 
-    monkeypatch.setattr(exactly_once, "_commit", foreign_commit_first)
+    monkeypatch.setattr(Repository, "commit", foreign_commit_first)
     with pytest.raises(StaleBlessingError):
         publish(api, plan(folder), replaces=first.weights)
     assert [commit.title for commit in api.list_repo_commits(REPO)][:2] == ["by hand", f"Publish {first.tag}"]
@@ -208,17 +209,17 @@ def test_concurrent_foreign_weights_stop_a_release(api: HfApi, folder: Path, mon
 
 def test_superseded_release_is_reported(api: HfApi, folder: Path) -> None:
     first = plan(folder)
-    assert not publish(api, first).superseded
+    assert not publish(api, first).note
     (folder / "config.json").write_text("{}")
     publish(api, plan(folder))
     again = publish(api, first)
-    assert (again.how, again.superseded) == ("found by its tag", False), "main holds its weights"
+    assert (again.how, again.note) == ("found by its tag", ""), "main holds its weights"
     weights(folder, b"second")
     publish(api, plan(folder))
-    assert publish(api, first).superseded
+    assert publish(api, first).note == SUPERSEDED
     api.delete_tag(REPO, tag=first.tag)
     again = publish(api, first)
-    assert (again.how, again.superseded) == ("found by its id", True)
+    assert (again.how, again.note) == ("found by its id", SUPERSEDED)
 
 
 @pytest.mark.parametrize("kind", ["before", "after", "lost"])
@@ -292,8 +293,8 @@ def test_wait_beyond_the_deadline_is_an_error(
 def test_commit_id_of_the_client_is_verified(api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     api.create_repo(REPO)
     initial = api.list_repo_commits(REPO)[0].commit_id
-    commit, lies = exactly_once._commit, iter([initial])
-    monkeypatch.setattr(exactly_once, "_commit", lambda *args: next(lies, None) or commit(*args))
+    commit, lies = Repository.commit, iter([initial])
+    monkeypatch.setattr(Repository, "commit", lambda *args, **options: next(lies, None) or commit(*args, **options))
     release = plan(folder)
     published = publish(api, release, attempts=2)
     assert published.commit != initial
@@ -327,7 +328,7 @@ def test_random_faults_with_concurrent_writers_land_one_release(hub: FaultyHub, 
             for _ in range(rng.randrange(1, 7))
         ]
 
-        def run(number: int, release: ReleasePlan = release, repo: str = repo) -> PublishedRelease:
+        def run(number: int, release: ReleasePlan = release, repo: str = repo) -> Outcome:
             twin = HfApi(endpoint=hub.endpoint, token=TOKEN)
             return publish(twin, release, StrangerClock(stranger, repo), attempts=60, timeout_s=1e6)
 

@@ -15,11 +15,11 @@ from markdown_it import MarkdownIt
 from ruamel.yaml import YAML
 from safetensors.numpy import save_file
 
-from params import RecipeError, load
+from params import RecipeError
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.model_card import PICTURES, write_card
 from tasks.publishing.provenance import provenance
-from tests.support import tiny
+from tests.support import releases, tiny
 from tests.unit.tasks.report import example
 
 TOKEN = "hf_tests"
@@ -45,10 +45,9 @@ def edit(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def card_of(artifacts, **options):
-    publish = load(artifacts.recipe_path).publish
-    tags = {"pipeline_tag": "text-classification", "auto_class": "AutoModelForSequenceClassification"}
-    return write_card(artifacts, publish, **{**tags, **options})
+def card_of(artifacts, pictures=()):
+    candidate = releases.candidate(artifacts)
+    return write_card(candidate, provenance(artifacts), candidate.blessing.champion, pictures=pictures)
 
 
 def test_card_metadata_has_metrics_of_model_champion_and_base(run):
@@ -131,7 +130,7 @@ def test_card_escapes_text_of_data_and_recipe(run):
     assert "\n   ```\n" in text
     run.recipe_path.write_text(text + "# </code> {{ 7 * 7 }} {% raw %}\n# ---\n")
     pictures = ["comparison.png", "curves.png", "slices.png"]
-    blocks, every = parsed(card_of(run, pictures=pictures, has_report=True))
+    blocks, every = parsed(card_of(run, pictures))
     assert {t.type for t in every if t.type.startswith("html")} == set()
     targets = {str(t.attrs["href"]) for t in every if t.type == "link_open"}
     assert targets == {"#how-it-was-made", "report.html", "evergreen-provenance.json"}
@@ -193,7 +192,7 @@ def test_same_run_gives_the_same_card(run):
     first = card_of(run)
     for path in run.root.rglob("*"):
         os.utime(path, (1, 1))
-    assert card_of(run) == first == card_of(run, record=provenance(run))
+    assert card_of(run) == first
 
 
 def lock_of(artifacts, training=None):
@@ -280,12 +279,12 @@ def test_card_of_a_private_repository_quotes_changed_rows(run):
     assert rows[0][1:] == [r"predicted card\|lost, error 0.5000".replace("\\|", "|"), "predicted refund, error 2.5000"]
 
 
-def snippet_of(artifacts, objective, tag="text-generation", template=""):
+def snippet_of(artifacts, objective, template=""):
     change(artifacts, {}, objective=objective)
     (artifacts.model / "chat_template.jinja").write_text(template)
     if not template:
         (artifacts.model / "chat_template.jinja").unlink()
-    return re.search(r"^```python\n(.*?)^```$", card_of(artifacts, pipeline_tag=tag), re.DOTALL | re.MULTILINE)[1]
+    return re.search(r"^```python\n(.*?)^```$", card_of(artifacts), re.DOTALL | re.MULTILINE)[1]
 
 
 def test_snippet_writes_prompts_as_they_were_learned(run):
@@ -296,7 +295,7 @@ def test_snippet_writes_prompts_as_they_were_learned(run):
     dpo = {"name": "dpo", "separator": " => é"}
     assert 'generator("Once upon a time => é",' in snippet_of(run, dpo)
     seq2seq = {"name": "seq2seq", "prefix": "```\nsum: "}
-    snippet = snippet_of(run, seq2seq, "text2text-generation")
+    snippet = snippet_of(run, seq2seq)
     assert r"tokenizer('```\nsum: The input text.'," in snippet
     for code in (snippet, snippet_of(run, dpo), snippet_of(run, grpo)):
         compile(code, "card", "exec")

@@ -16,9 +16,9 @@ from huggingface_hub.community import Discussion
 from params.errors import StaleBlessingError, TransientError
 from tasks.hub_client.release_file import RELEASE_FILE, release_file, release_id, release_tag
 from tasks.hub_client.release_log import releases
-from tasks.publishing.exactly_once import PublishedRelease
-from tasks.publishing.proposal import Proposal, propose_release, status_of, withdraw_proposals
-from tasks.publishing.release import ReleaseFile, ReleasePlan
+from tasks.publishing.hub_changes import status_of
+from tasks.publishing.proposal import Proposals
+from tasks.publishing.release import Outcome, ReleaseFile, ReleasePlan
 from tests.support.faulty_hub import Clock, Fault, FaultyHub
 from tests.support.publications import REPO, patient, plan, publish, write_model
 
@@ -27,9 +27,21 @@ RECIPE = "nightly"
 
 def propose(
     api: HfApi, release: ReleasePlan, *, replaces: str | None = None, recipe: str = RECIPE, clock: Clock | None = None
-) -> Proposal | PublishedRelease:
-    repository = patient(api, clock)
-    return propose_release(repository, release, recipe=recipe, description="It is better.", replaces=replaces)
+) -> Outcome:
+    described = replace(release, description="It is better.", replaces=replaces)
+    return Proposals(patient(api, clock), recipe).propose(described)
+
+
+def withdraw(api: HfApi, reason: str) -> None:
+    Proposals(patient(api), RECIPE).withdraw(reason)
+
+
+def waiting(number: int) -> Outcome:
+    return Outcome("proposed", pull_request=number, note=f"pull request {number} waits for approval")
+
+
+def rejected(number: int) -> Outcome:
+    return Outcome("rejected", pull_request=number, note=f"pull request {number} was closed")
 
 
 def pull_requests(api: HfApi, *statuses: str) -> list[Discussion]:
@@ -53,7 +65,7 @@ def newer(folder: Path) -> ReleasePlan:
 
 def test_proposal_holds_the_release_and_main_does_not(api: HfApi, hub: FaultyHub, folder: Path) -> None:
     release = plan(folder)
-    assert propose(api, release) == Proposal("open", 1)
+    assert propose(api, release) == waiting(1)
     (found,) = pull_requests(api)
     assert found.title == f"Publish {release.tag} of {RECIPE}"
     assert comments(api, 1) == [f"It is better.\n\nPublish-Id: {release.publish_id}"]
@@ -63,7 +75,7 @@ def test_proposal_holds_the_release_and_main_does_not(api: HfApi, hub: FaultyHub
     assert status_of(patient(api), 1) == "open"
 
     hub.done.clear()
-    assert propose(api, release) == Proposal("open", 1)
+    assert propose(api, release) == waiting(1)
     assert not [line for line in hub.done if not line.startswith("GET")], "a second call wrote something"
 
 
@@ -72,13 +84,13 @@ def test_merging_publishes_once_and_tags(api: HfApi, folder: Path) -> None:
     propose(api, release)
     api.merge_pull_request(REPO, 1)
     published = propose(api, release)
-    assert isinstance(published, PublishedRelease)
-    assert (published.how, published.tag, published.superseded) == ("merged", release.tag, False)
+    assert published.status == "published"
+    assert (published.how, published.note) == ("merged", "")
     head = api.list_repo_commits(REPO)[0].commit_id
     assert published.commit == head
     assert {tag.name: tag.target_commit for tag in api.list_repo_refs(REPO).tags} == {release.tag: head}
     again = propose(api, release)
-    assert isinstance(again, PublishedRelease)
+    assert again.status == "published"
     assert (again.how, again.commit) == ("found by its tag", head)
     assert len(pull_requests(api)) == 1
 
@@ -87,24 +99,24 @@ def test_closed_proposal_is_not_made_again(api: HfApi, folder: Path) -> None:
     release = plan(folder)
     propose(api, release)
     api.change_discussion_status(REPO, 1, "closed", comment="not this one")
-    assert propose(api, release) == Proposal("closed", 1)
+    assert propose(api, release) == rejected(1)
     assert status_of(patient(api), 1) == "closed"
-    assert propose(api, newer(folder)) == Proposal("open", 2), "another model is proposed"
+    assert propose(api, newer(folder)) == waiting(2), "another model is proposed"
     assert status_of(patient(api), 99) is None
 
 
 def test_rejected_weights_are_not_proposed_by_another_recipe_or_text(api: HfApi, folder: Path) -> None:
     propose(api, plan(folder))
     api.change_discussion_status(REPO, 1, "closed")
-    assert propose(api, plan(folder), recipe="another") == Proposal("closed", 1)
+    assert propose(api, plan(folder), recipe="another") == rejected(1)
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# The same model, in other words\n")
     edited = plan(folder)
-    assert propose(api, edited) == Proposal("closed", 1)
+    assert propose(api, edited) == rejected(1)
     api.change_discussion_status(REPO, 1, "open")
-    assert propose(api, edited) == Proposal("open", 2), "whoever opens it again takes the rejection back"
+    assert propose(api, edited) == waiting(2), "whoever opens it again takes the rejection back"
     assert [one.num for one in pull_requests(api, "open")] == [2]
     api.change_discussion_status(REPO, 2, "closed")
-    assert propose(api, edited) == Proposal("closed", 2)
+    assert propose(api, edited) == rejected(2)
 
 
 def test_rejected_model_is_not_proposed_in_another_form(api: HfApi, folder: Path) -> None:
@@ -112,10 +124,8 @@ def test_rejected_model_is_not_proposed_in_another_form(api: HfApi, folder: Path
     propose(api, first)
     api.change_discussion_status(REPO, 1, "closed")
     other = newer(folder)
-    forms = {str(first.weights), str(other.weights)}
-    assert propose_release(
-        patient(api), other, recipe=RECIPE, description="", replaces=None, weights=forms
-    ) == Proposal("closed", 1)
+    forms = frozenset({str(first.weights), str(other.weights)})
+    assert propose(api, replace(other, forms=forms)) == rejected(1)
 
 
 @pytest.mark.parametrize("how", ["superseded", "withdrawn", "stale"])
@@ -126,7 +136,7 @@ def test_proposal_that_evergreen_closed_may_return(api: HfApi, folder: Path, tmp
     if how == "superseded":
         propose(api, newer(write_model(tmp_path / "newer")))
     elif how == "withdrawn":
-        withdraw_proposals(patient(api), RECIPE, "It is worse.")
+        withdraw(api, "It is worse.")
     else:
         other = newer(write_model(tmp_path / "newer"))
         publish(api, other)
@@ -134,11 +144,11 @@ def test_proposal_that_evergreen_closed_may_return(api: HfApi, folder: Path, tmp
             propose(api, release)
         replaces = other.weights
     number = len(pull_requests(api)) + 1
-    assert propose(api, release, replaces=replaces) == Proposal("open", number)
+    assert propose(api, release, replaces=replaces) == waiting(number)
     api.comment_discussion(REPO, number, comments(api, 1)[-1])
     api.comment_discussion(REPO, number, "no")
     api.change_discussion_status(REPO, number, "closed")
-    assert propose(api, release, replaces=replaces) == Proposal("closed", number), "a person rejects it"
+    assert propose(api, release, replaces=replaces) == rejected(number), "a person rejects it"
 
 
 def copy_as_bob(hub: FaultyHub, release: ReleasePlan, **changed: bytes) -> int:
@@ -161,14 +171,14 @@ def test_copy_of_a_stranger_rejects_no_model(api: HfApi, hub: FaultyHub, folder:
     copy_as_bob(hub, release)
     user = HfApi(endpoint=hub.endpoint, token=f"token-of-{closed_by}")
     user.change_discussion_status(REPO, 1, "closed", comment="spam")
-    assert propose(api, release) == Proposal("open", 2)
+    assert propose(api, release) == waiting(2)
 
 
 def test_stranger_cannot_put_other_files_in_the_place_of_a_proposal(api: HfApi, hub: FaultyHub, folder: Path) -> None:
     release = plan(folder)
     api.create_repo(REPO, private=False)
     copy_as_bob(hub, release, NOTES=b"x")
-    assert propose(api, release) == Proposal("open", 2)
+    assert propose(api, release) == waiting(2)
     assert [one.num for one in pull_requests(api, "open")] == [2]
     assert "other files" in comments(api, 1)[-1]
 
@@ -178,7 +188,7 @@ def test_merged_words_of_a_stranger_give_no_tag(api: HfApi, hub: FaultyHub, fold
     api.create_repo(REPO, private=False)
     copy_as_bob(hub, release, NOTES=b"x")
     api.merge_pull_request(REPO, 1)
-    withdraw_proposals(patient(api), RECIPE, "It is worse.")
+    withdraw(api, "It is worse.")
     assert api.list_repo_refs(REPO).tags == []
 
 
@@ -200,11 +210,11 @@ def test_other_files_of_the_same_size_are_no_release(
     forged = FORGERIES[path](content if isinstance(content, bytes) else content.read_bytes())
     copy_as_bob(hub, release, **{path: forged})
     api.merge_pull_request(REPO, 2)
-    withdraw_proposals(patient(api), RECIPE, "It is worse.")
+    withdraw(api, "It is worse.")
     assert api.list_repo_refs(REPO).tags == []
     assert [entry.kind for entry in releases(patient(api))] == ["other", "other"]
     published = publish(api, release)
-    assert (published.how, published.tag) == ("committed", release.tag)
+    assert published.how == "committed"
 
 
 def test_release_that_lists_no_git_hashes_is_known_by_its_content(api: HfApi, folder: Path) -> None:
@@ -213,7 +223,7 @@ def test_release_that_lists_no_git_hashes_is_known_by_its_content(api: HfApi, fo
     propose(api, release)
     api.merge_pull_request(REPO, 1)
     assert [entry.kind for entry in releases(patient(api))] == ["release", "other"]
-    withdraw_proposals(patient(api), RECIPE, "It is worse.")
+    withdraw(api, "It is worse.")
     assert [tag.name for tag in api.list_repo_refs(REPO).tags] == [release.tag]
 
 
@@ -242,7 +252,7 @@ def test_merged_release_is_found_beside_a_merge_with_its_title(api: HfApi, hub: 
     copy_as_bob(hub, release, NOTES=b"x")
     api.merge_pull_request(REPO, 2)
     published = propose(api, release)
-    assert isinstance(published, PublishedRelease)
+    assert published.status == "published"
     assert (published.how, published.commit) == ("merged", merged)
 
 
@@ -250,7 +260,7 @@ def test_newer_model_takes_the_place_of_the_one_that_waits(api: HfApi, folder: P
     propose(api, plan(folder))
     propose(api, plan(folder), recipe="another")
     second = newer(folder)
-    assert propose(api, second) == Proposal("open", 3)
+    assert propose(api, second) == waiting(3)
     assert [one.num for one in pull_requests(api, "open")] == [2, 3], "that of another recipe stays"
     assert comments(api, 1)[-1].startswith(f"A newer model of this recipe is proposed as {second.tag}.\n")
 
@@ -272,9 +282,9 @@ def test_merged_release_is_tagged_although_a_newer_model_is_there(api: HfApi, fo
     api.merge_pull_request(REPO, 1)
     merged = api.list_repo_commits(REPO)[0].commit_id
     if is_kept:
-        withdraw_proposals(patient(api), RECIPE, "it is no better")
+        withdraw(api, "it is no better")
     else:
-        assert propose(api, newer(folder), replaces=release.weights) == Proposal("open", 2)
+        assert propose(api, newer(folder), replaces=release.weights) == waiting(2)
     assert {tag.name: tag.target_commit for tag in api.list_repo_refs(REPO).tags} == {release.tag: merged}
 
 
@@ -289,9 +299,9 @@ def test_merge_of_other_files_is_not_tagged(api: HfApi, folder: Path) -> None:
 
 
 def test_model_that_the_gate_no_longer_wants_is_withdrawn(api: HfApi, folder: Path) -> None:
-    withdraw_proposals(patient(api), RECIPE, "no repository yet")
+    withdraw(api, "no repository yet")
     propose(api, plan(folder))
-    withdraw_proposals(patient(api), RECIPE, "It is worse.")
+    withdraw(api, "It is worse.")
     assert pull_requests(api, "open") == []
     assert comments(api, 1)[-1].startswith("It is worse.\n")
 
@@ -303,7 +313,7 @@ def test_of_two_equal_proposals_the_older_stays(api: HfApi, folder: Path) -> Non
     for _ in range(2):
         added = [CommitOperationAdd(file.path, file.source) for file in release.files]
         api.create_commit(REPO, added, commit_message=f"Publish {release.tag} of {RECIPE}", create_pr=True)
-    assert propose(api, release) == Proposal("open", 1)
+    assert propose(api, release) == waiting(1)
     assert [one.num for one in pull_requests(api, "open")] == [1]
 
 
@@ -315,7 +325,7 @@ def test_merge_of_other_files_is_not_this_release(api: HfApi, folder: Path) -> N
     with pytest.raises(StaleBlessingError):  # it is compared with what main holds now
         propose(api, release)
     assert api.list_repo_refs(REPO).tags == []
-    assert propose(api, release, replaces=release.weights) == Proposal("open", 2)
+    assert propose(api, release, replaces=release.weights) == waiting(2)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -340,5 +350,5 @@ def test_whatever_fails_one_proposal_is_open(api: HfApi, hub: FaultyHub, folder:
             continue
     hub.faults.clear()
     assert found == propose(api, release)
-    assert isinstance(found, Proposal)
-    assert [one.num for one in pull_requests(api, "open")] == [found.number]
+    assert found.status == "proposed"
+    assert [one.num for one in pull_requests(api, "open")] == [found.pull_request]

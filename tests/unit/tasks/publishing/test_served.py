@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from params import ModelError, Recipe
 from params.artifacts import Artifacts
 from params.loading import load
 from tasks.hub_server.server import LocalHub
-from tasks.publishing import release_form, served
+from tasks.publishing import assembly, served
+from tasks.publishing.candidate import Candidate
 from tasks.split_rows import SplitRows
 from tests.support import base_models, releases, tiny, tiny_releases
 from tests.support.tiny_releases import CHAT
@@ -62,14 +64,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], None]], None]:
     """Put a fault into the files of a release, after the evaluation."""
-    copy_model = release_form.copy_model
+    copy_model = assembly.copy_model
 
     def put(fault: Callable[[Path], None]) -> None:
         def copy(artifacts: Artifacts, form: Any, folder: Path, **options: Any) -> None:
             copy_model(artifacts, form, folder, **options)
             fault(folder)
 
-        monkeypatch.setattr(release_form, "copy_model", copy)
+        monkeypatch.setattr(assembly, "copy_model", copy)
 
     return put
 
@@ -190,8 +192,8 @@ def test_other_weights_than_the_judged_ones_are_refused(prepared, plant, kind):
 def test_answers_show_other_weights_by_themselves(prepared, plant, monkeypatch, kind, fault):
     check = served.check_served
 
-    def trusting(artifacts: Artifacts, folder: Path, release: Any, *, blessed: str, **rest: Any) -> None:
-        check(artifacts, folder, release, blessed=release.weights, **rest)
+    def trusting(candidate: Candidate, folder: Path, release: Any) -> None:
+        check(replace(candidate, forms={candidate.publish.adapter: release.weights}), folder, release)
 
     monkeypatch.setattr(served, "check_served", trusting)
     plant(fault)
@@ -208,11 +210,11 @@ def test_row_that_was_cut_is_asked_only_if_the_call_cuts_it_alike(tmp_path, plan
     answers = served.Evaluated._answer_scores
 
     def count(self: served.Evaluated, reader: served.Reader, one: served.JudgedRow) -> Any:
-        measure = answers(self, reader, one)
-        if measure is not dict:
+        scores = answers(self, reader, one)
+        if scores is not None:
             assert kind != "token_classification" or len(one.encoded.examples) == 1
             asked.append(one.row["row_id"])
-        return measure
+        return scores
 
     monkeypatch.setattr(served.Evaluated, "_answer_scores", count)
     assert releases.publish(*of, dry_run=True).status == "dry-run"

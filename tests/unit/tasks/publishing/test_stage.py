@@ -19,7 +19,7 @@ from tasks.commands import main
 from tasks.evaluation.receipt_log import read_entries
 from tasks.hub_server.server import LocalHub
 from tasks.inference.tried_model import AnswerOptions, TriedModel
-from tasks.publishing.stage import is_there
+from tasks.publishing.hub_changes import is_there
 from tests.support import releases, tiny
 from tests.support.project import ROOT, free_port
 from trainer import objectives
@@ -65,6 +65,15 @@ def test_dry_run_creates_no_repository(whole):
     with hub(artifacts) as running:
         assert not client(running).repo_exists(REPO)
     assert run(whole, dry_run=True, endpoint="http://127.0.0.1:9").status == "dry-run"  # no Hub, no token
+
+
+def test_dry_run_closes_no_proposal(whole):
+    artifacts, _ = whole
+    before = artifacts.blessing.read_text()
+    artifacts.blessing.write_text(json.dumps(json.loads(before) | {"verdict": "refuse", "reasons": ["too slow"]}))
+    with pytest.raises(GateRefusedError):  # it asks no Hub
+        run(whole, dry_run=True, approval="pull_request", endpoint="http://127.0.0.1:9")
+    artifacts.blessing.write_text(before)
 
 
 def test_release_is_one_commit_and_one_tag_even_when_repeated(whole):

@@ -11,8 +11,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from params.errors import HubRefusedError, TransientError
-from tasks.publishing.exactly_once import ANY_WEIGHTS
-from tasks.publishing.proposal import propose_release
+from tasks.publishing.proposal import Proposals
 from tasks.publishing.provenance import FILE
 from tasks.releases.recorded_data import recorded_data
 from tasks.releases.rollback import roll_back
@@ -32,7 +31,7 @@ def release(api: HfApi, folder: Path, number: int, *, propose: bool = False) -> 
     (folder / FILE).write_text(json.dumps(record, indent=1))
     if propose:
         planned = plan(folder, made_from={})
-        propose_release(patient(api), planned, recipe="tiny", description="Better.", replaces=ANY_WEIGHTS)
+        Proposals(patient(api), "tiny").propose(planned)
     else:
         publish(api, plan(folder, tag=f"v{number}", made_from={}))
 

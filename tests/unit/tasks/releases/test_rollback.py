@@ -17,7 +17,7 @@ from tasks.hub_client.release_log import LogEntry, releases, rolled_back_reason,
 from tasks.hub_client.repository import Repository
 from tasks.hub_server import pull_requests
 from tasks.hub_server.store import Store
-from tasks.publishing.exactly_once import PublishedRelease
+from tasks.publishing.release import Outcome
 from tasks.releases import commands
 from tasks.releases.rollback import RollbackResult, roll_back
 from tests.support import tiny
@@ -26,7 +26,7 @@ from tests.support.project import ROOT
 from tests.support.publications import REPO, TOKEN, patient, plan, publish, write_model
 
 
-def release(api: HfApi, folder: Path, number: int) -> PublishedRelease:
+def release(api: HfApi, folder: Path, number: int) -> Outcome:
     """Publish model `number`; each has a file that the others lack."""
     folder = folder / f"model-{number}"
     (folder / "sub").mkdir(parents=True, exist_ok=True)
@@ -93,9 +93,9 @@ def test_rolled_back_release_is_not_published_again(api: HfApi, tmp_path: Path) 
     first, second = release(api, tmp_path, 1), release(api, tmp_path, 2)
     done = roll_back_to(api)
     again = release(api, tmp_path, 2)
-    assert (again.commit, again.how, again.superseded) == (second.commit, "found by its tag", True)
+    assert (again.commit, again.how, bool(again.note)) == (second.commit, "found by its tag", True)
     again = release(api, tmp_path, 1)
-    assert (again.commit, again.superseded) == (first.commit, False)
+    assert (again.commit, again.note) == (first.commit, "")
     assert api.list_repo_commits(REPO)[0].commit_id == done.commit
     assert release(api, tmp_path, 3).how == "committed"
 

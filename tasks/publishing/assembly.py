@@ -1,0 +1,84 @@
+"""What a release holds: the model, the record of how it was made, its data's profile, the card with charts, the report.
+
+And what the person reads who is asked to approve it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from params import load
+from params.artifacts import ADAPTER, Artifacts, whole_folder
+from params.schema import AdapterForm
+from tasks.evaluation.report import Champion
+from tasks.publishing.candidate import Candidate
+from tasks.publishing.model_card import fence, write_card
+from tasks.publishing.provenance import FILE
+from tasks.report.chart_data import card_pictures
+from tasks.report.formatting import metrics_table
+from tasks.report.page import render
+
+
+def assemble(candidate: Candidate, record: Mapping[str, Any], replaced: Champion | None) -> Path:
+    """Collect the files of a release that replaces a model, with its provenance as `record`, and return their folder.
+
+    Rows of the data are quoted only if the repository is private. A public release has the profile, from which numbers can be
+    read, only if the recipe sets `validation.drift`.
+    """
+    artifacts, publish = candidate.artifacts, candidate.publish
+    pictures = card_pictures(artifacts)
+    with whole_folder(artifacts.staged_release) as folder:
+        copy_model(artifacts, publish.adapter, folder, max_length=candidate.evaluated.max_length)
+        (folder / FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        asks_for_drift = "drift" in load(artifacts.recipe_path).validation.model_fields_set
+        if artifacts.data_profile.exists() and (publish.private or asks_for_drift):
+            shutil.copy(artifacts.data_profile, folder)
+        for name, picture in pictures.items():
+            (folder / name).write_bytes(picture)
+        page = render(artifacts, timings=None, quote_rows=publish.private)
+        (folder / "report.html").write_text(page, encoding="utf-8")
+        card = write_card(candidate, record, replaced, pictures=pictures)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+    return artifacts.staged_release
+
+
+def describe(candidate: Candidate, reasons: Sequence[str], replaced: Champion | None) -> str:
+    """Return the description of a pull request: the gate's reasons, which may quote the data, as a code block, and the metrics."""
+    text, recipe = "\n".join(reasons), candidate.artifacts.recipe
+    marks = fence(text)
+    start = f"A new model of the recipe `{recipe}` passed the gate."
+    if replaced and candidate.blessing.is_in_release(replaced.weights):
+        start = f"The published model of the recipe `{recipe}` in another form."
+    replaces = f"It replaces {replaced.tag or replaced.commit}." if replaced else "No model is published yet."
+    return f"""\
+{start} {replaces} **Merge this pull request to publish it; close it to
+reject it.** Do not change its files: the release must be what was evaluated. They include the model card (README.md) and the
+full report of the run (report.html).
+
+{marks}text
+{text}
+{marks}
+
+{metrics_table(candidate.evaluated)}
+"""
+
+
+def copy_model(artifacts: Artifacts, form: AdapterForm, folder: Path, *, max_length: int | None = None) -> None:
+    """Copy the model that a release in a form holds, with its tokenizer, into `folder`.
+
+    `max_length`: the tokens up to which it was evaluated, if that is another limit than its tokenizer's. Then its release does not cut shorter.
+    """
+    if form == "adapter":
+        shutil.copytree(artifacts.adapter, folder, dirs_exist_ok=True)
+        shutil.copytree(artifacts.tokenizer, folder, dirs_exist_ok=True)
+    else:
+        ignored = shutil.ignore_patterns(ADAPTER) if form == "merged" else None
+        shutil.copytree(artifacts.model, folder, dirs_exist_ok=True, ignore=ignored)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_bytes())
+    if max_length and max_length > config.get("model_max_length", max_length):
+        path.write_text(json.dumps(config | {"model_max_length": max_length}, indent=2) + "\n", encoding="utf-8")

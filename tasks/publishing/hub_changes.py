@@ -1,0 +1,63 @@
+"""What the flow asks before it believes DVC: whether the Hub still is as a stage left it. DVC cannot watch a Hub."""
+
+from __future__ import annotations
+
+import httpx2
+from huggingface_hub.errors import HfHubHTTPError
+
+from params.artifacts import Artifacts
+from params.schema import Publish
+from tasks.evaluation.report import Blessing
+from tasks.hub_client.connection import chosen_endpoint, open_repository
+from tasks.hub_client.receipt import Receipt
+from tasks.hub_client.repository import Repository
+from tasks.publishing.proposal import WAITING
+from tasks.stages import read_report
+
+
+def is_there(artifacts: Artifacts, publish: Publish) -> bool:
+    """Whether the Hub still holds what the receipt says."""
+    receipt = read_report(artifacts, Receipt)
+    if receipt.status == "dry-run":
+        return publish.dry_run
+    if (receipt.endpoint, receipt.repo_id) != (chosen_endpoint(publish.endpoint), publish.repo_id):
+        return False
+    with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
+        if receipt.commit is not None:
+            return repository.holds(receipt.commit)
+        assert receipt.pull_request is not None, receipt
+        status = status_of(repository, receipt.pull_request)
+        return status in WAITING if receipt.status == "proposed" else status == "closed"
+
+
+def is_current(artifacts: Artifacts, publish: Publish) -> bool:
+    """Whether the blessing is about what the Hub holds now: the same champion, or the blessed model itself.
+
+    Raises:
+        ModelError: there is no blessing.
+        HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
+    """
+    blessing = read_report(artifacts, Blessing)
+    with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
+        head = repository.head()
+    champion = blessing.champion
+    if head is None:
+        return champion is None
+    if blessing.is_in_release(head.weights):
+        return True
+    endpoint = chosen_endpoint(publish.endpoint)
+    return champion is not None and (champion.endpoint, champion.weights) == (endpoint, head.weights)
+
+
+def status_of(repository: Repository, number: int) -> str | None:
+    """Return the status of a pull request: `open`, `draft`, `closed` or `merged`; None if it is not there."""
+
+    def attempt() -> str | None:
+        try:
+            return repository.api.get_discussion_details(repository.id, number).status
+        except HfHubHTTPError as error:
+            if error.response.status_code == httpx2.codes.NOT_FOUND:
+                return None
+            raise
+
+    return repository.retry_until_clear(attempt)
