@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import dvc_stage
+from flows.dvc_project import stage as dvc_stage
 from params import DataError, command_result
 
 # pygtrie 2.5.0, which DVC asks whether a path lies in the output of another stage

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import dvc_stage
+from flows.dvc_project import stage as dvc_stage
 from params import DataError, EvergreenError, RecipeError, StorageError, TransientError, command_result
 from params.command_result import CommandResult
 from tests.support import forked
@@ -61,7 +61,7 @@ def run(name: str, *options: str, preexec: Callable[[], None] | None = None) -> 
     """The exit status of a run of the stage `name`, and what was reported."""
     environment = {**os.environ, **command_result.reserve(Path("result.json"))}
     done = subprocess.run(
-        ["python", "-m", "flows.dvc_stage", name, *options],
+        ["python", "-m", "flows.dvc_project.stage", name, *options],
         env=forked.commands(environment),
         capture_output=True,
         text=True,

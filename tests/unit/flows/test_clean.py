@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import dvc_cache
 from flows.clean import clean
+from flows.dvc_project import cache as dvc_cache
 from params import TransientError
 from params.artifacts import Artifacts
 from tasks.evaluation.receipt_log import ReceiptLogEntry
@@ -108,8 +108,8 @@ def test_cache_is_left_alone_if_a_hub_does_not_answer(artifacts, monkeypatch, ca
 
     Path(".dvc").mkdir()
     monkeypatch.setattr("flows.clean.recorded_data", unreachable)
-    monkeypatch.setattr("flows.dvc_cache.folder", lambda: (Path(".dvc/cache"), None))
-    monkeypatch.setattr("flows.dvc_cache.unused", lambda *_, **__: pytest.fail("the cache was touched"))
+    monkeypatch.setattr("flows.dvc_project.cache.folder", lambda: (Path(".dvc/cache"), None))
+    monkeypatch.setattr("flows.dvc_project.cache.unused", lambda *_, **__: pytest.fail("the cache was touched"))
     clean(releases=1, unfinished=False, yes=True)
     assert "unknown what releases need: http://hub: no clear answer" in capsys.readouterr().out
     assert left(artifacts) == KEPT

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.logs import WithoutTraceback
+from flows.run.logs import WithoutTraceback
 from params import RecipeError, RemoteRefusedError, TransientError
 from params.errors import error_from_json
 from params.secrets import without_secrets

@@ -19,11 +19,13 @@ from typing import Any
 
 import pydantic
 
-from flows import commands, dvc_imports, dvc_lock, dvc_remote
+from flows import child_process
 from flows.child_process import Logger
-from flows.git_branch import GitBranch, MovedError
-from flows.locks import recipe_lock
-from flows.record_message import record_message
+from flows.dvc_project import imports, lock_file
+from flows.dvc_project.locks import recipe_lock
+from flows.dvc_project.remote import default_remote
+from flows.record.git_branch import GitBranch, MovedError
+from flows.record.message import record_message
 from params import EvergreenError, RecipeError, TransientError
 from params.artifacts import Artifacts, write_whole
 from tasks.evaluation.report import Blessing
@@ -183,10 +185,10 @@ def _record(artifacts: Artifacts, to: Record, log: Logger, message: str) -> None
 
 def _send_objects(artifacts: Artifacts, log: Logger) -> None:
     """Send what dvc.lock records to the DVC remote, in a process of its own, as each of DVC's locks belongs to one."""
-    if not dvc_remote.default_remote():
+    if not default_remote():
         log.info("no default DVC remote is configured: only git gets this run")
         return
-    commands.run("flows.dvc_push", [artifacts.recipe], artifacts, log, name="dvc push")
+    child_process.run_reported("flows.dvc_project.push", [artifacts.recipe], artifacts, log, name="dvc push")
 
 
 def _keep_logs(artifacts: Artifacts) -> dict[str, bytes]:
@@ -208,11 +210,11 @@ def _new_files(
     ours = _state(artifacts, paths, _read, where=_LOCK)
     if ours[_LOCK] and not any(_is_in(ours, artifacts, paths, branch, commit) for commit in branch.known(head)):
         theirs = (branch.read(head, _LOCK) or b"").decode()
-        text = dvc_lock.merge(theirs, ours.pop(_LOCK), artifacts.recipe, where=str(branch))
+        text = lock_file.merge(theirs, ours.pop(_LOCK), artifacts.recipe, where=str(branch))
         files |= {_LOCK: text.encode(), **{path: content for path, content in ours.items() if content is not None}}
         for path in filter(files.__contains__, paths):
             edited = branch.read(head, path)  # somebody may import from elsewhere now
-            if path.endswith(".dvc") and edited and not dvc_imports.same_origin(files[path], edited):
+            if path.endswith(".dvc") and edited and not imports.same_origin(files[path], edited):
                 del files[path]
     return {path: content for path, content in files.items() if content and content != branch.read(head, path)}
 
@@ -233,12 +235,12 @@ def _is_in(ours: Mapping[str, Any], artifacts: Artifacts, paths: Sequence[str], 
 def _files_beside_lock(artifacts: Artifacts) -> list[str]:
     """Return the paths of the files that describe the recipe's last run, besides dvc.lock."""
     written = (artifacts.resolved_recipe, artifacts.blessing, artifacts.receipt, artifacts.report("evaluate"))
-    return [*map(str, written), *dvc_imports.import_files(artifacts)]
+    return [*map(str, written), *imports.import_files(artifacts)]
 
 
 def _state(artifacts: Artifacts, paths: Sequence[str], read: Any, *, where: str) -> dict[str, Any]:
     """Return what describes the recipe's last run: its stages in dvc.lock, and the content of the files beside it."""
-    recorded = dvc_lock.stages_of((read(_LOCK) or b"").decode(), artifacts.recipe, where=where)
+    recorded = lock_file.stages_of((read(_LOCK) or b"").decode(), artifacts.recipe, where=where)
     return {_LOCK: recorded, **{path: read(path) for path in paths}}
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import psutil
 
-from flows import git_texts
+from flows.dvc_project import git_texts
 from params import TransientError
 
 _HASH: Final = re.compile(r"[0-9a-f]{32}(\.dir)?")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows.schedules import last_successes, read_schedules
+from flows.run.schedules import last_successes, read_schedules
 from params import EvergreenError
 from params.artifacts import Artifacts
 from tasks.history.cells import markdown_table, terminal_table
@@ -38,7 +38,7 @@ def logged(artifacts: Artifacts) -> Iterator[RunRecord]:
 
 def _show(artifacts: Artifacts) -> None:
     """Write the page, and show the last runs in Prefect's UI; that this fails is no failure of the run."""
-    from flows.artifacts import show_history
+    from flows.run.prefect_artifacts import show_history
 
     try:
         _, page = _page(artifacts.root)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flows.dvc_stage import opened
+from flows.dvc_project.stage import opened
 from params import EvergreenError, load
 from params.artifacts import Artifacts
 from params.schema import Files

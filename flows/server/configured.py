@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
 import httpx
@@ -12,6 +12,8 @@ from prefect.settings import get_current_settings
 
 from params import EvergreenError, TransientError
 
+DATA_ARRIVED = "evergreen.data-arrived"
+"""The event of `evergreen notice`, which starts each deployment that waits for it: `triggers` in prefect.yaml."""
 _ANSWER_S = 5.0
 
 
@@ -53,6 +55,21 @@ def check_answer() -> None:
     """
     with configured_server() as client:
         client.api_version()
+
+
+def notice(recipe: str, data: Mapping[str, str]) -> None:
+    """Tell the server that a recipe has new data, with `data` as the event's payload; return when the server has it.
+
+    Raises:
+        EvergreenError: as `configured_server`.
+    """
+    from prefect.events import Event
+
+    labels = {"prefect.resource.id": f"evergreen.recipe.{recipe}", "prefect.resource.name": recipe}
+    event = Event(event=DATA_ARRIVED, resource=labels, payload=dict(data))
+    with configured_server() as client:  # not emit_event, which does not say whether the server has got it
+        client.request("POST", "/events", json=[event.model_dump(mode="json")])
+    print(f"told {DATA_ARRIVED} of {recipe}")
 
 
 def require_api(url: str) -> None:

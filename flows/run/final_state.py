@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from flows.summary import outcome_lines
+from flows.run.summary import outcome_lines
 from params import GateRefusedError
 from params.artifacts import Artifacts
 from tasks.evaluation.report import Blessing

@@ -2,7 +2,7 @@
 
 Lost runs become crashed. A worker reports a flow that was killed, but if both die at once, with their machine for example,
 nothing reports it: the run would stay RUNNING for ever, or PENDING if its process had not begun, and keep its place in the
-work queue. Prefect Cloud notices this by itself; here an automation does. Other automations send messages (flows.messages).
+work queue. Prefect Cloud notices this by itself; here an automation does. Other automations send messages (flows.watch.messages).
 
 Automations that are already as they should be stay as they are: a new one would forget how long a run has been silent.
 """
@@ -25,9 +25,9 @@ from prefect.events.schemas.automations import Automation, AutomationCore, Event
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.settings import get_current_settings
 
-from flows.destinations import delete_unused, destinations
-from flows.messages import FLOW, KINDS, TAG, Messages, Rules
-from flows.prefect_api import configured_server, host, is_open
+from flows.server.configured import configured_server, host, is_open
+from flows.watch.destinations import delete_unused, destinations
+from flows.watch.messages import FLOW, KINDS, TAG, Messages, Rules
 from params import EvergreenError
 from tasks.report.formatting import duration
 
@@ -70,7 +70,7 @@ def watch(silence_s: int, notify: Sequence[str] = (), rules: Rules | None = None
 
     Args:
         silence_s: seconds between two events of a run that is alive.
-        notify: where messages go, see `flows.destinations`.
+        notify: where messages go, see `flows.watch.destinations`.
         rules: when messages are sent.
 
     Raises:

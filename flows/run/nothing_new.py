@@ -12,13 +12,13 @@ from typing import Any
 
 import httpx
 
-from flows import password
-from flows.final_state import name_and_message
+from flows.run.final_state import name_and_message
+from flows.server import password
 from params import TransientError
 from params.artifacts import Artifacts
 
 _TIMEOUT_S = 10.0
-_FLOW = Path(__file__).with_name("retrain.py")
+_FLOW = Path(__file__).parents[1] / "retrain.py"
 
 
 def add_flow_run(url: str, artifacts: Artifacts, outcomes: Mapping[str, str], parameters: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""DVC, as the flow uses it: is a stage stale, and `python -m flows.dvc_stage <stage>@<recipe> [--force]`, which runs one.
+"""DVC, as the flow uses it: is a stage stale, and `python -m flows.dvc_project.stage <stage>@<recipe> [--force]`, which runs one.
 
 The flow asks in its own process, in 0.03 s. It runs a stage in another process, because the owner of one of DVC's locks is
 a process: two stages that run in one process would share them.
@@ -14,11 +14,11 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flows import dvc_restore
+from flows.dvc_project import restore
 from params import DataError, EvergreenError, RecipeError, TransientError, command_result
 from params.artifacts import storage_error
 from trainer.runtime.memory import collect_rarely
@@ -45,7 +45,7 @@ def is_stale(*names: str) -> bool:
         with Repo(_wait_for_lock=True) as repo, repo.lock:  # once for all: DVC reads dvc.yaml and dvc.lock each time
             for name in names:
                 (stage,) = repo.stage.collect(name)
-                if dvc_restore.is_stale(repo, stage):
+                if restore.is_stale(repo, stage):
                     return True
             return False
     except (DvcException, OSError) as error:
@@ -60,7 +60,7 @@ def restore_inputs(name: str, path: Path | None = None) -> None:
     """
     logging.getLogger("dvc").setLevel(logging.ERROR)
     with opened(name) as repo, repo.lock:
-        dvc_restore.restore_inputs(repo, name, path)
+        restore.restore_inputs(repo, name, path)
 
 
 @contextlib.contextmanager
@@ -80,6 +80,18 @@ def opened(name: str) -> Iterator[Any]:
         raise error_of(name, error) from None
 
 
+def act_on_repository(action: Callable[[Any, str], None], recipe: str) -> int:
+    """Call `action` with the DVC repository and the recipe; report its error, and return an exit status."""
+    logging.getLogger("dvc").setLevel(logging.WARNING)
+    try:
+        with command_result.reported(), opened(recipe) as repo:
+            action(repo, recipe)
+    except EvergreenError as error:
+        print(f"DVC: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return os.EX_OK
+
+
 def main(name: str, *options: str) -> int:
     """Run one stage if it is stale, or in any case with the option `--force`. What it reads and is not here is restored.
 
@@ -97,8 +109,8 @@ def main(name: str, *options: str) -> int:
         # 3 s would fail with its outputs uncommitted.
         with Repo(_wait_for_lock=True) as repo, lock_repo(repo):
             force = "--force" in options
-            if force or dvc_restore.is_stale(repo, *repo.stage.collect(name)):
-                dvc_restore.run(repo, name, force=force)
+            if force or restore.is_stale(repo, *repo.stage.collect(name)):
+                restore.restore_or_run(repo, name, force=force)
     except (DvcException, OSError, EvergreenError) as error:
         cause = (error.__cause__ or error) if isinstance(error, ReproductionError) else error
     else:

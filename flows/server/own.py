@@ -18,7 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows import child_process, password
+from flows import child_process
+from flows.server import password
 from params import TransientError
 from trainer.runtime.lifetime import stop_group
 from trainer.runtime.memory import collect_rarely
@@ -39,7 +40,7 @@ class Server:
         self._password = password.new()
         with log_file.open("wb") as log:
             own = {password.SERVER: self._password}
-            self.process = child_process.start("flows.server", [str(port)], log, own)
+            self.process = child_process.start("flows.server.own", [str(port)], log, own)
         # Not sooner: Prefect sends events at exit. At once: what the server has answered is in its database.
         atexit.register(stop_group, self.process, 0)
 
@@ -52,7 +53,6 @@ class Server:
         """
         from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-        _import_flow()
         _wait(self.process, self.url, self.log_file)
         with temporary_settings({PREFECT_API_URL: self.url, PREFECT_API_AUTH_STRING: self._password}):
             yield
@@ -68,14 +68,6 @@ def start_unless_configured(log_file: Path) -> Server | None:
     if get_current_settings().api.url:  # `started` ends by itself
         return None
     return started or Server(log_file)
-
-
-def _import_flow() -> None:
-    """Import the flow, and what it asks the local Hub with, which takes as long as the start of the server."""
-    import flows.retrain  # noqa: F401
-    import tasks.hub_client.repository
-    import tasks.hub_server.application
-    import tasks.publishing.stage  # noqa: F401
 
 
 def _wait(server: subprocess.Popen[bytes], url: str, log_file: Path) -> None:

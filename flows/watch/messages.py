@@ -1,24 +1,26 @@
 """The messages that `evergreen watch` has the Prefect server send: what starts each kind, and what it says.
 
 A message is an automation of Prefect's. Events of runs carry the names of their states, so triggers name those of
-`flows.final_state`. The templates are filled in by the server, from the run that the event is about.
+`flows.run.final_state`. The templates are filled in by the server, from the run that the event is about.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Final
 
+from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 
-from flows import final_state
-from flows.destinations import Destination
-from flows.intervals import longest_interval
+from flows.run import final_state
+from flows.watch.destinations import Destination
 from tasks.report.formatting import duration
 
 FLOW: Final = "retrain"
@@ -36,6 +38,8 @@ STATES: Final[Mapping[str, tuple[str, ...]]] = {
 KINDS: Final = (*STATES, "stuck", "late")
 ENDS: Final = (*final_state.SUCCESSES, final_state.REFUSED, "Failed", "TimedOut", "Crashed", "Cancelled")
 """All states in which a run of the flow can end."""
+_DATES: Final = 1000
+"""How many coming dates of a schedule are looked at: the most that Prefect computes."""
 _AGAIN: Final = timedelta(hours=1)
 _TROUBLE: Final = ("crashed", "failed", "refused")
 _WORDS: Final = {
@@ -158,3 +162,22 @@ class Messages:
 def _link(ui_url: str) -> str:
     """A template for the address of the run's page; a server that was started without PREFECT_API_URL does not know its own."""
     return f"{{{{ flow_run | ui_url or {json.dumps(f'{ui_url}/runs/flow-run/')} ~ flow_run.id }}}}"
+
+
+def longest_interval(schedules: Sequence[DeploymentSchedule]) -> timedelta | None:
+    """Return the longest time between two coming runs of the active schedules together; None if there are not two."""
+    coming = [dates for one in schedules if one.active and (dates := _dates(one))]
+    if not coming:
+        return None
+    # A schedule that still goes on after its last known date may have more: there the others say nothing either.
+    end = min((dates[-1] for dates in coming if len(dates) == _DATES), default=None)
+    due = sorted({date for dates in coming for date in dates if end is None or date <= end})
+    return max((later - earlier for earlier, later in pairwise(due)), default=None)
+
+
+def _dates(schedule: DeploymentSchedule) -> list[datetime]:
+    from prefect.server.schemas.schedules import SCHEDULE_TYPES  # the classes of the client compute no dates
+    from pydantic import TypeAdapter
+
+    known = TypeAdapter(SCHEDULE_TYPES).validate_python(schedule.schedule.model_dump())
+    return list(asyncio.run(known.get_dates(_DATES)))

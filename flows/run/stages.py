@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from flows import child_process, commands, dvc_stage, unwatched_sources
-from flows.locks import recipe_lock
-from flows.time_limits import time_limit
+from flows import child_process
+from flows.dvc_project import stage as dvc_stage
+from flows.dvc_project.locks import recipe_lock
+from flows.run import unwatched_sources
+from flows.run.time_limits import time_limit
 from params import (
     EvergreenError,
     InputsChangedError,
@@ -21,6 +23,8 @@ from params import (
 )
 from params.artifacts import Artifacts
 from params.dvc_files import recipe_item
+from tasks.hub_client.receipt import Receipt
+from tasks.stages import read_report
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 StageOutcome: TypeAlias = Literal["ran", "restored", "unchanged"]
 """Its command ran, DVC restored the outputs of the same work from its cache, or there was nothing to do."""
 
+logger = logging.getLogger(__name__)
 _END_S = 10.0
 """What a stopped training needs beyond `launch.grace_s`: to end its processes, and to report where it resumes."""
 
@@ -46,15 +51,14 @@ def any_stale(stages: Sequence[str], recipe: str) -> bool:
 
 def unchanged(stages: Sequence[str], artifacts: Artifacts) -> dict[str, StageOutcome]:
     """Return the outcomes of a flow that would run none of `stages`; empty if it would, or if only it can tell."""
-    log = logging.getLogger(__name__)
     if artifacts.unfinished_run.exists():  # the last run was killed, which the flow logs
         return {}
     try:
-        with recipe_lock(artifacts, log):
+        with recipe_lock(artifacts, logger):
             stale = (
-                unwatched_sources.reads_again(artifacts, log)
+                unwatched_sources.reads_again(artifacts, logger)
                 or any_stale(stages, artifacts.recipe)
-                or any(_outdated_on_hub(stage, artifacts, log) for stage in stages)
+                or any(_outdated_on_hub(stage, artifacts, logger) for stage in stages)
             )
     except EvergreenError:  # the flow fails for the same reason, and Prefect records it
         return {}
@@ -71,10 +75,10 @@ def check(recipe: str, log: child_process.Logger) -> None:
     unwatched_sources.bring_missing_files(artifacts, log)
     if (base := recipe_item(artifacts).get("base")) and not Path(base).exists():
         dvc_stage.restore_inputs(f"train@{recipe}", Path(base))
-    commands.run("tasks", ["check", recipe], artifacts, log, name="check")
+    child_process.run_reported("tasks", ["check", recipe], artifacts, log, name="check")
 
 
-def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
+def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
     """Bring `stage` up to date; with `force`, run it whether it is stale or not. The first stage resolves the recipe before.
 
     Raises:
@@ -83,7 +87,7 @@ def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = Fal
     name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
     if stage == "ingest":
         if dvc_stage.is_stale(resolve := f"resolve@{recipe}"):
-            commands.run("flows.dvc_stage", [resolve], artifacts, log, name=resolve)
+            child_process.run_reported("flows.dvc_project.stage", [resolve], artifacts, log, name=resolve)
         force = unwatched_sources.reads_again(artifacts, log, force=force)
     if not force and not dvc_stage.is_stale(name):
         outdated = _outdated_on_hub(stage, artifacts, log)
@@ -98,7 +102,9 @@ def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = Fal
     grace_s, limit = _grace_s(stage, artifacts), time_limit(stage, artifacts)
     limit_s = limit.seconds if limit else math.inf
     try:
-        result = commands.run("flows.dvc_stage", arguments, artifacts, log, name=name, grace_s=grace_s, limit_s=limit_s)
+        result = child_process.run_reported(
+            "flows.dvc_project.stage", arguments, artifacts, log, name=name, grace_s=grace_s, limit_s=limit_s
+        )
     except subprocess.TimeoutExpired:
         assert limit
         raise limit.error(name) from None
@@ -109,10 +115,19 @@ def run(stage: str, recipe: str, log: child_process.Logger, *, force: bool = Fal
     return "ran" if result else "restored"
 
 
-def run_if_decided(artifacts: Artifacts, log: child_process.Logger) -> None:
-    """Run the publish stage if only the Hub has changed since it ran."""
-    if not any_stale(["publish"], artifacts.recipe) and _outdated_on_hub("publish", artifacts, log):
-        run("publish", artifacts.recipe, log, force=True)
+def record_decision(artifacts: Artifacts) -> None:
+    """If the pull request of a recipe's last release was merged or closed, run the publish stage, which records it.
+
+    A decision that cannot be recorded now, because the recipe was edited for example, is logged; the next run records it.
+    """
+    if not artifacts.receipt.exists() or read_report(artifacts, Receipt).status != "proposed":
+        return
+    try:
+        with recipe_lock(artifacts, logger):
+            if not any_stale(["publish"], artifacts.recipe) and _outdated_on_hub("publish", artifacts, logger):
+                bring_up_to_date("publish", artifacts.recipe, logger, force=True)
+    except EvergreenError as error:
+        logger.warning("%s: the next run records what became of its pull request: %s", artifacts.recipe, error)
 
 
 def _grace_s(stage: str, artifacts: Artifacts) -> float:

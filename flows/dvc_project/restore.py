@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.dvc_remote import DvcRemote, OnlyCache
+from flows.dvc_project.remote import DvcRemote, OnlyCache
 from params import DataError, RemoteRefusedError, TransientError
 
 
@@ -51,7 +51,7 @@ def _remove(outs: Sequence[Any]) -> None:
             out.remove()
 
 
-def run(repo: Any, name: str, *, force: bool) -> None:
+def restore_or_run(repo: Any, name: str, *, force: bool) -> None:
     """Bring a stage up to date: restore its outputs, or restore what it reads and run it.
 
     Raises:
@@ -101,7 +101,7 @@ def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
             if not out.stage.cmd:
                 raise DataError(str(out), f"is neither here nor on {remote}", f"`dvc push {out}` where it is")
             print(f"{name}: {remote} lacks {out}, so that {earlier} runs again", flush=True)
-            run(repo, earlier, force=False)
+            restore_or_run(repo, earlier, force=False)
             ran.add(earlier)
     if not force:
         try:

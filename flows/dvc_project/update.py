@@ -1,4 +1,4 @@
-"""`python -m flows.dvc_update <recipe>`: bring the imported files that a recipe reads up to date, if their source has changed.
+"""`python -m flows.dvc_project.update <recipe>`: bring the imported files that a recipe reads up to date, if their source has changed.
 
 This is `dvc update`, which downloads again whatever it is asked for, with two differences. What has not changed at its source
 is left alone, which takes seconds. And a download that fails leaves the files as they were: DVC removes them first.
@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from flows import dvc_command, dvc_imports, dvc_restore
+from flows.dvc_project.imports import refreshed
+from flows.dvc_project.restore import is_stale
+from flows.dvc_project.stage import act_on_repository
 from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError
 from params.artifacts import storage_error
 from trainer.runtime.memory import collect_rarely
@@ -36,7 +38,7 @@ def update(repo: Any, recipe: str) -> None:
     """
     from dvc.repo import lock_repo
 
-    stages = dvc_imports.refreshed(repo, recipe)
+    stages = refreshed(repo, recipe)
     if not stages:
         what = "there is nothing to refresh: no .dvc file of `dvc import`, `import-url` or `import-db` has the source's files"
         fix = "import them, or remove `refresh`: DVC watches the files themselves"
@@ -50,7 +52,7 @@ def update(repo: Any, recipe: str) -> None:
     with lock_repo(repo):
         lacking = [name for name in names if not _collect(repo, name).outs[0].exists]
         readers = (_collect(repo, f"{stage}@{recipe}") for stage in ("resolve", "ingest"))
-        if lacking and any(dvc_restore.is_stale(repo, stage) for stage in readers):
+        if lacking and any(is_stale(repo, stage) for stage in readers):
             for name in lacking:
                 _update(repo, name)
 
@@ -138,4 +140,4 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 if __name__ == "__main__":
     collect_rarely()
-    sys.exit(dvc_command.run(update, sys.argv[1]))
+    sys.exit(act_on_repository(update, sys.argv[1]))

@@ -1,12 +1,13 @@
-"""`python -m flows.dvc_push <recipe>`: send what the recipe's stages have made to the default DVC remote."""
+"""`python -m flows.dvc_project.push <recipe>`: send what the recipe's stages have made to the default DVC remote."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from flows import dvc_command, dvc_imports
-from flows.dvc_remote import DvcRemote
+from flows.dvc_project.imports import refreshed
+from flows.dvc_project.remote import DvcRemote
+from flows.dvc_project.stage import act_on_repository
 from params import RemoteRefusedError
 from params.artifacts import STAGES
 from trainer.runtime.memory import collect_rarely
@@ -26,10 +27,10 @@ def push(repo: Any, recipe: str) -> None:
         raise RemoteRefusedError("the default DVC remote", what, fix)
     with repo.lock:
         stages = [stage for name in STAGES for stage in repo.stage.collect(f"{name}@{recipe}")]
-        stages += [stage for stage in dvc_imports.refreshed(repo, recipe) if stage.outs_cached()]
+        stages += [stage for stage in refreshed(repo, recipe) if stage.outs_cached()]
         print(f"record: {remote} got {remote.push(stages)} new objects", flush=True)
 
 
 if __name__ == "__main__":
     collect_rarely()
-    sys.exit(dvc_command.run(push, sys.argv[1]))
+    sys.exit(act_on_repository(push, sys.argv[1]))

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from flows import dvc_used
+from flows.dvc_project import references
 from params import EvergreenError, TransientError
 
 
@@ -32,7 +32,7 @@ def folder() -> tuple[Path, str | None]:
 def unused(needed: Collection[str], *, remove: bool = False) -> int:
     """Return the bytes of the objects that are not in use; with `remove`, delete them.
 
-    In use are the objects that the project has or can go back to (`flows.dvc_used`), and those in `needed` (MD5 hashes).
+    In use are the objects that the project has or can go back to (`flows.dvc_project.references`), and those in `needed` (MD5 hashes).
 
     Raises:
         TransientError: another process holds DVC's lock.
@@ -43,7 +43,7 @@ def unused(needed: Collection[str], *, remove: bool = False) -> int:
     with _opened() as repo, repo.lock:  # without this lock, no stage can add an object
         cache = repo.cache.local
         used = {info for infos in repo.used_objs(force=True).values() for info in infos}
-        used |= set(_with_files(cache, {*needed, *dvc_used.hashes()}))
+        used |= set(_with_files(cache, {*needed, *references.hashes()}))
         hashes = {info.value for info in used}
         freed = sum(Path(cache.oid_to_path(found)).stat().st_size for found in cache.all() if found not in hashes)
         if remove:

@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import BlockDocument
 from prefect.events.actions import CallWebhook, SendNotification
 from prefect.exceptions import ObjectNotFound
 
-from flows.prefect_api import host
+from flows.server.configured import host
 from params import EvergreenError
 
 _OWN = "evergreen-watch-"

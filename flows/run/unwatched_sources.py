@@ -12,8 +12,9 @@ import glob
 import time
 from typing import Final
 
-from flows import commands, dvc_stage
+from flows import child_process
 from flows.child_process import Logger
+from flows.dvc_project import stage as dvc_stage
 from params import DataError, EvergreenError, ModelError, RecipeError, load
 from params.artifacts import Artifacts
 from params.schema import Files, Function, HubDataset, Sql
@@ -54,7 +55,7 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
         )
         return False
     if isinstance(source, Files):
-        commands.run("flows.dvc_update", [artifacts.recipe], artifacts, log, name="dvc update")
+        child_process.run_reported("flows.dvc_project.update", [artifacts.recipe], artifacts, log, name="dvc update")
         return force
     if not force and isinstance(source, HubDataset) and not _has_new_commit(source, artifacts, log):
         return False

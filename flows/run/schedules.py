@@ -97,7 +97,7 @@ def last_successes(recipes: Sequence[str]) -> dict[str, datetime]:
     from prefect.client.schemas.objects import StateType
     from prefect.client.schemas.sorting import FlowRunSort
 
-    from flows.prefect_api import require_api
+    from flows.server.configured import require_api
 
     found: dict[str, datetime] = {}
     completed = filters.FlowRunFilterStateType(any_=[StateType.COMPLETED])
