@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 
 from params import DataError, Recipe, load
 from params.artifacts import SPLITS, Artifacts
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import Encoder
 from trainer import objectives
 from trainer.data import tokens

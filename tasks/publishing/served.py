@@ -25,7 +25,7 @@ from params.hashing import file_sha256
 from tasks.evaluation.report import EvaluationReport
 from tasks.progress import progress
 from tasks.publishing.release import ReleasePlan
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from trainer.data import tokens
 

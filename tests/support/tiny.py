@@ -19,7 +19,7 @@ from params.dvc_files import Inputs, file_state
 from tasks.ingestion.batches import Batch
 from tasks.ingestion.parquet import Column, PartWriter, widen, write_schema
 from tasks.ingestion.parts import PART_ROWS
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from trainer.checkpoints.position import Position
 from trainer.data.shards import Manifest

@@ -15,7 +15,7 @@ from params import DataError, load
 from params.artifacts import SPLITS, STAGES, Artifacts
 from tasks.commands import main
 from tasks.diagnostics.trace import trace_sections
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.stages import run
 from tests.support import tiny
 from tests.support.project import ROOT

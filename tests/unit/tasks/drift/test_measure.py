@@ -19,7 +19,7 @@ from tasks.hub_server.server import LocalHub
 from tasks.publishing import stage
 from tasks.publishing.model_card import write_card
 from tasks.report.page import render
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.tokenization.stage import tokenize
 from tasks.validation.report import ValidationReport

@@ -23,7 +23,7 @@ from tasks.hub_server.server import LocalHub
 from tasks.publishing.stage import is_current, is_there
 from tasks.releases import rollback
 from tasks.report.page import write_report
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.tokenization.stage import tokenize
 from tests.support import releases, tiny

@@ -22,7 +22,7 @@ from tasks.evaluation.scoring import Scores
 from tasks.history.run_record import RunRecord
 from tasks.publishing.model_card import write_card
 from tasks.report.page import render
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.tokenization.encoding import Encoder
 from tasks.tokenization.stage import tokenize

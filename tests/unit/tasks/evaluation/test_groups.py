@@ -13,7 +13,7 @@ from params.artifacts import Artifacts
 from params.schema import Data, Launch
 from tasks.evaluation.groups import RowGroups
 from tasks.ingestion.stage import ingest
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 
 
 def written(tmp_path: Path, values: list[Any], *, group_by: list[str]) -> SplitRows:

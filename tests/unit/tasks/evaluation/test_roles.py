@@ -23,7 +23,7 @@ from tasks.evaluation import champion
 from tasks.evaluation.reading import Reading
 from tasks.evaluation.report import Champion
 from tasks.publishing.provenance import provenance
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import releases, tiny

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from params import ModelError, RecipeError
 from params.artifacts import GROUP_BY
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tests.support import releases, tiny
 from tests.support.memory import peak_anonymous_mib
 from trainer import objectives

@@ -20,7 +20,7 @@ from params.schema import Data, Launch
 from tasks.ingestion import stage
 from tasks.ingestion.splitting import canonical_json, split_of
 from tasks.ingestion.stage import ingest
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 
 
@@ -475,7 +475,7 @@ from pathlib import Path
 from params import StorageError
 from params.artifacts import Artifacts
 from params.schema import Data, Launch
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.ingestion.stage import ingest
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))

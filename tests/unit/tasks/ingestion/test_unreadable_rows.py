@@ -14,7 +14,7 @@ from params.artifacts import SPLITS, Artifacts
 from params.schema import Data, Launch
 from tasks.ingestion.batches import MAX_NESTING
 from tasks.ingestion.stage import ingest
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 
 
 def run(root: Path, source: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from params.loading import load
 from tasks.hub_server.server import LocalHub
 from tasks.publishing import release_form, served
 from tasks.publishing.prompt_form import PromptForm
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tests.support import base_models, releases, tiny, tiny_releases
 from tests.support.tiny_releases import CHAT
 from trainer import objectives

@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 from params import DataError, ModelError
 from params.artifacts import SPLITS, Artifacts
 from params.schema import Launch, ObjectiveChoice, Tokenization
-from tasks import shard_work
-from tasks.split_rows import SplitRows
+from tasks.shards import kept_work as shard_work
+from tasks.shards.split_rows import SplitRows
 from tasks.tokenization import encoding, tokenizers
 from tasks.tokenization.encoding import read_batches
 from tasks.tokenization.stage import tokenize

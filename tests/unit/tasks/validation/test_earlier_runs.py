@@ -13,10 +13,13 @@ import pytest
 from params import DataError
 from params.schema import Expectation, Launch, ObjectiveChoice
 from tasks.drift import rows as drift_rows
-from tasks.validation import by_key, by_row, failing_rows, good_rows, stage
+from tasks.validation import by_key, stage
+from tasks.validation import checks as by_row
+from tasks.validation import separated_rows as failing_rows
+from tasks.validation import separated_rows as good_rows
 from tests.support import tiny
 from tests.support.validation import LANGUAGE, UNIQUE, run_validation, write_raw
-from tests.unit.tasks.test_cluster import cluster  # noqa: F401 - a fixture
+from tests.unit.tasks.shards.test_cluster import cluster  # noqa: F401 - a fixture
 from tests.unit.tasks.validation.test_shards import as_columns, checks, faulty_rows
 from trainer import objectives
 

@@ -13,7 +13,7 @@ import pytest
 from params import DataError
 from params.artifacts import GROUP_BY, SPLITS
 from params.schema import Expectation, ObjectiveChoice
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tests.support.validation import LANGUAGE, LONG, UNIQUE, good_rows, quarantine_reasons, run_validation, write_raw
 
 CLASSES = ObjectiveChoice(name="sequence_classification")

@@ -18,12 +18,13 @@ import pytest
 from params import DataError, KilledError, RecipeError, TransientError
 from params.hashing import file_sha256
 from params.schema import Launch
-from tasks import executor, stages
-from tasks.executor import Workers
+from tasks import stages
+from tasks.shards import executor
+from tasks.shards.executor import Workers
 from tasks.validation import by_key
 from tests.support import tiny
 from tests.support.project import ROOT, free_port
-from tests.unit.tasks.test_executor import killed, refuse
+from tests.unit.tasks.shards.test_executor import killed, refuse
 
 
 class Cluster:
@@ -112,7 +113,7 @@ def test_work_that_kills_each_worker_ends_the_stage(tmp_path: Path) -> None:
 def test_a_cluster_that_goes_away_is_worth_another_try(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.cluster._TIMEOUT_S", 15)
+    monkeypatch.setattr("tasks.shards.cluster._TIMEOUT_S", 15)
 
     def work() -> None:
         with Workers(cluster.launch(), tmp_path) as workers:
@@ -129,7 +130,7 @@ def test_a_worker_with_other_code_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "other"
     for package in ("params", "tasks", "trainer"):
         shutil.copytree(ROOT / package, other / package, ignore=shutil.ignore_patterns("__pycache__"))
-    with (other / "tasks/split_rows.py").open("a") as file:
+    with (other / "tasks/shards/split_rows.py").open("a") as file:
         file.write("# changed\n")
     cluster = Cluster(tmp_path)
     try:
@@ -149,7 +150,7 @@ def test_a_worker_without_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_a_scheduler_the_error_names_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.cluster._TIMEOUT_S", 1)
+    monkeypatch.setattr("tasks.shards.cluster._TIMEOUT_S", 1)
     nobody = Launch(micro_batch_size=1, data_cluster=f"tcp://127.0.0.1:{free_port()}")
     with pytest.raises(TransientError, match=f"the cluster at {nobody.data_cluster} cannot be used"):
         run_all(nobody, tmp_path, nap, range(4))

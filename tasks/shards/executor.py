@@ -34,7 +34,7 @@ from tasks.progress import progress
 from trainer.runtime.memory import collect_rarely, return_freed_memory
 
 if TYPE_CHECKING:
-    from tasks.cluster import Call, Cluster
+    from tasks.shards.cluster import Call, Cluster
 
 logger = logging.getLogger(__name__)
 ItemT = TypeVar("ItemT")
@@ -145,7 +145,7 @@ class Workers:
         if not self._launch.data_cluster:
             _start_server(self._imports)
             return self._open.enter_context(_processes(self._processes))
-        from tasks.cluster import connect
+        from tasks.shards.cluster import connect
 
         cluster = self._open.enter_context(connect(self._launch.data_cluster))
         self._processes = cluster.processes

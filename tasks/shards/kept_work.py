@@ -28,7 +28,7 @@ from params.artifacts import Artifacts, link_or_copy
 from params.dvc_files import Inputs, file_state
 from params.hashing import file_sha256
 from params.schema import Launch
-from tasks.executor import Workers, versions
+from tasks.shards.executor import Workers, versions
 
 logger = logging.getLogger(__name__)
 _RESULT: Final = "result"

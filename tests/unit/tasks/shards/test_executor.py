@@ -19,8 +19,8 @@ import pytest
 
 from params import DataError, KilledError
 from params.schema import Launch
-from tasks import executor
-from tasks.executor import Workers
+from tasks.shards import executor
+from tasks.shards.executor import Workers
 from tests.support.project import ROOT
 
 TWO = Launch(micro_batch_size=1, data_workers=2)
@@ -134,7 +134,7 @@ def test_a_process_that_is_always_killed_ends_the_work(tmp_path: Path) -> None:
 def stage(work: str, folder: Path) -> list[str]:
     """A command that lets two processes work."""
     code = (
-        "import sys, time; from pathlib import Path; from params.schema import Launch; from tasks.executor import Workers\n"
+        "import sys, time; from pathlib import Path; from params.schema import Launch; from tasks.shards.executor import Workers\n"
         "if __name__ == '__main__':\n"
         "    workers = Workers(Launch(micro_batch_size=1, data_workers=2), Path(sys.argv[1]), imports=['imaplib'])\n"
         f"    {work}"

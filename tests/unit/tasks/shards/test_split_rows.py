@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from params import DataError
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 
 
