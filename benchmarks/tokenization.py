@@ -28,7 +28,7 @@ from typing import Any
 from datasets import Dataset, disable_progress_bars
 
 from benchmarks.workload import environment
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.python_documentation import documentation
 from params.schema import Data, Launch, ObjectiveChoice, TrainTokenizer
 from tasks.ingestion.stage import ingest

@@ -1,4 +1,4 @@
-"""Run a command that ends with this process, however this process ends.
+"""Run a command that ends with this process, however this process ends, and read the error that it reports.
 
     flow --starts--> python -m flows.child_process <pid> flows.dvc_project.stage ... --starts--> stage --starts--> trainer
 
@@ -28,10 +28,11 @@ from typing import IO, TypeAlias
 
 import psutil
 
-from params import EvergreenError, KilledError, command_result
-from params.artifacts import Artifacts
-from params.errors import class_of
-from params.secrets import without_secrets
+from params import EvergreenError, KilledError
+from params.foundation import command_result
+from params.foundation.artifacts import Artifacts
+from params.foundation.errors import error_class_of_exit_code
+from params.foundation.secrets import without_secrets
 from trainer.runtime.lifetime import die_with_parent, signal_group, stop_group
 
 Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
@@ -142,7 +143,7 @@ def error_of(name: str, done: CompletedCommand, result: command_result.CommandRe
     if result and result.error:
         return result.error.replace(where=f"{name}: {result.error.where}")
     last = next((line for line in reversed(done.lines) if line.strip()), "it wrote nothing")
-    return class_of(done.status)(name, f"exited with {done.status}: {last}", "see its output above")
+    return error_class_of_exit_code(done.status)(name, f"exited with {done.status}: {last}", "see its output above")
 
 
 def _lines(process: subprocess.Popen[bytes], limit_s: float = math.inf) -> Iterator[str]:

@@ -26,7 +26,7 @@ from flows.dvc_project import cache as dvc_cache
 from flows.dvc_project import references
 from flows.dvc_project.locks import clear_stale_locks
 from params import HubRefusedError, TransientError, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import LOCAL_FOLDER
 from tasks.hub_server.store import Store
 from tasks.releases.recorded_data import recorded_data

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from params.loading import recipe_name, recipes_like
 from tasks import commands
 
@@ -100,6 +100,7 @@ def run(
 
 def _import_flow() -> None:
     """Import the flow, and what it asks the local Hub with, while the server starts: both take as long."""
+    import flows.retrain  # noqa: F401
     import tasks.hub_client.repository
     import tasks.hub_server.application
     import tasks.publishing.stage  # noqa: F401

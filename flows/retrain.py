@@ -21,7 +21,7 @@ from flows.run import history, logs, pauses, stages
 from flows.run.final_state import final_state, published_or_kept, refusals
 from flows.run.prefect_artifacts import link_report, show_report
 from params import InputsChangedError, StaleBlessingError, load
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
 
 

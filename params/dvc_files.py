@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from params import InputsChangedError, RecipeError
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 
 _HASHED_BYTES = 2**16
 """Larger files are compared by size and time of the last change: code is smaller, data takes too long to read twice."""

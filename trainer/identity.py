@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from params.hashing import file_sha256
+from params.foundation.hashing import file_sha256
 from params.importing import source_files
 from params.schema import Metrics, Model, ObjectiveChoice, Training
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.dvc_project.stage import opened
 from params import EvergreenError, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Files
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from flows.child_process import Logger
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from trainer.runtime.lifetime import exclusive
 
 _GUARD_WAIT_S = 10.0

@@ -9,7 +9,7 @@ from flows.dvc_project.imports import refreshed
 from flows.dvc_project.remote import DvcRemote
 from flows.dvc_project.stage import act_on_repository
 from params import RemoteRefusedError
-from params.artifacts import STAGES
+from params.foundation.artifacts import STAGES
 from trainer.runtime.memory import collect_rarely
 
 

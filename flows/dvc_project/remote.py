@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from params import DataError, EvergreenError, RemoteRefusedError, TransientError
-from params.artifacts import storage_error
+from params.foundation.artifacts import storage_error
 
 _LATER = "run it again when the remote answers: nothing is lost"
 

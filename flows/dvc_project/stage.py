@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from flows.dvc_project import restore
-from params import DataError, EvergreenError, RecipeError, TransientError, command_result
-from params.artifacts import storage_error
+from params import DataError, EvergreenError, RecipeError, TransientError
+from params.foundation import command_result
+from params.foundation.artifacts import storage_error
 from trainer.runtime.memory import collect_rarely
 
 _CACHE = Path(".dvc", "cache")

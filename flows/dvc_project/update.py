@@ -15,7 +15,7 @@ from flows.dvc_project.imports import refreshed
 from flows.dvc_project.restore import is_stale
 from flows.dvc_project.stage import act_on_repository
 from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError
-from params.artifacts import storage_error
+from params.foundation.artifacts import storage_error
 from trainer.runtime.memory import collect_rarely
 
 _GONE_STATUS: Final = (404, 410)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from params import EvergreenError
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import read_report

@@ -27,7 +27,7 @@ from flows.dvc_project.remote import default_remote
 from flows.record.git_branch import GitBranch, MovedError
 from flows.record.message import record_message
 from params import EvergreenError, RecipeError, TransientError
-from params.artifacts import Artifacts, write_whole
+from params.foundation.artifacts import Artifacts, write_whole
 from tasks.evaluation.report import Blessing
 from tasks.stages import read_report
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flows.run.summary import outcome_lines
 from params import GateRefusedError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import read_report

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flows.run.schedules import last_successes, read_schedules
 from params import EvergreenError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.history.cells import markdown_table, terminal_table
 from tasks.history.recipe_history import RecipeHistory, read_all, read_histories
 from tasks.history.run_log import now

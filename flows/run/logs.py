@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from params import EvergreenError
-from params.artifacts import Artifacts
-from params.secrets import without_secrets
+from params.foundation.artifacts import Artifacts
+from params.foundation.secrets import without_secrets
 from trainer.reporting import progress_bar
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import httpx
 from flows.run.final_state import name_and_message
 from flows.server import password
 from params import TransientError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 
 _TIMEOUT_S = 10.0
 _FLOW = Path(__file__).parents[1] / "retrain.py"

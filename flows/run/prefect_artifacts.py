@@ -13,7 +13,7 @@ from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from flows.run.summary import release_url
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import metrics_table
 from tasks.stages import read_report

@@ -21,8 +21,8 @@ from params import (
     TransientError,
     load,
 )
-from params.artifacts import Artifacts
 from params.dvc_files import recipe_item
+from params.foundation.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import read_report
 

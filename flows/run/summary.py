@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 
 from params import EvergreenError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import metrics_table
 from tasks.stages import read_report

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from params import ModelError, StalledError, load
-from params.artifacts import Artifacts
 from params.dvc_files import Inputs, recorded_stages
+from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import RunEntry, read_runs
 from tasks.ingestion.report import IngestReport
 from tasks.report.formatting import duration

@@ -16,7 +16,7 @@ from flows import child_process
 from flows.child_process import Logger
 from flows.dvc_project import stage as dvc_stage
 from params import DataError, EvergreenError, ModelError, RecipeError, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Files, Function, HubDataset, Sql
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report

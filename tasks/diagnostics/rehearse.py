@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import InterruptedTrainingError, Recipe, load
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from params.resolve import save
 from tasks import stages
 from tasks.diagnostics.check import check

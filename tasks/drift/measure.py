@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Drift
 from tasks.drift.comparison import Finding, compare
 from tasks.drift.profile import Profile

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params import DataError, ModelError
-from params.hashing import file_sha256
+from params.foundation.hashing import file_sha256
 from tasks.drift import two_sample
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, Change, DriftReport
 from tasks.evaluation.champion import PublishedModel

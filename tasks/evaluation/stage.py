@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params import ModelError
-from params.artifacts import Artifacts, whole_folder
+from params.foundation.artifacts import Artifacts, whole_folder
 from params.schema import Evaluation, Launch, Model, ObjectiveChoice
 from tasks import digests
 from tasks.drift.report import ChampionConfidence, DriftReport

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from params import DataError, RecipeError
-from params.artifacts import SPLITS, Artifacts, whole_folder
 from params.dvc_files import Inputs
+from params.foundation.artifacts import SPLITS, Artifacts, whole_folder
 from params.loading import suggestion
 from params.schema import Data, Launch, Split
 from tasks.ingestion.batches import Batch, Batches, readable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, Champion, EvaluationReport
 from tasks.report.formatting import metrics_table
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params import Recipe, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import HubDataset, Publish
 from tasks.drift.report import DriftReport
 from tasks.evaluation.report import Blessing, Champion, Details, EvaluationReport, SliceResult, confidence_text

@@ -17,7 +17,7 @@ from pathlib import Path
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils._validators import validate_repo_id
 
-from params.errors import ModelError, RecipeError
+from params.foundation.errors import ModelError, RecipeError
 from tasks.digests import weights_digest
 from tasks.hub_client.release_file import RELEASE_FILE, release_file, release_id, release_tag
 from tasks.publishing.secrets import find_secrets

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import StaleBlessingError
-from params.artifacts import ADAPTER, Artifacts
+from params.foundation.artifacts import ADAPTER, Artifacts
 from params.schema import AdapterForm, Publish
 from tasks.evaluation.report import Blessing, Champion
 from tasks.hub_client.connection import chosen_endpoint

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from params import ModelError, TransientError
-from params.artifacts import Artifacts, write_whole
-from params.hashing import file_sha256
+from params.foundation.artifacts import Artifacts, write_whole
+from params.foundation.hashing import file_sha256
 from tasks.evaluation.report import EvaluationReport
 from tasks.progress import progress
 from tasks.publishing.release import ReleasePlan

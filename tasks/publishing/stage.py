@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params import GateRefusedError, ModelError, RecipeError, load
-from params.artifacts import Artifacts, whole_folder
 from params.dvc_files import Inputs, check_earlier_stages
+from params.foundation.artifacts import Artifacts, whole_folder
 from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice, Publish
 from tasks import digests
 from tasks.evaluation.receipt_log import log_receipt, log_verdict

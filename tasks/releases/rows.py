@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ruamel.yaml import YAML
 
 from params import DataError, ModelError, TransientError
-from params.artifacts import SPLITS, Artifacts
+from params.foundation.artifacts import SPLITS, Artifacts
 from tasks.releases.clone import Clone, RecordedRecipe, ReproducibleRelease
 from trainer.data import shards
 

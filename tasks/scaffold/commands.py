@@ -54,7 +54,7 @@ def new(
     """
     # Before torch is imported: threads that spin take CPU time, too, and times are measured by it.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from params import command_result
+    from params.foundation import command_result
     from tasks.scaffold.new import new
     from tasks.scaffold.request import COLUMN_FLAGS, Asker, Request
 

@@ -24,9 +24,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from params.artifacts import Artifacts, link_or_copy
 from params.dvc_files import Inputs, file_state
-from params.hashing import file_sha256
+from params.foundation.artifacts import Artifacts, link_or_copy
+from params.foundation.hashing import file_sha256
 from params.schema import Launch
 from tasks.shards.executor import Workers, versions
 

@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from xxhash import xxh3_128_digest
 
 from params import DataError
-from params.artifacts import GROUP_BY
-from params.hashing import file_sha256
+from params.foundation.artifacts import GROUP_BY
+from params.foundation.hashing import file_sha256
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 
 if TYPE_CHECKING:

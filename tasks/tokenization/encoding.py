@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from params import DataError
-from params.hashing import file_sha256
+from params.foundation.hashing import file_sha256
 from tasks.progress import progress
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params import DataError
-from params.artifacts import SPLITS, storage_errors
+from params.foundation.artifacts import SPLITS, storage_errors
 from params.loading import suggestion
 from tasks.shards.kept_work import ShardWorkers, settings_key
 from tasks.shards.split_rows import SplitRows

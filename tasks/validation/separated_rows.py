@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from params.artifacts import SPLITS
+from params.foundation.artifacts import SPLITS
 from tasks.validation.check_results import CheckResult, reasons
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union, within
 from tasks.validation.report import ShownRow, ValidationReport, render, shorten

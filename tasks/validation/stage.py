@@ -31,8 +31,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from params import DataError
-from params.artifacts import SPLITS, Artifacts, whole_folder
 from params.dvc_files import Inputs
+from params.foundation.artifacts import SPLITS, Artifacts, whole_folder
 from params.schema import Expectation, Launch, ObjectiveChoice, Validation
 from tasks.drift.measure import measure
 from tasks.drift.report import DriftReport

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from params import EvergreenError
-from params.artifacts import SPLITS, Artifacts
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Expectation, Launch, ObjectiveChoice, Validation
 from tasks.diagnostics.check import check
 from tasks.ingestion.stage import ingest

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import read_runs
 from tests.chaos.campaign import SEED
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub

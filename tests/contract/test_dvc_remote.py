@@ -16,7 +16,8 @@ from flows.dvc_project import push as dvc_push
 from flows.dvc_project import remote as dvc_remote
 from flows.dvc_project import stage as dvc_stage
 from flows.dvc_project.remote import DvcRemote
-from params import DataError, EvergreenError, RemoteRefusedError, TransientError, command_result
+from params import DataError, EvergreenError, RemoteRefusedError, TransientError
+from params.foundation import command_result
 
 DVC_YAML = """\
 stages:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from flows.dvc_project import stage as dvc_stage
-from params import DataError, EvergreenError, RecipeError, StorageError, TransientError, command_result
-from params.command_result import CommandResult
+from params import DataError, EvergreenError, RecipeError, StorageError, TransientError
+from params.foundation import command_result
+from params.foundation.command_result import CommandResult
 from tests.support import forked
 from tests.support.project import ROOT
 
@@ -31,7 +32,8 @@ stages:
 """
 FAILS = """\
 import sys
-from params import DataError, command_result
+from params import DataError
+from params.foundation import command_result
 try:
     with command_result.reported():
         raise DataError("rows.csv:3", "is empty", "fill it", key="data.source.train")

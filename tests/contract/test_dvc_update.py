@@ -22,8 +22,9 @@ from flows.dvc_project import push as dvc_push
 from flows.dvc_project import update as dvc_update
 from flows.dvc_project.stage import act_on_repository
 from flows.run import unwatched_sources
-from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError, command_result
-from params.artifacts import STAGES, Artifacts
+from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError
+from params.foundation import command_result
+from params.foundation.artifacts import STAGES, Artifacts
 from tests.support import tiny
 
 # pygtrie 2.5.0, which DVC asks whether a path lies in the output of another stage

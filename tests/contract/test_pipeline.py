@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from flows import retrain as flow_module
 from params import load
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from tasks import stages
 from tasks.scaffold.project import NO_BASE
 from tests.support.project import ROOT

@@ -16,7 +16,7 @@ import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from flows.run.schedules import last_successes
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import read_runs
 from tests.support.project import (
     STAGES,

@@ -14,8 +14,8 @@ import pyarrow as pa
 from ruamel.yaml import YAML
 
 from params import Recipe, load
-from params.artifacts import Artifacts
 from params.dvc_files import Inputs, file_state
+from params.foundation.artifacts import Artifacts
 from tasks.ingestion.batches import Batch
 from tasks.ingestion.parquet import Column, PartWriter, widen, write_schema
 from tasks.ingestion.parts import PART_ROWS

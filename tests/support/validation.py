@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from params.artifacts import SPLITS, Artifacts
 from params.dvc_files import Inputs
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Expectation, Launch, ObjectiveChoice, Validation
 from tasks.drift.rows import Columns, SampledRows, Scan, sample, scan
 from tasks.shards.kept_work import ShardWorkers

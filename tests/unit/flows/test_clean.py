@@ -16,7 +16,7 @@ import pytest
 from flows.clean import clean
 from flows.dvc_project import cache as dvc_cache
 from params import TransientError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.evaluation.receipt_log import ReceiptLogEntry
 from tasks.training.run_folders import note_start
 from tests.support import tiny

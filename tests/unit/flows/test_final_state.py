@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import StateType
 
 from flows.run.final_state import SUCCESSES, final_state, published_or_kept, refusals
 from params import GateRefusedError, ModelError
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from tests.unit.tasks.report import example
 
 RAN = dict.fromkeys(STAGES, "ran")

@@ -30,8 +30,8 @@ from params import (
     StorageError,
     TransientError,
 )
-from params.artifacts import Artifacts, write_whole
-from params.command_result import CommandResult
+from params.foundation.artifacts import Artifacts, write_whole
+from params.foundation.command_result import CommandResult
 from tasks.evaluation.report import EvaluationReport
 from tasks.ingestion.report import IngestReport
 from tasks.stages import save_report

@@ -12,7 +12,7 @@ import pytest
 
 from flows.run import nothing_new
 from params import TransientError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from flows.record.recording import Record
 from flows.run import pauses
 from flows.server import own as server
 from params import PreemptedError, TransientError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from trainer.runtime.lifetime import stop_group
 
 pytestmark = pytest.mark.runs_last

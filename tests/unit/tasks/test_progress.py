@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from params import EvergreenError, StalledError, command_result
+from params import EvergreenError, StalledError
+from params.foundation import command_result
 from tasks import progress as module
 from tasks.progress import progress, time_limit
 from tests.support.project import ROOT, wait_for

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from params import DataError, HubRefusedError, TransientError, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Drift, Validation
 from tasks.commands import main
 from tasks.hub_client.repository import Repository, RetryPolicy

@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub import HfApi, ModelCard
 
 from params import ModelError, load
-from params.artifacts import SPLITS, Artifacts
-from params.errors import StaleBlessingError
+from params.foundation.artifacts import SPLITS, Artifacts
+from params.foundation.errors import StaleBlessingError
 from tasks.commands import main
 from tasks.evaluation.receipt_log import read_entries
 from tasks.evaluation.report import Blessing

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from params import Recipe, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Drift, Validation
 from tasks.drift.report import ChampionConfidence, DriftReport
 from tasks.evaluation.champion_confidence import compare_confidence, measure_confidence

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Data, Launch
 from tasks.evaluation.groups import RowGroups
 from tasks.ingestion.stage import ingest

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError, InputsChangedError, RecipeError
-from params.artifacts import SPLITS, Artifacts
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Launch
 from tasks.ingestion import stage
 from tasks.ingestion.splitting import canonical_json, split_of
@@ -473,7 +473,7 @@ import json, resource, signal, sys
 from collections.abc import Sequence
 from pathlib import Path
 from params import StorageError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Data, Launch
 from tasks.shards.split_rows import SplitRows
 from tasks.ingestion.stage import ingest

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError, RecipeError
-from params.artifacts import SPLITS, Artifacts
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Launch
 from tasks.ingestion.batches import MAX_NESTING
 from tasks.ingestion.stage import ingest

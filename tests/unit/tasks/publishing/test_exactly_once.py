@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from params.errors import HubRefusedError, ModelError, StaleBlessingError, TransientError
+from params.foundation.errors import HubRefusedError, ModelError, StaleBlessingError, TransientError
 from tasks.hub_client.repository import Repository
 from tasks.publishing import exactly_once
 from tasks.publishing.exactly_once import PublishedRelease

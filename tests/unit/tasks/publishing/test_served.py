@@ -14,7 +14,7 @@ from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
 
 from params import ModelError, Recipe
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.loading import load
 from tasks.hub_server.server import LocalHub
 from tasks.publishing import release_form, served

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from params.errors import HubRefusedError, TransientError
+from params.foundation.errors import HubRefusedError, TransientError
 from tasks.publishing.exactly_once import ANY_WEIGHTS
 from tasks.publishing.proposal import propose_release
 from tasks.publishing.provenance import FILE

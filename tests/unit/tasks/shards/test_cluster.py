@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from params import DataError, KilledError, RecipeError, TransientError
-from params.hashing import file_sha256
+from params.foundation.hashing import file_sha256
 from params.schema import Launch
 from tasks import stages
 from tasks.shards import executor
@@ -171,7 +171,7 @@ def data_stages(launch: dict[str, Any]) -> dict[str, str]:
     changes = {"launch": {"micro_batch_size": 1, **launch}, "validation.expectations": [unique]}
     path = tiny.write(Path("params/rows.yaml"), tiny.recipe({**changes, "validation.max_quarantined": 0.5}))
     for stage in ("ingest", "validate", "tokenize"):
-        stages.run(stage, path)
+        stages.run_stage(stage, path)
     files = (file for file in Path("runs/rows").rglob("*") if file.is_file())
     return {str(file): file_sha256(file) for file in sorted(files)}
 

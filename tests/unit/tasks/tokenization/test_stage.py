@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from params import DataError, ModelError
-from params.artifacts import SPLITS, Artifacts
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Launch, ObjectiveChoice, Tokenization
 from tasks.shards import kept_work as shard_work
 from tasks.shards.split_rows import SplitRows
@@ -76,7 +76,7 @@ def test_another_process_gives_the_same_bytes(artifacts):
     run(artifacts)
     before = digests(artifacts.tokens)
     code = (
-        "import sys; from pathlib import Path; from params.artifacts import Artifacts; from params.schema import *; "
+        "import sys; from pathlib import Path; from params.foundation.artifacts import Artifacts; from params.schema import *; "
         "from tasks.tokenization.stage import tokenize; tokenize(Artifacts('trial', Path(sys.argv[1])), objective="
         "ObjectiveChoice(name='causal_lm'), launch=Launch(micro_batch_size=1), tokenization=Tokenization(max_length=16, "
         "tokenizer={'kind': 'train', 'vocab_size': 300}))"
@@ -421,7 +421,7 @@ def test_long_rows_come_in_small_batches(artifacts):
 MEASURE = """
 import sys
 from pathlib import Path
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Launch, ObjectiveChoice, Tokenization
 from tasks.tokenization.stage import tokenize
 tokenization = Tokenization(max_length=256, tokenizer={"kind": "pretrained", "path": sys.argv[2]})

@@ -33,8 +33,8 @@ import signal
 from collections.abc import Iterator
 from typing import ClassVar, Self
 
-from params.printable import printable
-from params.secrets import without_secrets
+from params.foundation.printable import printable
+from params.foundation.secrets import without_secrets
 
 _CUT = " ..."
 """Ends a text that was shortened."""
@@ -49,7 +49,7 @@ class EvergreenError(Exception):
         fix: what the user can do about it.
         key: the recipe key that causes the error, for example `training.callbacks.0`; empty if there is none.
 
-    Secrets in the first three, which may quote what a library or a server said, are hidden (`params.secrets`).
+    Secrets in the first three, which may quote what a library or a server said, are hidden (`params.foundation.secrets`).
     """
 
     exit_code: ClassVar[int] = os.EX_SOFTWARE
@@ -97,13 +97,13 @@ def error_from_json(text: str | bytes) -> EvergreenError:
     try:
         content = json.loads(text)
         classes = {found.__name__: found for found in _classes(EvergreenError)}
-        found = classes.get(content["type"]) or class_of(content["exit_code"])
+        found = classes.get(content["type"]) or error_class_of_exit_code(content["exit_code"])
         return found(**{name: str(content[name]) for name in ("where", "what", "fix", "key")})
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an error in JSON: {text!r}") from error
 
 
-def class_of(exit_code: int) -> type[EvergreenError]:
+def error_class_of_exit_code(exit_code: int) -> type[EvergreenError]:
     """Return the most general class with this exit code; `EvergreenError` if there is none."""
     return next((found for found in _classes(EvergreenError) if found.exit_code == exit_code), EvergreenError)
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from params.artifacts import storage_errors
-from params.errors import EvergreenError, error_from_json
+from params.foundation.artifacts import storage_errors
+from params.foundation.errors import EvergreenError, error_from_json
 
 VARIABLE = "EVERGREEN_COMMAND_RESULT"
 """Environment variable: path of the file for the result."""

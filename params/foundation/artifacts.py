@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from params.errors import EvergreenError, StorageError
+from params.foundation.errors import EvergreenError, StorageError
 
 SPLITS = ("train", "validation", "test")
 ADAPTER = "adapter"
@@ -67,7 +67,7 @@ class Artifacts:
     champion = _Below("scratch", "champion")
     """The published model that the evaluate stage compares with, downloaded; one folder for its commit."""
     command_result = _Below("scratch", "result.json")
-    """How the command that the flow or `reproduce` started ended: `params.command_result`."""
+    """How the command that the flow or `reproduce` started ended: `params.foundation.command_result`."""
     failed_validation = _Below("scratch", "validation-failed")
     """The report of a validation that failed."""
     flow_lock = _Below("scratch", "flow.lock")
