@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from params import DataError, ModelError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Launch, ObjectiveChoice, Tokenization
-from tasks.shards import kept_work as shard_work
+from tasks.shards import kept_work
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization import encoding, tokenizers
 from tasks.tokenization.encoding import read_batches
@@ -171,7 +171,7 @@ class TestEarlierRuns:
         tiny.inputs("tokenize", self.artifacts, "edited since the stage looked at its inputs")
         run(self.artifacts, tokenizer=self.choice, inputs=inputs)
         assert len(self.encoded) == 5
-        monkeypatch.setattr(shard_work, "_is_there", shard_work._is_there.__wrapped__)  # as another process does
+        monkeypatch.setattr(kept_work, "_is_there", kept_work._is_there.__wrapped__)  # as another process does
         assert len(self.run()) == 5, "the edit is undone, and what the edited code made is not taken"
         assert self.run() == []
 
