@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from params.artifacts import SPLITS, Artifacts
 from params.dvc_files import Inputs
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Expectation, Launch, ObjectiveChoice, Tokenization, TrainTokenizer, Validation
 from trainer.data.shards import digest
 from trainer.runtime.memory import collect_rarely

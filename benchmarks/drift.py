@@ -28,7 +28,7 @@ from tasks.drift.comparison import compare
 from tasks.drift.profile import Profile, samples
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, Change
 from tasks.drift.rows import SampledRows, features_of, label_hash
-from tasks.multiple_tests import holm
+from tasks.drift.two_sample import holm
 
 CONFIDENCES = (0.95, 0.99)
 GROUP = 5

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from params import load
-from params.artifacts import SPLITS, Artifacts
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Launch
 
 ROOT = Path(__file__).parents[1]

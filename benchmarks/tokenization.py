@@ -28,12 +28,12 @@ from typing import Any
 from datasets import Dataset, disable_progress_bars
 
 from benchmarks.workload import environment
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.python_documentation import documentation
 from params.schema import Data, Launch, ObjectiveChoice, TrainTokenizer
 from tasks.ingestion.stage import ingest
-from tasks.shard_work import ShardWorkers
-from tasks.split_rows import SplitRows
+from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import Encoder, encode_splits
 from tasks.tokenization.tokenizers import load_tokenizer, train_tokenizer
 from trainer import objectives

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Data, Expectation, Launch, ObjectiveChoice, Validation
 from tasks.ingestion.stage import ingest
 from tasks.validation.stage import validate

@@ -1,6 +1,6 @@
-"""Run a command that ends with this process, however this process ends.
+"""Run a command that ends with this process, however this process ends, and read the error that it reports.
 
-    flow --starts--> python -m flows.child_process <pid> flows.dvc_stage ... --starts--> stage --starts--> trainer
+    flow --starts--> python -m flows.child_process <pid> flows.dvc_project.stage ... --starts--> stage --starts--> trainer
 
 The command leads a process group. When the flow is asked to stop, the whole group is: SIGTERM, a grace period in which a
 trainer writes its checkpoint, SIGKILL. When the flow is killed, the kernel kills the command, and the stage below it ends
@@ -28,7 +28,11 @@ from typing import IO, TypeAlias
 
 import psutil
 
-from params.secrets import without_secrets
+from params import EvergreenError, KilledError
+from params.foundation import command_result
+from params.foundation.artifacts import Artifacts
+from params.foundation.errors import error_class_of_exit_code
+from params.foundation.secrets import without_secrets
 from trainer.runtime.lifetime import die_with_parent, signal_group, stop_group
 
 Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
@@ -66,7 +70,7 @@ def start(
     )
 
 
-def run(
+def run_child(
     module: str,
     arguments: Sequence[str],
     log: Logger,
@@ -99,6 +103,47 @@ def run(
         signal_group(process, signal.SIGKILL)  # its leader has ended; nothing of its group stays behind
         assert process.stdout is not None
         process.stdout.close()
+
+
+def run_reported(
+    module: str,
+    arguments: Sequence[str],
+    artifacts: Artifacts,
+    log: Logger,
+    *,
+    name: str,
+    grace_s: float = GRACE_S,
+    limit_s: float = math.inf,
+) -> command_result.CommandResult | None:
+    """Run a command that reports how it ends; None if it had nothing to report.
+
+    Raises:
+        EvergreenError: the error that it reported; `name` says where.
+        subprocess.TimeoutExpired: it took longer than `limit_s`.
+        KeyboardInterrupt: Ctrl-C was pressed; it says what is kept.
+    """
+    result_file = command_result.reserve(artifacts.command_result)
+    try:
+        done = run_child(module, arguments, log, grace_s=grace_s, limit_s=limit_s, environment=result_file)
+    except KeyboardInterrupt:
+        ended = command_result.read(artifacts.command_result)
+        kept = ended.error.fix if ended and ended.error else "start again: what has ended is kept"
+        raise KeyboardInterrupt(f"{name}\n  {kept}") from None
+    result = command_result.read(artifacts.command_result)
+    if done.status:
+        raise error_of(name, done, result)
+    return result
+
+
+def error_of(name: str, done: CompletedCommand, result: command_result.CommandResult | None) -> EvergreenError:
+    """The error that a command reported; if it reported none, what its exit status says."""
+    number = -done.status if done.status < 0 else done.status - 128
+    if 0 < number < signal.NSIG:
+        return KilledError(name, f"was ended by signal {number}", "start it again: training resumes where it was")
+    if result and result.error:
+        return result.error.replace(where=f"{name}: {result.error.where}")
+    last = next((line for line in reversed(done.lines) if line.strip()), "it wrote nothing")
+    return error_class_of_exit_code(done.status)(name, f"exited with {done.status}: {last}", "see its output above")
 
 
 def _lines(process: subprocess.Popen[bytes], limit_s: float = math.inf) -> Iterator[str]:

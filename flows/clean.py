@@ -22,10 +22,11 @@ from pathlib import Path
 
 import typer
 
-from flows import dvc_cache, dvc_used
-from flows.locks import clear_stale_locks
+from flows.dvc_project import cache as dvc_cache
+from flows.dvc_project import references
+from flows.dvc_project.locks import clear_stale_locks
 from params import HubRefusedError, TransientError, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import LOCAL_FOLDER
 from tasks.hub_server.store import Store
 from tasks.releases.recorded_data import recorded_data
@@ -87,7 +88,7 @@ def _needed_by_releases(last: int) -> set[str] | None:
     needed: set[str] = set()
     if not last:
         return needed
-    places = dict.fromkeys(dvc_used.publications(), True)
+    places = dict.fromkeys(references.publications(), True)
     for publish in (load(recipe.recipe_path).publish for recipe in _recipes()):
         places.setdefault((publish.repo_id, publish.endpoint), False)
     try:
@@ -134,7 +135,7 @@ def _no_stage_runs() -> Iterator[None]:
             for path in (recipe.flow_lock, recipe.train_lock, recipe.mirror_lock, recipe.verify_resume_lock):
                 held.enter_context(exclusive(path, f"a command of {recipe.recipe}"))
         clear_stale_locks(logger)
-        dvc_used.refuse_running_experiment()
+        references.refuse_running_experiment()
         owners = Path(".dvc/tmp/rwlock")
         if owners.exists() and any(json.loads(owners.read_text(encoding="utf-8")).values()):
             raise TransientError(str(owners), "DVC runs a stage", "wait until it ends, or stop it")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from params.loading import recipe_name, recipes_like
 from tasks import commands
 
@@ -59,15 +59,15 @@ def run(
     """
     from contextlib import nullcontext
 
-    from flows import logs, nothing_new, stages
-    from flows.server import is_prepared, start_unless_configured
-    from flows.summary import summary
+    from flows.run import logs, nothing_new, stages
+    from flows.run.summary import summary
+    from flows.server.own import is_prepared, start_unless_configured
     from trainer.runtime.memory import collect_rarely
 
     collect_rarely()
     artifacts, branch = Artifacts(recipe), None
     if record:
-        from flows.record import Record, record_unchanged
+        from flows.record.recording import Record, record_unchanged
 
         branch = Record.parse(record)
     server = start_unless_configured(artifacts.server_log)
@@ -81,19 +81,28 @@ def run(
         if outcomes:
             artifacts.succeeded.touch()
     if not outcomes:
-        if not server:
-            from flows.prefect_api import check_answer
+        if server:
+            _import_flow()
+        else:
+            from flows.server.configured import check_answer
 
             check_answer()
         with server.used() if server else nullcontext(), logs.progress_drawn(artifacts):
-            from flows.pauses import told
             from flows.retrain import retrain
+            from flows.run.pauses import told
 
             with told():
                 outcomes = retrain(recipe, publish=not no_publish, force=force, record=branch)
     elif branch:
         record_unchanged(artifacts, branch, outcomes)
     print(summary(artifacts, outcomes))
+
+
+def _import_flow() -> None:
+    """Import the flow, and what it asks the local Hub with, while the server starts: both take as long."""
+    import flows.retrain  # noqa: F401
+    import tasks.hub_server.application
+    import tasks.publishing.hub_changes  # noqa: F401
 
 
 @app.command()
@@ -112,7 +121,7 @@ def releases(
 
     A pull request that somebody has merged or closed is recorded first: a merged release gets its tag and its receipt.
     """
-    from flows.approvals import record_decision
+    from flows.run.stages import record_decision
     from tasks.releases.commands import recipes, show_releases
 
     chosen = [Artifacts(recipe).recipe_path] if recipe else recipes()
@@ -141,7 +150,7 @@ def history(
     The newest run comes first; the page is runs/index.html. A run with nothing to do is not logged. Rollbacks and what
     `dvc repro` published are in the list, too.
     """
-    from flows.history import history
+    from flows.run.history import history
 
     history(recipe, as_json=as_json, last=last)
 
@@ -179,19 +188,19 @@ def watch(
     """
     from datetime import timedelta
 
-    from flows import watch
-    from flows.messages import Rules
+    from flows.watch import automations
+    from flows.watch.messages import Rules
 
     if show or remove:
-        (watch.show if show else watch.remove)()
+        (automations.show if show else automations.remove)()
         return
     rules = Rules(
-        watch.kinds(only or (), without or ()),
+        automations.kinds(only or (), without or ()),
         max_time=timedelta(hours=max_hours),
         late_after=late_after,
         repeat_after=timedelta(hours=repeat_hours),
     )
-    watch.watch(silence_s, notify or (), rules)
+    automations.watch(silence_s, notify or (), rules)
 
 
 @app.command("password")
@@ -201,7 +210,7 @@ def make_password() -> None:
     Call it in the project's folder before the server starts there. Server, workers and commands in this folder then use it;
     elsewhere, set PREFECT_API_AUTH_STRING to it. Without one, every user of this machine can let your workers run commands.
     """
-    from flows import password
+    from flows.server import password
 
     is_new, was_open = password.make(), password.close()
     print(f"{password.FILE}: {'has a new password' if is_new else 'has a password already, which is kept'}")
@@ -226,7 +235,7 @@ def notice(
     pairs = [text.partition("=") for text in data or ()]
     if not all(key and sign for key, sign, _ in pairs):
         raise typer.BadParameter("write --data KEY=VALUE")
-    from flows.notice import notice
+    from flows.server.configured import notice
 
     # Whatever delivers the data may be elsewhere; in the project, a wrong name is found out.
     notice(recipe_name(recipe) if Path("params").is_dir() else recipe, {key: value for key, _, value in pairs})

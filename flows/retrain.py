@@ -14,14 +14,14 @@ from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
-from flows import history, logs, pauses, stages
-from flows.artifacts import link_report, show_report
 from flows.child_process import Logger
-from flows.final_state import final_state, published_or_kept, refusals
-from flows.locks import clear_stale_locks, recipe_lock
-from flows.record import Record, before_release, recording
+from flows.dvc_project.locks import clear_stale_locks, recipe_lock
+from flows.record.recording import Record, before_release, recording
+from flows.run import history, logs, pauses, stages
+from flows.run.final_state import final_state, published_or_kept, refusals
+from flows.run.prefect_artifacts import link_report, show_report
 from params import InputsChangedError, StaleBlessingError, load
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
 
 
@@ -38,7 +38,7 @@ def run_stage(stage: str, recipe: str, *, force: bool) -> Any:
     if task_run.run_count > 1:
         pauses.wait_until_running(get_run_logger())
     clear_stale_locks(get_run_logger())
-    outcome = stages.run(stage, recipe, get_run_logger(), force=force)
+    outcome = stages.bring_up_to_date(stage, recipe, get_run_logger(), force=force)
     show_report(stage, Artifacts(recipe), outcome)
     return published_or_kept(Artifacts(recipe), outcome) if stage == "publish" else outcome
 
@@ -73,7 +73,7 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
     requested = STAGES if publish else STAGES[:-1]
     outcomes: dict[str, str] = {}
 
-    def bring_up_to_date(names: Sequence[str], *, force: bool) -> None:
+    def run_stages(names: Sequence[str], *, force: bool) -> None:
         for stage in names:
             wait_until_ready(stage, artifacts, record, outcomes, log)
             named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{artifacts.recipe}")
@@ -90,13 +90,13 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
         if force or stages.any_stale(requested, artifacts.recipe):
             stages.check(artifacts.recipe, log)
         try:
-            bring_up_to_date(requested, force=force)
+            run_stages(requested, force=force)
         except StaleBlessingError as error:  # another model was published meanwhile: compare with that one
             log.warning("%s", error)
-            bring_up_to_date(("evaluate", "publish"), force=True)
+            run_stages(("evaluate", "publish"), force=True)
         except InputsChangedError as error:  # edited while a stage ran: start again with what there is now
             log.warning("%s", error)
-            bring_up_to_date(requested, force=force)
+            run_stages(requested, force=force)
         finally:
             link_report(artifacts, renew=not publish)
     return final_state(artifacts, outcomes, *refused)

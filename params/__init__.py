@@ -5,7 +5,7 @@ What reads recipes is imported on first use: it takes a third of a second, and a
 
 from typing import TYPE_CHECKING
 
-from params.errors import (
+from params.foundation.errors import (
     BudgetSpentError,
     CheckpointError,
     DataError,

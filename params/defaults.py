@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from params.errors import RecipeError
+from params.foundation.errors import RecipeError
 
 
 @dataclass(frozen=True)

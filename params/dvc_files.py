@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from params import InputsChangedError, RecipeError
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 
 RECIPES = Path("recipes.yaml")
 """The list of recipes, which dvc.yaml loads."""

@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from params.errors import RecipeError
+from params.foundation.errors import RecipeError
 from params.loading import suggestion
 from params.schema import IMPORTABLE, Call
 

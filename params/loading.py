@@ -20,7 +20,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from params.defaults import with_defaults
-from params.errors import EvergreenError, RecipeError
+from params.foundation.errors import EvergreenError, RecipeError
 from params.schema import Recipe
 
 Key = tuple[str | int, ...]

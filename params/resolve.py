@@ -11,7 +11,7 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
-from params.artifacts import Artifacts, write_whole
+from params.foundation.artifacts import Artifacts, write_whole
 from params.loading import load, read
 from params.schema import Recipe
 

@@ -18,10 +18,11 @@ from typing import Annotated
 import typer
 from typer.completion import shell_complete
 
-from params import EvergreenError, command_result, load
-from params.artifacts import Artifacts
+from params import EvergreenError, load
+from params.foundation import command_result
+from params.foundation.artifacts import Artifacts
+from params.foundation.printable import printable_output
 from params.loading import find_recipe, recipes_like
-from params.printable import printable_output
 from tasks.scaffold import commands as scaffold
 from tasks.stage_command import run_stage
 from trainer.reporting import progress_bar
@@ -316,7 +317,7 @@ def hub(
 
 
 def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:
-    """Run a command and return its exit status: 0, 2 for wrong usage, or the `exit_code` of an error in params.errors.
+    """Run a command and return its exit status: 0, 2 for wrong usage, or the `exit_code` of an error in params.foundation.errors.
 
     After Ctrl-C it is 130. A `KeyboardInterrupt` with a text says what is kept.
     """

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from params.artifacts import ADAPTER, SPLITS, Artifacts
-from params.errors import ModelError
-from params.hashing import file_sha256
+from params.foundation.artifacts import ADAPTER, SPLITS, Artifacts
+from params.foundation.errors import ModelError
+from params.foundation.hashing import file_sha256
 from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice
 from trainer.data import shards
 

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import psutil
 
-from params import StalledError, command_result
+from params import StalledError
+from params.foundation import command_result
 from trainer.reporting import progress_bar
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from params import EvergreenError, TransientError, command_result
-from params.artifacts import Artifacts
-from params.secrets import without_secrets
+from params import EvergreenError, TransientError
+from params.foundation import command_result
+from params.foundation.artifacts import Artifacts
+from params.foundation.secrets import without_secrets
 
 
 def run_stage(stage: str, recipe: Path) -> None:
@@ -24,7 +25,7 @@ def run_stage(stage: str, recipe: Path) -> None:
     failed, page_due = "", stage == "publish"
     try:
         with command_result.interruptible(f"{stage} has not ended\n  start again: the stages before it are kept"):
-            report = stages.run(stage, recipe)
+            report = stages.run_stage(stage, recipe)
         if stage == "evaluate":
             from tasks.training.stage import discard_recorded  # not before `run` has read the stage's inputs
 

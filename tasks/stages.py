@@ -17,8 +17,8 @@ from typing import Any, ClassVar, TypeVar
 import pydantic
 
 from params import DataError, InputsChangedError, ModelError, Recipe, load
-from params.artifacts import Artifacts, storage_errors, write_whole
 from params.dvc_files import Inputs, check_resolved
+from params.foundation.artifacts import Artifacts, storage_errors, write_whole
 from tasks.progress import time_limit
 
 FUNCTIONS = {
@@ -75,7 +75,7 @@ def arguments(stage: str, recipe: Recipe) -> dict[str, Any]:
     return {name: attrgetter(_SINGLE_KEYS.get(name, name))(recipe) for name in _parameters(stage)}
 
 
-def run(stage: str, recipe_path: Path) -> Report:
+def run_stage(stage: str, recipe_path: Path) -> Report:
     """Run one stage of the recipe at `recipe_path`. The working directory must be the project's root.
 
     Raises:

@@ -15,7 +15,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from tasks import executor
+from tasks.shards import executor
 from tests.support.project import CODE, ROOT, Project, copy_project
 
 # Tests run side by side, and their models are too small to gain from threads. Read when torch is imported.

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from params.artifacts import Artifacts
 from params.dvc_files import dependencies, recipe_item
-from params.hashing import file_sha256
+from params.foundation.artifacts import Artifacts
+from params.foundation.hashing import file_sha256
 from params.importing import imported_files, is_project_file, source_files
 from params.schema import Metrics, Model, ObjectiveChoice, Training
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from params import InputsChangedError, RecipeError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.loading import suggestion
 from params.schema import Direction, Launch, Metrics, Model, ObjectiveChoice, Recipe, Section, Training
 from trainer.identity import code_hashes, deciding_keys, run_identity, run_key

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
-from params.artifacts import storage_errors, write_whole
+from params.foundation.artifacts import storage_errors, write_whole
 from trainer.reporting import progress_bar
 from trainer.runtime.heartbeat import LOST_PEER, Heartbeat
 from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def main(job_path: Path) -> int:
-    """Train one job and return the exit code, see params.errors."""
+    """Train one job and return the exit code, see params.foundation.errors."""
     die_with_parent(ancestors=[int(os.environ[SUPERVISOR])] if SUPERVISOR in os.environ else [])
     from trainer.job import Job
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from params import EvergreenError, HubRefusedError, ModelError, Problem, TransientError
-from params.artifacts import Artifacts
 from params.dvc_files import RECIPES, recipe_item
+from params.foundation.artifacts import Artifacts
 from params.importing import bind, is_project_file
 from params.loading import Document, Key, parse, read, suggestion, valid_sections
 from params.schema import (

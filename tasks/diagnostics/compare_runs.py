@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params import CheckpointError
-from params.hashing import file_sha256
+from params.foundation.hashing import file_sha256
 from params.schema import Direction
 from trainer.checkpoints.position import POSITION
 from trainer.checkpoints.sealed import IDENTITY, MANIFEST, all_checkpoints, best_weights

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import InterruptedTrainingError, Recipe, load
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from params.resolve import save
 from tasks import stages
 from tasks.diagnostics.check import check
@@ -33,7 +33,7 @@ from tasks.hub_client.connection import LOCAL
 from tasks.report.formatting import duration
 from tasks.stages import read_report
 from tasks.tokenization.report import TokenizationReport
-from tasks.validation.kinds import BY_KEY, ROW_BY_ROW
+from tasks.validation.checks import BY_KEY, ROW_BY_ROW
 from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.loop.batch import every, total_steps

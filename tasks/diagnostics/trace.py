@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset as ds
 
 from params import DataError, Recipe, load
-from params.artifacts import SPLITS, Artifacts
-from tasks.split_rows import SplitRows
+from params.foundation.artifacts import SPLITS, Artifacts
+from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import Encoder
 from trainer import objectives
 from trainer.data import tokens

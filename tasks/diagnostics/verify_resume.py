@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from params import DataError, KilledError, ModelError, PreemptedError, Recipe, RecipeError, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.diagnostics.compare_runs import Comparison, compare, first_that_differs
 from tasks.training.supervisor import supervise
 from trainer.checkpoints.resume import choose

@@ -15,8 +15,7 @@ from tasks.drift import two_sample
 from tasks.drift.profile import Profile, Sample, samples
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, Change
 from tasks.drift.rows import SampledRows, label_hash
-from tasks.drift.two_sample import Sides
-from tasks.multiple_tests import holm
+from tasks.drift.two_sample import Observations, holm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +67,7 @@ class _Tests:
                 yield self._numbers(known, new)
 
     def _labels(self, known: Sample, new: Sample) -> Iterator[Finding]:
-        sides = Sides.of(len(known.values), len(new.values), (known.groups, new.groups))
+        sides = Observations.of(len(known.values), len(new.values), (known.groups, new.groups))
         labels, numbers = np.unique(np.concatenate([known.values, new.values]), return_inverse=True)
         shares = sides.shares(numbers, len(labels))
         real, p_values, by_chance = self._permute(shares, sides, two_sample.label_statistics)
@@ -82,7 +81,7 @@ class _Tests:
         own_numbers = numbers[len(known.values) :]  # of the labels of each new row, one after the other
         row_of = np.repeat(np.arange(len(of_rows)), [len(own) for own in of_rows])
         has_unknown = np.bincount(row_of, is_unknown[own_numbers], len(of_rows)) > 0  # (N,)
-        weights = Sides.of(0, len(of_rows), (None, self.new.groups)).weights
+        weights = Observations.of(0, len(of_rows), (None, self.new.groups)).weights
         unknown = float((has_unknown * weights).sum() / weights.sum())
         counts = Counter(name for own in of_rows for name in {*own})
         unseen = [name for name, _ in counts.most_common() if label_hash(name) not in self.profile.labels[known.column]]
@@ -111,7 +110,7 @@ class _Tests:
         )
 
     def _texts(self, known: Sample, new: Sample) -> Iterator[Finding]:
-        sides = Sides.of(len(known.values), len(new.values), (known.groups, new.groups))
+        sides = Observations.of(len(known.values), len(new.values), (known.groups, new.groups))
         features = [*known.values, *new.values]
         told = two_sample.tell_apart(features, sides, permutations=self._permutations, random=self.random)
         if told is None:
@@ -130,7 +129,7 @@ class _Tests:
     def _numbers(self, known: Sample, new: Sample) -> Finding:
         from scipy.stats import wasserstein_distance
 
-        sides = Sides.of(len(known.values), len(new.values), (known.groups, new.groups))
+        sides = Observations.of(len(known.values), len(new.values), (known.groups, new.groups))
         values = np.concatenate([known.values, new.values])
         bins = two_sample.binned(values)
         _, p_values, _ = self._permute(sides.shares(bins, int(bins.max()) + 1), sides, two_sample.kolmogorov_smirnov)
@@ -154,7 +153,7 @@ class _Tests:
         )
 
     def _permute(
-        self, shares: two_sample.Shares, sides: Sides, statistic: two_sample.Statistic
+        self, shares: two_sample.Shares, sides: Observations, statistic: two_sample.Statistic
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         return two_sample.permute(shares, sides.new, statistic, permutations=self._permutations, random=self.random)
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Drift
 from tasks.drift.comparison import Finding, compare
 from tasks.drift.profile import Profile
 from tasks.drift.published import fetch
 from tasks.drift.report import DriftReport, ExampleRow
 from tasks.drift.rows import MAX_SAMPLED, Columns, sample, scan, text_of, without_identifiers
-from tasks.shard_work import ShardWorkers
-from tasks.split_rows import SplitRows
+from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from params import HubRefusedError, TransientError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.drift.profile import Profile
 from tasks.drift.profile_limits import MAX_BYTES
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tasks.progress import made_progress
-from tasks.shard_work import ShardWorkers, settings_key
-from tasks.split_rows import SplitRows, group_of
+from tasks.shards.kept_work import ShardWorkers, settings_key
+from tasks.shards.split_rows import SplitRows, group_of
 from trainer import objectives
 from trainer.data.shards import ROW_ID, Shard
 from trainer.objectives.bases.objective import Objective

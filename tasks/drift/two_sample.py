@@ -43,7 +43,7 @@ observations to one or more statistics, (B, S)."""
 
 
 @dataclass(frozen=True)
-class Sides:
+class Observations:
     """N rows, the known ones first, as observations."""
 
     units: NDArray[np.int64]
@@ -53,7 +53,9 @@ class Sides:
     new: int
 
     @classmethod
-    def of(cls, known: int, new: int, groups: tuple[NDArray[Any] | None, NDArray[Any] | None] = (None, None)) -> Sides:
+    def of(
+        cls, known: int, new: int, groups: tuple[NDArray[Any] | None, NDArray[Any] | None] = (None, None)
+    ) -> Observations:
         """From the numbers of rows on both sides, and their groups if rows belong together."""
         units: list[NDArray[np.int64]] = []
         counts: list[int] = []
@@ -138,7 +140,7 @@ def binned(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def tell_apart(
-    features: Sequence[Sequence[int]], sides: Sides, *, permutations: int, random: np.random.Generator
+    features: Sequence[Sequence[int]], sides: Observations, *, permutations: int, random: np.random.Generator
 ) -> tuple[float, float, NDArray[np.float64]] | None:
     """Teach a classifier to tell new rows from known ones.
 
@@ -167,13 +169,15 @@ def tell_apart(
 
     tested = np.flatnonzero(~learns[sides.units])
     numbers = np.cumsum(~learns) - 1  # of the observations that are left
-    half = Sides(numbers[sides.units[tested]], int((~learns[: sides.known]).sum()), int((~learns[sides.known :]).sum()))
+    half = Observations(
+        numbers[sides.units[tested]], int((~learns[: sides.known]).sum()), int((~learns[sides.known :]).sum())
+    )
     area, p_value = area_under_curve(scores[tested], half, permutations=permutations, random=random)
     return area, p_value, scores
 
 
 def area_under_curve(
-    scores: NDArray[np.float64], sides: Sides, *, permutations: int, random: np.random.Generator
+    scores: NDArray[np.float64], sides: Observations, *, permutations: int, random: np.random.Generator
 ) -> tuple[float, float]:
     """Return the area under the ROC curve of scores (N,), and the probability of one as large by chance.
 
@@ -197,7 +201,7 @@ def area_under_curve(
 
 
 def fall_of_mean(
-    values: NDArray[np.float64], sides: Sides, *, permutations: int, random: np.random.Generator
+    values: NDArray[np.float64], sides: Observations, *, permutations: int, random: np.random.Generator
 ) -> tuple[float, float, float]:
     """Return the mean of the known and of the new observations, and the probability of a fall as large by chance.
 
@@ -232,3 +236,14 @@ def _matrix(features: Sequence[Sequence[int]]) -> Any:
     flat = np.fromiter((number for row in features for number in row), np.int64, starts[-1])
     used, columns = np.unique(flat, return_inverse=True)  # far fewer than there could be
     return csr_matrix((np.ones(len(flat)), columns, starts), shape=(len(features), max(1, len(used))))
+
+
+def holm(p_values: Sequence[float], level: float) -> list[bool]:
+    """Which of several tests reject by Holm's method (1979): all rejections are right with probability 1 - `level`."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    rejected = [False] * len(p_values)
+    for rank, i in enumerate(order):
+        if p_values[i] > level / (len(p_values) - rank):
+            break
+        rejected[i] = True
+    return rejected

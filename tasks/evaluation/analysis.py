@@ -15,7 +15,7 @@ from tasks.evaluation.report import ChangedRow, Comparison, Details, Interval, O
 from tasks.evaluation.scoring import ScoredModels, Scores
 from tasks.evaluation.slices import read_texts, slice_positions
 from tasks.evaluation.statistics import Gain, Resampler
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from params import ModelError, TransientError
-from params.artifacts import Artifacts, whole_folder
+from params.foundation.artifacts import Artifacts, whole_folder
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE
 from tasks.evaluation.reading import Reading

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params import DataError, ModelError
-from params.hashing import file_sha256
+from params.foundation.hashing import file_sha256
 from tasks.drift import two_sample
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, Change, DriftReport
 from tasks.evaluation.champion import PublishedModel
 from tasks.evaluation.groups import RowGroups
 from tasks.evaluation.scoring import Scores, score
 from tasks.progress import progress
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.arrow import sort_longest_first, write_sequences
 from tasks.tokenization.encoding import Encoder
 from trainer import objectives
@@ -104,7 +104,7 @@ def compare_confidence(
     known, found = (objective.confidence(scores.columns) for scores in (held_out, new))
     assert known is not None
     assert found is not None
-    sides = two_sample.Sides.of(len(known), len(found), (held_out.groups, new.groups))
+    sides = two_sample.Observations.of(len(known), len(found), (held_out.groups, new.groups))
     error = (1 - drift.confidence) * CONFIDENCE_ERROR_SHARE
     permutations = max(_PERMUTATIONS, math.ceil(2 / error) - 1)
     values = np.concatenate([known, found])

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from params.schema import Direction, Gate
+from tasks.drift.two_sample import holm
 from tasks.evaluation.report import Comparison, RowUse, SliceResult, Verdict
-from tasks.multiple_tests import holm
 
 if TYPE_CHECKING:
     from tasks.evaluation.scoring import ScoredModels

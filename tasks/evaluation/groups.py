@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from tasks.split_rows import SplitRows, group_of
+from tasks.shards.split_rows import SplitRows, group_of
 from trainer.data.shards import ROW_ID
 
 if TYPE_CHECKING:

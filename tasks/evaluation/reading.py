@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params import DataError, ModelError
-from tasks.shard_work import ShardWorkers
-from tasks.split_rows import SplitRows
+from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import IS_CUT, SAYS_ALL, Encoder, encode_splits
 from trainer.data.shards import ROW_ID, Manifest
 from trainer.data.tokens import Sequences

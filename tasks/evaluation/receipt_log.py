@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from params.artifacts import Artifacts, append_to_log
+from params.foundation.artifacts import Artifacts, append_to_log
 from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import Report

@@ -17,7 +17,7 @@ import numpy as np
 from params.schema import Gate
 from tasks.evaluation.receipt_log import ReceiptLogEntry, SketchOf
 from tasks.evaluation.report import RowUse
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 
 if TYPE_CHECKING:

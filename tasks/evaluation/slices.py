@@ -10,7 +10,7 @@ import numpy as np
 from params import DataError, RecipeError
 from params.importing import bind
 from params.schema import SliceBy
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params import ModelError
-from params.artifacts import Artifacts, whole_folder
+from params.foundation.artifacts import Artifacts, whole_folder
 from params.schema import Evaluation, Launch, Model, ObjectiveChoice
 from tasks import digests
 from tasks.drift.report import ChampionConfidence, DriftReport
@@ -38,8 +38,8 @@ from tasks.evaluation.row_use import ComparisonId, RowHashes, row_use
 from tasks.evaluation.scoring import ScoredModel, ScoredModels, score
 from tasks.evaluation.statistics import Resampler
 from tasks.hub_client.connection import chosen_endpoint
-from tasks.shard_work import ShardWorkers
-from tasks.split_rows import SplitRows
+from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report, save_report
 from tasks.validation.report import ValidationReport
 from trainer import objectives

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from params.artifacts import STAGES, Artifacts, write_whole
+from params.foundation.artifacts import STAGES, Artifacts, write_whole
 from tasks.evaluation.report import confidence_text
 from tasks.history import cells
 from tasks.history.metric_chart import draw_metric, evaluations, metric_shown, value_range

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.evaluation.receipt_log import ReceiptLogEntry, read_entries
 from tasks.history.run_log import Evaluated, Outcome, RunEntry, read_runs
 

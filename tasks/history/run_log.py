@@ -14,7 +14,7 @@ from typing import Final, Literal, get_args
 
 import pydantic
 
-from params.artifacts import Artifacts, append_to_log
+from params.foundation.artifacts import Artifacts, append_to_log
 from params.schema import Direction
 from tasks.evaluation.report import Opponent
 from tasks.hub_client.receipt import Status

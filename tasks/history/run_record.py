@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from params import BudgetSpentError, EvergreenError, ModelError, Recipe, load
-from params.artifacts import Artifacts
-from params.secrets import without_secrets
+from params.foundation.artifacts import Artifacts
+from params.foundation.secrets import without_secrets
 from tasks.drift.report import drift_words
 from tasks.evaluation.report import Blessing, Details, EvaluationReport
 from tasks.history.run_log import Evaluated, Outcome, RunEntry, RunError, StageRun, append_run, now

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import HubRefusedError, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.hub_client.token import token_for, write_token
 from tasks.hub_server.server import LocalHub, new_token
 

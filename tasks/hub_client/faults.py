@@ -12,8 +12,8 @@ import httpx2
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from params.errors import EvergreenError, HubRefusedError
-from params.secrets import without_secrets
+from params.foundation.errors import EvergreenError, HubRefusedError
+from params.foundation.secrets import without_secrets
 from tasks.hub_client.time_limits import BusyError, OutOfTimeError
 
 _UNCLEAR_STATUSES = frozenset({408, 409, 412, 425, 429})

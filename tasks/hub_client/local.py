@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import EvergreenError
-from params.errors import HubRefusedError, StorageError, TransientError
+from params.foundation.errors import HubRefusedError, StorageError, TransientError
 from tasks.hub_server.server import LocalHub, new_token
 
 if TYPE_CHECKING:

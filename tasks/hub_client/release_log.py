@@ -15,7 +15,7 @@ from typing import Final, Literal
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.hf_api import GitCommitInfo, RepoFile
 
-from params.errors import HubRefusedError
+from params.foundation.errors import HubRefusedError
 from tasks.hub_client.release_file import RELEASE_FILE, TAG_PREFIX, ReleaseRecord
 from tasks.hub_client.repository import Repository, Tree, tree_weights
 

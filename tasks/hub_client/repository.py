@@ -15,7 +15,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOpera
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import CommitInfo, GitCommitInfo, RepoFile
 
-from params.errors import HubRefusedError, TransientError
+from params.foundation.errors import HubRefusedError, TransientError
 from tasks.digests import weights_digest
 from tasks.hub_client.faults import (
     CLIENT_ERRORS,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from params import HubRefusedError, RecipeError, load
-from params.artifacts import Artifacts, storage_errors
+from params.foundation.artifacts import Artifacts, storage_errors
 from params.loading import find_recipe
 from tasks.hub_client.connection import endpoint_of, open_repository
 

@@ -17,7 +17,6 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.executor import usable_cpus
 from tasks.ingestion.batches import AddressedRows, Batches, to_batches
 from tasks.ingestion.formats import (
     JSON_SUFFIXES,
@@ -32,6 +31,7 @@ from tasks.ingestion.formats import (
     scan_json,
 )
 from tasks.ingestion.hashed_file import END, HashedFile, PartInMemory, hash_of
+from tasks.shards.executor import usable_cpus
 
 INDEXED = (".csv", *JSON_SUFFIXES, ".parquet")
 """Suffixes of the formats that can be read from any row on."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from params import DataError
-from params.hashing import file_sha256
+from params.foundation.hashing import file_sha256
 from params.schema import Files
 from tasks.ingestion.batches import Batches, is_unicode
 from tasks.ingestion.file_index import INDEXED, FileIndex, index_file

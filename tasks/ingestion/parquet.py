@@ -17,10 +17,10 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from params.artifacts import GROUP_BY
-from params.hashing import file_sha256
+from params.foundation.artifacts import GROUP_BY
+from params.foundation.hashing import file_sha256
 from tasks.ingestion.batches import Batch, common_type, type_error
-from tasks.split_rows import SCHEMA, conform
+from tasks.shards.split_rows import SCHEMA, conform
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 
 GROUP_ROWS = 8192

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.split_rows import group_of
+from tasks.shards.split_rows import group_of
 
 
 @dataclass(frozen=True)

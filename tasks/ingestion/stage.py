@@ -1,6 +1,6 @@
 """ingest: a source's rows in, the three splits out; the rows are unchanged, but for a `row_id`.
 
-    runs/<recipe>/raw/{train,validation,test}/      Parquet shards, see tasks.split_rows
+    runs/<recipe>/raw/{train,validation,test}/      Parquet shards, see tasks.shards.split_rows
     runs/<recipe>/raw/source.json                   the report: the source's revision, the columns, the number of rows
 
 `row_id` is a row's position in the source, counted over all of its splits. If the source lacks a split, some of its
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from params import DataError, RecipeError
-from params.artifacts import SPLITS, Artifacts, whole_folder
 from params.dvc_files import Inputs
+from params.foundation.artifacts import SPLITS, Artifacts, whole_folder
 from params.loading import suggestion
 from params.schema import Data, Launch, Split
 from tasks.ingestion.batches import Batch, Batches, readable
@@ -29,8 +29,8 @@ from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import Source, open_source
 from tasks.ingestion.splitting import Splitting
 from tasks.progress import progress
-from tasks.shard_work import ShardWorkers
-from tasks.split_rows import SplitRows
+from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard, digest
 

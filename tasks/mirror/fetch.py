@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import CheckpointError, DataError, HubRefusedError, RecipeError, TransientError, load
-from params.artifacts import Artifacts, storage_errors
+from params.foundation.artifacts import Artifacts, storage_errors
 from params.schema import Publish
 from trainer.checkpoints.resume import differences
 from trainer.checkpoints.sealed import (

@@ -9,7 +9,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from params.artifacts import link_or_copy
+from params.foundation.artifacts import link_or_copy
 from trainer.checkpoints.sealed import MANIFEST, all_checkpoints
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import CheckpointError, RecipeError, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Launch, Publish
 from tasks.mirror.queue import UploadQueue
 from trainer.checkpoints.sealed import IDENTITY, step_of

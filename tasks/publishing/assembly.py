@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from params import load
-from params.artifacts import ADAPTER, Artifacts, whole_folder
+from params.foundation.artifacts import ADAPTER, Artifacts, whole_folder
 from params.schema import AdapterForm
 from tasks.evaluation.report import Champion
 from tasks.publishing.candidate import Candidate

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from params import ModelError, RecipeError, StaleBlessingError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice, Publish
 from tasks import digests
 from tasks.evaluation.report import Blessing, Champion, EvaluationReport

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.hf_api import RepoFile
 
-from params.errors import HubRefusedError, ModelError, StaleBlessingError
+from params.foundation.errors import HubRefusedError, ModelError, StaleBlessingError
 from tasks.hub_client.faults import LookAgainError
 from tasks.hub_client.release_file import HUBS_OWN_FILES
 from tasks.hub_client.release_log import PUBLISH_ID

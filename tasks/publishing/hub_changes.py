@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 from huggingface_hub.errors import HfHubHTTPError
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Publish
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.connection import chosen_endpoint, open_repository

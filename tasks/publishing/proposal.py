@@ -19,7 +19,7 @@ from typing import Final
 from huggingface_hub.community import Discussion, DiscussionComment, DiscussionStatusChange
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from params.errors import StaleBlessingError
+from params.foundation.errors import StaleBlessingError
 from tasks.hub_client.faults import LookAgainError
 from tasks.hub_client.release_file import ReleaseRecord
 from tasks.hub_client.release_log import PUBLISH_ID

@@ -8,8 +8,8 @@ import re
 from typing import Any, Final
 
 from params import RecipeError, load
-from params.artifacts import Artifacts
 from params.dvc_files import is_training_recorded, recipe_item, recorded_stages
+from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm
 from tasks.digests import PROVENANCE, files_of, weights_in
 from tasks.ingestion.report import IngestReport

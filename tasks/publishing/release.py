@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from params.errors import ModelError
+from params.foundation.errors import ModelError
 from tasks.digests import weights_digest
 from tasks.hub_client.release_file import RELEASE_FILE, release_file, release_id, release_tag
 from tasks.publishing.secrets import find_secrets

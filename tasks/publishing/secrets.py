@@ -18,7 +18,7 @@ from typing import Final
 
 from huggingface_hub import constants
 
-from params.secrets import KINDS
+from params.foundation.secrets import KINDS
 
 BLOCK_BYTES: Final = 16 << 20
 """Size of the blocks that are searched. Only the first block of a binary file is searched for what looks like a secret."""

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from params import ModelError, TransientError
-from params.artifacts import write_whole
-from params.hashing import file_sha256
+from params.foundation.artifacts import write_whole
+from params.foundation.hashing import file_sha256
 from tasks.progress import progress
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.release import ReleasePlan
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from trainer import objectives
 from trainer.data import tokens
 

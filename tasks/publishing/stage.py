@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from params import GateRefusedError
-from params.artifacts import Artifacts
 from params.dvc_files import Inputs, check_earlier_stages
+from params.foundation.artifacts import Artifacts
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks.evaluation.receipt_log import log_receipt, log_verdict
 from tasks.evaluation.report import Champion

@@ -23,10 +23,11 @@ from typing import Annotated, Any, Literal
 import pydantic
 from ruamel.yaml import YAML
 
-from params import EvergreenError, KilledError, ModelError, RecipeError, TransientError, command_result, load
-from params.artifacts import Artifacts, storage_errors
-from params.command_result import CommandResult
-from params.errors import class_of
+from params import EvergreenError, KilledError, ModelError, RecipeError, TransientError, load
+from params.foundation import command_result
+from params.foundation.artifacts import Artifacts, storage_errors
+from params.foundation.command_result import CommandResult
+from params.foundation.errors import error_class_of_exit_code
 from params.schema import AdapterForm, HubDataset
 from tasks.publishing.provenance import FILE
 from trainer.runtime.lifetime import stop_group
@@ -290,4 +291,6 @@ def _error(stage: str, status: int, result: CommandResult | None, output: str) -
         return result.error.replace(where=f"{stage}, {result.error.where}")
     # The code of an older commit may report nothing but its exit status.
     end = " ".join(output.split())[-500:] or "it wrote nothing"
-    return class_of(status)(stage, f"exited with {status}: {end}", "look for the cause in the code of that commit")
+    return error_class_of_exit_code(status)(
+        stage, f"exited with {status}: {end}", "look for the cause in the code of that commit"
+    )

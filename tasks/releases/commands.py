@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import HubRefusedError, RecipeError, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Publish
 from tasks.hub_client.connection import chosen_endpoint, endpoint_of, open_repository
 

@@ -11,7 +11,7 @@ from typing import Final
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from params import HubRefusedError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository
 from tasks.hub_client.release_log import releases
 from tasks.hub_client.repository import MAIN, Repository

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict
 
 from params import ModelError, RecipeError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.digests import WEIGHTS, files_of, weights_in
 from tasks.hub_client.connection import open_repository
 from tasks.publishing.provenance import FILE, MAX_BYTES, REBUILT

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from huggingface_hub import CommitOperationCopy, CommitOperationDelete
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from params.errors import HubRefusedError
+from params.foundation.errors import HubRefusedError
 from tasks.hub_client.faults import LookAgainError
 from tasks.hub_client.release_log import BY, GATE, REASON, ROLLBACK_ID, ROLLED_BACK_FROM, ROLLED_BACK_TO, one_line
 from tasks.hub_client.repository import MAIN, Repository, Tree

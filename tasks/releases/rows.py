@@ -16,8 +16,8 @@ from typing import Any, Literal
 from ruamel.yaml import YAML
 
 from params import DataError, ModelError, TransientError
-from params.artifacts import SPLITS, Artifacts
 from params.dvc_files import RECIPES
+from params.foundation.artifacts import SPLITS, Artifacts
 from tasks.releases.clone import Clone, RecordedRecipe, ReproducibleRelease
 from trainer.data import shards
 

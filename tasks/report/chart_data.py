@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Opponent
 from tasks.report.calibration_plot import Bin, draw_calibration
 from tasks.report.canvas import png

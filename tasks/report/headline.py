@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from params.artifacts import STAGES
+from params.foundation.artifacts import STAGES
 from tasks.evaluation.report import Blessing, Opponent
 from tasks.hub_client.receipt import Receipt
 from tasks.report.chart_data import gains_over

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from params.artifacts import STAGES, Artifacts, write_whole
+from params.foundation.artifacts import STAGES, Artifacts, write_whole
 from tasks.report.run_results import RunResults, read_results
 from tasks.report.templates import fill
 from tasks.report.timings import Timing, read_timings

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from params import EvergreenError, ModelError, Recipe, load
-from params.artifacts import STAGES, Artifacts
 from params.dvc_files import recorded_stages
+from params.foundation.artifacts import STAGES, Artifacts
 from tasks.evaluation.report import (
     Blessing,
     Comparison,

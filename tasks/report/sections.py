@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from params.artifacts import SPLITS
+from params.foundation.artifacts import SPLITS
 from tasks.drift.report import ChampionConfidence, DriftReport
 from tasks.evaluation.report import Opponent
 from tasks.report import chart_data

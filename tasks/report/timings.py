@@ -7,7 +7,7 @@ from typing import Literal
 
 import pydantic
 
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from tasks.stages import Report, save_report
 
 

@@ -51,7 +51,7 @@ def new(
     Looks at a sample of the rows and at the model, and writes params/NAME.yaml with a reason for every choice, its item in
     recipes.yaml and its deployment in prefect.yaml. The same call again changes nothing; `remove` undoes it.
     """
-    from params import command_result
+    from params.foundation import command_result
     from tasks.scaffold.new import new
     from tasks.scaffold.request import COLUMN_FLAGS, Asker, Request
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from params import RecipeError
-from params.artifacts import write_whole
 from params.dvc_files import RECIPES
+from params.foundation.artifacts import write_whole
 from params.loading import name_problem
 from params.schema import repo_id_problem
 from tasks.diagnostics.check import check

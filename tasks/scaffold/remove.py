@@ -8,8 +8,8 @@ from pathlib import Path
 import typer
 
 from params import RecipeError
-from params.artifacts import Artifacts, write_whole
 from params.dvc_files import RECIPES
+from params.foundation.artifacts import Artifacts, write_whole
 from params.loading import name_problem
 from tasks.scaffold import project
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from params import DataError
-from params.hashing import file_sha256
+from params.foundation.hashing import file_sha256
 from tasks.progress import progress
-from tasks.shard_work import ShardWorkers
-from tasks.split_rows import SplitRows
+from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.arrow import sort_longest_first, write_sequences
 from tasks.tokenization.report import SplitStatistics
 from trainer import objectives

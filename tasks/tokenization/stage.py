@@ -18,12 +18,12 @@ import json
 import logging
 from collections.abc import Iterable
 
-from params.artifacts import SPLITS, Artifacts, whole_folder
 from params.dvc_files import Inputs
-from params.hashing import file_sha256
+from params.foundation.artifacts import SPLITS, Artifacts, whole_folder
+from params.foundation.hashing import file_sha256
 from params.schema import Launch, ObjectiveChoice, Tokenization, TrainTokenizer
-from tasks.shard_work import ShardWorkers, settings_key
-from tasks.split_rows import SplitRows
+from tasks.shards.kept_work import ShardWorkers, settings_key
+from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report
 from tasks.tokenization.encoding import Encoder, collect_labels, encode_splits, read_rows
 from tasks.tokenization.report import TokenizationReport

@@ -6,7 +6,7 @@ import math
 import time
 
 from params import BudgetSpentError, EvergreenError
-from params.artifacts import write_whole
+from params.foundation.artifacts import write_whole
 from trainer.job import Job
 
 _SAVE_EVERY_S = 10.0

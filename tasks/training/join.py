@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from params import ModelError, PreemptedError, RecipeError, StorageError, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.training import processes
 from tasks.training.rendezvous import POLL_S, Announcement, read_announcement, report_ready
 from trainer.job import Job

@@ -68,7 +68,7 @@ def start_processes(job: Job, job_path: Path, machine: int = 0) -> subprocess.Po
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // on_this_machine)),
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
-        **rendezvous.environment(job.launch),
+        **rendezvous.gloo_environment(job.launch),
         **os.environ,
         SUPERVISOR: str(os.getpid()),
         REPORT: str(report_path(job, machine)),

@@ -22,7 +22,7 @@ from typing import Literal
 import psutil
 
 from params import TransientError
-from params.artifacts import write_whole
+from params.foundation.artifacts import write_whole
 from params.schema import Launch, Section
 from trainer.job import Job
 
@@ -92,7 +92,7 @@ def rendezvous(job: Job, job_path: Path, stop_requested: Callable[[], bool]) -> 
     announce("finished")
 
 
-def environment(launch: Launch) -> dict[str, str]:
+def gloo_environment(launch: Launch) -> dict[str, str]:
     """Return the environment variables that processes need to find each other, and that keep those of one machine to it.
 
     gloo listens at the address of the machine's own name, which may be 127.0.0.1 or one that others reach. We name the

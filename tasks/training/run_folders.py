@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from params.artifacts import Artifacts, write_whole
+from params.foundation.artifacts import Artifacts, write_whole
 
 logger = logging.getLogger(__name__)
 STARTED: Final = "started"

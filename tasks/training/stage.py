@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from params import ModelError, RecipeError, load
-from params.artifacts import Artifacts, whole_folder
 from params.dvc_files import RECIPES, is_training_recorded
+from params.foundation.artifacts import Artifacts, whole_folder
 from params.schema import Launch, Metrics, Model, ObjectiveChoice, Training
 from tasks.mirror.fetch import take_over
 from tasks.mirror.upload import mirrored

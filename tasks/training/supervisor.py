@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from params import EvergreenError, MemoryExhaustedError, PreemptedError
-from params.artifacts import storage_errors
+from params.foundation.artifacts import storage_errors
 from tasks.progress import made_progress
 from tasks.training import causes, processes, rendezvous
 from tasks.training.budget import Budget

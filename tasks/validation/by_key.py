@@ -17,11 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params.schema import Expectation
-from tasks.shard_work import ShardWorkers
-from tasks.split_rows import group_of
-from tasks.validation.by_column import whole_frame
+from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.split_rows import group_of
+from tasks.validation.checks import (
+    GROUP_IS_IN_ONE_SPLIT,
+    columns_read,
+    condition_columns,
+    whole_frame,
+    without_condition,
+)
 from tasks.validation.expectations import as_text, columns_of, compared_rows
-from tasks.validation.kinds import GROUP_IS_IN_ONE_SPLIT, columns_read, condition_columns, without_condition
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, without
 
 if TYPE_CHECKING:

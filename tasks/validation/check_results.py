@@ -12,11 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params.schema import Expectation
-from tasks.validation.by_column import check_columns
 from tasks.validation.by_key import Duplicates, Keys, find_duplicates, find_in_two_splits, hash_keys
-from tasks.validation.by_row import RowCheck, check_each_row, check_rows
+from tasks.validation.checks import (
+    BY_KEY,
+    GROUP_IS_IN_ONE_SPLIT,
+    RowCheck,
+    check_each_row,
+    check_rows,
+    check_whole_columns,
+    kind_of,
+)
 from tasks.validation.expectations import columns_of, passes
-from tasks.validation.kinds import BY_KEY, GROUP_IS_IN_ONE_SPLIT, kind_of
 from tasks.validation.raw_rows import NOTHING, ORDER, PartWork, Positions, RawRows, union
 from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
 from trainer import objectives
@@ -130,7 +136,7 @@ def _without_duplicates(checks: Sequence[Check], rows: RawRows, skip: Positions)
         return [expectation for (_, expectation), own in zip(checks, kinds, strict=True) if own == kind]
 
     by_row = iter(check_rows(of("row by row"), rows, skip))
-    by_column = iter(check_columns(of("column by column"), rows, skip))
+    by_column = iter(check_whole_columns(of("column by column"), rows, skip))
     results = []
     for check, kind in zip(checks, kinds, strict=True):
         if kind == "by key":

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params import DataError
-from params.artifacts import SPLITS, storage_errors
+from params.foundation.artifacts import SPLITS, storage_errors
 from params.loading import suggestion
-from tasks.shard_work import ShardWorkers, settings_key
-from tasks.split_rows import SplitRows
+from tasks.shards.kept_work import ShardWorkers, settings_key
+from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID, Shard
 from trainer.objectives.bases.objective import ColumnKind
 

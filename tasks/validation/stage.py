@@ -31,12 +31,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from params import DataError
-from params.artifacts import SPLITS, Artifacts, whole_folder
 from params.dvc_files import Inputs
+from params.foundation.artifacts import SPLITS, Artifacts, whole_folder
 from params.schema import Expectation, Launch, ObjectiveChoice, Validation
 from tasks.drift.measure import measure
 from tasks.drift.report import DriftReport
-from tasks.shard_work import ShardWorkers
+from tasks.shards.kept_work import ShardWorkers
 from tasks.stages import save_report
 from tasks.validation.check_results import (
     Check,
@@ -47,10 +47,9 @@ from tasks.validation.check_results import (
     run_checks,
 )
 from tasks.validation.expectations import columns_of, expectation_problems, recipe_error
-from tasks.validation.failing_rows import write_failing_rows
-from tasks.validation.good_rows import write_good_rows
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, read_raw_rows, within
 from tasks.validation.report import ValidationReport, describe
+from tasks.validation.separated_rows import write_failing_rows, write_good_rows
 from trainer import objectives
 from trainer.data.shards import Manifest
 from trainer.objectives.bases.objective import Objective

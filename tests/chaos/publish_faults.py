@@ -22,7 +22,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.hf_api import RepoFile
 
-from params.errors import EvergreenError, StaleBlessingError
+from params.foundation.errors import EvergreenError, StaleBlessingError
 from tasks.hub_client import time_limits
 from tasks.hub_client.repository import Repository, RetryPolicy, tree_weights
 from tasks.publishing.exactly_once import publish_release

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tests.chaos.campaign import IS_LONG
 from tests.chaos.victims import folder_differences, trained_folders
 from tests.support.project import Project, wait_for

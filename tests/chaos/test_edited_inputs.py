@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from params.artifacts import Artifacts, write_whole
+from params.foundation.artifacts import Artifacts, write_whole
 from tests.chaos.campaign import IS_LONG
 from tests.support.project import STAGES, Project, wait_for
 from trainer.runtime.lifetime import exclusive

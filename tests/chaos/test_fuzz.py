@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from params import EvergreenError
-from params.artifacts import SPLITS, Artifacts
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Expectation, Launch, ObjectiveChoice, Validation
 from tasks.diagnostics.check import check
 from tasks.ingestion.stage import ingest
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.validation.stage import validate
 from tests.support import prompts, tiny
 from tests.support.project import ROOT

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import read_runs
 from tests.chaos.campaign import SEED
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub
@@ -163,7 +163,7 @@ def nights(tmp_path: Path, make_prefect_home: Callable[[], Path]) -> Iterator[Ni
         author.edit(RECIPE, "resamples: 200", "resamples: 200, margin: 100")
         author.edit("flows/retrain.py", "retries=3", "retries=1")  # a night in a minute
         author.edit("flows/retrain.py", "retry_delay_seconds=[5, 30, 120]", "retry_delay_seconds=1")
-        author.edit("flows/record.py", "_WAITS_S = (2.0, 10.0, 30.0)", "_WAITS_S = (0.5, 0.5, 0.5)")
+        author.edit("flows/record/recording.py", "_WAITS_S = (2.0, 10.0, 30.0)", "_WAITS_S = (0.5, 0.5, 0.5)")
 
     hub = FaultyHub(tmp_path / "hub", tokens={TOKEN: "tests"})
     office = ServedProject(tmp_path, make_prefect_home())

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tests.support import tiny
 from tests.support.project import CODE, ROOT, Project, wait_for
 from trainer.checkpoints.fault_points import KILL_AT

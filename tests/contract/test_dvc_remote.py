@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
-from flows import dvc_push, dvc_remote, dvc_stage
-from flows.dvc_remote import DvcRemote
-from params import DataError, EvergreenError, RemoteRefusedError, TransientError, command_result
+from flows.dvc_project import push as dvc_push
+from flows.dvc_project import remote as dvc_remote
+from flows.dvc_project import stage as dvc_stage
+from flows.dvc_project.remote import DvcRemote
+from params import DataError, EvergreenError, RemoteRefusedError, TransientError
+from params.foundation import command_result
 
 DVC_YAML = """\
 stages:

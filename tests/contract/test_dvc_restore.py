@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import dvc_stage
-from params import DataError, command_result
+from flows.dvc_project import stage as dvc_stage
+from params import DataError
+from params.foundation import command_result
 
 # pygtrie 2.5.0, which DVC asks whether a path lies in the output of another stage
 pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise:DeprecationWarning")

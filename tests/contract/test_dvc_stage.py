@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import dvc_stage
-from params import DataError, EvergreenError, RecipeError, StorageError, TransientError, command_result
-from params.command_result import CommandResult
+from flows.dvc_project import stage as dvc_stage
+from params import DataError, EvergreenError, RecipeError, StorageError, TransientError
+from params.foundation import command_result
+from params.foundation.command_result import CommandResult
 from tests.support import forked
 from tests.support.project import ROOT
 
@@ -32,7 +33,8 @@ stages:
 """
 FAILS = """\
 import sys
-from params import DataError, command_result
+from params import DataError
+from params.foundation import command_result
 try:
     with command_result.reported():
         raise DataError("rows.csv:3", "is empty", "fill it", key="data.source.train")
@@ -62,7 +64,7 @@ def run(name: str, *options: str, preexec: Callable[[], None] | None = None) -> 
     """The exit status of a run of the stage `name`, and what was reported."""
     environment = {**os.environ, **command_result.reserve(Path("result.json"))}
     done = subprocess.run(
-        ["python", "-m", "flows.dvc_stage", name, *options],
+        ["python", "-m", "flows.dvc_project.stage", name, *options],
         env=forked.commands(environment),
         capture_output=True,
         text=True,

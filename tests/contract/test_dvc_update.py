@@ -17,9 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from flows import dvc_command, dvc_imports, dvc_push, dvc_update, unwatched_sources
-from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError, command_result
-from params.artifacts import STAGES, Artifacts
+from flows.dvc_project import imports as dvc_imports
+from flows.dvc_project import push as dvc_push
+from flows.dvc_project import update as dvc_update
+from flows.dvc_project.stage import act_on_repository
+from flows.run import unwatched_sources
+from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError
+from params.foundation import command_result
+from params.foundation.artifacts import STAGES, Artifacts
 from tests.support import tiny
 
 # pygtrie 2.5.0, which DVC asks whether a path lies in the output of another stage
@@ -139,7 +144,7 @@ def update() -> EvergreenError | None:
     variable = command_result.reserve(Path("result.json"))
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(*next(iter(variable.items())))
-        status = dvc_command.run(dvc_update.update, "tiny")
+        status = act_on_repository(dvc_update.update, "tiny")
     result = command_result.read(Path("result.json"))
     assert result
     assert status == (result.error.exit_code if result.error else 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
 from tasks.drift.profile import SCHEMA as PROFILE_SCHEMA
 from tasks.drift.profile import Profile

@@ -24,7 +24,7 @@ import resource, signal, sys
 import torch
 from pathlib import Path
 from params import StorageError
-from params.artifacts import storage_errors
+from params.foundation.artifacts import storage_errors
 
 path = sys.argv[1]
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

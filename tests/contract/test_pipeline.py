@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from flows import retrain as flow_module
 from params import load
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from tasks import stages
 from tasks.scaffold.project import NO_BASE
 from tests.support.project import ROOT
@@ -29,12 +29,12 @@ RECIPES = YAML(typ="safe").load(ROOT / "recipes.yaml")["recipes"]
 PACKAGES = ("params", "trainer", "tasks")
 # What may change without making a stage's result stale, beside what decides no weights (trainer.identity.HARMLESS_CODE).
 HARMLESS = {module_of(place): reason for place, reason in HARMLESS_CODE.items()} | {
-    "tasks.cluster": "calls functions whose results do not depend on where they run",
-    "tasks.executor": "calls functions whose results do not depend on where they run",
+    "tasks.shards.cluster": "calls functions whose results do not depend on where they run",
+    "tasks.shards.executor": "calls functions whose results do not depend on where they run",
     "tasks.hub_client.token": "finds a token",
     "tasks.mirror": "copies checkpoints to a Hub",
     "tasks.progress": "only logs",
-    "tasks.shard_work": "gives what the same work made before",
+    "tasks.shards.kept_work": "gives what the same work made before",
     "tasks.stages": "calls a stage",
     "tasks.training.causes": "words the error of a training",
     "tasks.training.processes": "starts and ends the processes of a training",

@@ -83,7 +83,7 @@ ROLES = """
 import json, shutil, sys
 from pathlib import Path
 
-from params.errors import EvergreenError
+from params.foundation.errors import EvergreenError
 from params.schema import Model, ObjectiveChoice
 from tasks.evaluation import champion
 from tasks.evaluation.report import Champion

@@ -9,7 +9,7 @@ from dvc.dependency import ParamsDependency
 from dvc.repo import Repo
 
 from params import load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tests.support import tiny
 from tests.support.project import copy_project
 from trainer import identity

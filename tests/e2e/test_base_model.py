@@ -97,6 +97,6 @@ def test_in_a_clone_the_base_comes_from_the_remote(tuned: Project, tmp_path_fact
 
 MERGE = """
 import sys
-from flows.dvc_lock import merge, stages_of
+from flows.dvc_project.lock_file import merge, stages_of
 print(merge(open("dvc.lock").read(), stages_of(sys.argv[1], "tiny", where="there"), "tiny", where="here"), end="")
 """

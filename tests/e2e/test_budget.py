@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import RunEntry, read_runs
 from tests.support import tiny
 from tests.support.project import Project, wait_for

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from flows.schedules import last_successes
-from params.artifacts import Artifacts
+from flows.run.schedules import last_successes
+from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import read_runs
 from tests.support.project import (
     STAGES,
@@ -49,11 +49,11 @@ OFTEN = """
 """
 BURST = """
 import threading
-from flows import notice
-made, server = threading.Barrier(50), notice.configured_server
-notice.configured_server = lambda: (made.wait(), server())[1]  # to send fifty can take longer than the trigger waits
+from flows.server import configured
+made, server = threading.Barrier(50), configured.configured_server
+configured.configured_server = lambda: (made.wait(), server())[1]  # to send fifty can take longer than the trigger waits
 for _ in range(50):
-    threading.Thread(target=notice.notice, args=("tiny", {})).start()
+    threading.Thread(target=configured.notice, args=("tiny", {})).start()
 """
 
 

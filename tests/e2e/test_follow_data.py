@@ -20,10 +20,10 @@ DATASET = "tests/sentences"
 
 INGEST = """\
 import logging, sys
-from flows import stages
+from flows.run import stages
 logging.basicConfig(level="INFO", stream=sys.stdout, force=True)
 try:
-    print("outcome:", stages.run("ingest", "tiny", logging.getLogger()))
+    print("outcome:", stages.bring_up_to_date("ingest", "tiny", logging.getLogger()))
 except Exception as error:
     print("outcome:", type(error).__name__, error)
 """

@@ -22,10 +22,10 @@ def rows():
 
 DRIVER = """\
 import logging, sys
-from flows import stages
+from flows.run import stages
 logging.basicConfig(level="INFO", stream=sys.stdout, force=True)
 for stage in ("ingest", "validate", "tokenize", "train"):
-    stages.run(stage, "tiny", logging.getLogger())
+    stages.bring_up_to_date(stage, "tiny", logging.getLogger())
 """
 """What the flow does, without Prefect's server, which takes most of its time."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from tasks.history.run_log import RunEntry, read_runs
 from tests.support.project import Project, wait_for, write_sentences
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from params.artifacts import SPLITS
+from params.foundation.artifacts import SPLITS
 from tests.support.project import Project, wait_for
 
 

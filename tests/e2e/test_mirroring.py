@@ -14,7 +14,7 @@ import huggingface_hub.constants
 import pytest
 from huggingface_hub import HfApi
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.hub_server.server import LocalHub
 from tests.support import tiny
 from tests.support.project import Project, free_port, wait_for

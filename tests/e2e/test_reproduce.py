@@ -16,7 +16,7 @@ from huggingface_hub import HfApi
 from safetensors.numpy import load_file, save_file
 
 from params import DataError, HubRefusedError, ModelError, RecipeError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.provenance import FILE
 from tasks.releases import reproduce

@@ -20,7 +20,7 @@ RIVAL = '''
 
 from pathlib import Path
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository
 
 

@@ -54,7 +54,7 @@ FLOW = """\
 import json, os, sys
 from pathlib import Path
 from flows import cli, retrain
-from flows.server import start_unless_configured
+from flows.server.own import start_unless_configured
 
 retrain.run_stage.retry_delay_seconds = 0
 mine = dict(os.environ)

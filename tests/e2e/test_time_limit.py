@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import read_runs
 from tests.support.project import Project, wait_for, write_sentences
 

@@ -25,8 +25,8 @@ SILENCE_S = 10
 WATCH = """
 import sys
 from datetime import timedelta
-from flows.messages import Rules
-from flows.watch import watch
+from flows.watch.messages import Rules
+from flows.watch.automations import watch
 watch(int(sys.argv[1]), sys.argv[2:], Rules(max_time=timedelta(seconds=10), late_after=2))
 """
 EARLIER = """
@@ -40,7 +40,7 @@ for name in ("crash-silent-runs", "of-the-user"):
 """
 FLOW = """
 import pathlib, sys, time
-from flows.final_state import KEPT
+from flows.run.final_state import KEPT
 from prefect import flow
 from prefect.states import Completed
 

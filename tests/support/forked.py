@@ -277,7 +277,7 @@ def _environment(job: Job, job_path: Path) -> dict[str, str]:
     from tasks.training import processes, rendezvous
 
     number = job.launch.num_processes
-    own = os.environ | {"TOKENIZERS_PARALLELISM": "false", **rendezvous.environment(job.launch)}
+    own = os.environ | {"TOKENIZERS_PARALLELISM": "false", **rendezvous.gloo_environment(job.launch)}
     if processes.needs_launcher(job.launch):
         command = processes.launch_command(job.launch, job_path)
         arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(command[3:]))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from params import Recipe, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.tokenization.stage import tokenize
 from tests.support import tiny
 from tests.support.training import plan_job

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from params import Recipe, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import TrainTokenizer
 from tasks.tokenization.stage import tokenize
 from tasks.tokenization.tokenizers import train_tokenizer

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from params import Recipe, load
-from params.artifacts import Artifacts
 from params.dvc_files import Inputs
+from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.evaluation.stage import evaluate as evaluate_stage
 from tasks.hub_client.receipt import Receipt

@@ -14,12 +14,12 @@ import pyarrow as pa
 from ruamel.yaml import YAML
 
 from params import Recipe, load
-from params.artifacts import Artifacts
 from params.dvc_files import Inputs, file_state
+from params.foundation.artifacts import Artifacts
 from tasks.ingestion.batches import Batch
 from tasks.ingestion.parquet import Column, PartWriter, widen, write_schema
 from tasks.ingestion.parts import PART_ROWS
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from trainer.checkpoints.position import Position
 from trainer.data.shards import Manifest

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from params import Recipe
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm
 from tasks.tokenization.stage import tokenize
 from tests.support import base_models, releases, tiny

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from params import KilledError, PreemptedError, Recipe
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.stages import arguments
 from tasks.training.report import TrainingReport
 from tasks.training.stage import train

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from params.artifacts import SPLITS, Artifacts
 from params.dvc_files import Inputs
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Expectation, Launch, ObjectiveChoice, Validation
 from tasks.drift.rows import Columns, SampledRows, Scan, sample, scan
-from tasks.shard_work import ShardWorkers
-from tasks.split_rows import SplitRows
+from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.split_rows import SplitRows
 from tasks.validation.report import ValidationReport
 from tasks.validation.stage import validate
 from tests.support import tiny

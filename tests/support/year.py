@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository
 from tasks.releases.rollback import roll_back
 from tests.support.project import STAGES, Project

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from params import CheckpointError
-from params.artifacts import write_whole
+from params.foundation.artifacts import write_whole
 from trainer.checkpoints.sealed import IDENTITY, STAGING, all_checkpoints, defect, identity_text, newest_valid, step_of
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from params import EvergreenError, StorageError
-from params.artifacts import storage_errors
+from params.foundation.artifacts import storage_errors
 from trainer.checkpoints.fault_points import reached
 from trainer.checkpoints.position import Position
 from trainer.checkpoints.sealed import IDENTITY, STAGING, newest_valid, retain, seal, seal_best

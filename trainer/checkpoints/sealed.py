@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Literal
 
 from params import CheckpointError
-from params.artifacts import flush, flush_entry
-from params.hashing import file_sha256
+from params.foundation.artifacts import flush, flush_entry
+from params.foundation.hashing import file_sha256
 from params.schema import Direction
 from trainer.checkpoints.fault_points import reached
 from trainer.checkpoints.position import POSITION, Position

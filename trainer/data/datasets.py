@@ -1,6 +1,6 @@
 """Datasets and a collator whose randomness depends on the sample keys only, not on the process or the loader worker.
 
-SeededDataset     examples of data that gives any row (trainer.data.streaming.SeededStream: of a stream)
+SeededDataset     examples of data that gives any row (trainer.data.streaming.StreamByPosition: of a stream)
 SeededCollator    examples to a micro-batch, with its row ids
 """
 

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from params import RecipeError
 from trainer.data.datasets import MicroBatch, SeededCollator, SeededDataset
 from trainer.data.order import BatchShard, EpochOrder, Lengths, MicroBatchSampler, SampleKey, SamplerOrder
-from trainer.data.streaming import SeededStream
+from trainer.data.streaming import StreamByPosition
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -45,7 +45,7 @@ class TrainingData:
         self, source: DataLoader[Any], shard: BatchShard, *, seed: int, lengths: Lengths | None = None
     ) -> None:
         self._sampler = MicroBatchSampler(_order(source, shard.global_batch_size, seed, lengths), shard)
-        self._stream = SeededStream(source.dataset, seed) if isinstance(source.dataset, IterableDataset) else None
+        self._stream = StreamByPosition(source.dataset, seed) if isinstance(source.dataset, IterableDataset) else None
         self._dataset: Any = SeededDataset(source.dataset, seed) if self._stream is None else self._stream  # type: ignore[arg-type]
         # A stream is read by one worker: several would each read all of it.
         workers = min(source.num_workers, 1) if self._stream is not None else source.num_workers

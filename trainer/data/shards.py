@@ -18,7 +18,7 @@ from typing import Final, Self
 import pydantic
 
 from params import DataError
-from params.hashing import file_sha256
+from params.foundation.hashing import file_sha256
 
 ROW_ID: Final = "row_id"
 MANIFEST: Final = "_manifest.json"

@@ -70,7 +70,7 @@ class ShuffledWindows(IterableDataset[Any]):
                 yield read[place]
 
 
-class SeededStream(Dataset[Any]):
+class StreamByPosition(Dataset[Any]):
     """Examples of a stream by sample key; the key's number counts the sequences before it.
 
     Each process reads the whole stream and keeps its own sequences. A `ResumableStream` goes to a checkpoint's position at

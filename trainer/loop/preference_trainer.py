@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from params import RecipeError
-from params.artifacts import write_whole
+from params.foundation.artifacts import write_whole
 from trainer.loop.reference import ReferenceTrainer
 
 Reference = Callable[[Mapping[str, Any]], torch.Tensor]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from params.artifacts import write_whole
+from params.foundation.artifacts import write_whole
 from trainer.reporting.metrics_log import FILE, as_lines
 
 

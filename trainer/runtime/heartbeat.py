@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from params.errors import EvergreenError, error_from_json
+from params.foundation.errors import EvergreenError, error_from_json
 
 _SIZE = 16 * 1024
 LOST_PEER = "lost_peer"

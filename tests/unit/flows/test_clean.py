@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import dvc_cache
 from flows.clean import clean
+from flows.dvc_project import cache as dvc_cache
 from params import TransientError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.evaluation.receipt_log import ReceiptLogEntry
 from tasks.training.run_folders import note_start
 from tests.support import tiny
@@ -108,8 +108,8 @@ def test_cache_is_left_alone_if_a_hub_does_not_answer(artifacts, monkeypatch, ca
 
     Path(".dvc").mkdir()
     monkeypatch.setattr("flows.clean.recorded_data", unreachable)
-    monkeypatch.setattr("flows.dvc_cache.folder", lambda: (Path(".dvc/cache"), None))
-    monkeypatch.setattr("flows.dvc_cache.unused", lambda *_, **__: pytest.fail("the cache was touched"))
+    monkeypatch.setattr("flows.dvc_project.cache.folder", lambda: (Path(".dvc/cache"), None))
+    monkeypatch.setattr("flows.dvc_project.cache.unused", lambda *_, **__: pytest.fail("the cache was touched"))
     clean(releases=1, unfinished=False, yes=True)
     assert "unknown what releases need: http://hub: no clear answer" in capsys.readouterr().out
     assert left(artifacts) == KEPT
@@ -318,7 +318,7 @@ def test_stages_that_no_branch_has_run_give_no_warnings(versions, capfd):
     Path("dvc.yaml").write_text("stages: {one: {cmd: echo 1 > one, outs: [one]}}\n")
     run("git", "add", "dvc.yaml")
     run("git", "commit", "-qm", "a stage")
-    code = "from flows import dvc_cache; dvc_cache.unused(set())"
+    code = "from flows.dvc_project import cache as dvc_cache; dvc_cache.unused(set())"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert "missing version info" not in "".join(capfd.readouterr())
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prefect.client.schemas.objects import StateType
 
-from flows.final_state import SUCCESSES, final_state, published_or_kept, refusals
+from flows.run.final_state import SUCCESSES, final_state, published_or_kept, refusals
 from params import GateRefusedError, ModelError
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from tests.unit.tasks.report import example
 
 RAN = dict.fromkeys(STAGES, "ran")

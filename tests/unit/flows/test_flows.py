@@ -14,11 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import child_process, commands, stages, unwatched_sources
-from flows.artifacts import table_rows
+from flows import child_process
 from flows.child_process import CompletedCommand
-from flows.locks import clear_stale_locks
-from flows.summary import metrics_table, summary
+from flows.dvc_project.locks import clear_stale_locks
+from flows.run import stages, unwatched_sources
+from flows.run.prefect_artifacts import table_rows
+from flows.run.summary import metrics_table, summary
 from params import (
     DataError,
     EvergreenError,
@@ -29,8 +30,8 @@ from params import (
     StorageError,
     TransientError,
 )
-from params.artifacts import Artifacts, write_whole
-from params.command_result import CommandResult
+from params.foundation.artifacts import Artifacts, write_whole
+from params.foundation.command_result import CommandResult
 from tasks.evaluation.report import EvaluationReport
 from tasks.ingestion.report import IngestReport
 from tasks.stages import save_report
@@ -51,7 +52,7 @@ class TestChildProcess:
     def test_lines_arrive_while_the_command_runs(self, tmp_path, monkeypatch, caplog) -> None:
         name = module(tmp_path, monkeypatch, "import time\nprint('one')\ntime.sleep(5)\nprint('two')")
         with caplog.at_level(logging.INFO, logger="test"):
-            done = threading.Thread(target=child_process.run, args=(name, [], log))
+            done = threading.Thread(target=child_process.run_child, args=(name, [], log))
             done.start()
             wait_for(lambda: "one" in caplog.text, "the first line", 4)
             assert "two" not in caplog.text
@@ -61,7 +62,7 @@ class TestChildProcess:
     def test_a_grandchild_that_holds_the_pipe_is_neither_waited_for_nor_left(self, tmp_path, monkeypatch) -> None:
         code = "import subprocess, sys\np = subprocess.Popen(['sleep', '60'])\nprint(p.pid)\nsys.exit(3)"
         start = time.monotonic()
-        outcome = child_process.run(module(tmp_path, monkeypatch, code), [], log)
+        outcome = child_process.run_child(module(tmp_path, monkeypatch, code), [], log)
         assert outcome.status == 3
         assert time.monotonic() - start < 10
         wait_for(lambda: not alive(int(outcome.lines[0])), "the end of the grandchild", 5)
@@ -96,7 +97,7 @@ class TestChildProcess:
         listener = logging.LoggerAdapter(log)
         monkeypatch.setattr(listener, "info", info)
         with caplog.at_level(logging.INFO, logger="test"), pytest.raises(Stopped):
-            child_process.run(module(tmp_path, monkeypatch, code), [], listener, grace_s=grace_s)
+            child_process.run_child(module(tmp_path, monkeypatch, code), [], listener, grace_s=grace_s)
         assert ("resumes at step 7" in caplog.messages) is is_heard
 
     def test_a_command_that_takes_too_long_is_stopped_with_its_grace(self, tmp_path, monkeypatch, caplog) -> None:
@@ -104,13 +105,13 @@ class TestChildProcess:
         code += "signal.signal(15, lambda *_: (time.sleep(1), print('resumes at step 7', flush=True), os._exit(75)))\n"
         code += "while True: print('busy', flush=True); time.sleep(0.1)"
         with caplog.at_level(logging.INFO, logger="test"), pytest.raises(subprocess.TimeoutExpired):
-            child_process.run(module(tmp_path, monkeypatch, code), [], log, limit_s=6.0)
+            child_process.run_child(module(tmp_path, monkeypatch, code), [], log, limit_s=6.0)
         assert "busy" in caplog.messages
         assert caplog.messages[-1] == "resumes at step 7"
 
     def test_a_command_in_time_is_left_alone(self, tmp_path, monkeypatch) -> None:
         name = module(tmp_path, monkeypatch, "print('done')")
-        assert child_process.run(name, [], log, limit_s=60.0) == CompletedCommand(0, ("done",))
+        assert child_process.run_child(name, [], log, limit_s=60.0) == CompletedCommand(0, ("done",))
 
     def test_a_training_has_the_grace_of_its_recipe_and_time_to_end(self, tmp_path, monkeypatch) -> None:
         monkeypatch.chdir(tmp_path)
@@ -174,7 +175,9 @@ class TestUnwatchedSources:
         tiny.write(Path("params/tiny.yaml"), content | {"data": {"source": source}})
 
     def stale(self, monkeypatch, *names: str) -> None:
-        monkeypatch.setattr("flows.dvc_stage.is_stale", lambda *asked: any(n.split("@")[0] in names for n in asked))
+        monkeypatch.setattr(
+            "flows.dvc_project.stage.is_stale", lambda *asked: any(n.split("@")[0] in names for n in asked)
+        )
 
     def test_it_is_read_in_every_run(self, artifacts) -> None:
         assert unwatched_sources.reads_again(artifacts, log)
@@ -225,7 +228,7 @@ class TestUnwatchedSources:
     def test_imported_files_are_updated_unless_a_run_is_unfinished(self, artifacts, monkeypatch) -> None:
         self.write({"kind": "files", "train": "rows.csv", "refresh": True})
         updates: list[str] = []
-        monkeypatch.setattr("flows.commands.run", lambda module, *_, **__: updates.append(module))
+        monkeypatch.setattr("flows.child_process.run_reported", lambda module, *_, **__: updates.append(module))
         unwatched_sources.record("ingest", artifacts, None)
         assert not unwatched_sources.reads_again(artifacts, log)
         unwatched_sources.bring_missing_files(artifacts, log)
@@ -233,12 +236,12 @@ class TestUnwatchedSources:
         assert unwatched_sources.reads_again(artifacts, log, force=True)
         unwatched_sources.record("train", artifacts, None)
         assert not unwatched_sources.reads_again(artifacts, log), "DVC sees what has changed"
-        assert updates == ["flows.dvc_update"] * 2
+        assert updates == ["flows.dvc_project.update"] * 2
         unwatched_sources.bring_missing_files(artifacts, log)
-        assert updates == ["flows.dvc_update"] * 3
+        assert updates == ["flows.dvc_project.update"] * 3
         Path("rows.csv").touch()
         unwatched_sources.bring_missing_files(artifacts, log)
-        assert updates == ["flows.dvc_update"] * 3
+        assert updates == ["flows.dvc_project.update"] * 3
 
     def test_other_sources_are_left_to_dvc(self, artifacts) -> None:
         self.write({"kind": "files", "train": "rows.csv"})
@@ -252,7 +255,7 @@ class TestUnwatchedSources:
 class TestErrors:
     def test_the_error_that_a_stage_reports_comes_back_with_the_stage_and_all_its_fields(self) -> None:
         reported = RecipeError.at("data.source.train", "3 are bad\n  fix: nothing", "fix them")
-        error = commands.error_of("validate@x", CompletedCommand(78, ("other words",)), CommandResult(reported))
+        error = child_process.error_of("validate@x", CompletedCommand(78, ("other words",)), CommandResult(reported))
         assert type(error) is RecipeError
         assert error.where == "validate@x: data.source.train"
         assert (error.what, error.fix, error.key) == (reported.what, reported.fix, reported.key)
@@ -274,7 +277,7 @@ class TestErrors:
     )
     def test_an_exit_status_becomes_its_error(self, status, reported, expected) -> None:
         result = CommandResult(reported) if reported else None
-        error = commands.error_of("train@x", CompletedCommand(status, ("first", "DataError: x: y", " ")), result)
+        error = child_process.error_of("train@x", CompletedCommand(status, ("first", "DataError: x: y", " ")), result)
         assert type(error) is expected
         assert reported or status in {137, -9} or error.what == f"exited with {status}: DataError: x: y"
 

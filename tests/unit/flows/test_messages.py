@@ -8,10 +8,12 @@ import pytest
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 
-from flows import final_state, messages, retrain
-from flows.intervals import longest_interval
-from flows.prefect_api import host
-from flows.watch import kinds
+from flows import retrain
+from flows.run import final_state
+from flows.server.configured import host
+from flows.watch import messages
+from flows.watch.automations import kinds
+from flows.watch.messages import longest_interval
 from params import EvergreenError
 
 NIGHTLY, OFTEN = CronSchedule(cron="0 3 * * *"), CronSchedule(cron="*/10 8-17 * * 1-5")

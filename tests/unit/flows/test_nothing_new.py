@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from flows import nothing_new
+from flows.run import nothing_new
 from params import TransientError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 
 
 @pytest.fixture

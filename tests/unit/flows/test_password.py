@@ -13,8 +13,8 @@ import pytest
 from dotenv import dotenv_values
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows import password, prefect_api
 from flows.cli import main
+from flows.server import configured, password
 from params import EvergreenError
 from tests.support.project import ROOT
 
@@ -137,7 +137,7 @@ def test_a_server_without_a_password_is_named(status, is_open) -> None:
         if status:
             thread.start()
         with temporary_settings({PREFECT_API_URL: url}):
-            assert prefect_api.is_open() is is_open
+            assert configured.is_open() is is_open
 
 
 def test_git_ignores_it() -> None:

@@ -29,10 +29,12 @@ from prefect.states import (
     Suspended,
 )
 
-from flows import pauses, retrain, server
-from flows.record import Record
+from flows import retrain
+from flows.record.recording import Record
+from flows.run import pauses
+from flows.server import own as server
 from params import PreemptedError, TransientError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from trainer.runtime.lifetime import stop_group
 
 pytestmark = pytest.mark.runs_last

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from prefect.deployments.steps import git_clone
 
-from flows import dvc_lock, record
-from flows.record import Record, record_unchanged, recording
+from flows.dvc_project import lock_file as dvc_lock
+from flows.record import recording as record
+from flows.record.recording import Record, record_unchanged, recording
 from params import DataError, ModelError, RecipeError, RemoteRefusedError, TransientError
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from tasks.evaluation.report import Blessing, EvaluationReport, RowUse
 from tasks.history.run_log import append_run, read_runs
 from tasks.hub_client.receipt import Receipt
@@ -385,8 +386,8 @@ class TestMerge:
     def test_two_recipes_that_end_at_once_both_survive(self, remote: Path, tmp_path: Path) -> None:
         code = """
 import logging, sys, time
-from flows.record import Record, record
-from params.artifacts import STAGES, Artifacts
+from flows.record.recording import Record, record
+from params.foundation.artifacts import STAGES, Artifacts
 logging.basicConfig(level="INFO", stream=sys.stdout)
 while time.time() < float(sys.argv[2]):
     time.sleep(0.001)

@@ -20,8 +20,8 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from flows import server
-from flows.prefect_api import require_api
+from flows.server import own as server
+from flows.server.configured import require_api
 from params import EvergreenError
 from trainer.runtime.lifetime import stop_group
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from flows.time_limits import time_limit
+from flows.run.time_limits import time_limit
 from params import TransientError
-from params.artifacts import STAGES, Artifacts
 from params.dvc_files import Inputs, _dvc_hash
+from params.foundation.artifacts import STAGES, Artifacts
 from tasks.history.run_log import RunEntry, StageRun, append_run
 from tasks.ingestion.report import IngestReport
 from tasks.stages import save_report

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from params.artifacts import link_or_copy
+from params.foundation.artifacts import link_or_copy
 
 
 def test_second_name_takes_no_space(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from params import DataError, StorageError, command_result
-from params.command_result import VARIABLE, CommandResult, reported, reserve
+from params import DataError, StorageError
+from params.foundation import command_result
+from params.foundation.command_result import VARIABLE, CommandResult, reported, reserve
 
 
 @pytest.fixture

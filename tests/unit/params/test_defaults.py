@@ -9,7 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from params import Recipe, RecipeError, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.resolve import annotated, resolve
 from trainer import objectives
 

@@ -11,8 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from params import InputsChangedError
-from params.artifacts import Artifacts
 from params.dvc_files import Inputs, check_earlier_stages, check_resolved
+from params.foundation.artifacts import Artifacts
 from params.resolve import resolve
 from tests.support.project import ROOT, copy_project
 

@@ -9,7 +9,7 @@ import pytest
 
 import params
 from params import CheckpointError, DataError, EvergreenError, HubRefusedError, ModelError, RecipeError, TransientError
-from params.errors import error_from_json
+from params.foundation.errors import error_from_json
 
 CLASSES = [c for c in vars(params).values() if isinstance(c, type) and issubclass(c, EvergreenError)]
 

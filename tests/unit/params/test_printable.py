@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from params import DataError
-from params.printable import printable, printable_output
+from params.foundation.printable import printable, printable_output
 
 
 @pytest.mark.parametrize("text", ["plain", "two\nlines\tand a tab", "äöü 我的卡 🏳️\u200d🌈 سلام", "\xa0\xad"])

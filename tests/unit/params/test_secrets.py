@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.logs import WithoutTraceback
+from flows.run.logs import WithoutTraceback
 from params import RecipeError, RemoteRefusedError, TransientError
-from params.errors import error_from_json
-from params.secrets import without_secrets
+from params.foundation.errors import error_from_json
+from params.foundation.secrets import without_secrets
 
 HF = "hf_" + "aB3" * 12
 GIT = "ghp_" + "aB3" * 12

@@ -11,7 +11,7 @@ import typer
 
 from flows import cli as flows_cli
 from params import StorageError
-from params.artifacts import STAGES
+from params.foundation.artifacts import STAGES
 from tasks import commands as tasks_cli
 from tasks.commands import main
 from tests.support import tiny

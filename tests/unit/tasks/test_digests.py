@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from params.artifacts import SPLITS, Artifacts
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Evaluation, Gate, Model, ObjectiveChoice
 from tasks import digests
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from params import EvergreenError, StalledError, command_result
+from params import EvergreenError, StalledError
+from params.foundation import command_result
 from tasks import progress as module
 from tasks.progress import progress, time_limit
 from tests.support.project import ROOT, wait_for
@@ -33,7 +34,8 @@ def stalls(tmp_path: Path, code: str) -> tuple[subprocess.CompletedProcess[str],
     """Run a script with a time limit of two seconds, and the error that it reports."""
     script = tmp_path / "stage.py"
     head = (
-        "import sqlite3, subprocess, time\nfrom params import command_result\nfrom tasks.progress import time_limit\n"
+        "import sqlite3, subprocess, time\nfrom params.foundation import command_result\n"
+        "from tasks.progress import time_limit\n"
     )
     script.write_text(f"{head}with command_result.reported(), time_limit('ingest', 2.0):\n    {code}\n")
     result = tmp_path / "result"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from params import ModelError
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from tasks import stages
 from tasks.evaluation.report import Blessing
 from tasks.stages import flatten, read_report, save_report

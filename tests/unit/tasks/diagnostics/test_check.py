@@ -16,7 +16,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
 
 from params import DataError, RecipeError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.loading import read
 from params.schema import Launch, Recipe, Training
 from tasks.commands import main
@@ -24,7 +24,7 @@ from tasks.diagnostics import check as check_module
 from tasks.diagnostics.check import _column_problems, all_problems, check
 from tasks.evaluation.report import Blessing
 from tasks.hub_server.server import LocalHub
-from tasks.stages import run, save_report
+from tasks.stages import run_stage, save_report
 from tests.support import base_models, prompts, tiny
 from tests.support.pretrained import POINTER, write_model
 from tests.support.project import ROOT
@@ -596,7 +596,7 @@ def test_stage_needs_only_its_own_inputs(project):
     for name in ("tokens", "validated/rows"):
         Path("runs/tiny", name).mkdir(parents=True)
     with pytest.raises(DataError, match="evaluate needs what train makes, and it is missing"):
-        run("evaluate", path)
+        run_stage("evaluate", path)
 
 
 def test_check_does_not_import_slow_libraries(project):

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from params import DataError, load
-from params.artifacts import SPLITS, STAGES, Artifacts
+from params.foundation.artifacts import SPLITS, STAGES, Artifacts
 from tasks.commands import main
 from tasks.diagnostics.trace import trace_sections
-from tasks.split_rows import SplitRows
-from tasks.stages import run
+from tasks.shards.split_rows import SplitRows
+from tasks.stages import run_stage
 from tests.support import tiny
 from tests.support.project import ROOT
 from trainer import objectives
@@ -59,7 +59,7 @@ def inside(project, monkeypatch):
 def finished(project, inside):
     for stage in STAGES[: STAGES.index("evaluate")]:
         if not Artifacts("tiny").report(stage).exists():
-            run(stage, project)
+            run_stage(stage, project)
     return project
 
 
@@ -81,7 +81,7 @@ def test_stages_that_have_not_run_are_named(project, inside, capsys):
         ("tokenize", "loss", "train has not run"),
     ]:
         if not Artifacts("tiny").report(stage).exists():
-            run(stage, project)
+            run_stage(stage, project)
         row_id, _ = row_of(7)
         found = traced(project, row_id)
         assert list(found)[-1] == title

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from params import CheckpointError, KilledError, ModelError, PreemptedError, RecipeError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.diagnostics import verify_resume
 from tasks.diagnostics.compare_runs import Comparison, Difference, compare, first_that_differs

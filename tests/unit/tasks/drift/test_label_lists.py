@@ -9,7 +9,7 @@ from params.schema import Drift, ObjectiveChoice
 from tasks.drift.comparison import compare
 from tasks.drift.profile import Profile
 from tasks.drift.rows import MAX_SAMPLED, Columns, without_identifiers
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from tests.support.validation import sampled, scanned
 from trainer import objectives

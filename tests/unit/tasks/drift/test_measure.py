@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from params import DataError, HubRefusedError, TransientError, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Drift, Validation
 from tasks.commands import main
 from tasks.hub_client.repository import Repository, RetryPolicy
@@ -20,7 +20,7 @@ from tasks.publishing.assembly import assemble
 from tasks.publishing.model_card import write_card
 from tasks.publishing.provenance import provenance
 from tasks.report.page import render
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.tokenization.stage import tokenize
 from tasks.validation.report import ValidationReport

@@ -15,7 +15,7 @@ from tasks.drift import rows as module
 from tasks.drift.profile import Profile
 from tasks.drift.profile_pages import memory_of
 from tasks.drift.rows import MAX_SAMPLED, Columns, label_hash, without_identifiers
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from tests.support.validation import sampled, scanned
 

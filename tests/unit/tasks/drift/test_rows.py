@@ -23,7 +23,7 @@ from tasks.drift.rows import (
     label_hash,
     text_of,
 )
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from tests.support.validation import sampled, scanned
 from trainer import objectives

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from tasks.drift.rows import features_of
 from tasks.drift.two_sample import (
     MAX_BINS,
-    Sides,
+    Observations,
     area_under_curve,
     binned,
     fall_of_mean,
@@ -30,7 +30,7 @@ def generator(seed=0):
 def test_labels_as_scipy_tests_them():
     known, new = [40, 30, 20, 10], [10, 18, 12, 10]
     values = np.concatenate([np.repeat(range(4), known), np.repeat(range(4), new)])
-    sides = Sides.of(100, 50)
+    sides = Observations.of(100, 50)
     (chi_square, only_new, distance), (p_value, p_only_new, _), _ = permute(
         sides.shares(values, 4), 50, label_statistics, permutations=9999, random=generator()
     )
@@ -43,7 +43,7 @@ def test_labels_as_scipy_tests_them():
 
 def test_label_that_only_new_rows_have_is_no_chance():
     values = np.array([0] * 500 + [0] * 47 + [1] * 3)
-    sides = Sides.of(500, 50)
+    sides = Observations.of(500, 50)
     real, p_values, by_chance = permute(
         sides.shares(values, 2), 50, label_statistics, permutations=1999, random=generator()
     )
@@ -56,7 +56,7 @@ def test_numbers_as_scipy_tests_them():
     random = generator(1)
     known, new = random.normal(size=200), random.normal(0.25, 1, size=80)
     bins = binned(np.concatenate([known, new]))
-    sides = Sides.of(200, 80)
+    sides = Observations.of(200, 80)
     real, p_values, _ = permute(
         sides.shares(bins, bins.max() + 1), 80, kolmogorov_smirnov, permutations=4999, random=generator()
     )
@@ -77,7 +77,7 @@ def test_many_different_numbers_are_binned_in_order():
 def test_area_under_the_curve_is_that_of_scikit_learn():
     random = generator(2)
     scores = np.round(np.concatenate([random.normal(size=150), random.normal(0.3, 1, size=60)]), 1)  # with ties
-    area, p_value = area_under_curve(scores, Sides.of(150, 60), permutations=4999, random=generator())
+    area, p_value = area_under_curve(scores, Observations.of(150, 60), permutations=4999, random=generator())
     assert area == pytest.approx(roc_auc_score([0] * 150 + [1] * 60, scores))
     expected = stats.mannwhitneyu(scores[150:], scores[:150], alternative="greater").pvalue
     assert p_value == pytest.approx(expected, abs=0.01)
@@ -86,7 +86,7 @@ def test_area_under_the_curve_is_that_of_scikit_learn():
 def test_fall_of_the_mean_as_all_permutations_have_it():
     known, new = generator(2).random(8), generator(3).random(5) - 0.2
     values = np.concatenate([known, new])
-    means = fall_of_mean(values, Sides.of(8, 5), permutations=9999, random=generator())
+    means = fall_of_mean(values, Observations.of(8, 5), permutations=9999, random=generator())
     assert means[:2] == pytest.approx((known.mean(), new.mean()))
     every = stats.permutation_test(
         (known, new), lambda a, b: a.mean() - b.mean(), n_resamples=np.inf, alternative="greater", vectorized=False
@@ -101,16 +101,20 @@ def test_rows_that_belong_together_count_as_one():
     values = np.concatenate([customers[:12], customers[12:]])
     bins = binned(values)
     one = permute(
-        Sides.of(12, 8).shares(bins, bins.max() + 1), 8, kolmogorov_smirnov, permutations=1999, random=generator()
+        Observations.of(12, 8).shares(bins, bins.max() + 1),
+        8,
+        kolmogorov_smirnov,
+        permutations=1999,
+        random=generator(),
     )
     groups = (np.repeat(np.arange(12), 10).astype(np.uint64), np.repeat(np.arange(8), 10).astype(np.uint64))
-    sides = Sides.of(120, 80, groups)
+    sides = Observations.of(120, 80, groups)
     assert (sides.known, sides.new) == (12, 8)
     repeated = np.repeat(bins, 10)
     ten = permute(sides.shares(repeated, bins.max() + 1), 8, kolmogorov_smirnov, permutations=1999, random=generator())
     np.testing.assert_allclose(ten[0], one[0])
     np.testing.assert_allclose(ten[1], one[1])
-    naive = Sides.of(120, 80)
+    naive = Observations.of(120, 80)
     alone = permute(
         naive.shares(repeated, bins.max() + 1), 80, kolmogorov_smirnov, permutations=1999, random=generator()
     )
@@ -125,7 +129,7 @@ def sentences(count, words, seed):
 def test_texts_with_other_words_are_told_apart():
     known, new = sentences(300, WORDS, 0), sentences(60, WORDS, 1)
     other = sentences(60, ["carte", "argent", "virement", "perdue", *WORDS[:4]], 2)
-    sides = Sides.of(300, 60)
+    sides = Observations.of(300, 60)
     area, p_value, scores = tell_apart([*known, *other], sides, permutations=1999, random=generator())
     assert area > 0.95
     assert p_value == 1 / 2000
@@ -136,14 +140,16 @@ def test_texts_with_other_words_are_told_apart():
 
 
 def test_too_few_texts_are_not_tested():
-    assert tell_apart(sentences(40, WORDS, 0), Sides.of(30, 10), permutations=99, random=generator()) is None
+    assert tell_apart(sentences(40, WORDS, 0), Observations.of(30, 10), permutations=99, random=generator()) is None
 
 
 def test_p_values_of_texts_are_right_where_there_is_no_difference():
     """As many are below each level as should be: the classifier is tested on rows that it has not seen."""
     p_values = []
     for seed in range(200):
-        told = tell_apart(sentences(120, WORDS, seed), Sides.of(80, 40), permutations=199, random=generator(seed))
+        told = tell_apart(
+            sentences(120, WORDS, seed), Observations.of(80, 40), permutations=199, random=generator(seed)
+        )
         p_values.append(told[1])
     assert stats.kstest(p_values, "uniform").pvalue > 0.01
     assert np.mean(np.array(p_values) <= 0.05) < 0.1

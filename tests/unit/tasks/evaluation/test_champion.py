@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub import HfApi, ModelCard
 
 from params import ModelError, load
-from params.artifacts import SPLITS, Artifacts
-from params.errors import StaleBlessingError
+from params.foundation.artifacts import SPLITS, Artifacts
+from params.foundation.errors import StaleBlessingError
 from tasks.commands import main
 from tasks.evaluation.receipt_log import read_entries
 from tasks.evaluation.report import Blessing
@@ -23,7 +23,7 @@ from tasks.hub_server.server import LocalHub
 from tasks.publishing.hub_changes import is_current, is_there
 from tasks.releases import rollback
 from tasks.report.page import write_report
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.tokenization.stage import tokenize
 from tests.support import releases, tiny

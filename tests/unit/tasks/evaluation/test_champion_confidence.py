@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from params import Recipe, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Drift, Validation
 from tasks.drift.report import ChampionConfidence, DriftReport
 from tasks.evaluation.champion_confidence import compare_confidence, measure_confidence
@@ -23,7 +23,7 @@ from tasks.history.run_record import RunRecord
 from tasks.publishing.model_card import write_card
 from tasks.publishing.provenance import provenance
 from tasks.report.page import render
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.tokenization.encoding import Encoder
 from tasks.tokenization.stage import tokenize

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Data, Launch
 from tasks.evaluation.groups import RowGroups
 from tasks.ingestion.stage import ingest
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 
 
 def written(tmp_path: Path, values: list[Any], *, group_by: list[str]) -> SplitRows:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from params.artifacts import Artifacts
-from params.errors import StorageError
+from params.foundation.artifacts import Artifacts
+from params.foundation.errors import StorageError
 from tasks.evaluation.receipt_log import ReceiptLogEntry, append_entry, entry_line, read_entries
 from tests.support.project import ROOT
 

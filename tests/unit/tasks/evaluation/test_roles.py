@@ -16,14 +16,14 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLNetConfig
 
 from params import ModelError, Recipe, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.digests import PROVENANCE
 from tasks.evaluation import champion
 from tasks.evaluation.reading import Reading
 from tasks.evaluation.report import Champion
 from tasks.publishing.provenance import provenance
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import releases, tiny

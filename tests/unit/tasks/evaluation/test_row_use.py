@@ -10,7 +10,7 @@ import pytest
 from params.schema import Gate, ObjectiveChoice
 from tasks.evaluation.receipt_log import ReceiptLogEntry
 from tasks.evaluation.row_use import ComparisonId, RowHashes, row_use
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from trainer import objectives
 

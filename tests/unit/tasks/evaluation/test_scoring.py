@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 
 from params import ModelError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.evaluation.scoring import Scores, score
 from tasks.tokenization.tokenizers import train_tokenizer

@@ -14,7 +14,7 @@ import pytest
 from params import DataError, RecipeError
 from params.schema import SliceBy
 from tasks.evaluation.slices import read_texts, slice_positions
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 
 OWN_CODE = """

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from params import ModelError, RecipeError
-from params.artifacts import GROUP_BY
-from tasks.split_rows import SplitRows
+from params.foundation.artifacts import GROUP_BY
+from tasks.shards.split_rows import SplitRows
 from tests.support import releases, tiny
 from tests.support.memory import peak_anonymous_mib
 from trainer import objectives
@@ -264,7 +264,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 from params import load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.evaluation.stage import evaluate
 root = Path(sys.argv[1]); recipe = load(root / "params" / "tiny.yaml")
 sections = {k: getattr(recipe, k) for k in ("seed", "objective", "model", "evaluation", "launch")}

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from tasks.history.run_log import Evaluated, RunEntry, RunError, StageRun
 from tasks.history.run_record import _KILLED
 

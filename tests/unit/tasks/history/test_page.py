@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.history.cells import age, markdown_table, terminal_table
 from tasks.history.page import render, write_page
 from tasks.history.recipe_history import RecipeHistory, Schedule, read_histories

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.evaluation.receipt_log import ReceiptLogEntry
 from tasks.history.recipe_history import RecipeHistory, Schedule, read_all, read_histories
 from tests.unit.tasks.history.example import FIRST, entry, write

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from params.artifacts import Artifacts
-from params.errors import StorageError
+from params.foundation.artifacts import Artifacts
+from params.foundation.errors import StorageError
 from tasks.history.run_log import append_run, now, read_runs
 from tests.support.project import ROOT
 from tests.unit.tasks.history.example import entry

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from params import DataError, ModelError, TransientError
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from tasks.history.run_log import RunEntry, read_runs
 from tasks.history.run_record import RunRecord
 from tests.support import tiny

@@ -13,7 +13,7 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError
 
 from params import EvergreenError, HubRefusedError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import HubDataset
 from tasks.hub_client.connection import LOCAL, open_repository
 from tasks.hub_client.token import token_for

@@ -18,7 +18,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from params import EvergreenError
-from params.errors import HubRefusedError, StorageError, TransientError
+from params.foundation.errors import HubRefusedError, StorageError, TransientError
 from tasks.hub_client.local import read_members, serve
 
 ALICE, BOB = "hf_" + "a" * 40, "hf_" + "b" * 40

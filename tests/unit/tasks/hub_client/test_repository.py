@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from params.errors import HubRefusedError, TransientError
+from params.foundation.errors import HubRefusedError, TransientError
 from tasks.digests import weights_digest, weights_in
 from tasks.hub_client.repository import Head, Repository
 from tests.support.faulty_hub import Fault, FaultyHub

@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
 
-from params.errors import TransientError
+from params.foundation.errors import TransientError
 from tasks.hub_client import time_limits
 from tasks.hub_client.repository import Repository
 from tasks.hub_client.time_limits import OutOfTimeError, time_limit

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from params import DataError, RecipeError, TransientError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.python_documentation import documentation
 from params.schema import Data, Function, Launch
 from tasks.ingestion.source import open_source

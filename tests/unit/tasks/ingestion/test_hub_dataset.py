@@ -11,7 +11,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
 from params import DataError, HubRefusedError, RecipeError, TransientError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Data, HubDataset, Launch
 from tasks.hub_server.server import LocalHub
 from tasks.ingestion.source import open_source

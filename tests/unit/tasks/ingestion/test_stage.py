@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError, InputsChangedError, RecipeError
-from params.artifacts import SPLITS, Artifacts
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Launch
 from tasks.ingestion import stage
 from tasks.ingestion.splitting import canonical_json, split_of
 from tasks.ingestion.stage import ingest
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 
 
@@ -473,9 +473,9 @@ import json, resource, signal, sys
 from collections.abc import Sequence
 from pathlib import Path
 from params import StorageError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Data, Launch
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tasks.ingestion.stage import ingest
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))

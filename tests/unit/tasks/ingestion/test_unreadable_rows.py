@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError, RecipeError
-from params.artifacts import SPLITS, Artifacts
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Launch
 from tasks.ingestion.batches import MAX_NESTING
 from tasks.ingestion.stage import ingest
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 
 
 def run(root: Path, source: dict[str, Any]) -> None:

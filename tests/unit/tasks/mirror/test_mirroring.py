@@ -15,7 +15,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars
 
 from params import RecipeError, load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.hub_server.server import LocalHub
 from tasks.mirror.queue import UploadQueue

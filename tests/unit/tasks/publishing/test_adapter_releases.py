@@ -16,7 +16,7 @@ from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file
 
 from params import HubRefusedError, ModelError, RecipeError, StaleBlessingError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.loading import Recipe, load
 from tasks.hub_client.repository import Repository
 from tasks.hub_server.server import LocalHub

@@ -17,7 +17,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from params.errors import HubRefusedError, ModelError, StaleBlessingError, TransientError
+from params.foundation.errors import HubRefusedError, ModelError, StaleBlessingError, TransientError
 from tasks.hub_client.repository import Repository
 from tasks.publishing.release import Outcome, ReleasePlan
 from tests.support.faulty_hub import STRANGER, Clock, Fault, FaultyHub, quick_client

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
-from params.errors import HubRefusedError, TransientError
+from params.foundation.errors import HubRefusedError, TransientError
 from tests.support.faulty_hub import Clock, Fault, FaultyHub
 from tests.support.publications import REPO, TOKEN, plan, publish
 

@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.community import Discussion
 
-from params.errors import StaleBlessingError, TransientError
+from params.foundation.errors import StaleBlessingError, TransientError
 from tasks.hub_client.release_file import RELEASE_FILE, release_file, release_id, release_tag
 from tasks.hub_client.release_log import releases
 from tasks.publishing.hub_changes import status_of

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from params.artifacts import Artifacts
-from params.errors import ModelError
+from params.foundation.artifacts import Artifacts
+from params.foundation.errors import ModelError
 from tasks.digests import release_digests, weights_digest, weights_in
 from tasks.publishing.release import RELEASE_FILE
 from tests.support.publications import REPO, plan

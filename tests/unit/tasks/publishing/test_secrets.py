@@ -7,7 +7,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from params.errors import ModelError
+from params.foundation.errors import ModelError
 from tasks.publishing import secrets
 from tests.support.publications import plan
 

@@ -15,12 +15,12 @@ from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
 
 from params import ModelError, Recipe
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.loading import load
 from tasks.hub_server.server import LocalHub
 from tasks.publishing import assembly, served
 from tasks.publishing.candidate import Candidate
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tests.support import base_models, releases, tiny, tiny_releases
 from tests.support.tiny_releases import CHAT
 from trainer import objectives

@@ -14,7 +14,7 @@ from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from params.errors import GateRefusedError, HubRefusedError, TransientError
+from params.foundation.errors import GateRefusedError, HubRefusedError, TransientError
 from tasks.commands import main
 from tasks.evaluation.receipt_log import read_entries
 from tasks.hub_server.server import LocalHub

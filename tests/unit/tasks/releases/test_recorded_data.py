@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from params.errors import HubRefusedError, TransientError
+from params.foundation.errors import HubRefusedError, TransientError
 from tasks.publishing.proposal import Proposals
 from tasks.publishing.provenance import FILE
 from tasks.releases.recorded_data import recorded_data

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 
-from params.artifacts import Artifacts
-from params.errors import HubRefusedError, TransientError
+from params.foundation.artifacts import Artifacts
+from params.foundation.errors import HubRefusedError, TransientError
 from tasks.evaluation.receipt_log import read_entries
 from tasks.hub_client.release_file import RELEASE_FILE
 from tasks.hub_client.release_log import LogEntry, releases, rolled_back_reason, table

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tests.unit.tasks.report import example
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tests.support import tiny
 
 EVIL = (

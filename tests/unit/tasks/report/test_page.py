@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from params.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import STAGES, Artifacts
 from tasks.report.chart_data import card_pictures
 from tasks.report.formatting import MINUS, MISSING
 from tasks.report.page import render, write_report

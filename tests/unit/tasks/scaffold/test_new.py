@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from params import EvergreenError, RecipeError, load
-from params.artifacts import Artifacts
 from params.dvc_files import recipe_item
+from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.diagnostics.check import check
 from tasks.scaffold import new as new_module

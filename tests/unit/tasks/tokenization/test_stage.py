@@ -14,10 +14,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from params import DataError, ModelError
-from params.artifacts import SPLITS, Artifacts
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Launch, ObjectiveChoice, Tokenization
-from tasks import shard_work
-from tasks.split_rows import SplitRows
+from tasks.shards import kept_work
+from tasks.shards.split_rows import SplitRows
 from tasks.tokenization import encoding, tokenizers
 from tasks.tokenization.encoding import read_batches
 from tasks.tokenization.stage import tokenize
@@ -76,7 +76,7 @@ def test_another_process_gives_the_same_bytes(artifacts):
     run(artifacts)
     before = digests(artifacts.tokens)
     code = (
-        "import sys; from pathlib import Path; from params.artifacts import Artifacts; from params.schema import *; "
+        "import sys; from pathlib import Path; from params.foundation.artifacts import Artifacts; from params.schema import *; "
         "from tasks.tokenization.stage import tokenize; tokenize(Artifacts('trial', Path(sys.argv[1])), objective="
         "ObjectiveChoice(name='causal_lm'), launch=Launch(micro_batch_size=1), tokenization=Tokenization(max_length=16, "
         "tokenizer={'kind': 'train', 'vocab_size': 300}))"
@@ -171,7 +171,7 @@ class TestEarlierRuns:
         tiny.inputs("tokenize", self.artifacts, "edited since the stage looked at its inputs")
         run(self.artifacts, tokenizer=self.choice, inputs=inputs)
         assert len(self.encoded) == 5
-        monkeypatch.setattr(shard_work, "_is_there", shard_work._is_there.__wrapped__)  # as another process does
+        monkeypatch.setattr(kept_work, "_is_there", kept_work._is_there.__wrapped__)  # as another process does
         assert len(self.run()) == 5, "the edit is undone, and what the edited code made is not taken"
         assert self.run() == []
 
@@ -421,7 +421,7 @@ def test_long_rows_come_in_small_batches(artifacts):
 MEASURE = """
 import sys
 from pathlib import Path
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Launch, ObjectiveChoice, Tokenization
 from tasks.tokenization.stage import tokenize
 tokenization = Tokenization(max_length=256, tokenizer={"kind": "pretrained", "path": sys.argv[2]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from params import load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.training.run_folders import note_start, prune_superseded, superseded
 from tests.support import tiny
 from tests.support.training import run_train

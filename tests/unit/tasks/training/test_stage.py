@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from params import load
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from tasks.training import stage
 from tests.support import forked, releases, tiny
 from tests.support.project import ROOT

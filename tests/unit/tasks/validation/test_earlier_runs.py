@@ -13,10 +13,11 @@ import pytest
 from params import DataError
 from params.schema import Expectation, Launch, ObjectiveChoice
 from tasks.drift import rows as drift_rows
-from tasks.validation import by_key, by_row, failing_rows, good_rows, stage
+from tasks.validation import by_key, separated_rows, stage
+from tasks.validation import checks as checks_module
 from tests.support import tiny
 from tests.support.validation import LANGUAGE, UNIQUE, run_validation, write_raw
-from tests.unit.tasks.test_cluster import cluster  # noqa: F401 - a fixture
+from tests.unit.tasks.shards.test_cluster import cluster  # noqa: F401 - a fixture
 from tests.unit.tasks.validation.test_shards import as_columns, checks, faulty_rows
 from trainer import objectives
 
@@ -26,11 +27,11 @@ LONG = Expectation(type="expect_column_value_lengths_to_be_between", column="tex
 TWO_PROCESSES = Launch(micro_batch_size=1, data_workers=2)
 FUNCTIONS = {
     "labels": (stage, "labels_of_part"),
-    "rows": (by_row, "check_together"),
-    "objective": (by_row, "rejected_rows"),
+    "rows": (checks_module, "check_together"),
+    "objective": (checks_module, "rejected_rows"),
     "keys": (by_key, "hash_part"),
-    "good": (good_rows, "write_part"),
-    "failing": (failing_rows, "copy_failing"),
+    "good": (separated_rows, "write_part"),
+    "failing": (separated_rows, "copy_failing"),
     "drift": (drift_rows, "scan_shard"),
 }
 
@@ -207,7 +208,7 @@ class TestEarlierRuns:
         assert again["rows"] == ["test 0", "validation 0"]
 
     def test_a_run_that_failed_keeps_what_it_had_done(self, monkeypatch):
-        check = by_row.check_together
+        check = checks_module.check_together
 
         def fail_at_the_third(*arguments):
             if len(self.done.get("rows", ())) == 2:
@@ -215,7 +216,7 @@ class TestEarlierRuns:
             return check(*arguments)
 
         with monkeypatch.context() as patched:
-            patched.setattr(by_row, "check_together", fail_at_the_third)
+            patched.setattr(checks_module, "check_together", fail_at_the_third)
             with pytest.raises(ValueError, match="not this one"):
                 run_validation(self.artifacts, UNIQUE, LONG, objective=CLASSES, inputs=inputs(self.artifacts))
         assert self.run()["rows"] == ["train 0", "train 1", "train 2", "train 3"]
@@ -254,6 +255,6 @@ def test_objectives_can_be_sent_to_processes(name):
     own = objectives.build(ObjectiveChoice(name=name))
     state = own.collect_state(own.example_rows)
     for function in (own.reject_reason, functools.partial(own.unseen_label, state=state)):
-        sent = pickle.loads(pickle.dumps(functools.partial(by_row.rejected_rows, function)))
+        sent = pickle.loads(pickle.dumps(functools.partial(checks_module.rejected_rows, function)))
         for row in own.example_rows:
             assert sent.args[0](row) == function(row)

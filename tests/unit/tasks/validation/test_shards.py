@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from params.hashing import file_sha256
+from params.foundation.hashing import file_sha256
 from params.schema import Expectation, ObjectiveChoice
-from tasks.split_rows import SCHEMA, SplitRows
-from tasks.validation.kinds import BY_COLUMN, BY_KEY, ROW_BY_ROW, columns_read, kind_of
+from tasks.shards.split_rows import SCHEMA, SplitRows
+from tasks.validation.checks import BY_COLUMN, BY_KEY, ROW_BY_ROW, columns_read, kind_of
 from tests.support.validation import good_rows, run_validation, write_raw
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError
-from params.artifacts import GROUP_BY, SPLITS
+from params.foundation.artifacts import GROUP_BY, SPLITS
 from params.schema import Expectation, ObjectiveChoice
-from tasks.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows
 from tests.support.validation import LANGUAGE, LONG, UNIQUE, good_rows, quarantine_reasons, run_validation, write_raw
 
 CLASSES = ObjectiveChoice(name="sequence_classification")

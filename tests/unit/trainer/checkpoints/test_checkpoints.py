@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from params import CheckpointError, StorageError
-from params.hashing import file_sha256
+from params.foundation.hashing import file_sha256
 from tests.support import tiny
 from trainer.checkpoints import saver, sealed
 from trainer.checkpoints.resume import choose

@@ -14,7 +14,7 @@ from params.schema import Launch
 from trainer.data.datasets import SeededCollator, SeededDataset
 from trainer.data.order import BatchShard, EpochOrder, MicroBatchSampler
 from trainer.data.randomness import seeded
-from trainer.data.streaming import SeededStream, ShuffledWindows
+from trainer.data.streaming import ShuffledWindows, StreamByPosition
 from trainer.loop.batch import split_batch
 
 
@@ -190,18 +190,18 @@ def read(stream, start, stop, at_once=5):
 @pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
 @pytest.mark.parametrize("stop", [5, 20, 25, 40, 50])
 def test_stream_resumes_at_its_position(make, stop):
-    expected = read(SeededStream(make(), 3), 0, 80)
-    before = SeededStream(make(), 3)
+    expected = read(StreamByPosition(make(), 3), 0, 80)
+    before = StreamByPosition(make(), 3)
     assert read(before, 0, stop) == expected[:stop]
-    after = SeededStream(make(), 3)
+    after = StreamByPosition(make(), 3)
     after.load_state_dict(before.state_dict())
     assert read(after, stop, 80) == expected[stop:]
 
 
 def test_processes_share_a_stream():
-    one = SeededStream(windows(), 3)
+    one = StreamByPosition(windows(), 3)
     everything = [e["row_id"] for e in read(one, 0, 24)]
-    shared = SeededStream(windows(), 3)
+    shared = StreamByPosition(windows(), 3)
     second_process = [e["row_id"] for n in range(2, 24, 4) for e in read(shared, n, n + 2)]
     assert second_process == [everything[n + i] for n in range(2, 24, 4) for i in range(2)]
 
@@ -235,4 +235,4 @@ def test_resumed_windows_read_no_earlier_rows():
 
 def test_empty_stream_is_an_error():
     with pytest.raises(DataError, match="the stream is empty"):
-        read(SeededStream(ShuffledWindows([], seed=3), 3), 0, 1)
+        read(StreamByPosition(ShuffledWindows([], seed=3), 3), 0, 1)

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
 from params import CheckpointError, KilledError, ModelError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Launch
 from tests.support import tiny
 from tests.support.project import ROOT

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from params import ModelError, RecipeError
-from params.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Launch, Model, ObjectiveChoice, Tokenization, Training, TrainTokenizer
 from tasks.tokenization.stage import tokenize
 from tasks.tokenization.tokenizers import train_tokenizer

@@ -1,0 +1,1 @@
+"""The project as DVC sees it: stages, files, cache and remote. Nothing else imports DVC."""

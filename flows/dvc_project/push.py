@@ -1,0 +1,36 @@
+"""`python -m flows.dvc_project.push <recipe>`: send what the recipe's stages have made to the default DVC remote."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from flows.dvc_project.imports import refreshed
+from flows.dvc_project.remote import DvcRemote
+from flows.dvc_project.stage import act_on_repository
+from params import RemoteRefusedError
+from params.foundation.artifacts import STAGES
+from trainer.runtime.memory import collect_rarely
+
+
+def push(repo: Any, recipe: str) -> None:
+    """Send what dvc.lock records of a recipe, with the imported files that it refreshes, and say how much was new.
+
+    Raises:
+        DataError: an object is neither here nor on the remote.
+        RemoteRefusedError, TransientError: the remote refuses, or does not answer.
+    """
+    remote = DvcRemote.of(repo)
+    if not remote:
+        what = "keeps versions of files, which cannot be sent without a change of dvc.lock"
+        fix = "use a remote without version_aware and worktree"
+        raise RemoteRefusedError("the default DVC remote", what, fix)
+    with repo.lock:
+        stages = [stage for name in STAGES for stage in repo.stage.collect(f"{name}@{recipe}")]
+        stages += [stage for stage in refreshed(repo, recipe) if stage.outs_cached()]
+        print(f"record: {remote} got {remote.push(stages)} new objects", flush=True)
+
+
+if __name__ == "__main__":
+    collect_rarely()
+    sys.exit(act_on_repository(push, sys.argv[1]))

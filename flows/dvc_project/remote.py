@@ -1,0 +1,226 @@
+"""The project's default DVC remote: what it has and is missing here, and what it gets.
+
+It gets the objects that dvc.lock records, and the entries of DVC's run cache that lead to them. With these, a run that is
+recorded nowhere else is not lost: a worker with the same inputs restores its outputs instead of running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from params import DataError, EvergreenError, RemoteRefusedError, TransientError
+from params.foundation.artifacts import storage_error
+
+_LATER = "run it again when the remote answers: nothing is lost"
+
+
+def default_remote() -> str | None:
+    """Return the name of the default remote of the project in the working directory; None if none is configured.
+
+    Raises:
+        RemoteRefusedError: DVC's configuration is not valid.
+    """
+    from dvc.config import Config, ConfigError
+
+    try:
+        name: str | None = Config(".dvc")["core"].get("remote")
+    except ConfigError as error:
+        raise RemoteRefusedError(
+            "DVC's configuration", str(error), "correct .dvc/config or .dvc/config.local"
+        ) from None
+    return name
+
+
+class DvcRemote:
+    """The default remote of a DVC repository."""
+
+    def __init__(self, repo: Any, name: str) -> None:
+        self.repo = repo
+        self.name = name
+
+    @classmethod
+    def of(cls, repo: Any) -> DvcRemote | None:
+        """Return the default remote; None if there is none, or if it keeps versions of files instead of objects."""
+        name = repo.config["core"].get("remote")
+        settings = repo.config["remote"].get(name, {})
+        return None if not name or settings.get("worktree") or settings.get("version_aware") else cls(repo, name)
+
+    def __str__(self) -> str:
+        return f"the DVC remote `{self.name}`"
+
+    def fetch(self, infos: Iterable[Any]) -> set[Any]:
+        """Bring objects, and the files of those that are folders, into DVC's cache; return those that the remote lacks.
+
+        Raises:
+            RemoteRefusedError: the remote cannot be used.
+            TransientError: the remote does not answer, or a download failed.
+            StorageError: the disk is full.
+        """
+        wanted = set(infos)
+        lacking = self._bring(wanted)
+        folders = [self.tree(info) for info in wanted - lacking if info.isdir]
+        return lacking | self._bring({info for folder in folders if folder is not None for _, _, info in folder})
+
+    def tree(self, info: Any) -> Any:
+        """Return the list of files of a folder by its hash; None if neither the cache nor the remote has it.
+
+        Raises:
+            RemoteRefusedError, TransientError, StorageError: as `fetch` does.
+        """
+        from dvc_data.hashfile import load
+        from dvc_objects.errors import ObjectFormatError
+
+        if self._bring({info}):
+            return None
+        try:
+            return load(self.repo.cache.local, info)
+        except ObjectFormatError:
+            return None
+
+    def push(self, stages: Collection[Any]) -> int:
+        """Send what `stages` have made, and how it was made; return how many objects the remote lacked.
+
+        Raises:
+            DataError: an object is neither here nor there.
+            RemoteRefusedError, TransientError: as `fetch` does.
+        """
+        from dvc_data.hashfile.transfer import find_tree_by_obj_id
+
+        cache = self.repo.cache.local
+        made = {out.hash_info: out for stage in stages for out in stage.outs if out.use_cache and out.hash_info}
+        for info, out in list(made.items()):
+            # A folder that is not in the cache came from the remote, and so did its files.
+            tree = find_tree_by_obj_id([cache], info) if info.isdir else None
+            made |= {entry: out for _, _, entry in tree or ()}
+        with self._asked():
+            sent, lacking = self._transfer(cache, self.repo.cloud.get_remote_odb(), made)
+        if lacking:
+            paths = sorted({str(made[info]) for info in lacking})
+            what = f"{len(lacking)} objects of {', '.join(paths)} are neither in DVC's cache nor on the remote"
+            raise DataError(str(self), what, "run the recipe again with --force, or restore DVC's cache")
+        for stage in stages:
+            self._push_run(stage)
+        return len(sent)
+
+    def fetch_run(self, stage: Any) -> None:
+        """Bring the outputs of an earlier run of `stage` with the inputs that there are now, if the remote has them.
+
+        Raises:
+            RemoteRefusedError, TransientError, StorageError: as `fetch` does.
+        """
+        from dvc.stage.cache import _can_hash, _get_stage_hash
+        from dvc.utils.serialize import load_yaml
+        from dvc_data.hashfile.hash_info import HashInfo
+        from dvc_objects.fs.generic import copy
+
+        stage.save_deps()
+        if not _can_hash(stage):
+            return
+        key = _get_stage_hash(stage)
+        local = Path(self.repo.stage_cache.cache_dir, key[:2], key)
+        if local.is_dir() and any(local.iterdir()):
+            return
+        with self._asked():
+            fs, there = self._runs(key)
+            entries = list(fs.find(there)) if there and fs.exists(there) else []
+            for entry in entries:
+                infos = {HashInfo("md5", out["md5"]) for out in load_yaml(entry, fs=fs).get("outs", ())}
+                if not self.fetch(infos):
+                    local.mkdir(parents=True, exist_ok=True)
+                    copy(fs, entry, self.repo.cache.local.fs, str(local / fs.name(entry)))
+                    return
+
+    def _push_run(self, stage: Any) -> None:
+        """Send the run cache's entry for what dvc.lock records of `stage`, if the stage has one."""
+        from dvc.stage.cache import _can_hash, _get_cache_hash, _get_stage_hash
+        from dvc.stage.serialize import to_single_stage_lockfile
+        from dvc_objects.fs.generic import copy
+
+        try:
+            if not _can_hash(stage) or not all(out.hash_info for out in stage.outs):
+                return
+        except (
+            FileNotFoundError
+        ):  # DVC hashes what the stage reads; what did not run here may have nothing to read here
+            return
+        key, value = _get_stage_hash(stage), _get_cache_hash(to_single_stage_lockfile(stage))
+        entry = Path(self.repo.stage_cache.cache_dir, key[:2], key, value)
+        with self._asked():
+            fs, there = self._runs(key)
+            if there and entry.exists() and not fs.exists(fs.join(there, value)):
+                fs.makedirs(there, exist_ok=True)
+                copy(self.repo.cache.local.fs, str(entry), fs, fs.join(there, value))
+
+    def _runs(self, key: str) -> tuple[Any, str]:
+        """Return the remote's file system, and the folder for the runs of a stage with equal inputs; empty if it has none."""
+        odb = self.repo.cloud.get_remote_odb(hash_name="md5-dos2unix")  # the root of the remote
+        has_runs = odb.fs.protocol not in {"http", "https"}  # which cannot list
+        return odb.fs, odb.fs.join(odb.path, "runs", key[:2], key) if has_runs else ""
+
+    def _bring(self, infos: Collection[Any]) -> set[Any]:
+        """Bring objects into the cache; return those that the remote lacks. If all exist locally, it is not asked."""
+        cache = self.repo.cache.local
+        missing = {info for info in infos if not cache.exists(info.value)}
+        if not missing:
+            return set()
+        with self._asked():
+            odb = self.repo.cloud.get_remote_odb()
+            folder = self.repo.cloud.get_remote().path
+            if odb.fs.protocol == "local" and not Path(folder).is_dir():
+                raise FileNotFoundError(f"there is no folder {folder}")  # a share that is not mounted, for example
+            return self._transfer(odb, cache, missing)[1]
+
+    def _transfer(self, source: Any, target: Any, infos: Collection[Any]) -> tuple[set[Any], set[Any]]:
+        """Copy objects from one store to another; return those that were copied, and those that neither has."""
+        lacking: set[Any] = set()
+        result = self.repo.cloud.transfer(
+            source,
+            target,
+            infos,
+            cache_odb=self.repo.cache.local,
+            validate_status=lambda status: lacking.update(status.missing),
+        )
+        if result.failed:
+            raise OSError(f"{len(result.failed)} of {len(infos)} objects were not transferred, see the log above")
+        return result.transferred, lacking
+
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[None]:
+        """Turn the errors of the remote, of which each kind has its own, into ours."""
+        from dvc.config import ConfigError
+        from dvc.lock import LockError
+        from dvc_objects.fs import errors
+
+        try:
+            yield
+        except (EvergreenError, LockError):
+            raise
+        except (
+            ConfigError,
+            errors.ConfigError,
+            errors.AuthError,
+            errors.RemoteMissingDepsError,
+            ImportError,
+            PermissionError,
+        ) as error:
+            fix = "correct its settings (`dvc remote list`), install what it needs, or give this worker access"
+            raise RemoteRefusedError(str(self), f"cannot be used: {error}", fix) from error
+        except Exception as error:
+            what = f"does not answer: {type(error).__name__}: {error}"
+            raise storage_error(error, Path(".dvc")) or TransientError(str(self), what, _LATER) from error
+
+
+class OnlyCache(DvcRemote):
+    """DVC's cache in place of a remote: it has what is in it."""
+
+    def __init__(self, repo: Any) -> None:
+        super().__init__(repo, "")
+
+    def __str__(self) -> str:
+        return "DVC's cache"
+
+    def _bring(self, infos: Collection[Any]) -> set[Any]:
+        return {info for info in infos if not self.repo.cache.local.exists(info.value)}

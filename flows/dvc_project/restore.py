@@ -1,0 +1,211 @@
+"""Outputs that dvc.lock records and that do not exist locally: they come from DVC's cache or remote when a stage needs them.
+
+So there is nothing to do in a fresh clone of a project whose stages have run elsewhere: a missing output is as good as
+its hash. DVC's own `--allow-missing` has the same idea. But it takes a part of a folder for a change, and does not see that
+an earlier stage has another output now if a stage reads only a part of that.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.dvc_project.remote import DvcRemote, OnlyCache
+from params import DataError, RemoteRefusedError, TransientError
+
+
+def is_stale(repo: Any, stage: Any) -> bool:
+    """Return whether `stage` has to run, or its outputs have to be repaired.
+
+    If not, what exists of another version or only in part, and is in DVC's cache, is removed, so that it is not mistaken for the
+    outputs that dvc.lock records.
+
+    Raises:
+        dvc.lock.LockError: another process uses the stage's artifacts.
+        RemoteRefusedError: what is missing must be compared with the remote, which cannot be used.
+    """
+    remote = DvcRemote.of(repo)
+    if not stage.changed():
+        return remote is not None and any(map(_Recorded(repo, remote).is_outdated, stage.deps))
+    if not remote or stage.changed_stage() or stage.is_callback or stage.always_changed:
+        return True
+    recorded = _Recorded(repo, remote)
+    try:
+        if not all(recorded.has(item) for item in (*stage.deps, *stage.outs)):
+            return True
+    except TransientError:  # whoever runs the stage asks again
+        return True
+    _remove([out for out in stage.outs if out.exists and out.workspace_status()])
+    return False
+
+
+def _remove(outs: Sequence[Any]) -> None:
+    from dvc.rwlock import rwlock
+
+    for out in outs:
+        repo = out.repo
+        hardlink = repo.config["core"].get("hardlink_lock", False)
+        with rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), [], [out.fs_path], hardlink):
+            out.remove()
+
+
+def restore_or_run(repo: Any, name: str, *, force: bool) -> None:
+    """Bring a stage up to date: restore its outputs, or restore what it reads and run it.
+
+    Raises:
+        dvc.exceptions.DvcException: DVC or the command of the stage fails.
+        DataError: rows that DVC keeps are not on the remote.
+        RemoteRefusedError, TransientError: what is missing cannot be fetched.
+    """
+    remote = DvcRemote.of(repo)
+    if not remote or not _prepare(repo, remote, name, force=force):
+        repo.reproduce(name, single_item=True, force=force)
+
+
+def restore_inputs(repo: Any, name: str, path: Path | None = None) -> None:
+    """Bring the inputs of a stage, or only the one at `path`, to their recorded state, if DVC's cache or the remote has that.
+
+    Without a remote, only those that do not exist locally are brought.
+
+    Raises:
+        RemoteRefusedError, TransientError: it cannot be fetched.
+    """
+    remote = DvcRemote.of(repo)
+    (stage,) = repo.stage.collect(name)
+    deps = [dep for dep in stage.deps if path is None or Path(dep.fs_path) == path.absolute()]
+    if remote:
+        _Recorded(repo, remote).restore(deps)
+    else:
+        for dep in deps:
+            if not dep.exists:
+                _Recorded(repo, OnlyCache(repo)).restore([dep])
+
+
+def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
+    """Restore the outputs of a stage, and return True; if it must run, restore what it reads."""
+    ran: set[str] = set()
+    while True:
+        (stage,) = repo.stage.collect(name)
+        recorded = _Recorded(repo, remote)
+        can_restore = not force and not stage.changed_stage() and all(recorded.has(dep) for dep in stage.deps)
+        if can_restore and all(out.use_cache or not out.workspace_status() for out in stage.outs):
+            if not recorded.restore(stage.outs):
+                return True
+            print(f"{name}: {remote} lacks its outputs, so that it runs again", flush=True)
+        lost = {out.stage.addressing: out for out in recorded.restore(stage.deps) if out.stage.addressing not in ran}
+        if not lost:
+            break
+        for earlier, out in lost.items():
+            if not out.stage.cmd:
+                raise DataError(str(out), f"is neither here nor on {remote}", f"`dvc push {out}` where it is")
+            print(f"{name}: {remote} lacks {out}, so that {earlier} runs again", flush=True)
+            restore_or_run(repo, earlier, force=False)
+            ran.add(earlier)
+    if not force:
+        try:
+            remote.fetch_run(stage)
+        except (RemoteRefusedError, TransientError) as error:
+            print(f"{name}: runs without asking whether another worker has done it: {error}", flush=True)
+    return False
+
+
+class _Recorded:
+    """All outputs of the project, as dvc.lock and the .dvc files record them."""
+
+    def __init__(self, repo: Any, remote: DvcRemote) -> None:
+        self.repo = repo
+        self.remote = remote
+
+    def has(self, item: Any) -> bool:
+        """Whether a dependency or an output of a stage exists as the stage recorded it, or can be brought to that state."""
+        if self.is_outdated(item):
+            return False
+        if not item.workspace_status():
+            return True
+        out = self._output(item)
+        if not out or not out.use_cache or not item.hash_info:
+            return False
+        return bool(self._hash(out, item.fs_path) == item.hash_info) and self._is_kept(item)
+
+    def is_outdated(self, item: Any) -> bool:
+        """Whether dvc.lock records a newer version of what a stage has read, which another worker has made: a base model."""
+        out = self._output(item)
+        is_whole = out is not None and out.use_cache and out.fs_path == item.fs_path
+        return bool(is_whole and out.hash_info and out.hash_info != item.hash_info)
+
+    def restore(self, items: Iterable[Any]) -> list[Any]:
+        """Bring items to the state that the stages that make them recorded.
+
+        Returns:
+            The outputs that the remote lacks; if there are any, no item was changed.
+
+        Raises:
+            DataError: somebody has edited a file that no stage makes.
+            RemoteRefusedError, TransientError: what is missing cannot be fetched.
+        """
+        missing, lost = [], []
+        for item in items:
+            out = self._output(item)
+            if not out or not out.use_cache or not out.hash_info:
+                continue
+            expected = self._hash(out, item.fs_path)
+            if expected and item.exists and item.get_hash() == expected:
+                continue
+            if not out.stage.cmd and self.remote.fetch(self._not_kept(item)):
+                what = "has changes that DVC does not have, and would be replaced by what its .dvc file names"
+                path = Path(out.fs_path).relative_to(self.repo.root_dir)
+                raise DataError(
+                    str(path), what, f"keep them by `dvc add {path}`, or discard them by `dvc checkout --force {path}`"
+                )
+            missing.append((out, item.fs_path))
+            if self.remote.fetch(self._objects(out, item.fs_path)):
+                lost.append(out)
+        for out, path in [] if lost else missing:
+            print(f"restores {Path(path).relative_to(self.repo.root_dir)}", flush=True)
+            if "failed" in out.stage.checkout(filter_info=path, force=True):
+                raise DataError(path, "cannot be restored from DVC's cache", "see the output above")
+        return lost
+
+    def _output(self, item: Any) -> Any:
+        """The output that an item is, or lies in; None if no stage makes it."""
+        found = (out for out in self.repo.index.outs if item.fs.isin_or_eq(item.fs_path, out.fs_path))
+        return next(found, None)
+
+    def _hash(self, out: Any, path: str) -> Any:
+        """The hash of what is recorded at `path` of an output; None if the remote does not have the folder's list."""
+        if path == out.fs_path:
+            return out.hash_info
+        found = self._part(out, path)
+        return found.hash_info if found else None
+
+    def _objects(self, out: Any, path: str) -> set[Any]:
+        """The hashes of the objects that the file or folder at `path` of an output is made of."""
+        from dvc_data.hashfile.tree import Tree
+
+        part = None if path == out.fs_path else self._part(out, path)
+        if part is None:
+            return {out.hash_info}
+        return {info for _, _, info in part} if isinstance(part, Tree) else {part.hash_info}
+
+    def _part(self, out: Any, path: str) -> Any:
+        """The file or folder at `path` of an output that is a folder; None if that is unknown."""
+        tree = self.remote.tree(out.hash_info) if out.hash_info.isdir else None
+        return tree and tree.get_obj(self.repo.cache.local, out.fs.relparts(path, out.fs_path))
+
+    def _is_kept(self, item: Any) -> bool:
+        """Whether DVC's cache has all that exists locally of an item: then it is a part, or another version."""
+        return not self._not_kept(item)
+
+    def _not_kept(self, item: Any) -> set[Any]:
+        """The hashes of an item's local files that are not in DVC's cache."""
+        from dvc_data.hashfile.build import build
+        from dvc_data.hashfile.tree import Tree
+
+        if not item.exists:
+            return set()
+        cache = self.repo.cache.local
+        _, _, here = build(cache, item.fs_path, item.fs, item.hash_name, ignore=item.dvcignore, dry_run=True)
+        infos = [info for _, _, info in here] if isinstance(here, Tree) else [here.hash_info]
+        return {info for info in infos if not cache.exists(info.value)}

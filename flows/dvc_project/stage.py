@@ -1,0 +1,177 @@
+"""DVC, as the flow uses it: is a stage stale, and `python -m flows.dvc_project.stage <stage>@<recipe> [--force]`, which runs one.
+
+The flow asks in its own process, in 0.03 s. It runs a stage in another process, because the owner of one of DVC's locks is
+a process: two stages that run in one process would share them.
+
+DVC's Python API gives errors as exceptions. Only the exit status of a stage's command is nowhere but in a message; a
+contract test compares `exit_status` with what the real DVC says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from flows.dvc_project import restore
+from params import DataError, EvergreenError, RecipeError, TransientError
+from params.foundation import command_result
+from params.foundation.artifacts import storage_error
+from trainer.runtime.memory import collect_rarely
+
+_CACHE = Path(".dvc", "cache")
+
+
+def is_stale(*names: str) -> bool:
+    """Return whether DVC would run one of the stages, for example `train@default`.
+
+    With a DVC remote, a missing output makes no stage stale: it is restored when a stage needs it.
+
+    Raises:
+        TransientError: another process uses the stage's artifacts.
+        RecipeError: dvc.yaml has no such stage, or a file of DVC's is damaged.
+        EvergreenError: DVC fails for another reason.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    logging.getLogger("dvc").setLevel(logging.ERROR)
+    name = names[0]
+    try:
+        with Repo(_wait_for_lock=True) as repo, repo.lock:  # once for all: DVC reads dvc.yaml and dvc.lock each time
+            for name in names:
+                (stage,) = repo.stage.collect(name)
+                if restore.is_stale(repo, stage):
+                    return True
+            return False
+    except (DvcException, OSError) as error:
+        raise error_of(name, error) from None
+
+
+def restore_inputs(name: str, path: Path | None = None) -> None:
+    """Bring the inputs of a stage, or only the one at `path`, to their recorded state, if DVC has that.
+
+    Raises:
+        EvergreenError: it cannot be brought; the kinds are those of `is_stale`.
+    """
+    logging.getLogger("dvc").setLevel(logging.ERROR)
+    with opened(name) as repo, repo.lock:
+        restore.restore_inputs(repo, name, path)
+
+
+@contextlib.contextmanager
+def opened(name: str) -> Iterator[Any]:
+    """Open the project's DVC repository; errors of DVC in the block become ours, and `name` says where.
+
+    Raises:
+        EvergreenError: the kinds are those of `is_stale`.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        with Repo(_wait_for_lock=True) as repo:
+            yield repo
+    except (DvcException, OSError) as error:
+        raise error_of(name, error) from None
+
+
+def act_on_repository(action: Callable[[Any, str], None], recipe: str) -> int:
+    """Call `action` with the DVC repository and the recipe; report its error, and return an exit status."""
+    logging.getLogger("dvc").setLevel(logging.WARNING)
+    try:
+        with command_result.reported(), opened(recipe) as repo:
+            action(repo, recipe)
+    except EvergreenError as error:
+        print(f"DVC: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return os.EX_OK
+
+
+def main(name: str, *options: str) -> int:
+    """Run one stage if it is stale, or in any case with the option `--force`. What it reads and does not exist locally is restored.
+
+    Returns:
+        The exit status of the stage's command; 128 and the signal's number if a signal ended it. If DVC itself fails, that
+        of the error that it reports.
+    """
+    from dvc.exceptions import DvcException, ReproductionError
+    from dvc.repo import Repo, lock_repo
+    from dvc.stage.exceptions import StageCmdFailedError
+
+    logging.getLogger("dvc_data").addHandler(logged := _LoggedError())
+    try:
+        # Without waiting for locks, a stage that ends while another DVC process holds the project's lock for more than
+        # 3 s would fail with its outputs uncommitted.
+        with Repo(_wait_for_lock=True) as repo, lock_repo(repo):
+            force = "--force" in options
+            if force or restore.is_stale(repo, *repo.stage.collect(name)):
+                restore.restore_or_run(repo, name, force=force)
+    except (DvcException, OSError, EvergreenError) as error:
+        cause = (error.__cause__ or error) if isinstance(error, ReproductionError) else error
+    else:
+        return os.EX_OK
+    print(f"DVC: {cause}", file=sys.stderr, flush=True)
+    if isinstance(cause, StageCmdFailedError):
+        status = exit_status(cause)
+        return 128 - status if status < 0 else status
+    if isinstance(cause, EvergreenError):
+        found = (storage_error(logged.error, _CACHE) if logged.error else None) or cause
+    else:
+        found = error_of(name, logged.error or cause)
+    if path := os.environ.get(command_result.VARIABLE):
+        command_result.write(Path(path), found)
+    return found.exit_code
+
+
+class _LoggedError(logging.Handler):
+    """Keeps the first error of the disk that DVC logs: it goes on after a failed copy, and fails later for another reason."""
+
+    error: OSError | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, OSError):
+            self.error = self.error or error
+
+
+def exit_status(failure: Exception) -> int:
+    """Return the exit status of a stage's command from DVC's error; negative if a signal ended it."""
+    found = re.search(r"exited with (-?\d+)$", str(failure))
+    return int(found[1]) if found else os.EX_SOFTWARE
+
+
+def error_of(name: str, error: BaseException) -> EvergreenError:
+    """Return the error for a failure of DVC; only a lock that another process holds is worth a retry."""
+    from dvc.lock import LockError
+    from dvc.parsing import ResolveError
+    from dvc.stage.exceptions import StageNotFound
+    from dvc.utils.serialize import ParseError
+    from dvc.utils.strictyaml import YAMLSyntaxError, YAMLValidationError
+
+    if isinstance(error, LockError):
+        reason = " ".join(str(error).partition("\n\n")[0].split())  # without DVC's advice to remove its lock file
+        return TransientError(name, f"another process uses its artifacts: {reason}", "wait until it ends, or stop it")
+    if isinstance(error, StageNotFound):
+        return RecipeError("recipes.yaml", f"there is no stage {name}", "add the recipe to `recipes` there")
+    if field := re.search(r"Could not find 'item\.(\w+)'", str(error)):
+        what = f"the item of a recipe has no `{field[1]}`"
+        return RecipeError("recipes.yaml", what, "add it to each item: the comment at the top says what it is")
+    if isinstance(error, YAMLSyntaxError | YAMLValidationError | ParseError | ResolveError):
+        file = Path(str(getattr(error, "relpath", "") or getattr(error, "path", "recipes.yaml"))).name
+        restore = "take it from git, `git checkout dvc.lock`; DVC then runs what is stale"
+        return RecipeError(file, f"{name}: {error}", restore if file == "dvc.lock" else f"fix {file}")
+    if isinstance(error, FileNotFoundError) and error.filename:
+        fix = "restore it: run the stage that makes it, `dvc pull` it, or take it from git"
+        return DataError(str(error.filename), f"{name} needs it, and it is missing", fix)
+    return storage_error(error, _CACHE) or EvergreenError(name, f"DVC: {error}", "see its output above")
+
+
+if __name__ == "__main__":
+    collect_rarely()
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Runs that are recorded on a branch of a git remote."""

@@ -1,0 +1,157 @@
+"""Bring one stage up to date through DVC, in a process that ends with the flow."""
+
+from __future__ import annotations
+
+import logging
+import math
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from flows import child_process
+from flows.dvc_project import stage as dvc_stage
+from flows.dvc_project.locks import recipe_lock
+from flows.run import unwatched_sources
+from flows.run.time_limits import time_limit
+from params import (
+    EvergreenError,
+    InputsChangedError,
+    StaleBlessingError,
+    TransientError,
+    load,
+)
+from params.dvc_files import recipe_item
+from params.foundation.artifacts import Artifacts
+from tasks.hub_client.receipt import Receipt
+from tasks.stages import read_report
+
+if TYPE_CHECKING:
+    from prefect import Task
+    from prefect.client.schemas.objects import State, TaskRun
+
+StageOutcome: TypeAlias = Literal["ran", "restored", "unchanged"]
+"""Its command ran, DVC restored the outputs of the same work from its cache, or there was nothing to do."""
+
+logger = logging.getLogger(__name__)
+_END_S = 10.0
+"""What a stopped training needs beyond `launch.grace_s`: to end its processes, and to report where it resumes."""
+
+
+def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
+    """Whether Prefect should retry a stage: not for bad data, for example, and not if an earlier stage must run first."""
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, TransientError) and not isinstance(error, StaleBlessingError | InputsChangedError)
+
+
+def any_stale(stages: Sequence[str], recipe: str) -> bool:
+    """Whether DVC would run one of `stages`, or has not seen the recipe yet."""
+    return dvc_stage.is_stale(*(f"{stage}@{recipe}" for stage in ("resolve", *stages)))
+
+
+def unchanged(stages: Sequence[str], artifacts: Artifacts) -> dict[str, StageOutcome]:
+    """Return the outcomes of a flow that would run none of `stages`; empty if it would, or if only it can tell."""
+    if artifacts.unfinished_run.exists():  # the last run was killed, which the flow logs
+        return {}
+    try:
+        with recipe_lock(artifacts, logger):
+            stale = (
+                unwatched_sources.reads_again(artifacts, logger)
+                or any_stale(stages, artifacts.recipe)
+                or any(_outdated_on_hub(stage, artifacts, logger) for stage in stages)
+            )
+    except EvergreenError:  # the flow fails for the same reason, and Prefect records it
+        return {}
+    return {} if stale else dict.fromkeys(stages, "unchanged")
+
+
+def check(recipe: str, log: child_process.Logger) -> None:
+    """Find what is wrong with a recipe before any stage starts.
+
+    Raises:
+        EvergreenError: every problem that was found.
+    """
+    artifacts = Artifacts(recipe)
+    unwatched_sources.bring_missing_files(artifacts, log)
+    if (base := recipe_item(artifacts).get("base")) and not Path(base).exists():
+        dvc_stage.restore_inputs(f"train@{recipe}", Path(base))
+    child_process.run_reported("tasks", ["check", recipe], artifacts, log, name="check")
+
+
+def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
+    """Bring `stage` up to date; with `force`, run it whether it is stale or not. The first stage resolves the recipe before.
+
+    Raises:
+        EvergreenError: the error of the stage; a `TransientError` if the same call may succeed later.
+    """
+    name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
+    if stage == "ingest":
+        if dvc_stage.is_stale(resolve := f"resolve@{recipe}"):
+            child_process.run_reported("flows.dvc_project.stage", [resolve], artifacts, log, name=resolve)
+        force = unwatched_sources.reads_again(artifacts, log, force=force)
+    if not force and not dvc_stage.is_stale(name):
+        outdated = _outdated_on_hub(stage, artifacts, log)
+        if outdated is None:
+            if stage == "train":
+                unwatched_sources.record(stage, artifacts, None)
+            log.info("%s: nothing has changed", name)
+            return "unchanged"
+        log.warning("%s: %s", name, outdated)
+        force = True
+    arguments = [name, *(["--force"] if force else [])]
+    grace_s, limit = _grace_s(stage, artifacts), time_limit(stage, artifacts)
+    limit_s = limit.seconds if limit else math.inf
+    try:
+        result = child_process.run_reported(
+            "flows.dvc_project.stage", arguments, artifacts, log, name=name, grace_s=grace_s, limit_s=limit_s
+        )
+    except subprocess.TimeoutExpired:
+        assert limit
+        raise limit.error(name) from None
+    except EvergreenError as error:
+        unwatched_sources.record(stage, artifacts, error)
+        raise
+    unwatched_sources.record(stage, artifacts, None)
+    return "ran" if result else "restored"
+
+
+def record_decision(artifacts: Artifacts) -> None:
+    """If the pull request of a recipe's last release was merged or closed, run the publish stage, which records it.
+
+    A decision that cannot be recorded now, because the recipe was edited for example, is logged; the next run records it.
+    """
+    if not artifacts.receipt.exists() or read_report(artifacts, Receipt).status != "proposed":
+        return
+    try:
+        with recipe_lock(artifacts, logger):
+            if not any_stale(["publish"], artifacts.recipe) and _outdated_on_hub("publish", artifacts, logger):
+                bring_up_to_date("publish", artifacts.recipe, logger, force=True)
+    except EvergreenError as error:
+        logger.warning("%s: the next run records what became of its pull request: %s", artifacts.recipe, error)
+
+
+def _grace_s(stage: str, artifacts: Artifacts) -> float:
+    """How long a stage may take to stop: a training as long as it needs to write a checkpoint, to upload it, and to end."""
+    if stage != "train":
+        return child_process.GRACE_S
+    launch = load(artifacts.recipe_path).launch
+    upload_s = 0.0 if launch.mirror == "none" else launch.grace_s
+    return max(child_process.GRACE_S, launch.grace_s + upload_s + _END_S)
+
+
+def _outdated_on_hub(stage: str, artifacts: Artifacts, log: child_process.Logger) -> str | None:
+    """What has changed on the Hub, which DVC cannot watch, since `stage` ran; None if nothing has, or it does not answer."""
+    if stage not in ("evaluate", "publish"):
+        return None
+    from tasks.publishing.hub_changes import is_current, is_there
+
+    checks = {
+        "evaluate": (is_current, "another model has been published since the comparison"),
+        "publish": (is_there, "the Hub no longer holds what the receipt says"),
+    }
+    is_up_to_date, reason = checks[stage]
+    try:
+        return None if is_up_to_date(artifacts, load(artifacts.recipe_path).publish) else reason
+    except EvergreenError as error:
+        log.warning("%s@%s: could not ask the Hub: %s", stage, artifacts.recipe, error)
+        return None

@@ -1,0 +1,116 @@
+"""Sources whose new rows DVC cannot see, when the flow reads them again.
+
+These are SQL, a branch of a Hub dataset, and functions and imported files with `refresh`.
+
+Every run of the flow does, unless an earlier run was interrupted before its training was finished: new rows would make
+another run of it, and a training that is interrupted now and then would start at step 0 each time.
+"""
+
+from __future__ import annotations
+
+import glob
+import time
+from typing import Final
+
+from flows import child_process
+from flows.child_process import Logger
+from flows.dvc_project import stage as dvc_stage
+from params import DataError, EvergreenError, ModelError, RecipeError, load
+from params.foundation.artifacts import Artifacts
+from params.schema import Files, Function, HubDataset, Sql
+from tasks.ingestion.report import IngestReport
+from tasks.stages import read_report
+
+_GIVES_UP: Final = (DataError, ModelError, RecipeError)
+"""Errors that the same rows would cause again."""
+_UP_TO_TRAINING: Final = ("validate", "tokenize", "train")
+
+
+def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bool:
+    """Whether the flow must run ingest although nothing that DVC watches has changed.
+
+    Imported files are brought up to date here; DVC then sees whether they have changed.
+
+    Args:
+        artifacts: the paths of the recipe.
+        log: where to say why rows are kept.
+        force: take new rows even if a run with others is unfinished; ingest runs in any case.
+
+    Raises:
+        EvergreenError: the source cannot be asked; a `TransientError` if it may answer later.
+    """
+    recipe = load(artifacts.recipe_path)
+    source = recipe.data.source
+    if not _is_unwatched(source):
+        return force
+    name, limit_h = f"ingest@{artifacts.recipe}", recipe.launch.keep_rows_hours
+    age_h = None if force else _age_of_kept_rows_h(artifacts)
+    if age_h is not None and age_h <= limit_h:
+        log.info(
+            "%s: keeps the rows of %.1f hours ago, because the run with them is not finished; reads the source again when "
+            "it is, after %g hours (launch.keep_rows_hours), or with --force",
+            name,
+            age_h,
+            limit_h,
+        )
+        return False
+    if isinstance(source, Files):
+        child_process.run_reported("flows.dvc_project.update", [artifacts.recipe], artifacts, log, name="dvc update")
+        return force
+    if not force and isinstance(source, HubDataset) and not _has_new_commit(source, artifacts, log):
+        return False
+    if age_h is not None:
+        log.warning("%s: gave up the unfinished run of %.1f hours ago (launch.keep_rows_hours)", name, age_h)
+    return True
+
+
+def bring_missing_files(artifacts: Artifacts, log: Logger) -> None:
+    """Bring files of the source that do not exist locally, as in a new clone: the check of a recipe reads some of its rows.
+
+    Raises:
+        EvergreenError: they cannot be brought.
+    """
+    source = load(artifacts.recipe_path).data.source
+    if not isinstance(source, Files) or all(any(glob.iglob(p, recursive=True)) for p in source.patterns.values()):  # noqa: PTH207
+        return
+    if source.refresh:
+        reads_again(artifacts, log)
+    else:
+        dvc_stage.restore_inputs(f"ingest@{artifacts.recipe}")
+
+
+def _is_unwatched(source: object) -> bool:
+    """Whether a source may have other rows than those of the last ingest, although no file has changed."""
+    if isinstance(source, HubDataset):
+        return not source.is_pinned
+    return isinstance(source, Sql) or (isinstance(source, Function | Files) and source.refresh)
+
+
+def _age_of_kept_rows_h(artifacts: Artifacts) -> float | None:
+    """How many hours ago the rows of an unfinished run were read; None if no run is unfinished."""
+    try:
+        age_h = (time.time() - artifacts.rows_taken.stat().st_mtime) / 3600
+    except FileNotFoundError:
+        return None
+    is_unfinished = dvc_stage.is_stale(*(f"{stage}@{artifacts.recipe}" for stage in _UP_TO_TRAINING))
+    return age_h if is_unfinished else None
+
+
+def _has_new_commit(source: HubDataset, artifacts: Artifacts, log: Logger) -> bool:
+    from tasks.ingestion.hub_dataset import HubSource
+
+    report = artifacts.report("ingest")
+    try:  # it is not in a new clone, and of an earlier run if another worker has recorded one since
+        dvc_stage.restore_inputs(f"publish@{artifacts.recipe}", report)
+    except EvergreenError as error:
+        log.warning("ingest@%s: may read the dataset again: %s", artifacts.recipe, error)
+    return not report.exists() or HubSource(source).revision != read_report(artifacts, IngestReport).revision
+
+
+def record(stage: str, artifacts: Artifacts, error: EvergreenError | None) -> None:
+    """Record that a stage has run, with its error if it failed: rows are kept from ingest until train."""
+    if stage == "ingest" and error is None:
+        artifacts.rows_taken.parent.mkdir(parents=True, exist_ok=True)
+        artifacts.rows_taken.touch()
+    elif (stage == "train" and error is None) or isinstance(error, _GIVES_UP):
+        artifacts.rows_taken.unlink(missing_ok=True)

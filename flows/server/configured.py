@@ -1,0 +1,107 @@
+"""Requests to the Prefect server that the user has configured, for commands that make no sense without one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.settings import get_current_settings
+
+from params import EvergreenError, TransientError
+
+DATA_ARRIVED = "evergreen.data-arrived"
+"""The event of `evergreen notice`, which starts each deployment that waits for it: `triggers` in prefect.yaml."""
+_ANSWER_S = 5.0
+
+
+@contextlib.contextmanager
+def configured_server() -> Iterator[SyncPrefectClient]:
+    """Open a client of the server that PREFECT_API_URL or a profile of Prefect's names.
+
+    Raises:
+        EvergreenError: none is named, or it refuses a request.
+        TransientError: it does not answer.
+    """
+    url = get_current_settings().api.url
+    if not url:
+        fix = "start a server, `export PREFECT_API_URL=http://127.0.0.1:4200/api`, and try again (docs/deployment.md)"
+        raise EvergreenError("PREFECT_API_URL", "names no Prefect server", fix)
+    require_api(url)
+    where = f"Prefect's server at {host(url)}"
+    try:
+        with get_client(sync_client=True) as client:
+            yield client
+    except httpx.HTTPStatusError as error:
+        answer = f"refuses with status {error.response.status_code}: {error.response.text[:500]}"
+        fix = "see the server's log; is it of the same version of Prefect?"
+        if error.response.status_code == httpx.codes.UNAUTHORIZED:
+            fix = (
+                "set PREFECT_API_AUTH_STRING to its password, which `evergreen password` has put into the server's .env"
+            )
+        raise EvergreenError(where, answer, fix) from error
+    except httpx.HTTPError as error:
+        what = f"does not answer: {error or type(error).__name__}"
+        raise TransientError(where, what, "start it, or set PREFECT_API_URL to another one") from error
+
+
+def check_answer() -> None:
+    """Check that the configured server answers; without it, a flow ends with an error of Prefect's that says no more.
+
+    Raises:
+        EvergreenError: as `configured_server`.
+    """
+    with configured_server() as client:
+        client.api_version()
+
+
+def notice(recipe: str, data: Mapping[str, str]) -> None:
+    """Tell the server that a recipe has new data, with `data` as the event's payload; return when the server has it.
+
+    Raises:
+        EvergreenError: as `configured_server`.
+    """
+    from prefect.events import Event
+
+    labels = {"prefect.resource.id": f"evergreen.recipe.{recipe}", "prefect.resource.name": recipe}
+    event = Event(event=DATA_ARRIVED, resource=labels, payload=dict(data))
+    with configured_server() as client:  # not emit_event, which does not say whether the server has got it
+        client.request("POST", "/events", json=[event.model_dump(mode="json")])
+    print(f"told {DATA_ARRIVED} of {recipe}")
+
+
+def require_api(url: str) -> None:
+    """Check that an address is that of a server's API, not of its pages, which answer every request in their own way.
+
+    Raises:
+        EvergreenError: /api is missing.
+    """
+    try:
+        parts = urlsplit(url)
+        if "api" in parts.path.split("/"):
+            return
+        answer = httpx.get(f"{url.rstrip('/')}/health", timeout=_ANSWER_S, follow_redirects=True)
+    except (ValueError, httpx.HTTPError, httpx.InvalidURL):  # whoever asks next says what is wrong
+        return
+    is_page = answer.status_code == httpx.codes.OK and answer.content.strip() != b"true"
+    if is_page or answer.status_code == httpx.codes.NOT_FOUND:
+        fix = f"export PREFECT_API_URL={host(url)}{parts.path.rstrip('/')}/api"
+        raise EvergreenError("PREFECT_API_URL", f"{host(url)}{parts.path} is not the API: /api is missing", fix)
+
+
+def is_open() -> bool:
+    """Whether the configured server answers to everybody, without a password."""
+    url = get_current_settings().api.url or ""
+    try:
+        return httpx.get(f"{url}/version", timeout=10).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def host(url: str) -> str:
+    """Return scheme, host and port of an address: a password or a token in the rest of it is not shown."""
+    parts = urlsplit(url)
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname}{port}"

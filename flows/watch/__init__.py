@@ -1,0 +1,1 @@
+"""What the Prefect server watches, and the messages that it sends."""

@@ -1,0 +1,117 @@
+"""Where the messages of `evergreen watch` go: a block on the Prefect server that sends them.
+
+For a plain address, `watch` makes a block of its own. The address may have a password or a token in it, so the block keeps
+it as a secret, and only its host is ever shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import BlockDocument
+from prefect.events.actions import CallWebhook, SendNotification
+from prefect.exceptions import ObjectNotFound
+
+from flows.server.configured import host
+from params import EvergreenError
+
+_OWN = "evergreen-watch-"
+"""How the names of our own blocks begin; a number follows."""
+_OWN_TYPE = CustomWebhookNotificationBlock.get_block_type_slug()
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A block that sends messages."""
+
+    label: str
+    """What may be shown of it."""
+    block: UUID
+    is_webhook: bool
+    """Whether it is called with JSON; else it notifies with a subject and a text."""
+
+    def action(self, subject: str, text: str) -> SendNotification | CallWebhook:
+        """Return the action that sends a message; `subject` and `text` are templates of Prefect's."""
+        if not self.is_webhook:
+            return SendNotification(block_document_id=self.block, subject=subject, body=text)
+        parts = f"{{% set subject %}}{subject}{{% endset %}}{{% set text %}}{text}{{% endset %}}"
+        payload = '{"subject": {{ subject | tojson }}, "text": {{ (subject ~ "\\n\\n" ~ text) | tojson }}}'
+        return CallWebhook(block_document_id=self.block, payload=parts + payload)
+
+
+def destinations(client: SyncPrefectClient, notify: Sequence[str]) -> list[Destination]:
+    """Return the destinations that the user names: addresses, ids of blocks, or types and names such as `slack-webhook/team`.
+
+    Makes a block for each address.
+
+    Raises:
+        EvergreenError: there is no such block, it cannot send, or an address is not one.
+    """
+    found, addresses = [], 0
+    for one in notify:
+        if "://" in one:
+            addresses += 1
+            found.append(_of_address(one, f"{_OWN}{addresses}"))
+        else:
+            found.append(_of_block(client, one))
+    return found
+
+
+def delete_unused(client: SyncPrefectClient, used: Sequence[Destination]) -> None:
+    """Delete the blocks that an earlier `watch` made and that no message uses any more."""
+    kept = {one.block for one in used}
+    for document in _own_blocks(client):
+        if document.id not in kept:
+            client.delete_block_document(document.id)
+
+
+def _own_blocks(client: SyncPrefectClient) -> Iterator[BlockDocument]:
+    with contextlib.suppress(ObjectNotFound):
+        yield from (
+            one
+            for one in client.read_block_documents_by_type(_OWN_TYPE, include_secrets=False)
+            if (one.name or "").startswith(_OWN)
+        )
+
+
+def _of_address(address: str, name: str) -> Destination:
+    with contextlib.suppress(ValueError):  # of the port, for example
+        parts = urlsplit(address)
+        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            block = CustomWebhookNotificationBlock(
+                name="Evergreen",
+                url="{{ address }}",
+                json_data={"subject": "{{ subject }}", "text": "{{ subject }}\n\n{{ body }}"},
+                secrets={"address": address},
+            )
+            saved = block.save(name, overwrite=True)
+            assert isinstance(saved, UUID), "it is not awaited here"
+            return Destination(host(address), saved, is_webhook=False)
+    what = (
+        "an address does not have the form https://host/path"  # it is not shown, because it may have a password in it
+    )
+    raise EvergreenError("--notify", what, "write the whole address, or name a block: slack-webhook/team")
+
+
+def _of_block(client: SyncPrefectClient, name: str) -> Destination:
+    slug, _, document_name = name.partition("/")
+    try:
+        if document_name:
+            document = client.read_block_document_by_name(document_name, slug, include_secrets=False)
+        else:
+            document = client.read_block_document(UUID(name), include_secrets=False)
+    except (ObjectNotFound, ValueError):
+        fix = "`prefect block ls` shows the blocks there are; name one as type/name, such as slack-webhook/team, or by its id"
+        raise EvergreenError(f"--notify {name}", "the Prefect server has no such block", fix) from None
+    is_webhook = bool(document.block_type and document.block_type.slug == "webhook")
+    can_notify = bool(document.block_schema and "notify" in document.block_schema.capabilities)
+    if not is_webhook and not can_notify:
+        what = "the block can neither notify nor is it a webhook"
+        raise EvergreenError(f"--notify {name}", what, "name a notification block, such as slack-webhook/team")
+    return Destination(name, document.id, is_webhook)

@@ -1,0 +1,1 @@
+"""What the schema and everything else builds on: errors, paths, hashes, and what texts may show."""

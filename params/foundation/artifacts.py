@@ -1,0 +1,280 @@
+"""Every path of a run in one place, and how files are written completely or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from params.foundation.errors import EvergreenError, StorageError
+
+SPLITS = ("train", "validation", "test")
+ADAPTER = "adapter"
+"""Folder of a model with the adapters that are merged into it."""
+GROUP_BY = "evergreen.group_by"
+"""Key of the metadata of Parquet files that names, as JSON, the columns by which their rows belong together."""
+_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
+STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
+
+
+@dataclass(frozen=True)
+class _Below:
+    """A path of `Artifacts` below another one."""
+
+    parent: str
+    path: str
+
+    def __get__(self, artifacts: Artifacts, _: type[Artifacts]) -> Path:
+        folder: Path = getattr(artifacts, self.parent)
+        return folder / self.path
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The paths of one recipe's run, below the project's root.
+
+    A stage reads the artifacts of earlier stages and writes its own folder, which DVC owns. DVC does not know `scratch`:
+    it holds what must survive an interrupted stage, and what one process leaves for another.
+    """
+
+    recipe: str
+    """Name of the recipe: the name of its file without the suffix."""
+    root: Path = Path()
+    """The project's root."""
+
+    @property
+    def recipe_path(self) -> Path:
+        """The recipe itself."""
+        return self.root / "params" / f"{self.recipe}.yaml"
+
+    @property
+    def run(self) -> Path:
+        """Everything that DVC tracks for this recipe."""
+        return self.root / "runs" / self.recipe
+
+    @property
+    def scratch(self) -> Path:
+        """Everything of this recipe that DVC does not track."""
+        return self.root / ".scratch" / self.recipe
+
+    checkpoints = _Below("scratch", "checkpoints")
+    """Folders of unfinished runs, one for each key of a run."""
+    champion = _Below("scratch", "champion")
+    """The published model that the evaluate stage compares with, downloaded; one folder for its commit."""
+    command_result = _Below("scratch", "result.json")
+    """How the command that the flow or `reproduce` started ended: `params.foundation.command_result`."""
+    failed_validation = _Below("scratch", "validation-failed")
+    """The report of a validation that failed."""
+    flow_lock = _Below("scratch", "flow.lock")
+    """Held by the flow of this recipe."""
+    machines = _Below("scratch", "machines")
+    """Where the machines of one training find each other."""
+    mirror = _Below("scratch", "mirror")
+    """Checkpoints that wait for their upload to a Hub, one folder for each key of a run."""
+    mirror_lock = _Below("scratch", "mirror.lock")
+    """Held by the process that uploads checkpoints."""
+    rows_taken = _Below("scratch", "rows-taken")
+    """Written when the flow has read the rows of an unfinished run, from a source that DVC cannot watch."""
+    receipt_log_lock = _Below("scratch", "receipt-log.lock")
+    """Held by the process that writes to the log of receipts."""
+    run_log_lock = _Below("scratch", "run-log.lock")
+    """Held by the process that writes to the log of runs."""
+    shards = _Below("scratch", "shards")
+    """What was made of each shard, for the next run; a folder for each stage."""
+    server_log = _Below("scratch", "prefect-server.log")
+    """Output of the Prefect server that a flow starts for itself."""
+    staged_release = _Below("scratch", "release")
+    """The files of a release before they are published."""
+    served_release = _Below("scratch", "served-release")
+    """Written when these files give the answers that were judged: the id of the release, so that a retry need not look again."""
+    succeeded = _Below("scratch", "succeeded")
+    """Written when a run of the flow succeeds, even if it had nothing to do."""
+    timings = _Below("scratch", "timings")
+    """What each stage took, `<stage>.json`."""
+    train_lock = _Below("scratch", "train.lock")
+    """Held by the train stage, and by what writes checkpoints for it."""
+    unfinished_run = _Below("scratch", "unfinished-run.json")
+    """The entry of a run of the flow that has not ended, as it would be logged if it were killed now."""
+    unrecorded = _Below("scratch", "unrecorded")
+    """Copies of the logs with the lines that no branch may have yet: `git reset` and a kill leave them."""
+    validation_keys = _Below("scratch", "validation-keys")
+    """Hashes of rows while the validate stage looks for equal ones, and measures drift."""
+    verify_resume = _Below("scratch", "verify-resume")
+    """The runs that `verify-resume` compares."""
+    verify_resume_lock = _Below("scratch", "verify-resume.lock")
+    """Held by `verify-resume`."""
+    resolved_recipe = _Below("run", "recipe.yaml")
+    """resolve: the recipe with all of its values, whose keys DVC watches."""
+    raw = _Below("run", "raw")
+    """ingest: rows as the source gives them, a folder of Parquet shards for each split, and source.json."""
+    validated = _Below("run", "validated")
+    """validate: rows/, the profile, validation.json, quarantine.parquet and report.html."""
+    data_profile = _Below("validated", "evergreen-data-profile.dat")
+    """validate: what a later run needs to see whether its rows drifted; a release carries it under the same name."""
+    rows = _Below("validated", "rows")
+    """validate: the rows that passed, a folder of Parquet shards for each split."""
+    tokens = _Below("run", "tokens")
+    """tokenize: a folder of Arrow shards for each split, tokenizer/, objective.json and statistics.json."""
+    tokenizer = _Below("tokens", "tokenizer")
+    """tokenize: the tokenizer, as transformers saves it."""
+    model = _Below("run", "model")
+    """train: the best weights, with configuration and tokenizer."""
+    adapter = _Below("model", ADAPTER)
+    """train: with `model.lora` on a pretrained model, the adapters by themselves; those in the model are merged."""
+    checkpoint = _Below("run", "checkpoint")
+    """train: the last full state, from which training can resume."""
+    history = _Below("run", "history")
+    """train: training.json and the logged curves."""
+    evaluation = _Below("run", "evaluation")
+    """evaluate: metrics.json, details.json, scores/, plots/ and the blessing."""
+    blessing = _Below("evaluation", "blessing.json")
+    """evaluate: the gate's verdict, with hashes of all that it depends on."""
+    page = _Below("run", "report.html")
+    """The report of the whole run, one HTML page."""
+    receipt = _Below("run", "release/receipt.json")
+    """publish: what was published where."""
+    receipt_log = _Below("run", "release/log.jsonl")
+    """Every verdict, receipt, refusal and rollback. Git keeps it; DVC does not know it."""
+    run_log = _Below("run", "runs.jsonl")
+    """Every run of the flow that did something. Git keeps it; DVC does not know it."""
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """The logs that git keeps, JSON lines: where two copies meet, the lines of both stay."""
+        return (self.receipt_log, self.run_log)
+
+    def report(self, name: str) -> Path:
+        """The JSON report of a stage by the stage's name, or of the evaluation `details` or `blessing`."""
+        return {
+            "ingest": self.raw / "source.json",
+            "validate": self.validated / "validation.json",
+            "tokenize": self.tokens / "statistics.json",
+            "train": self.history / "training.json",
+            "evaluate": self.evaluation / "metrics.json",
+            "details": self.evaluation / "details.json",
+            "blessing": self.blessing,
+            "publish": self.receipt,
+        }[name]
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder to write into; it replaces `target` only if the block ends without an error, flushed to disk.
+
+    Raises:
+        StorageError: the disk is full or read-only; `target` is as it was.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    with storage_errors(target):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            flush(partial)
+            old = target.with_name(f".{target.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            if target.exists():
+                target.rename(old)
+            partial.rename(target)
+            flush_entry(target.parent)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Give a file a second name, which takes no space; where the file system cannot do that, copy it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def flush(folder: Path) -> None:
+    """Write a folder's content to the disk itself, so that a loss of power cannot take it back."""
+    for path in (*folder.rglob("*"), folder):
+        flush_entry(path)
+
+
+def flush_entry(path: Path) -> None:
+    """Write one file, or the names in one folder, to the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(target: Path, text: str) -> None:
+    """Write `text` to `target` in one step: a reader sees the old content or the new, never a part.
+
+    Raises:
+        StorageError: the disk is full or read-only; `target` is as it was.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def append_to_log(artifacts: Artifacts, path: Path, line: str) -> None:
+    """Append a line to a log that git keeps, after the copy of it in `Artifacts.unrecorded`.
+
+    Raises:
+        StorageError: the disk is full or read-only; the log is as it was.
+    """
+    for log in (artifacts.unrecorded / path.name, path):
+        before = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        if before and not before.endswith("\n"):
+            before += "\n"
+        write_whole(log, f"{before}{line}\n")
+
+
+@contextlib.contextmanager
+def storage_errors(target: Path) -> Iterator[None]:
+    """Turn errors of a full or read-only disk into a `StorageError` that says how much space is free."""
+    try:
+        yield
+    except EvergreenError:
+        raise
+    except Exception as error:
+        if found := storage_error(error, target):
+            raise found from error
+        raise
+
+
+def storage_error(error: BaseException, target: Path) -> StorageError | None:
+    """Return the `StorageError` for an error of a full or read-only disk at `target`; None for any other error."""
+    if (reason := _storage_reason(error)) is None:
+        return None
+    place = next(p for p in (target, *target.parents, Path()) if p.exists())
+    what = f"cannot be written: {reason} ({shutil.disk_usage(place).free / 2**20:.0f} MiB free on that disk)"
+    fix = "free space or permissions there, then run the stage again"
+    return StorageError(str(getattr(error, "filename", None) or target), what, fix)
+
+
+def _storage_reason(error: BaseException) -> str | None:
+    """Why the disk refused, if that caused `error`.
+
+    safetensors, tokenizers and torch.save give no OSError: they say it in the message only. A contract test fails when
+    they change these words.
+    """
+    if isinstance(error, OSError):
+        return error.strerror if error.errno in _STORAGE else None
+    if (from_rust := re.search(r"\(os error (\d+)\)", str(error))) and int(from_rust[1]) in _STORAGE:
+        return os.strerror(int(from_rust[1]))
+    from_torch = r"PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error"
+    is_from_torch = isinstance(error, RuntimeError) and re.search(from_torch, str(error))
+    return "the write failed" if is_from_torch else None

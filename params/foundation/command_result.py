@@ -1,0 +1,98 @@
+"""How a command ended, as data for the process that started it.
+
+The starter reserves a file and passes its path on in the environment. The command writes to it that it succeeded, or the
+error that ended it. If it writes nothing, it did not run, was killed, or crashed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from params.foundation.artifacts import storage_errors
+from params.foundation.errors import EvergreenError, error_from_json
+
+VARIABLE = "EVERGREEN_COMMAND_RESULT"
+"""Environment variable: path of the file for the result."""
+_SUCCEEDED = "succeeded"
+_SIZE = 16 * 1024
+_reserved: list[Path] = []
+"""The file for the result of this command; empty if its starter reserved none."""
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """The end of a command that ran."""
+
+    error: EvergreenError | None = None
+    """The error that ended it; None if it succeeded."""
+
+
+def reserve(path: Path) -> dict[str, str]:
+    """Empty the file at `path`, and return the environment variable that names it.
+
+    The file is filled with blanks, so that an error can still be written to it when the disk is full.
+
+    Raises:
+        StorageError: the disk is full already.
+    """
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        with path.open("r+b") as file:
+            file.write(b" " * _SIZE)
+            file.truncate()
+    return {VARIABLE: str(path.absolute())}
+
+
+@contextlib.contextmanager
+def reported() -> Iterator[None]:
+    """Write how the block ends to the file that the starter of this process reserved, if it did.
+
+    Processes that the block starts do not inherit the file: they are not the command whose result it is.
+    """
+    outer, path = list(_reserved), os.environ.pop(VARIABLE, None)
+    _reserved[:] = [Path(path)] if path else []
+    try:
+        yield
+    except EvergreenError as error:
+        report(error)
+        raise
+    else:
+        report(None)
+    finally:
+        _reserved[:] = outer
+
+
+@contextlib.contextmanager
+def interruptible(kept: str) -> Iterator[None]:
+    """Let Ctrl-C in the block end the command with a text that says what is kept, unless something in it says more."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(str(interrupt) or kept) from None
+
+
+def report(error: EvergreenError | None) -> None:
+    """Write how this command ends to the file that its starter reserved, if it did."""
+    for path in _reserved:
+        write(path, error)
+
+
+def write(path: Path, error: EvergreenError | None) -> None:
+    """Write the end of a command to a reserved file; a file that was removed meanwhile stays removed."""
+    text = error.to_json(_SIZE) if error else _SUCCEEDED
+    with contextlib.suppress(OSError), path.open("r+b") as file:
+        file.write(text.ljust(_SIZE).encode())
+
+
+def read(path: Path) -> CommandResult | None:
+    """Return the result in `path`; None if the command did not write one."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+        return CommandResult(None if text == _SUCCEEDED else error_from_json(text))
+    except (OSError, ValueError):
+        return None

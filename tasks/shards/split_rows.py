@@ -1,0 +1,192 @@
+"""The rows of a split, as ingest and validate write them: Parquet shards (trainer.data.shards).
+
+A shard has the columns and types of its own rows. The split has those of all: a column that a shard lacks is null
+there, and integers are doubles if another shard has doubles. `_common_metadata` holds that schema.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import secrets
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from xxhash import xxh3_128_digest
+
+from params import DataError
+from params.foundation.artifacts import GROUP_BY
+from params.foundation.hashing import file_sha256
+from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SCHEMA: Final = "_common_metadata"
+"""Parquet's usual name for a file without rows that has the columns of a folder's files."""
+_BATCH_ROWS: Final = 8192
+_SEED: Final = secrets.randbits(64)
+_known = dict[str, bytes]()
+"""Hashes of shards that this process has read, each with a fast hash of the same bytes: SHA-256 takes longer than to read a column."""
+
+
+class SplitRows:
+    """The rows of one split; they stay on disk until they are read.
+
+    Raises:
+        DataError: a file is missing or damaged; so does every method that reads rows.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = Manifest.read(folder)
+        self.schema: pa.Schema = _read(folder / SCHEMA, pq.read_schema)
+        """The columns of the rows, `row_id` first."""
+
+    @property
+    def group_by(self) -> list[str]:
+        """The columns by which rows belong together; empty if each row is on its own."""
+        text = (self.schema.metadata or {}).get(GROUP_BY.encode())
+        return list(json.loads(text)) if text else []
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    def batches(
+        self, columns: Sequence[str] | None = None, batch_rows: int = _BATCH_ROWS, *, shard: Shard | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in order, with the split's columns or some of them; a batch and the file of its shard are in memory.
+
+        With `shard`, the rows of that shard only.
+        """
+        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        for one in self.manifest.shards if shard is None else [shard]:
+            with pq.ParquetFile(self._file(one)) as file:
+                stored = [ROW, *(name for name in schema.names if name in file.schema_arrow.names)]
+                for batch in file.iter_batches(batch_rows, columns=stored):
+                    yield from self._of_split(pa.Table.from_batches([batch]), one, schema).to_batches()
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows one by one as mappings."""
+        for batch in self.batches(columns, 1000):
+            yield from batch.to_pylist()
+
+    def shards(self) -> Iterator[tuple[Shard, pa.Table]]:
+        """Yield each shard with its rows."""
+        for shard in self.manifest.shards:
+            yield shard, self._of_split(pq.read_table(self._file(shard)), shard, self.schema)
+
+    def table(self) -> pa.Table:
+        """Return all rows."""
+        return pa.concat_tables([self.schema.empty_table(), *(table for _, table in self.shards())])
+
+    def pick(self, row_ids: Collection[int], columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows with these ids in the split's order, with all columns or `row_id` and some; skip unknown ids.
+
+        Only the shards that can hold one of the rows are read.
+        """
+        wanted = np.unique(np.fromiter(row_ids, np.int64))
+        names = None if columns is None else list(dict.fromkeys([ROW_ID, *columns]))
+        starts = np.searchsorted(wanted, [shard.first_row_id for shard in self.manifest.shards])
+        for shard, own in zip(self.manifest.shards, np.split(wanted, starts)[1:], strict=True):
+            for batch in self.batches(names, shard=shard) if len(own) else ():
+                yield from batch.filter(pa.array(np.isin(batch[ROW_ID].to_numpy(), own))).to_pylist()
+
+    def only(self, shard: Shard) -> Self:
+        """Return the rows of one shard, with the columns of the split; a process gets no list of all shards with it."""
+        found = copy.copy(self)
+        found.manifest = Manifest(self.folder, (shard,))
+        return found
+
+    def with_nulls(self, shard: Shard, columns: Sequence[str]) -> set[str]:
+        """Return those of the columns that have a null in a shard; no values are read. Columns with fields are not known."""
+        metadata = _read(self.manifest.path(shard), pq.read_metadata)
+        found = set(columns)
+        for number in range(metadata.num_columns):
+            groups = [metadata.row_group(group).column(number) for group in range(metadata.num_row_groups)]
+            # a column without any value has no statistics
+            if not any(group.statistics is None or group.statistics.null_count for group in groups):
+                found.discard(metadata.schema.column(number).path)
+        return found
+
+    def write_some(self, shard: Shard, keep: NDArray[np.bool_], path: Path) -> dict[str, Any]:
+        """Write those rows of a shard that `keep`, (N,), is true for to another file, and return its `rows` and `sha256`."""
+        table = pq.read_table(self._file(shard)).filter(pa.array(keep))
+        pq.write_table(table, path, compression="zstd", row_group_size=_BATCH_ROWS)
+        return {"rows": len(table), "sha256": file_sha256(path)}
+
+    def write_manifest(self, folder: Path, shards: list[Shard]) -> None:
+        """Write the manifest and the columns of a folder that has shards of these rows."""
+        shutil.copyfile(self.folder / SCHEMA, folder / SCHEMA)
+        Manifest.write(folder, shards)
+
+    def _file(self, shard: Shard) -> pa.BufferReader:
+        """Return a shard's file, in memory: what is read are the bytes whose hash the manifest has."""
+        content = _read(self.manifest.path(shard), Path.read_bytes)
+        fast = xxh3_128_digest(content, _SEED)
+        if _known.get(shard.sha256) != fast and hashlib.sha256(content).hexdigest() != shard.sha256:
+            what = "is not the file that its manifest describes: it has changed since it was written"
+            raise DataError(str(self.manifest.path(shard)), what, "run the stage that writes it again")
+        _known[shard.sha256] = fast
+        return pa.BufferReader(content)
+
+    def _of_split(self, table: pa.Table, shard: Shard, schema: pa.Schema) -> pa.Table:
+        if ROW_ID in schema.names:
+            ids = pc.add(table[ROW].cast(pa.int64()), shard.first_row_id)
+            table = table.append_column(ROW_ID, ids)
+        return conform(table, schema, str(self.manifest.path(shard)))
+
+
+def group_of(row: Mapping[str, Any], group_by: Sequence[str]) -> dict[str, Any] | None:
+    """Return the values that say which rows a row belongs with; None if all are missing, or none is asked for: it is on its own."""
+    values = {name: row[name] for name in group_by}
+    return None if all(map(_is_missing, values.values())) else values
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a value names no group: null, NaN, blank text (an empty cell of a CSV file), or a record of such values."""
+    if isinstance(value, Mapping):
+        return all(map(_is_missing, value.values()))
+    return (
+        value is None
+        or (isinstance(value, float) and math.isnan(value))
+        or (isinstance(value, str) and not value.strip())
+    )
+
+
+def conform(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
+    """Return `table` with the columns and types of `schema`; missing columns become null.
+
+    Raises:
+        DataError: a type cannot hold a value.
+    """
+    columns = []
+    found = dict(zip(table.column_names, table.columns, strict=True))  # a look-up in the table takes linear time
+    for field in schema:
+        if field.name not in found:
+            columns.append(pa.nulls(len(table), field.type))
+            continue
+        try:
+            columns.append(found[field.name].cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            what = f"column `{field.name}` is {field.type} in other rows, which cannot hold all values here: {error}"
+            raise DataError(where, what, f"store `{field.name}` with one type in every row") from error
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _read(path: Path, read: Any) -> Any:
+    try:
+        return read(path)
+    except FileNotFoundError:
+        raise DataError(str(path), "does not exist", "run the stage that writes it again") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        what = f"cannot be read: {error}"
+        raise DataError(str(path), what, "run the stage that writes it again") from None

@@ -1,0 +1,152 @@
+"""Write the rows that pass, and those that fail.
+
+The good rows stay in source order and in the shards of the raw rows. All failing rows are in quarantine.parquet, the first ones
+on the page report.html.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from params.foundation.artifacts import SPLITS
+from tasks.validation.check_results import CheckResult, reasons
+from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union, within
+from tasks.validation.report import ShownRow, ValidationReport, render, shorten
+from trainer.data.shards import Shard
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_ROWS_ON_PAGE = 50
+_GROUP_ROWS = 65_536
+"""Rows of a Parquet row group; they are in memory."""
+
+
+def write_good_rows(folder: Path, rows: RawRows, quarantined: Positions) -> None:
+    """Write the rows of each split but those at the positions in `quarantined`; a shard without good rows has no file.
+
+    A shard without bad rows is copied. What is left of the others is kept for the next run.
+    """
+    bad = [len(within(quarantined, part.start, part.stop)) for part in rows.parts]
+    mixed = [part for part, count in zip(rows.parts, bad, strict=True) if 0 < count < part.shard.rows]
+    for split in SPLITS:
+        (folder / split).mkdir(parents=True)
+    paths = [folder / part.split / part.shard.name for part in mixed]
+    written = iter(rows.run(write_part, mixed, what="good rows", columns=(), skip=quarantined, paths=paths))
+    kept: dict[str, list[Shard]] = {split: [] for split in SPLITS}
+    for part, count in zip(rows.parts, bad, strict=True):
+        if not count:
+            shutil.copyfile(part.path, folder / part.split / part.shard.name)
+            kept[part.split].append(part.shard)
+        elif count < part.shard.rows:
+            kept[part.split].append(part.shard.model_copy(update=next(written)))
+    for split in SPLITS:
+        rows.splits[split].write_manifest(folder / split, kept[split])
+
+
+def write_part(work: PartWork) -> dict[str, Any]:
+    """Write the good rows of one shard, and return what the manifest says of the new one."""
+    keep = np.ones(work.part.shard.rows, np.bool_)
+    keep[work.skip] = False
+    return work.part.rows.write_some(work.part.shard, keep, work.files[0])
+
+
+def write_failing_rows(
+    folder: Path,
+    recipe: str,
+    rows: RawRows,
+    results: Sequence[CheckResult],
+    *,
+    report: ValidationReport,
+    failures: list[str],
+) -> None:
+    """Write quarantine.parquet and report.html; if the stage fails, they also hold the rows that made it fail."""
+    positions = union([r.failing for r in results if r.rejects and r.failing is not None])
+    _write_quarantine(folder / "quarantine.parquet", rows, results, positions)
+    stopping = union(
+        [r.failing for r, c in zip(results, report.checks, strict=True) if c.stops and r.failing is not None]
+    )
+    in_order = np.concatenate([NOTHING, *(_of_split(rows, positions, split) for split in SPLITS)])
+    is_first = np.isin(in_order, stopping)
+    shown = _shown(rows, results, np.concatenate([in_order[is_first], in_order[~is_first]])[:MAX_ROWS_ON_PAGE])
+    page = render(report, recipe=recipe, failures=failures, rows=shown, failing=len(positions))
+    (folder / "report.html").write_text(page, encoding="utf-8")
+
+
+def _of_split(rows: RawRows, positions: Positions, split: str) -> Positions:
+    span = rows.span(split)
+    return within(positions, span.start, span.stop)
+
+
+def _write_quarantine(path: Path, rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    empty = _table(rows.schema.empty_table(), "", [])
+    with pq.ParquetWriter(path, empty.schema) as writer:
+        pending = empty
+        for table in _tables(rows, results, positions):
+            pending = pa.concat_tables([pending, table])
+            while len(pending) >= _GROUP_ROWS:
+                writer.write_table(pending.slice(0, _GROUP_ROWS).combine_chunks())
+                pending = pending.slice(_GROUP_ROWS)
+        if len(pending) or len(positions) < _GROUP_ROWS:
+            writer.write_table(pending.combine_chunks())
+
+
+def _tables(rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> Iterator[pa.Table]:
+    """Yield the failing rows of each shard that has some, in the order of the splits."""
+    import pyarrow as pa
+
+    parts = [part for split in SPLITS for part in rows.parts_of(split)]
+    parts = [part for part in parts if len(within(positions, part.start, part.stop))]
+    with rows.folder() as folder:
+        files = [folder / f"{number:05}.arrow" for number in range(len(parts))]
+        columns = rows.schema.names
+        rows.run(copy_failing, parts, what="failing rows", columns=columns, skip=positions, paths=files)
+        for part, file in zip(parts, files, strict=True):
+            with pa.memory_map(str(file)) as source:
+                bad = pa.ipc.open_stream(source).read_all()
+            yield _table(bad, part.split, reasons(results, rows, within(positions, part.start, part.stop)))
+
+
+def copy_failing(work: PartWork) -> None:
+    """Write the failing rows of one shard, those at `skip`, to a file."""
+    import pyarrow as pa
+
+    bad = work.part.table().take(work.skip)
+    with pa.ipc.new_stream(str(work.files[0]), bad.schema) as writer:
+        writer.write_table(bad)
+
+
+def _table(bad: pa.Table, split: str, why: list[list[str]]) -> pa.Table:
+    import pyarrow as pa
+
+    columns = {
+        "row_id": bad["row_id"],
+        "split": pa.array([split] * len(bad), pa.string()),
+        "reasons": pa.array(why, pa.list_(pa.string())),
+    }
+    columns |= {(f"source_{c}" if c in columns else c): bad[c] for c in bad.column_names if c != "row_id"}
+    return pa.table(columns)
+
+
+def _shown(rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> list[ShownRow]:
+    columns = [c for c in rows.schema.names if c != "row_id"][:12]
+    ordered = np.sort(positions)
+    why = dict(zip(ordered.tolist(), reasons(results, rows, ordered), strict=True))
+    picked = rows.pick(positions.tolist(), columns)
+    return [
+        ShownRow(
+            row_id=picked[position]["row_id"],
+            split=rows.split_of(position),
+            reasons=why[position],
+            values=[(name, shorten(picked[position][name], 240)) for name in columns],
+        )
+        for position in positions.tolist()
+    ]

@@ -1,0 +1,183 @@
+"""Work on shards in processes: the results in order, errors, and processes that are killed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from params import DataError, KilledError
+from params.schema import Launch
+from tasks.shards import executor
+from tasks.shards.executor import Workers
+from tests.support.project import ROOT
+
+TWO = Launch(micro_batch_size=1, data_workers=2)
+
+
+def run_all(function: Callable[[Any], Any], items: Sequence[Any], folder: Path, launch: Launch = TWO) -> Iterator[Any]:
+    with Workers(launch, folder) as workers:
+        yield from workers.map(function, items, what="numbers")
+    assert not list(folder.glob(".*.function"))
+
+
+def square(number: int) -> tuple[int, int]:
+    time.sleep(0.3 if number == 0 else 0)
+    return number * number, os.getpid()
+
+
+class Node:
+    """An object in a cycle, which only a look for garbage frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def leave_garbage(seen: weakref.WeakSet[Node], _: int) -> None:
+    """Do work that leaves garbage."""
+    seen.add(Node())
+
+
+def pid(_: int) -> int:
+    time.sleep(0.05)
+    return os.getpid()
+
+
+def refuse(number: int) -> int:
+    if number >= 3:
+        raise DataError(f"row {number}", "is wrong", "fix it")
+    return number
+
+
+def killed(number: int, *, folder: Path, times: int) -> int:
+    """Die like a process that is out of memory, the first `times` times at 2; note each call."""
+    with (folder / str(number)).open("a") as file:
+        file.write("x")
+    if number == 2 and (folder / "2").stat().st_size <= times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def workers_of(stage: psutil.Process) -> list[psutil.Process]:
+    """The processes that the server of a stage has forked."""
+    return [
+        worker for child in stage.children() if "forkserver" in " ".join(child.cmdline()) for worker in child.children()
+    ]
+
+
+def test_results_come_in_order_from_other_processes(tmp_path: Path) -> None:
+    found = list(run_all(square, range(20), tmp_path))
+    assert [result for result, _ in found] == [number * number for number in range(20)]
+    assert len({process for _, process in found} - {os.getpid()}) == 2
+    assert not workers_of(psutil.Process())
+
+
+@pytest.mark.parametrize(("items", "workers"), [([4, 5, 6], 2), ([1, 2, 3, 4], 1), ([], 2)])
+def test_little_work_needs_no_other_process(items: list[int], workers: int, tmp_path: Path) -> None:
+    launch = Launch(micro_batch_size=1, data_workers=workers)
+    assert list(run_all(square, items, tmp_path, launch)) == [(i * i, os.getpid()) for i in items]
+
+
+def test_garbage_of_work_in_this_process_does_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, most = weakref.WeakSet[Node](), 0
+    monkeypatch.setattr(executor, "_FREE_EVERY_S", 0)
+    gc.disable()  # a stage's process looks for garbage rarely
+    try:
+        for _ in run_all(
+            partial(leave_garbage, seen), range(100), tmp_path, Launch(micro_batch_size=1, data_workers=1)
+        ):
+            most = max(most, len(seen))
+    finally:
+        gc.enable()
+    assert most == 1
+
+
+def test_processes_serve_several_calls(tmp_path: Path) -> None:
+    with Workers(TWO, tmp_path) as workers:
+        calls = [set(workers.map(pid, range(8), what="numbers")) for _ in range(2)]
+    assert calls[0] | calls[1] == calls[0], "no process is started for the second call"
+
+
+def test_the_first_error_is_raised_as_it_is(tmp_path: Path) -> None:
+    results = run_all(refuse, range(8), tmp_path)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(DataError) as caught:
+        next(results)
+    assert (caught.value.where, caught.value.fix) == ("row 3", "fix it")
+
+
+def test_a_killed_process_costs_what_it_was_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    work = partial(killed, folder=tmp_path, times=1)
+    assert list(run_all(work, range(12), tmp_path)) == list(range(12))
+    assert (tmp_path / "2").read_text() == "xx"
+    assert (tmp_path / "0").read_text() == (tmp_path / "11").read_text() == "x"
+    assert "a process of the stage was killed; starting again from item " in caplog.text
+
+
+def test_a_process_that_is_always_killed_ends_the_work(tmp_path: Path) -> None:
+    with pytest.raises(KilledError, match="a process was killed 3 times at item 3 of 4") as caught:
+        list(run_all(partial(killed, folder=tmp_path, times=99), range(4), tmp_path))
+    assert caught.value.where == "launch.data_workers"
+
+
+def stage(work: str, folder: Path) -> list[str]:
+    """A command that lets two processes work."""
+    code = (
+        "import sys, time; from pathlib import Path; from params.schema import Launch; from tasks.shards.executor import Workers\n"
+        "if __name__ == '__main__':\n"
+        "    workers = Workers(Launch(micro_batch_size=1, data_workers=2), Path(sys.argv[1]), imports=['imaplib'])\n"
+        f"    {work}"
+    )
+    return [sys.executable, "-c", code, str(folder)]
+
+
+def test_processes_share_what_is_imported_once(tmp_path: Path) -> None:
+    looks = ["'imaplib' in __import__('sys').modules"] * 4
+    work = f"with workers: workers.expect(4); print(*workers.map(eval, {looks}, what='looks'), {looks[0]})"
+    found = subprocess.run(stage(work, tmp_path), cwd=ROOT, check=True, capture_output=True, text=True)
+    assert found.stdout.split() == ["True"] * 4 + ["False"]
+
+
+def napping(folder: Path, seconds: float) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Start a stage that leads a process group, and its two processes."""
+    command = stage(f"with workers: list(workers.map(time.sleep, [{seconds}] * 4, what='naps'))", folder)
+    started = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process, workers, until = psutil.Process(started.pid), list[psutil.Process](), time.monotonic() + 60
+    while len(workers) < 2 and time.monotonic() < until:
+        workers = workers_of(process)
+        time.sleep(0.1)
+    assert len(workers) == 2
+    return started, workers
+
+
+def test_processes_end_with_the_stage(tmp_path: Path) -> None:
+    process, _ = napping(tmp_path, 60.0)
+    time.sleep(2)  # until they watch the stage
+    everything = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(everything, timeout=20)
+    assert not alive
+
+
+@pytest.mark.parametrize("after_s", [0.0, 3.0])
+def test_ctrl_c_interrupts_only_the_stage(tmp_path: Path, after_s: float) -> None:
+    """A terminal sends it to the whole group."""
+    process, workers = napping(tmp_path, 2.0)
+    time.sleep(after_s)
+    os.killpg(process.pid, signal.SIGINT)
+    errors = process.communicate(timeout=60)[1]
+    assert errors.count("Traceback") == 1, errors  # that of the stage
+    assert "KeyboardInterrupt" in errors
+    assert not psutil.wait_procs(workers, timeout=20)[1]
