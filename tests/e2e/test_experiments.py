@@ -158,7 +158,7 @@ def test_documented_commands_work_beside_recipes_that_never_ran(
         "data status",
     ):
         clone.run("dvc", *command.split())
-    changes = {"slower": ["-S", f"{RATE}=5e-3"], "longer": ["-S", "params/tiny.yaml:+training.weight_decay=0.1"]}
+    changes = {"slower": ["-S", f"{RATE}=3e-3"], "longer": ["-S", "params/tiny.yaml:+training.weight_decay=0.1"]}
     for name, options in changes.items():
         out = clone.run("dvc", "exp", "run", "publish@tiny", "--name", name, *options)
         assert "train" in stages_of(out)
@@ -171,7 +171,7 @@ def test_documented_commands_work_beside_recipes_that_never_ran(
         said = clone.run(
             "dvc", "params", "diff", "--json"
         ).splitlines()  # before, that other recipes have no values yet
-        return json.loads(said[-1])[RESOLVED]["training.learning_rate"]["new"] == 0.005
+        return json.loads(said[-1])[RESOLVED]["training.learning_rate"]["new"] == 0.003
 
     out = clone.run("dvc", "exp", "apply", "slower", ok=False)
     assert "runs/second/" in out
@@ -188,7 +188,7 @@ def test_documented_commands_work_beside_recipes_that_never_ran(
         clone.run("python", "-m", "flows.cli", "remove", name, "--yes")
     clone.run("git", "commit", "-qam", "Remove what does not run")
     clone.run("dvc", "pull", "--force")
-    clone.run("dvc", "exp", "run", "publish@tiny", "--name", "again", "-S", f"{RATE}=5e-3")
+    clone.run("dvc", "exp", "run", "publish@tiny", "--name", "again", "-S", f"{RATE}=3e-3")
     clone.run("git", "checkout", "-qf", "HEAD")
     clone.run("dvc", "exp", "apply", "again")
     assert applied()

@@ -191,8 +191,8 @@ def test_secrets_of_the_environment_are_hidden(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PGPASSWORD", "hunter22")
     plain = {
         "TOKENIZERS_PARALLELISM": "parallel-yes",
-        "PWD": "/srv/gone",
-        "OLDPWD": "/srv/old",
+        "PWD": "/projects/gone",
+        "OLDPWD": "/projects/old",
         "START_PWD": str(tmp_path),
     }
     plain |= {"SSH_ASKPASS": "/bin/askpass", "COMPASS": "northwards"}
