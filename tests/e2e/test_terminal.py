@@ -95,7 +95,7 @@ def test_ctrl_c_ends_new_with_nothing_written(project: Project) -> None:
     before = (project.root / "recipes.yaml").read_bytes()
     with on_terminal(project, "evergreen", "new", "two", "--data", "data/two.csv", fork=False) as seen:
         seen.wait_for("Which model")
-        seen.type(CTRL_C)
+        seen.interrupt()
         check_interrupted(project, seen, says="interrupted: nothing is changed")
     assert not (project.root / "params/two.yaml").exists()
     assert (project.root / "recipes.yaml").read_bytes() == before

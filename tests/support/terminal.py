@@ -34,6 +34,19 @@ class Terminal:
         """Send keys."""
         os.write(self._ours, text.encode())
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C once the command sleeps.
+
+        Python sees a signal between two of its steps. One that comes after the last step before a read of the terminal waits for the
+        next key, so Ctrl-C pressed with the question's last character can go unseen.
+        """
+        asleep = 0
+        while asleep < 5:  # half a second without work: it reads
+            time.sleep(0.1)
+            state = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            asleep = asleep + 1 if state == "S" else 0
+        self.type(CTRL_C)
+
     def end(self, timeout_s: float = 400) -> int:
         """Read to the end of the command; its exit status."""
         self._read(timeout_s)
