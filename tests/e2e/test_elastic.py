@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from params import DivergedError, RecipeError
+from tests.support import tiny
+from tests.support.project import STAGES, Project
 from tests.support.training import ElasticTraining
 from trainer.checkpoints.sealed import all_checkpoints
 from trainer.data.tokens import read_split
@@ -101,3 +103,30 @@ def test_a_loss_that_is_not_finite_is_told_with_step_and_rows(tmp_path: Path) ->
         ill.start(processes=2)
     assert caught.value.what.startswith(f"the loss is nan at step {step}, rows {affected}")
     assert f"the last checkpoint is checkpoint-{step - 1}" in caught.value.fix
+
+
+def test_two_processes_take_the_steps_of_one_from_texts_to_texts(tmp_path: Path) -> None:
+    changes = {
+        "model.config": tiny.TARGETS["model"]["config"] | {"dropout_rate": 0.0},
+        "objective": tiny.TARGETS["objective"],
+    }
+    trainings = []
+    for processes in (1, 2):
+        training = ElasticTraining(tmp_path / str(processes), changes)
+        training.start(processes=processes)
+        trainings.append(training.steps())
+    assert len(trainings[0]) == 10
+    for step, at in trainings[0].items():
+        assert trainings[1][step]["rows"] == at["rows"]
+        assert trainings[1][step]["loss"] == pytest.approx(at["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_same_metrics_as_one(project: Project) -> None:
+    metrics = []
+    for number in (1, 2):
+        project.edit("params/tiny.yaml", "num_processes: 1", f"num_processes: {number}")
+        project.stages("params/tiny.yaml", STAGES[:5] if number == 1 else STAGES[3:5])
+        metrics.append(project.json("runs/tiny/evaluation/metrics.json")["model"])
+    for name, value in metrics[0].items():
+        assert metrics[1][name] == pytest.approx(value, rel=1e-3), name

@@ -58,3 +58,12 @@ def test_a_killed_run_ends_like_one_that_was_left_alone(tmp_path: Path, changes:
     golden, recipe = tiny.tokenized(tmp_path / "golden", tiny.recipe(changes))
     killed = run_train_with_kills(golden, recipe, "checkpoint.renamed:2", "checkpoint.optimizer:1")
     assert_same(golden, killed)
+
+
+@pytest.mark.slow  # the variants show it in short
+def test_a_killed_run_of_texts_to_texts_ends_like_one_that_was_left_alone(tmp_path: Path) -> None:
+    """With dropout, which transformers gives a T5 by default."""
+    changes = {"launch.micro_batch_size": 4, "objective.max_new_tokens": 4}
+    golden, recipe = tiny.tokenized(tmp_path / "golden", tiny.recipe(changes, **tiny.TARGETS))
+    killed = run_train_with_kills(golden, recipe, "checkpoint.renamed:2")
+    assert_same(golden, killed)

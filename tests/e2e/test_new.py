@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from tests.e2e.test_classification import write_questions
+from tests.e2e.test_objectives import questions
 from tests.support.pretrained import write_model
 from tests.support.project import Project
 from tests.support.terminal import terminal
@@ -19,7 +20,7 @@ def state(project: Project) -> dict[str, bytes]:
 
 
 def test_from_a_file_to_a_checked_recipe_and_back(project: Project, tmp_path: Path) -> None:
-    write_questions(project.root / "data" / "questions.csv", 400)
+    pd.DataFrame(questions(400)).to_csv(project.root / "data/questions.csv", index=False)
     model = str(write_model(tmp_path / "model"))
     before = state(project)
     command = ("python", "-m", "flows.cli", "new", "topics", "--data", "data/questions.csv")
@@ -61,7 +62,7 @@ def test_on_a_terminal_it_asks(project: Project, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_new_proposes_runs(project: Project, tmp_path: Path) -> None:
     """All stages, with the recipe as it was written."""
-    write_questions(project.root / "data" / "questions.csv", 400)
+    pd.DataFrame(questions(400)).to_csv(project.root / "data/questions.csv", index=False)
     project.run("python", "-m", "tasks", "new", "topics", "--data", "data/questions.csv", "--model", "new", "--yes")
     project.stages("topics")
     assert project.json("runs/topics/evaluation/metrics.json")["model"]["accuracy"] > 0.9

@@ -13,14 +13,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+from ruamel.yaml import YAML
 
-from tests.support import forked
+from tests.support import forked, tiny
 
 ROOT = Path(__file__).parents[2]
 CODE = ("params", "trainer", "tasks", "flows")
@@ -152,6 +153,21 @@ class Project:
         text = file.read_text(encoding="utf-8")
         assert old in text
         file.write_text(text.replace(old, new), encoding="utf-8")
+
+    def recipe(self, name: str, changes: Mapping[str, Any]) -> str:
+        """Write the tiny recipe under another name, some keys (`training.max_steps`) changed; its path."""
+        with (self.root / "params/tiny.yaml").open(encoding="utf-8") as file:
+            content = YAML(typ="safe").load(file)
+        tiny.write(
+            self.root / f"params/{name}.yaml", tiny.changed(content, {"publish.repo_id": f"tests/{name}", **changes})
+        )
+        return f"params/{name}.yaml"
+
+    def rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> str:
+        """Write rows as JSON lines; their path."""
+        text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        (self.root / f"data/{name}.jsonl").write_text(text, encoding="utf-8")
+        return f"data/{name}.jsonl"
 
     def use_source(self, module: str, code: str, *, options: str = "") -> None:
         """Let the recipe tiny read its rows from the function `rows` of a new module."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +85,13 @@ SIZES = {"train": 240, "validation": 40, "test": 40}
 
 def recipe(changes: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
     """The tiny recipe, some sections replaced and some keys (`training.max_steps`) set; `...` removes a key."""
-    content = copy.deepcopy(RECIPE | sections)
-    for path, value in (changes or {}).items():
+    return changed(RECIPE | sections, changes or {})
+
+
+def changed(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a recipe in which some keys (`training.max_steps`) are set; `...` removes a key."""
+    content = copy.deepcopy(dict(recipe))
+    for path, value in changes.items():
         *parents, last = path.split(".")
         node = content
         for part in parents:
