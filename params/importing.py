@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -138,25 +138,51 @@ def source_files(value: Any) -> Iterator[tuple[str, Path]]:
             yield value, Path(spec.origin)
 
 
-def imported_files(file: Path, root: Path) -> Iterator[Path]:
-    """Yield the files below `root` that a Python file below it imports, those of packages included, without importing them.
+def all_imported(files: Iterable[Path], root: Path, leave_out: Callable[[str], bool] | None = None) -> list[Path]:
+    """Return `files` below `root` and what they import below it, directly or through others, without importing them.
 
-    An import counts wherever it stands: in a function, too, and one that only type checkers see.
+    `leave_out` says of a path in `root` whether it and its imports do not count.
+    """
+    found = dict.fromkeys(files)
+    queue = list(found)
+    while queue:
+        for path in imported_files(queue.pop(), root):
+            if path not in found and not (leave_out and leave_out(path.relative_to(root).as_posix())):
+                found[path] = None
+                queue.append(path)
+    return list(found)
+
+
+def imported_files(file: Path, root: Path) -> Iterator[Path]:
+    """Yield the files below `root` that Python runs to import a file below it, as far as its text says so.
+
+    These are its packages, what its import statements name, wherever they stand, what it hands to `import_module`, and texts of the form
+    `package.module:name`, which something else imports.
     """
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):  # whoever imports it says so
         return
     folders = file.relative_to(root).parent.parts
+    modules: list[tuple[str, ...]] = [folders]
     for node in ast.walk(tree):
-        modules: list[tuple[str, ...]] = []
         if isinstance(node, ast.Import):
-            modules = [tuple(alias.name.split(".")) for alias in node.names]
+            modules += [tuple(alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             package = folders[: len(folders) - node.level + 1] if node.level else ()
             package += tuple(node.module.split(".")) if node.module else ()
-            modules = [(*package, alias.name) for alias in node.names]  # a module, or a name in the package
-        for module in modules:
-            for end in range(1, len(module) + 1):
-                place = root.joinpath(*module[:end])
-                yield from (path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file())
+            modules += [(*package, alias.name) for alias in node.names]  # a module, or a name in the package
+            if any(alias.name == "*" for alias in node.names):
+                modules += [(*package, path.stem) for path in root.joinpath(*package).glob("*.py")]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {
+            "import_module",
+            "__import__",
+        }:
+            names = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            modules += [tuple(name.split(".")) for name in names if isinstance(name, str) and not name.startswith(".")]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
+            modules.append(tuple(node.value.partition(":")[0].split(".")))
+    for module in modules:
+        for end in range(1, len(module) + 1):
+            place = root.joinpath(*module[:end])
+            yield from (path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file())

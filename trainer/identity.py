@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from params.dvc_files import dependencies, recipe_item
 from params.foundation.artifacts import Artifacts
 from params.foundation.hashing import file_sha256
-from params.importing import imported_files, is_project_file, source_files
+from params.importing import all_imported, is_project_file, source_files
 from params.schema import Metrics, Model, ObjectiveChoice, Training
 
 _PROJECT = Path(__file__).parents[1]
@@ -46,7 +47,6 @@ HARMLESS_CODE = {
     "trainer/runtime": "starts, watches and stops processes",
 }
 """Everything else that the worker imports, and why a change there leaves the weights as they are."""
-_CLASSIFIED = (*DECIDING_CODE, *HARMLESS_CODE, "tasks", "flows")
 _OBJECTIVES = Path("trainer/objectives")
 
 _HARMLESS_KEYS = {"logging_steps", "keep_checkpoints", "save_steps", "save_minutes", "resume"}
@@ -141,27 +141,38 @@ def unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> Iterato
     `sections` hold JSON values. It is silent if DVC does not know the recipe.
     """
     root, item = artifacts.root.resolve(), recipe_item(artifacts)
-    watched = [(root / place).resolve() for place in dependencies("train", artifacts)]
+    stages = [dependencies(stage, artifacts) for stage in ("train", "evaluate")]
+    watched = [[(root / place).resolve() for place in places] for places in stages if places]
     if not item or not watched:
         return
     if objective := sections.get("objective", {}).get("name"):
         own = _OBJECTIVES / f"{objective}.py"
         for path in (_PROJECT / own, *_imported(_PROJECT / own, _PROJECT)):
             place = path.relative_to(_PROJECT)
-            if place.parts[0] != _OBJECTIVES.parts[0]:  # earlier stages do not watch the code that the recipe names
+            if not place.is_relative_to(_OBJECTIVES):  # earlier stages do not watch the code that the recipe names
                 yield (
                     "objective",
                     f"cannot name {place} for the objective, which imports it",
                     f"move it into {_OBJECTIVES}",
                 )
-            elif not _is_below(root / place, watched):
+            elif not _is_below(
+                root / place, [(root / item[name]).resolve() for name in ("objective",) if name in item]
+            ):
                 what = f"watches {item.get('objective')} for this recipe, which does not contain {place}"
                 yield "objective", what, f"write `objective: {own if place == own else _OBJECTIVES}` there"
     for section, content in sections.items():
         for name, path in named_files(content).items():
-            if path.is_relative_to(root) and is_project_file(path) and not _is_below(path, watched):
+            if (
+                path.is_relative_to(root)
+                and is_project_file(path)
+                and not all(_is_below(path, places) for places in watched)
+            ):
                 what = f"watches {item.get('code')} for this recipe, which does not contain {name}"
-                yield section, what, "set `code:` there to the file or folder that does"
+                yield (
+                    section,
+                    what,
+                    "set `code:` there to the file or folder that does; keep all code that the recipe names in one",
+                )
 
 
 def _is_below(path: Path, places: Iterable[Path]) -> bool:
@@ -169,17 +180,28 @@ def _is_below(path: Path, places: Iterable[Path]) -> bool:
 
 
 def _imported(file: Path, root: Path) -> list[Path]:
-    """Return what a file imports, directly or through others, except for the code whose meaning for the weights is listed."""
-    found: list[Path] = []
-    queue = [file]
-    while queue:
-        for path in imported_files(queue.pop(), root):
-            name = path.relative_to(root).as_posix()
-            is_listed = any(name == place or name.startswith(f"{place}/") for place in _CLASSIFIED)
-            if not is_listed and path != file and path not in found:
-                found.append(path)
-                queue.append(path)
-    return found
+    """Return what a file imports, directly or through others, except for `DECIDING_CODE` and what is known to be harmless.
+
+    `HARMLESS_CODE` says why it is for the worker. Somebody's file in these folders, which the worker does not import, decides.
+    """
+    return [path for path in all_imported([file], root, lambda name: _is_listed(name, root)) if path != file]
+
+
+def _is_listed(name: str, root: Path) -> bool:
+    if any(name == place or name.startswith(f"{place}/") for place in DECIDING_CODE):
+        return True
+    return any(name == place or name.startswith(f"{place}/") for place in HARMLESS_CODE) and name in _worker_imports(
+        root
+    )
+
+
+@lru_cache(maxsize=2)
+def _worker_imports(root: Path) -> frozenset[str]:
+    """Return the names of all files that the worker imports without an objective and code that a recipe names."""
+    bases = sorted((root / "trainer/objectives/bases").glob("*.py"))
+    return frozenset(
+        path.relative_to(root).as_posix() for path in all_imported([root / "trainer/worker.py", *bases], root)
+    )
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

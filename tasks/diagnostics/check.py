@@ -22,7 +22,7 @@ from typing import Any
 from params import EvergreenError, HubRefusedError, ModelError, Problem, TransientError
 from params.dvc_files import RECIPES, recipe_item
 from params.foundation.artifacts import Artifacts
-from params.importing import bind, is_project_file
+from params.importing import bind, is_project_file, source_files
 from params.loading import Document, Key, parse, read, suggestion, valid_sections
 from params.schema import (
     Evaluation,
@@ -36,6 +36,7 @@ from params.schema import (
     Training,
     repo_id_problem,
 )
+from tasks.ingestion.function import imported_code
 from tasks.ingestion.source import open_source
 from trainer import objectives
 from trainer.conflicts import conflicts
@@ -350,11 +351,17 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
         yield Problem((section,), f"{RECIPES} {what}", fix)
     yield from _base_problems(root, name, entry["base"], sections)
     source = sections["data"].source if "data" in sections else None
+    read: dict[str, str] = {}
     if isinstance(source, Files):
-        for split, pattern in source.patterns.items():
-            if not (root / pattern).resolve().is_relative_to((root / entry["data"]).resolve()):
-                what = f"{RECIPES} watches {entry['data']} for this recipe, which does not contain {pattern}"
-                yield Problem(("data", "source", split), what, "set `data:` there to the file or folder that does")
+        read = {pattern: split for split, pattern in source.patterns.items()}
+    elif isinstance(source, Function):
+        code = [path for _, path in source_files(source.function)]
+        code += [path for module in code for path in imported_code(module).values()]
+        read = {path.relative_to(root).as_posix(): "function" for path in code if path.is_relative_to(root)}
+    for path, key in read.items():
+        if not (root / path).resolve().is_relative_to((root / entry["data"]).resolve()):
+            what = f"{RECIPES} watches {entry['data']} for this recipe, which does not contain {path}"
+            yield Problem(("data", "source", key), what, "set `data:` there to the file or folder that does")
 
 
 def _base_problems(root: Path, name: str, watched: str, sections: dict[str, Any]) -> Iterator[Problem]:

@@ -10,9 +10,22 @@ from functools import cached_property
 from pathlib import Path
 
 from params import DataError, EvergreenError, RecipeError
-from params.importing import resolve
+from params.importing import all_imported, resolve
 from params.schema import Function
 from tasks.ingestion.batches import AddressedRows, Batches, to_batches
+
+_PROJECT = Path(__file__).parents[2]
+
+
+def imported_code(module: Path) -> dict[str, Path]:
+    """Return the files of the project that a module of a source imports and the ingest stage does not, by their path in the project."""
+    root = next((root for root in (Path.cwd(), _PROJECT) if module.is_relative_to(root)), module.parent)
+    stage = {
+        path.relative_to(_PROJECT).as_posix()
+        for path in all_imported([_PROJECT / "tasks/ingestion/stage.py"], _PROJECT)
+    }
+    found = all_imported([module], root, stage.__contains__)
+    return {path.relative_to(root).as_posix(): path for path in found if path != module}
 
 
 class FunctionSource:
@@ -40,11 +53,13 @@ class FunctionSource:
 
     @cached_property
     def revision(self) -> str:
-        """SHA-256 of the function's module and arguments."""
-        module = inspect.getsourcefile(inspect.unwrap(self._function)) or ""
-        code = Path(module).read_bytes() if Path(module).is_file() else b""
+        """SHA-256 of the function's module, the arguments, and what the module imports from the project."""
+        module = Path(inspect.getsourcefile(inspect.unwrap(self._function)) or "")
         arguments = json.dumps(self._arguments, sort_keys=True, default=str).encode()
-        return f"sha256:{hashlib.sha256(code + bytes(1) + arguments).hexdigest()}"
+        found = hashlib.sha256((module.read_bytes() if module.is_file() else b"") + bytes(1) + arguments)
+        for name, path in sorted(imported_code(module).items()) if module.is_file() else ():
+            found.update(f"\0{name}\0".encode() + path.read_bytes())
+        return f"sha256:{found.hexdigest()}"
 
     def batches(self, split: str) -> Batches:
         return to_batches(self._rows())

@@ -19,8 +19,9 @@ _CODE = ("params", "trainer", "tasks", ":(exclude,glob)params/*.yaml")
 def git_commit(root: Path, recipe: Recipe) -> str | None:
     """Return the commit that is checked out at `root`; None outside of git.
 
-    `+` is appended if the commit does not hold the code as it is now: the project's, or a file that the recipe names, or one that such a file imports. Such a
-    file counts even if git ignores it or it is outside of the repository, unless it belongs to an installed package.
+    `+` is appended if the commit does not hold the code as it is now: the project's, or a file that the recipe names, or one that
+    such a file imports. Such a file counts even if git ignores it or it is outside of the repository, unless it belongs to an
+    installed package.
     """
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,7 +43,7 @@ DECIDING = {
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project whose recipe has an objective of its own beside one of ours, a base model, a loss and a reward."""
     copy_project(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -58,7 +60,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     changes = {"objective": own, "model": {"pretrained": "runs/other/model"}, "training.loss": "watched.losses:loss"}
     tiny.write(tmp_path / "params" / "mine.yaml", tiny.recipe(changes))
     (tmp_path / "recipes.yaml").write_text(f"recipes:\n  mine: {{{ITEM}}}\n")
-    return tmp_path
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "watched"]:
+        del sys.modules[name]
 
 
 def edit(name: str, text: str = "# edited\n") -> None:
