@@ -60,11 +60,8 @@ class Column:
     @cached_property
     def counts(self) -> Counter[Any]:
         """How often each value occurs, most frequent first; only for texts, integers and booleans."""
-        return (
-            Counter(dict(Counter(self.filled).most_common()))
-            if self.kind in ("text", "integer", "boolean")
-            else Counter()
-        )
+        is_counted = self.kind in ("text", "integer", "boolean")
+        return Counter(dict(Counter(self.filled).most_common())) if is_counted else Counter()
 
     @property
     def distinct(self) -> int:

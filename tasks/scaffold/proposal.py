@@ -9,7 +9,7 @@ from typing import Final
 from params import DataError, RecipeError
 from params.loading import suggestion
 from tasks.scaffold.look import Column, Sample
-from tasks.scaffold.request import Asker, Option, Request
+from tasks.scaffold.request import Asker, Request
 from trainer import objectives
 from trainer.objectives.bases.advice import Advice, Fit, ModelKind, SeenColumns
 
@@ -19,21 +19,20 @@ _USUAL: Final[Mapping[str, tuple[str, ...]]] = {
     "spans": ("spans", "entities"),
     "prompt": ("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem"),
     "completion": (
-        "completion",
-        "answer",
-        "response",
-        "output",
-        "target",
-        "summary",
-        "translation",
-        "solution",
-        "reply",
+        *("completion", "answer", "response", "output", "target", "summary", "translation", "solution", "reply"),
     ),
     "messages": ("messages", "conversation", "conversations", "chat"),
     "chosen": ("chosen", "preferred", "accepted", "better"),
     "rejected": ("rejected", "dispreferred", "worse"),
 }
 """Usual names of the columns, most usual first."""
+_MEANINGS: Final = {
+    "completion": "answer",
+    "messages": "conversation",
+    "chosen": "better answer",
+    "rejected": "worse answer",
+}
+"""What a flag stands for, where its name does not say it."""
 _MAX_LABELS: Final = 1000
 
 
@@ -82,7 +81,7 @@ def propose(request: Request, sample: Sample, kind: ModelKind, ask: Asker) -> Pr
         possible = [o for o in fitting(sample, given) if kind in advised()[o].models]
         if not possible:
             raise _nothing_fits(sample, kind, given)
-        options = [Option(objective, advised()[objective].meaning) for objective in possible]
+        options = {objective: advised()[objective].meaning for objective in possible}
         objective = ask.choose("--objective", "What the model should learn", options)
     columns: dict[str, str] = {}
     for flag in advised()[objective].asked(_seen(sample, given)):
@@ -139,23 +138,12 @@ def _column(flag: str, sample: Sample, chosen: Mapping[str, str], ask: Asker, ob
         candidates = usual[:1]
     if not candidates:
         columns = ", ".join(f"{c.name} ({c.kind})" for c in sample.columns.values())
-        raise RecipeError(
-            f"--{flag}", f"{objective} needs --{flag}; none of these columns fits: {columns}", f"add --{flag} COLUMN"
-        )
+        what = f"{objective} needs --{flag}; none of these columns fits: {columns}"
+        raise RecipeError(f"--{flag}", what, f"add --{flag} COLUMN")
     ordered = [*usual, *(c for c in candidates if c not in usual)]
-    return ask.choose(f"--{flag}", _QUESTIONS[flag], [Option(c.name, _facts(c)) for c in ordered])
-
-
-_QUESTIONS: Final = {
-    "text": "The column with the text",
-    "label": "The column with the label",
-    "spans": "The column with the spans",
-    "prompt": "The column with the prompt",
-    "completion": "The column with the answer",
-    "messages": "The column with the conversation",
-    "chosen": "The column with the better answer",
-    "rejected": "The column with the worse answer",
-}
+    return ask.choose(
+        f"--{flag}", f"The column with the {_MEANINGS.get(flag, flag)}", {c.name: _facts(c) for c in ordered}
+    )
 
 
 def _facts(column: Column) -> str:

@@ -312,7 +312,7 @@ def test_remove_asks_and_keeps_what_runs_left(project: Path, models: Path, capsy
     assert "Kept: runs/topics" in said
     assert (project / "runs/topics/release").is_dir()
     assert "prefect deployment delete retrain/topics" in said
-    with pytest.raises(RecipeError, match="no recipe, line or deployment has this name"):
+    with pytest.raises(RecipeError, match="no recipe, item or deployment has this name"):
         remove("topics", yes=True)
 
 
