@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -132,7 +132,7 @@ def _column(flag: str, sample: Sample, chosen: Mapping[str, str], ask: Asker, ob
     """Return the column for a flag: the one that is given, the only one that fits, or the one with the usual name."""
     if flag in chosen:
         return chosen[flag]
-    candidates = [c for c in _CANDIDATES[flag](sample, chosen) if c.name not in chosen.values()]
+    candidates = [c for c in _candidates(flag, sample, chosen) if c.name not in chosen.values()]
     usual = [c for name in _USUAL[flag] for c in candidates if c.name.lower() == name]
     if len(usual) == 1 or (usual and flag != "label"):
         candidates = usual[:1]
@@ -186,24 +186,16 @@ def _by_name(sample: Sample, flag: str) -> list[Column]:
     return [columns[name] for name in _USUAL[flag] if name in columns]
 
 
-def _texts_by_name(flag: str) -> Callable[[Sample, Mapping[str, str]], list[Column]]:
-    def candidates(sample: Sample, _: Mapping[str, str]) -> list[Column]:
-        by_name = [c for c in _by_name(sample, flag) if c.kind == "text"]
-        return by_name or [c for c in sample.columns.values() if c.kind == "text" and not c.is_id]
-
-    return candidates
-
-
-_CANDIDATES: Final[Mapping[str, Callable[[Sample, Mapping[str, str]], Sequence[Column]]]] = {
-    "text": _text_candidates,
-    "label": _label_candidates,
-    "spans": lambda sample, _: _of_kind(sample, "spans"),
-    "prompt": _texts_by_name("prompt"),
-    "completion": _texts_by_name("completion"),
-    "messages": lambda sample, _: _of_kind(sample, "messages"),
-    "chosen": _texts_by_name("chosen"),
-    "rejected": _texts_by_name("rejected"),
-}
+def _candidates(flag: str, sample: Sample, chosen: Mapping[str, str]) -> list[Column]:
+    """Return the columns that can be what a flag names."""
+    if flag == "text":
+        return _text_candidates(sample, chosen)
+    if flag == "label":
+        return _label_candidates(sample, chosen)
+    if flag in ("spans", "messages"):
+        return _of_kind(sample, flag)
+    by_name = [c for c in _by_name(sample, flag) if c.kind == "text"]
+    return by_name or [c for c in _of_kind(sample, "text") if not c.is_id]
 
 
 def _nothing_fits(sample: Sample, kind: ModelKind, given: Mapping[str, str]) -> DataError | RecipeError:
