@@ -221,7 +221,8 @@ def _sharded(folder: Path) -> dict[str, Any]:
 
     state: dict[str, Any] = {}
     with warnings.catch_warnings(action="ignore"):  # that there is only one process
-        _load_state_dict(state, FileSystemReader(folder), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+        planner = _EmptyStateDictLoadPlanner()  # type: ignore[no-untyped-call]
+        _load_state_dict(state, FileSystemReader(folder), planner=planner, no_dist=True)
     return state
 
 
