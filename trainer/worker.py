@@ -21,8 +21,7 @@ from params.foundation.artifacts import storage_errors, write_whole
 from trainer.reporting import progress_bar
 from trainer.runtime.heartbeat import LOST_PEER, Heartbeat
 from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
-from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, exclusive
-from trainer.runtime.stop import listen_for_stop
+from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, exclusive, listen_for_stop
 
 if TYPE_CHECKING:
     from trainer.job import Job

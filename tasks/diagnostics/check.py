@@ -7,35 +7,22 @@ for their columns.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
-import re
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from params import EvergreenError, HubRefusedError, ModelError, Problem, TransientError
+from params import EvergreenError, Problem
 from params.dvc_files import RECIPES, recipe_item
 from params.foundation.artifacts import Artifacts
 from params.importing import bind, is_project_file, source_files
 from params.loading import Document, Key, parse, read, suggestion, valid_sections
-from params.schema import (
-    Evaluation,
-    Files,
-    Function,
-    Launch,
-    Model,
-    ObjectiveChoice,
-    PretrainedTokenizer,
-    Publish,
-    Training,
-    repo_id_problem,
-)
+from params.schema import Evaluation, Files, Function, Launch, ObjectiveChoice, Training
+from tasks.diagnostics import model_checks
 from tasks.ingestion.function import imported_code
 from tasks.ingestion.source import open_source
 from trainer import objectives
@@ -43,14 +30,10 @@ from trainer.conflicts import conflicts
 from trainer.identity import unwatched_code
 from trainer.loop import extensions
 from trainer.model import config_check
-from trainer.model.adapters import BaseModel
-from trainer.runtime.model_files import check_model_files
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 60.0
 """How long each check may run the code that a recipe names."""
-_HUB_S = 10.0
-"""How long to wait for a Hub."""
 
 
 def check(path: Path) -> None:
@@ -76,6 +59,7 @@ def all_problems(document: Document) -> list[Problem]:
     for find_problems, names in _CHECKS:
         if all(name in sections for name in names):
             problems += _in_time(find_problems, *(sections[name] for name in names))
+    problems += _in_time(model_checks.start_problems, sections)
     problems += _in_time(_conflict_problems, sections)
     problems += _dvc_problems(document, sections)
     problems += _secret_problems(document)
@@ -160,65 +144,6 @@ def _expectation_problems(validation: Any) -> Iterator[Problem]:
             yield Problem(key, f"there is no expectation {expectation.type!r}", _closest(expectation.type, known))
 
 
-def _model_problems(model: Model) -> Iterator[Problem]:
-    if model.pretrained is not None:
-        yield from _pretrained_problems(("model", "pretrained"), model.pretrained, "config.json")
-
-
-def _tokenizer_problems(tokenization: Any) -> Iterator[Problem]:
-    if isinstance(tokenization.tokenizer, PretrainedTokenizer):
-        yield from _pretrained_problems(
-            ("tokenization", "tokenizer", "path"), tokenization.tokenizer.path, "tokenizer.json"
-        )
-
-
-def _pretrained_problems(key: Key, path: str, required: str) -> Iterator[Problem]:
-    from trainer.model.network import has_only_pickle
-
-    folder, made = Path(path), re.fullmatch(r"runs/([^/]+)/model/?", path)
-    if folder.is_dir():
-        if made and required == "config.json":
-            _warn_of_unpublished(made[1])
-        if required == "config.json" and has_only_pickle(folder):
-            what = f"{path} has weights only as pickle files, which are never loaded"
-            yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
-        else:
-            try:
-                check_model_files(folder, weights=required == "config.json")
-            except ModelError as error:
-                yield Problem(key, f"{error.where}: {error.what}", error.fix)
-            else:
-                if not (folder / required).exists():
-                    yield Problem(key, f"{path} has no {required}", "check the folder")
-    elif made and Path("params", f"{made[1]}.yaml").is_file():
-        fix = f"make it: `evergreen run {made[1]} --no-publish`; or fetch it: `dvc pull train@{made[1]}`"
-        yield Problem(key, f"there is no folder {path}, and the recipe {made[1]} makes it", fix)
-    elif path.startswith((".", "/", "~")) or path.count("/") != 1:
-        fix = "give a local folder, or owner/name for a repository on the Hub"
-        yield Problem(key, f"there is no folder {path}", fix)
-    elif problem := repo_id_problem(path):
-        yield Problem(key, f"the Hub refuses {path!a}: {problem}", "write another `owner/name`")
-
-
-def _warn_of_unpublished(recipe: str) -> None:
-    from tasks.evaluation.report import Blessing
-    from tasks.stages import read_report
-
-    with contextlib.suppress(ModelError):  # it may not be evaluated yet, or here
-        blessing = read_report(Artifacts(recipe), Blessing)
-        if blessing.verdict != "publish" and not blessing.is_champion:
-            what = "check: runs/%s/model: the last model of %s that was evaluated was not published (%s: %s)"
-            logger.warning(what, recipe, recipe, blessing.verdict, "; ".join(blessing.reasons))
-
-
-def _length_problems(model: Model, tokenization: Any) -> Iterator[Problem]:
-    config = model.config or {}
-    positions = config.get("max_position_embeddings", config.get("n_positions"))
-    if isinstance(positions, int) and positions < tokenization.max_length:
-        what = f"{tokenization.max_length} tokens exceed the model's {positions} positions"
-        yield Problem(("tokenization", "max_length"), what, f"use at most {positions}")
-
-
 def _extension_problems(training: Training, objective: ObjectiveChoice) -> Iterator[Problem]:
     if not objectives.option_problems(objective):
         yield from extensions.problems(training, objectives.find(objective.name).trainer_class)
@@ -299,29 +224,6 @@ def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
         yield from _error(key, write_token, endpoint)
 
 
-def _adapter_problems(model: Model, publish: Publish) -> Iterator[Problem]:
-    """Find out whether others could load adapters that are published by themselves; asks the Hub only then."""
-    from tasks.hub_client.connection import chosen_endpoint, open_repository
-    from tasks.hub_client.repository import RetryPolicy
-    from tasks.publishing import base_model
-
-    key = ("publish", "adapter")
-    if publish.adapter == "merged" or _error(key, chosen_endpoint, publish.endpoint):
-        return
-    if found := base_model.problem(model):
-        yield Problem(key, *found)
-        return
-    try:
-        with open_repository(Artifacts("check"), repo_id=publish.repo_id, endpoint=publish.endpoint) as opened:
-            hurried = replace(opened, timeout_s=_HUB_S, retries=RetryPolicy(attempts=2))
-            base = BaseModel(str(model.pretrained), model.revision)
-            base_model.require_readable(hurried, base, private=publish.private)
-    except HubRefusedError as error:
-        yield Problem(key, f"{error.where}: {error.what}", error.fix)
-    except TransientError as error:
-        logger.warning("check: whether others can load %s was not checked: %s", model.pretrained, error.what)
-
-
 def _secret_problems(document: Document) -> Iterator[Problem]:
     """Find secrets in the recipe, which is published with the model."""
     from tasks.publishing.secrets import find_secrets
@@ -349,7 +251,7 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
     keys = {section: sections[section].model_dump(mode="json") for section in named if section in sections}
     for section, what, fix in unwatched_code(artifacts, keys):
         yield Problem((section,), f"{RECIPES} {what}", fix)
-    yield from _base_problems(root, name, entry["base"], sections)
+    yield from model_checks.base_problems(root, name, entry["base"], sections)
     source = sections["data"].source if "data" in sections else None
     read: dict[str, str] = {}
     if isinstance(source, Files):
@@ -362,26 +264,6 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
         if not (root / path).resolve().is_relative_to((root / entry["data"]).resolve()):
             what = f"{RECIPES} watches {entry['data']} for this recipe, which does not contain {path}"
             yield Problem(("data", "source", key), what, "set `data:` there to the file or folder that does")
-
-
-def _base_problems(root: Path, name: str, watched: str, sections: dict[str, Any]) -> Iterator[Problem]:
-    """Find folders of models that a recipe starts from, and DVC does not watch for it."""
-    named: dict[str, Key] = {}
-    tokenizer = sections["tokenization"].tokenizer if "tokenization" in sections else None
-    if isinstance(tokenizer, PretrainedTokenizer):
-        named[tokenizer.path] = ("tokenization", "tokenizer", "path")
-    if "model" in sections and sections["model"].pretrained is not None:
-        named[sections["model"].pretrained] = ("model", "pretrained")
-    for path, key in named.items():
-        folder = (root / path).resolve()
-        if folder.is_relative_to((root / "runs" / name).resolve()):
-            what = f"{path} is what this recipe makes, and is deleted before it trains"
-            yield Problem(key, what, "copy it out of its folder in runs/, and name the copy")
-        elif not (folder.is_dir() or folder.is_relative_to((root / "runs").resolve())):
-            continue  # it is on a Hub, or another check misses it
-        elif not folder.is_relative_to((root / watched).resolve()):
-            what = f"{RECIPES} watches {watched} for this recipe, which does not contain {path}"
-            yield Problem(key, what, f"set `base: {path}` there: then a new model in that folder is noticed")
 
 
 def _error(key: Key, function: Callable[..., object], *args: object) -> list[Problem]:
@@ -402,14 +284,12 @@ _CHECKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
     (objectives.option_problems, ("objective",)),
     (_column_problems, ("objective", "data", "evaluation")),
     (_expectation_problems, ("validation",)),
-    (_model_problems, ("model",)),
-    (_tokenizer_problems, ("tokenization",)),
-    (_length_problems, ("model", "tokenization")),
+    (model_checks.length_problems, ("model", "tokenization")),
     (_extension_problems, ("training", "objective")),
     (_metric_problems, ("training", "objective", "evaluation")),
     (_gate_problems, ("objective", "evaluation")),
     (_launch_problems, ("training", "launch")),
     (_publish_problems, ("publish", "launch")),
-    (_adapter_problems, ("model", "publish")),
+    (model_checks.adapter_problems, ("model", "publish")),
 ]
 """Checks, and the sections that each of them needs to be valid."""

@@ -125,14 +125,8 @@ def plan(total: int, save_steps: int, processes: int, steps: int | None, kills: 
     """Plan when to save, to evaluate and to kill.
 
     A kill is half-way between two checkpoints. The evaluation is between the last kill and the checkpoint before it, so that
-    it is repeated. It is the only one after the start, because evaluations may take long.
-
-    Args:
-        total: steps of the whole training.
-        save_steps: the recipe's save interval.
-        processes: number of processes, which are killed in turn.
-        steps: steps to train, if the user gave a number.
-        kills: number of kills.
+    it is repeated. It is the only one after the start, because evaluations may take long. `total` counts the steps of the whole
+    training, `steps` those that the user asked for.
 
     Raises:
         RecipeError: there are too few steps.
@@ -157,13 +151,7 @@ def table(comparisons: list[Comparison]) -> str:
 
 
 def diagnose(killed: list[Comparison], repeated: list[Comparison], folder: Path) -> ModelError:
-    """Return what two comparisons with the uninterrupted run show together.
-
-    Args:
-        killed: the comparison with the killed run, which differs.
-        repeated: the comparison with the repetition of the uninterrupted run.
-        folder: where the runs are.
-    """
+    """Return what the uninterrupted run's comparisons with a killed one, which differs, and with its repetition show together."""
     lost, noise = first_that_differs(killed), first_that_differs(repeated)
     assert lost
     runs = f"the runs are in {folder}"

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +18,6 @@ from params import EvergreenError
 from tasks.hub_client.connection import open_local
 from tasks.hub_server.trials import MayRead, TrialAnswer, TrialError
 from tasks.inference import trial_process
-from tasks.inference.answer import Answer, Label, Span
 from tasks.inference.published_model import MAIN, ModelFiles, download
 from trainer.model.adapters import CONFIG, BaseModel, is_adapter
 
@@ -70,7 +68,7 @@ class HubTrials:
         found = self._ask({"key": key, "folder": str(folder), "where": files.where, "text": text}, files.where)
         if "error" in found:
             raise TrialError(str(found["error"]))
-        return _as_trial(_answer(found))
+        return TrialAnswer(**found)
 
     def _download(self, repo_id: str, revision: str) -> ModelFiles:
         with open_local(self._folder, repo_id) as repository:
@@ -132,28 +130,3 @@ class HubTrials:
             return process.wait(_END_S)
         process.kill()
         return process.wait()
-
-
-def _answer(fields: dict[str, Any]) -> Answer:
-    labels, spans = fields["labels"], fields["spans"]
-    return Answer(
-        fields["text"],
-        fields["generated"],
-        None if labels is None else [Label(**one) for one in labels],
-        None if spans is None else [Span(**one) for one in spans],
-        fields["note"],
-    )
-
-
-def _as_trial(answer: Answer) -> TrialAnswer:
-    rows: Sequence[tuple[str, str]] = ()
-    if answer.labels is not None:
-        rows = [(label.name, f"{label.probability:.3f}") for label in answer.labels]
-    elif answer.spans is not None:
-        rows = [(f"{span.label}: {span.text}", f"{span.probability:.3f}") for span in answer.spans]
-    pieces: Sequence[tuple[str, str]] = ()
-    if answer.generated is not None:
-        pieces = [(answer.generated, "")]
-    elif answer.spans is not None:
-        pieces = list(answer.pieces())
-    return TrialAnswer(pieces, rows, answer.note or "")

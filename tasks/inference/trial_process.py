@@ -14,9 +14,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tasks.inference.answer import Answer
 
 KEPT: Final = 2
 """Models in memory."""
@@ -53,7 +55,7 @@ def main(timeout_s: float, memory_bytes: int, requests: IO[str], answers: IO[str
 
 
 def _answer(models: dict[str, Any], request: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of an `Answer`, or what is wrong as `error`. The model that answered last comes last in `models`."""
+    """Return the fields of a `TrialAnswer`, or what is wrong as `error`. The model that answered last comes last in `models`."""
     from params import EvergreenError
     from tasks.inference.tried_model import AnswerOptions, TriedModel
 
@@ -65,12 +67,21 @@ def _answer(models: dict[str, Any], request: Mapping[str, str]) -> dict[str, Any
                 del models[next(iter(models))]  # before the next one takes memory
             found = TriedModel.load(Path(request["folder"]), request["where"])
         models[key] = found
-        return asdict(found.answer(request["text"], AnswerOptions()))
+        return _fields(found.answer(request["text"], AnswerOptions()))
     except EvergreenError as error:
         return {"error": f"{error.where}: {error.what}"}
     except Exception as error:  # noqa: BLE001 - whoever made the model decides what it raises
         models.clear()
         return {"error": f"{request['where']}: {type(error).__name__}: {error}"}
+
+
+def _fields(answer: Answer) -> dict[str, Any]:
+    rows = [(label.name, label.probability) for label in answer.labels or ()]
+    rows += [(f"{span.label}: {span.text}", span.probability) for span in answer.spans or ()]
+    pieces = [(answer.generated, "")] if answer.generated is not None else []
+    if answer.spans is not None:
+        pieces = list(answer.pieces())
+    return {"pieces": pieces, "rows": [(name, f"{p:.3f}") for name, p in rows], "note": answer.note or ""}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Task = Literal["text-generation", "text2text-generation", "text-classification", "token-classification"]
-_AUTO_CLASSES: Final[dict[Task, str]] = {
-    "text-generation": "AutoModelForCausalLM",
-    "text2text-generation": "AutoModelForSeq2SeqLM",
-    "text-classification": "AutoModelForSequenceClassification",
-    "token-classification": "AutoModelForTokenClassification",
+_AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
+    "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
+    "text2text-generation": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
+    "text-classification": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"),
+    "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
 }
+"""The class that loads a model for a task, and transformers' table of the architectures that it knows."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
 
 
@@ -71,19 +72,17 @@ class TriedModel:
         Raises:
             ModelError: it has no weights, no tokenizer or no task that can be used here, or names files that are not its own.
         """
-        import transformers
         from transformers import AutoConfig, AutoTokenizer, pipeline
 
         check_model_files(folder, where=where, adapter=True)
         if is_adapter(folder):
-            with _load_errors(where):
-                task = _adapter_task(BaseModel.of(folder).task, where)
-                network = trained_model(folder, getattr(transformers, _AUTO_CLASSES[task]))
+            named = BaseModel.of(folder).task
+            task = _task([named] if named else [], where, "adapter_config.json")
         else:
             with _load_errors(where):
                 config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            task = _task(config, where)
-            network = _load_network(folder, task, where)
+            task = _task(config.architectures or [], where, "config.json")
+        network = _load_network(folder, task, where)
         if not any(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)):
             what = "has no tokenizer, which reads the text"  # transformers would make an empty one
             raise ModelError(where, what, "name a revision that has the tokenizer beside the model")
@@ -196,40 +195,32 @@ def _objective(folder: Path) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _adapter_task(name: str | None, where: str) -> Task:
-    for task in _AUTO_CLASSES:
-        if TASKS[task] == name:
-            return task
-    what = f"its adapter_config.json names {name or 'no task'}, for which there is no way to try it"
-    raise ModelError(where, what, f"try adapters for {', '.join(_AUTO_CLASSES)}")
-
-
-def _task(config: Any, where: str) -> Task:
+def _task(names: Collection[str], where: str, file: str) -> Task:
+    """Return what a model is for, by the architectures that its configuration names, or by the task that an adapter names."""
     from transformers.models.auto import modeling_auto as auto
 
-    known: dict[Task, Mapping[str, Any]] = {
-        "text-generation": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        "text2text-generation": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-        "text-classification": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-        "token-classification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
-    }
-    architectures = set(config.architectures or ())
-    for task, names in known.items():
-        if architectures & {one for value in names.values() for one in ([value] if isinstance(value, str) else value)}:
+    for task, (_, table) in _AUTO_CLASSES.items():
+        known = {TASKS[task]}
+        for value in getattr(auto, table).values():
+            known.update([value] if isinstance(value, str) else value)
+        if known.intersection(names):
             return task
-    named = ", ".join(sorted(architectures)) or "no architecture"
-    what = f"its config.json names {named}, for which there is no way to try it"
-    raise ModelError(where, what, f"try a model for {', '.join(known)}")
+    what = f"its {file} names {', '.join(sorted(names)) or 'no task'}, for which there is no way to try it"
+    raise ModelError(where, what, f"try a model for {', '.join(_AUTO_CLASSES)}")
 
 
 def _load_network(folder: Path, task: Task, where: str) -> PreTrainedModel:
     import transformers
 
+    auto_class = getattr(transformers, _AUTO_CLASSES[task][0])
+    if is_adapter(folder):
+        with _load_errors(where):
+            return trained_model(folder, auto_class)
     if not any(folder.glob("*.safetensors")):
         what = "it has no weights as safetensors"
         raise ModelError(where, what, "name a revision with a whole model; weights as pickle are not loaded")
     with _load_errors(where):
-        network, info = getattr(transformers, _AUTO_CLASSES[task]).from_pretrained(
+        network, info = auto_class.from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     if missing := sorted(info["missing_keys"]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Opponent
 from tasks.report.calibration_plot import Bin, draw_calibration
@@ -13,6 +15,8 @@ from tasks.report.training_curves import Panel, draw_curves
 
 MAX_PANELS = 6
 MAX_SLICES = 20
+OPPONENTS: Mapping[Opponent, str] = {"champion": "champion", "untrained": "model before training"}
+"""What the candidate is compared with, the one that decides first, and its name."""
 
 
 def curve_panels(results: RunResults) -> list[Panel]:

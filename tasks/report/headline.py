@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from params.foundation.artifacts import STAGES
-from tasks.evaluation.report import Blessing, Opponent
+from tasks.evaluation.report import Blessing
 from tasks.hub_client.receipt import Receipt
-from tasks.report.chart_data import gains_over
+from tasks.report.chart_data import OPPONENTS, gains_over
 from tasks.report.formatting import finite, interval, number, truncate
-from tasks.report.metric_plots import NAMES, GainBar
+from tasks.report.metric_plots import GainBar
 from tasks.report.run_results import RunResults
 from tasks.report.timings import Timing
 
@@ -90,11 +90,10 @@ def _failed(results: RunResults, failed: Timing) -> Headline:
 
 def deciding_gain(results: RunResults) -> tuple[str, GainBar] | None:
     """Return the gain that decides, with the name of the other model: the champion or, if there is none, the start."""
-    opponents: tuple[Opponent, ...] = ("champion", "untrained")
-    for against in opponents:
+    for against, name in OPPONENTS.items():
         gain = next((one for one in gains_over(results, against) if one.metric == results.metric), None)
         if gain is not None:
-            return NAMES[against] if against == "champion" else "model before training", gain
+            return name, gain
     return None
 
 

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from params.foundation.artifacts import STAGES, Artifacts, write_whole
+from tasks.evaluation.report import Champion
+from tasks.hub_client.receipt import Receipt
+from tasks.report.lineage import release_link
 from tasks.report.run_results import RunResults, read_results
 from tasks.report.templates import fill
 from tasks.report.timings import Timing, read_timings
@@ -48,7 +51,7 @@ def _content(
     from tasks.report.canvas import svg
     from tasks.report.formatting import gain_class, interval, number, signed_gain
     from tasks.report.headline import current_receipt, deciding_gain, deciding_metric, headline
-    from tasks.report.lineage import lineage_section, release_link
+    from tasks.report.lineage import lineage_section
     from tasks.report.metric_plots import draw_gain
 
     top = headline(results, timings)
@@ -76,13 +79,9 @@ def _content(
         "decided": decided,
         "row_use": results.blessing.row_use.sentence() if results.blessing and results.blessing.row_use else "",
         "receipt": receipt,
-        "release": release_link(receipt.repo_id, receipt.endpoint, receipt.commit)
-        if receipt and receipt.commit
-        else None,
+        "release": _link(receipt),
         "earlier": earlier,
-        "earlier_link": release_link(earlier.repo_id, earlier.endpoint, earlier.commit)
-        if earlier and earlier.commit
-        else None,
+        "earlier_link": _link(earlier),
         "repo_id": results.recipe.publish.repo_id if results.recipe else None,
         "stages": _stages(results, top.failed, is_published=receipt is not None, local=local),
         "unreadable": results.unreadable,
@@ -95,13 +94,13 @@ def _content(
         "curves": sections.curves_section(results),
         "data": sections.data_section(results, quote_rows=quote_rows),
         "tokens": sections.tokens_section(results),
-        "time": sections.time_section(timings, _price(results)) if timings else None,
+        "time": sections.time_section(timings, results.recipe) if timings else None,
         "lineage": lineage_section(results, receipt),
     }
 
 
-def _price(results: RunResults) -> float | None:
-    return results.recipe.launch.price_per_hour if results.recipe else None
+def _link(release: Receipt | Champion | None) -> tuple[str, str] | None:
+    return release_link(release.repo_id, release.endpoint, release.commit) if release and release.commit else None
 
 
 def _stages(results: RunResults, failed: str | None, *, is_published: bool, local: bool) -> list[tuple[str, str]]:

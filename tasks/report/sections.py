@@ -8,22 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from params import Recipe
 from params.foundation.artifacts import SPLITS
 from tasks.drift.report import ChampionConfidence, DriftReport
 from tasks.evaluation.report import Opponent
 from tasks.report import chart_data
 from tasks.report.calibration_plot import draw_calibration
 from tasks.report.canvas import svg
-from tasks.report.formatting import (
-    amount,
-    duration,
-    finite,
-    gain_class,
-    memory,
-    number,
-    percent,
-    plural,
-)
+from tasks.report.chart_data import OPPONENTS
+from tasks.report.formatting import amount, duration, finite, gain_class, memory, number, percent, plural
 from tasks.report.metric_plots import NAMES, draw_comparison, draw_gains, draw_slices, value_range
 from tasks.report.run_results import RunResults
 from tasks.report.timings import Timing
@@ -34,16 +27,15 @@ MAX_METRICS = 12
 MAX_ROWS = 400
 _MAX_CHECKS = 100
 _MAX_QUOTED = 100
-_OPPONENTS: tuple[Opponent, ...] = ("champion", "untrained")
 
 
 def comparison_section(results: RunResults) -> Section | None:
     """Return every metric of the candidate, the champion and the model before training."""
-    metrics = {model: results.model_metrics(model) for model in ("model", *_OPPONENTS)}
+    metrics = {model: results.model_metrics(model) for model in ("model", *OPPONENTS)}
     if not metrics["model"]:
         return None
     models = [model for model, known in metrics.items() if known]
-    against = [model for model in _OPPONENTS if any(results.comparison(model, name) for name in metrics["model"])]
+    against = [model for model in OPPONENTS if any(results.comparison(model, name) for name in metrics["model"])]
     directions = results.details.directions if results.details else {}
     rows = [
         {
@@ -60,12 +52,12 @@ def comparison_section(results: RunResults) -> Section | None:
         charts.append(("Side by side", svg(draw_comparison(dict(list(values.items())[:MAX_METRICS])))))
     for model in against:
         if gains := chart_data.gains_over(results, model)[:MAX_METRICS]:
-            drawn = svg(draw_gains(gains, against=_opponent_name(model)))
-            charts.append((f"Gain over the {_opponent_name(model)}", drawn))
+            drawn = svg(draw_gains(gains, against=OPPONENTS[model]))
+            charts.append((f"Gain over the {OPPONENTS[model]}", drawn))
     return {
         "lead": _comparison_lead(results, against),
         "models": [NAMES[model] for model in models],
-        "against": [_opponent_name(model) for model in against],
+        "against": [OPPONENTS[model] for model in against],
         "rows": rows,
         "charts": charts,
     }
@@ -84,11 +76,7 @@ def _comparison_lead(results: RunResults, against: Sequence[Opponent]) -> str:
     result = ", ".join(f"{word} in {count}" for word, count in counts.items()) + f" of {plural(len(found), 'metric')}"
     if len(counts) == 1:
         result = f"{found[0]} in {'all metrics' if len(found) > 1 else 'the only metric'}"
-    return f"Compared with the {_opponent_name(model)} {where}, the candidate is {result}."
-
-
-def _opponent_name(model: Opponent) -> str:
-    return "champion" if model == "champion" else "model before training"
+    return f"Compared with the {OPPONENTS[model]} {where}, the candidate is {result}."
 
 
 def slices_section(results: RunResults) -> Section | None:
@@ -227,7 +215,7 @@ def tokens_section(results: RunResults) -> Section | None:
     return {"lead": lead, "splits": SPLITS, "rows": rows, "vocabulary": tokenized.vocab_size}
 
 
-def time_section(timings: Mapping[str, Timing], price_per_hour: float | None) -> Section | None:
+def time_section(timings: Mapping[str, Timing], recipe: Recipe | None) -> Section | None:
     """Return time and memory by stage, and what the stages cost together."""
     if not timings:
         return None
@@ -236,7 +224,7 @@ def time_section(timings: Mapping[str, Timing], price_per_hour: float | None) ->
     peaks = [timing.peak_memory_mib for timing in timings.values() if timing.peak_memory_mib is not None]
     lead = f"{duration(total)} in total, of which {duration(longest.seconds)} in {longest.stage}"
     lead += f"; at most {memory(max(peaks))} of memory." if peaks else "."
-    if price_per_hour is not None:
-        cost = amount(total / 3600 * price_per_hour)
-        lead += f" Cost: {cost}, at {amount(price_per_hour)} an hour (launch.price_per_hour)."
+    if recipe and recipe.launch.price_per_hour is not None:
+        price = recipe.launch.price_per_hour
+        lead += f" Cost: {amount(total / 3600 * price)}, at {amount(price)} an hour (launch.price_per_hour)."
     return {"lead": lead, "rows": list(timings.values()), "longest": longest.seconds or 1.0}

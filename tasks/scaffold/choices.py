@@ -80,10 +80,12 @@ def max_length(lengths: Sequence[int], positions: int | None) -> Choice:
     """Return the length that covers the rows, a multiple of 8, and never more than the model's positions."""
     ordered = sorted(lengths)
     longest = ordered[-1]
-    wanted = max(16, _up_to(8, ordered[min(len(ordered) - 1, math.ceil(COVERED * len(ordered)) - 1)]))
+    covering = ordered[min(len(ordered) - 1, math.ceil(COVERED * len(ordered)) - 1)]
+    wanted = max(16, 8 * math.ceil(covering / 8))
     chosen = min(wanted, positions) if positions else wanted
     covered = sum(length <= chosen for length in ordered) / len(ordered)
-    why = f"covers {_percent(covered)} of the rows; the longest has {longest} tokens, the mean is {_mean(ordered):.0f}"
+    mean = sum(ordered) / len(ordered)
+    why = f"covers {_percent(covered)} of the rows; the longest has {longest} tokens, the mean is {mean:.0f}"
     if chosen < wanted:
         why += f"; the model has no more than {positions} positions"
     return Choice(chosen, why)
@@ -157,14 +159,6 @@ def _round(number: float) -> int:
         return min((1, 2, 5, 10), key=lambda rounded: abs(rounded - number))
     unit = 10 if number < 200 else 50 if number < 1000 else 100
     return unit * max(1, round(number / unit))
-
-
-def _up_to(unit: int, number: int) -> int:
-    return unit * math.ceil(number / unit)
-
-
-def _mean(numbers: Sequence[int]) -> float:
-    return sum(numbers) / len(numbers)
 
 
 def _percent(share: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from params import DataError, HubRefusedError, TransientError
+from params import DataError, EvergreenError, HubRefusedError, ModelError, TransientError
 from tasks.hub_client.token import token_for
 
 if TYPE_CHECKING:
@@ -17,24 +17,21 @@ Kind = Literal["dataset", "model"]
 _TIMEOUT_S = 60.0
 
 
-def repository_commit(repo_id: str, revision: str, *, kind: Kind) -> str:
-    """Return the commit that a branch, a tag or a hash stands for; the errors are those of `repository_files`."""
-    return str(_info(repo_id, revision, kind).sha)
-
-
-def repository_files(repo_id: str, revision: str, *, kind: Kind) -> list[str]:
-    """Return the names of the files of a repository.
+def repository(repo_id: str, revision: str, *, kind: Kind) -> tuple[str, list[str]]:
+    """Return the commit that a branch, a tag or a hash stands for, and the names of its files.
 
     Raises:
         DataError: there is no such repository or revision, or nobody may see it.
         HubRefusedError: the Hub refuses access.
         TransientError: the Hub cannot be reached.
     """
-    return sorted(file.rfilename for file in _info(repo_id, revision, kind).siblings or ())
+    with _api(repo_id, revision) as api:
+        found: Any = api.repo_info(repo_id, repo_type=kind, revision=revision, timeout=_TIMEOUT_S)
+    return str(found.sha), sorted(file.rfilename for file in found.siblings or ())
 
 
 def download(repo_id: str, commit: str, names: list[str]) -> Path:
-    """Download some small files of a model, and return their folder; the errors are those of `repository_files`."""
+    """Download some small files of a model, and return their folder; the errors are those of `repository`."""
     from huggingface_hub import snapshot_download
 
     with _api(repo_id, commit) as api:
@@ -56,9 +53,23 @@ def weight_parameters(repo_id: str, commit: str) -> int | None:
     return sum(found.parameter_count.values())
 
 
-def _info(repo_id: str, revision: str, kind: Kind) -> Any:
-    with _api(repo_id, revision) as api:
-        return api.repo_info(repo_id, repo_type=kind, revision=revision, timeout=_TIMEOUT_S)
+def local_parameters(folder: Path) -> int | None:
+    """Return the same for a model in a folder.
+
+    Raises:
+        ModelError: a file is damaged.
+    """
+    from huggingface_hub import parse_local_safetensors_file_metadata
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    total = None
+    for path in folder.glob("*.safetensors"):
+        try:
+            found = parse_local_safetensors_file_metadata(path).parameter_count
+        except (OSError, SafetensorsParsingError) as error:
+            raise ModelError(str(path), f"is no safetensors file: {error}", "copy or download it again") from error
+        total = (total or 0) + sum(found.values())
+    return total
 
 
 @contextlib.contextmanager
@@ -75,20 +86,31 @@ def _api(repo_id: str, revision: str) -> Iterator[HfApi]:
     except CLIENT_ERRORS as error:
         cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
         status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else 0
-        if isinstance(cause, errors.GatedRepoError):
-            fix = "accept its terms on the Hub, with the account of the token in HF_TOKEN"
-            raise HubRefusedError(where, "needs an access request (it is gated)", fix) from error
-        if isinstance(cause, errors.RevisionNotFoundError):
-            fix = "write a branch, a tag or a commit behind the @"
-            raise DataError(where, f"has no revision {revision}", fix) from error
-        if isinstance(cause, errors.RepositoryNotFoundError):
-            fix = (
-                "check the name; a local path needs a file or folder that exists; for a private repository set HF_TOKEN"
-            )
-            raise DataError(where, "does not exist, or is private", fix) from error
-        if isinstance(cause, errors.OfflineModeIsEnabled):
-            fix = "unset HF_HUB_OFFLINE, or give a local path"
-            raise DataError(where, "HF_HUB_OFFLINE forbids to ask the Hub", fix) from error
+        answers: dict[type[Exception], tuple[type[EvergreenError], str, str]] = {
+            errors.GatedRepoError: (
+                HubRefusedError,
+                "needs an access request (it is gated)",
+                "accept its terms on the Hub, with the account of the token in HF_TOKEN",
+            ),
+            errors.RevisionNotFoundError: (
+                DataError,
+                f"has no revision {revision}",
+                "write a branch, a tag or a commit behind the @",
+            ),
+            errors.RepositoryNotFoundError: (
+                DataError,
+                "does not exist, or is private",
+                "check the name; a local path needs a file or folder that exists; for a private repository set HF_TOKEN",
+            ),
+            errors.OfflineModeIsEnabled: (
+                DataError,
+                "HF_HUB_OFFLINE forbids to ask the Hub",
+                "unset HF_HUB_OFFLINE, or give a local path",
+            ),
+        }
+        for kind, (raised, what, fix) in answers.items():
+            if isinstance(cause, kind):
+                raise raised(where, what, fix) from error
         if status in (401, 403):
             fix = "set HF_TOKEN to a token that may read it"
             raise HubRefusedError(where, f"the Hub refuses access ({status})", fix) from error

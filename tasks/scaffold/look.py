@@ -60,11 +60,8 @@ class Column:
     @cached_property
     def counts(self) -> Counter[Any]:
         """How often each value occurs, most frequent first; only for texts, integers and booleans."""
-        return (
-            Counter(dict(Counter(self.filled).most_common()))
-            if self.kind in ("text", "integer", "boolean")
-            else Counter()
-        )
+        is_counted = self.kind in ("text", "integer", "boolean")
+        return Counter(dict(Counter(self.filled).most_common())) if is_counted else Counter()
 
     @property
     def distinct(self) -> int:
@@ -140,7 +137,11 @@ def look(source: Files | HubDataset | Sql, root: Path = Path()) -> Sample:
 
 def _sample(opened: Source, source: Files | HubDataset | Sql, split: str, root: Path) -> tuple[list[Row], int | None]:
     """Return rows from all parts of a split, and their number; of what cannot be read anywhere, its beginning."""
-    indexes = opened.indexes(split) if isinstance(source, HubDataset) or _is_small(source, split, root) else None
+    is_scanned = isinstance(source, HubDataset)
+    if isinstance(source, Files):
+        sizes = ((root / name).stat().st_size for name in matching(source.patterns[split], root))
+        is_scanned = sum(sizes) <= _SCANNED_BYTES
+    indexes = opened.indexes(split) if is_scanned else None
     if indexes is not None:
         total = sum(index.rows for index in indexes)
         return list(_spread(indexes, total)), total
@@ -161,14 +162,6 @@ def _spread(indexes: Sequence[FileIndex], total: int) -> Iterator[Row]:
         index, start = blocks[i * len(blocks) // wanted]
         for batch in index.piece(start, _BLOCK_ROWS).batches():
             yield from readable(batch)[1]
-
-
-def _is_small(source: Files | Sql, split: str, root: Path) -> bool:
-    if not isinstance(source, Files):
-        return False
-    pattern = source.patterns[split]
-    paths = [root / name for name in matching(pattern, root)]
-    return sum(path.stat().st_size for path in paths) <= _SCANNED_BYTES
 
 
 def _list_kind(items: Sequence[Any]) -> Kind:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Final
 from params import ModelError
 from params.schema import repo_id_problem
 from tasks.report.formatting import magnitude
+from tasks.scaffold import hub
 from trainer.objectives.bases.advice import ModelKind
 from trainer.runtime.model_files import check_model_files
 
@@ -56,14 +56,12 @@ def model_facts(model: str, root: Path = Path()) -> ModelFacts:
     """
     if (root / model).is_dir():
         check_model_files(root / model, where=model)
-        return _facts(model, None, root / model, _local_parameters(root / model))
+        return _facts(model, None, root / model, hub.local_parameters(root / model))
     name, _, revision = model.partition("@")
     if model.startswith((".", "/", "~")) or name.count("/") != 1 or repo_id_problem(name):
         fix = "give a local folder, or owner/name of a repository on the Hub"
         raise ModelError("--model", f"there is no folder {model}", fix)
-    from tasks.scaffold import hub
-
-    commit = hub.repository_commit(name, revision or "main", kind="model")
+    commit, _ = hub.repository(name, revision or "main", kind="model")
     folder = hub.download(name, commit, _CONFIG_FILES)
     return _facts(name, commit, folder, hub.weight_parameters(name, commit))
 
@@ -99,28 +97,11 @@ def _positions(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int |
     limits = [config.get(name) for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")]
     found = [int(limit) for limit in limits if isinstance(limit, int) and limit > 0]
     if found and "roberta" in str(config["model_type"]):
-        found = [
-            limit - int(config.get("pad_token_id") or 1) - 1 for limit in found
-        ]  # its positions begin behind padding
+        padding = int(config.get("pad_token_id") or 1)
+        found = [limit - padding - 1 for limit in found]  # its positions begin behind padding
     if isinstance(limit := tokenizer.get("model_max_length"), int | float) and limit < _USUAL_LIMIT:
         found.append(int(limit))
     return min(found, default=None)
-
-
-def _local_parameters(folder: Path) -> int | None:
-    """Count the parameters in the headers of all safetensors; None if there are no such files."""
-    files = sorted(folder.glob("*.safetensors"))
-    return sum(map(_parameters, files)) if files else None
-
-
-def _parameters(path: Path) -> int:
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
-    except (OSError, ValueError, MemoryError, OverflowError) as error:
-        raise ModelError(str(path), f"is no safetensors file: {error}", "copy or download it again") from error
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from params import DataError
 from params.schema import Model, ObjectiveChoice
-from tasks.scaffold import choices, measure, start
+from tasks.scaffold import choices, start
 from tasks.scaffold.look import Row, Sample
-from tasks.scaffold.measure import Lengths
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import Proposal
 from tasks.scaffold.quality import Quality, judge
@@ -24,6 +23,9 @@ from trainer.runtime.imports import left_out
 
 _TRIED_ROWS: Final = 2000
 """Rows, about, that are encoded as training sees them."""
+_MEASURED_ROWS: Final = 5_000
+"""The most rows that are tokenized for their lengths."""
+_BATCH_ROWS: Final = 500
 
 
 @dataclass(frozen=True)
@@ -70,20 +72,21 @@ def _make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None, *, 
     tokenizer_choice = start.tokenizer_choice(facts, sum(map(len, texts)))
     tokenizer = start.load_tokenizer(tokenizer_choice.value, texts, objective)
     state = objective.collect_state(quality.usable)
-    found = measure.lengths(quality.usable, Encoder(objective, tokenizer, NO_LIMIT, state))
+    found = _lengths(quality.usable, Encoder(objective, tokenizer, NO_LIMIT, state))
     if found.targets:
         options, objective = _with_target_length(proposal, options, objective, found)
     if "packing" in options and not start.can_train(model, objective, state, tokenizer):
         options = options | {"packing": Choice(value=False, why="this model lets packed examples attend to each other")}
         objective = _build(proposal, options)
-    shares = _shares(sample)
-    train_rows = round(sample.estimated("train") * (1 - sum(share.value for share in shares.values())))
+    rows, splits = sample.estimated("train"), sample.rows
+    shares = choices.split_shares(rows, has_validation="validation" in splits, has_test="test" in splits)
+    train_rows = round(rows * (1 - sum(share.value for share in shares.values())))
     values = {"tokenizer": tokenizer_choice, "model.lora": lora}
     values |= _values(proposal, options=options, found=found, facts=facts, train_rows=train_rows, quality=quality)
     limit = values["tokenization.max_length"].value
-    rows = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
+    tried = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
     encoder = Encoder(objective, tokenizer, limit, state)
-    per_row = list(measure.encoded(rows, encoder))
+    per_row = list(_encoded(tried, encoder))
     examples = list(objective.pack((example for row in per_row for example in row), limit))
     if not examples:
         raise DataError("the training rows", f"they give no sequence of {limit} tokens", "give more rows")
@@ -101,8 +104,43 @@ def _make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None, *, 
         shares=shares,
         values=values,
         encoder=encoder,
-        example=_usual_row(rows, per_row, found.mean),
+        example=_usual_row(tried, per_row, found.mean),
     )
+
+
+@dataclass(frozen=True)
+class _Lengths:
+    """Lengths in tokens, one for each row."""
+
+    inputs: list[int]
+    targets: list[int]
+    """Of second texts, such as translations; empty without them."""
+
+    @property
+    def mean(self) -> float:
+        """Mean length of a row."""
+        return sum(self.inputs) / len(self.inputs)
+
+
+def _encoded(rows: Sequence[Row], encoder: Encoder) -> Iterator[list[Example]]:
+    """Yield the training sequences of each row; none for a row that cannot be encoded."""
+    lenient = replace(encoder, marks_rows=True)
+    numbered = [{**row, "row_id": i} for i, row in enumerate(rows)]
+    for first in range(0, len(numbered), _BATCH_ROWS):
+        yield from (row.examples for row in lenient.encode(numbered[first : first + _BATCH_ROWS]))
+
+
+def _lengths(rows: Sequence[Row], encoder: Encoder) -> _Lengths:
+    """Return the whole lengths of the rows in tokens, special tokens included."""
+    every = max(1, len(rows) // _MEASURED_ROWS)
+    objective, inputs, targets = encoder.objective, [], []
+    for examples in _encoded(rows[::every], replace(encoder, max_length=NO_LIMIT)):
+        if not examples:
+            continue
+        inputs.append(sum(map(objective.length, examples)))
+        if objective.has_target_text:
+            targets.append(max(len(example["labels"]) for example in examples))
+    return _Lengths(inputs, targets)
 
 
 def _usual_row(
@@ -119,16 +157,11 @@ def _build(proposal: Proposal, options: Mapping[str, Choice]) -> Objective[Any]:
     return objectives.build(ObjectiveChoice.model_validate({"name": proposal.objective, **proposal.options, **values}))
 
 
-def _shares(sample: Sample) -> dict[str, Choice]:
-    rows = sample.estimated("train")
-    return choices.split_shares(rows, has_validation="validation" in sample.rows, has_test="test" in sample.rows)
-
-
 def _values(
     proposal: Proposal,
     *,
     options: Mapping[str, Choice],
-    found: Lengths,
+    found: _Lengths,
     facts: ModelFacts | None,
     train_rows: int,
     quality: Quality,
@@ -151,7 +184,7 @@ def _values(
 
 
 def _with_target_length(
-    proposal: Proposal, options: Mapping[str, Choice], objective: Objective[Any], found: Lengths
+    proposal: Proposal, options: Mapping[str, Choice], objective: Objective[Any], found: _Lengths
 ) -> tuple[dict[str, Choice], Objective[Any]]:
     length = choices.max_length(found.targets, None)
     with_lengths = {**options, **dict.fromkeys(sorted(objective.limits), length)}
@@ -166,7 +199,7 @@ def _training_values(
     *,
     sequences: int,
     train_rows: int,
-    found: Lengths,
+    found: _Lengths,
     limit: int,
     lora: bool,
 ) -> dict[str, Choice]:
@@ -181,6 +214,7 @@ def _training_values(
         "training.global_batch_size": batch,
         "training.learning_rate": choices.learning_rate(proposal, facts.parameters if facts else None, lora=lora),
         "training.lr_scheduler": choices.scheduler(proposal),
+        "training.warmup_steps": Choice(0.1, "a tenth of all steps"),
         "training.weight_decay": choices.weight_decay(proposal, is_new=is_new),
         "training.precision": start.precision(),
         "training.eval_steps": every,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -70,19 +69,7 @@ def with_item(text: str, name: str, *, data: str, objective: str, base: str = NO
 
 def without_item(text: str, name: str) -> str:
     """Return recipes.yaml without the item of a recipe."""
-    if name not in _recipes(_parsed(text, RECIPES)):
-        return text
-    lines = text.splitlines(keepends=True)
-    first, indent = _first_item(lines, "recipes", RECIPES)
-    pattern = re.compile(rf" {{{indent}}}(['\"]?){re.escape(name)}\1\s*:")
-    place = next(i for i in range(first, len(lines)) if pattern.match(lines[i]))
-    end = _end_of_item(lines, place, indent)
-
-    def expected(content: Any) -> None:
-        del content["recipes"][name]
-        content["recipes"] = content["recipes"] or None
-
-    return _verified(text, "".join([*lines[:place], *lines[end:]]), expected, RECIPES)
+    return _without(text, RECIPES, "recipes", name) if name in _recipes(_parsed(text, RECIPES)) else text
 
 
 def with_deployment(text: str, name: str, schedule: str) -> str:
@@ -138,21 +125,23 @@ def without_deployments(text: str, name: str) -> tuple[str, list[str]]:
         if found is None:
             return text, removed
         removed.append(str(deployments[found].get("name")))
-        text = _without_deployment(text, found)
+        text = _without(text, PREFECT, "deployments", found)
 
 
-def _without_deployment(text: str, number: int) -> str:
+def _without(text: str, path: Path, key: str, item: str | int) -> str:
+    """Return a file without one item, given by name or number, of the mapping or list `key`."""
     lines = text.splitlines(keepends=True)
-    first, indent = _first_item(lines, "deployments", PREFECT)
-    place = [i for i in range(first, len(lines)) if lines[i].startswith(f"{' ' * indent}- ")][number]
-    stop = _end_of_item(lines, place, indent)
-    if place and not lines[place - 1].strip():
+    where = YAML().load(text)[key].lc
+    place = int((where.key(item) if isinstance(item, str) else where.item(item))[0])
+    end = _end_of_item(lines, place)
+    if isinstance(item, int) and not lines[place - 1].strip():
         place -= 1
 
     def expected(content: Any) -> None:
-        del content["deployments"][number]
+        del content[key][item]
+        content[key] = content[key] or None
 
-    return _verified(text, "".join([*lines[:place], *lines[stop:]]), expected, PREFECT)
+    return _verified(text, "".join([*lines[:place], *lines[end:]]), expected, path)
 
 
 def _deploys(deployment: Mapping[str, Any], name: str) -> bool:
@@ -169,11 +158,7 @@ def _verified(before: str, after: str, change: Callable[[Any], None], path: Path
     with contextlib.suppress(RecipeError):
         if _parsed(after, path) == expected:
             return after
-    raise _uneditable(path)
-
-
-def _uneditable(path: Path) -> RecipeError:
-    return RecipeError(str(path), "has a form that cannot be edited automatically", "edit it by hand: docs/own-data.md")
+    raise RecipeError(str(path), "has a form that cannot be edited automatically", "edit it by hand: docs/own-data.md")
 
 
 def _parsed(text: str, path: Path) -> Any:
@@ -201,24 +186,13 @@ def _deployments(content: Any) -> list[Any]:
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def _first_item(lines: list[str], key: str, path: Path) -> tuple[int, int]:
-    """Return the line of the first item below `key:`, and its indent."""
-    start = next((i for i, line in enumerate(lines) if re.match(rf"{key}:\s*(#.*)?$", line)), len(lines))
-    for i in range(start + 1, len(lines)):
-        text = lines[i].lstrip()
-        if text and not text.startswith("#"):
-            return i, len(lines[i]) - len(text)
-    raise _uneditable(path)
-
-
-def _end_of_item(lines: list[str], place: int, indent: int) -> int:
+def _end_of_item(lines: list[str], place: int) -> int:
     """Return the line behind an item that begins at `place`: deeper lines belong to it, comments that follow do not."""
+    indents = [len(line) - len(line.lstrip(" ")) for line in lines]
     end = place + 1
     for i in range(place + 1, len(lines)):
-        line = lines[i]
-        if not line.strip() or (line.lstrip().startswith("#") and len(line) - len(line.lstrip(" ")) <= indent):
-            continue
-        if len(line) - len(line.lstrip(" ")) <= indent:
+        if indents[i] > indents[place] and lines[i].strip():
+            end = i + 1
+        elif lines[i].strip() and not lines[i].lstrip().startswith("#"):
             break
-        end = i + 1
     return end

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from params import DataError, RecipeError
 from params.loading import suggestion
 from tasks.scaffold.look import Column, Sample
-from tasks.scaffold.request import Asker, Option, Request
+from tasks.scaffold.request import Asker, Request
 from trainer import objectives
 from trainer.objectives.bases.advice import Advice, Fit, ModelKind, SeenColumns
 
@@ -19,21 +19,20 @@ _USUAL: Final[Mapping[str, tuple[str, ...]]] = {
     "spans": ("spans", "entities"),
     "prompt": ("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem"),
     "completion": (
-        "completion",
-        "answer",
-        "response",
-        "output",
-        "target",
-        "summary",
-        "translation",
-        "solution",
-        "reply",
+        *("completion", "answer", "response", "output", "target", "summary", "translation", "solution", "reply"),
     ),
     "messages": ("messages", "conversation", "conversations", "chat"),
     "chosen": ("chosen", "preferred", "accepted", "better"),
     "rejected": ("rejected", "dispreferred", "worse"),
 }
 """Usual names of the columns, most usual first."""
+_MEANINGS: Final = {
+    "completion": "answer",
+    "messages": "conversation",
+    "chosen": "better answer",
+    "rejected": "worse answer",
+}
+"""What a flag stands for, where its name does not say it."""
 _MAX_LABELS: Final = 1000
 
 
@@ -82,7 +81,7 @@ def propose(request: Request, sample: Sample, kind: ModelKind, ask: Asker) -> Pr
         possible = [o for o in fitting(sample, given) if kind in advised()[o].models]
         if not possible:
             raise _nothing_fits(sample, kind, given)
-        options = [Option(objective, advised()[objective].meaning) for objective in possible]
+        options = {objective: advised()[objective].meaning for objective in possible}
         objective = ask.choose("--objective", "What the model should learn", options)
     columns: dict[str, str] = {}
     for flag in advised()[objective].asked(_seen(sample, given)):
@@ -133,29 +132,18 @@ def _column(flag: str, sample: Sample, chosen: Mapping[str, str], ask: Asker, ob
     """Return the column for a flag: the one that is given, the only one that fits, or the one with the usual name."""
     if flag in chosen:
         return chosen[flag]
-    candidates = [c for c in _CANDIDATES[flag](sample, chosen) if c.name not in chosen.values()]
+    candidates = [c for c in _candidates(flag, sample, chosen) if c.name not in chosen.values()]
     usual = [c for name in _USUAL[flag] for c in candidates if c.name.lower() == name]
     if len(usual) == 1 or (usual and flag != "label"):
         candidates = usual[:1]
     if not candidates:
         columns = ", ".join(f"{c.name} ({c.kind})" for c in sample.columns.values())
-        raise RecipeError(
-            f"--{flag}", f"{objective} needs --{flag}; none of these columns fits: {columns}", f"add --{flag} COLUMN"
-        )
+        what = f"{objective} needs --{flag}; none of these columns fits: {columns}"
+        raise RecipeError(f"--{flag}", what, f"add --{flag} COLUMN")
     ordered = [*usual, *(c for c in candidates if c not in usual)]
-    return ask.choose(f"--{flag}", _QUESTIONS[flag], [Option(c.name, _facts(c)) for c in ordered])
-
-
-_QUESTIONS: Final = {
-    "text": "The column with the text",
-    "label": "The column with the label",
-    "spans": "The column with the spans",
-    "prompt": "The column with the prompt",
-    "completion": "The column with the answer",
-    "messages": "The column with the conversation",
-    "chosen": "The column with the better answer",
-    "rejected": "The column with the worse answer",
-}
+    return ask.choose(
+        f"--{flag}", f"The column with the {_MEANINGS.get(flag, flag)}", {c.name: _facts(c) for c in ordered}
+    )
 
 
 def _facts(column: Column) -> str:
@@ -198,24 +186,16 @@ def _by_name(sample: Sample, flag: str) -> list[Column]:
     return [columns[name] for name in _USUAL[flag] if name in columns]
 
 
-def _texts_by_name(flag: str) -> Callable[[Sample, Mapping[str, str]], list[Column]]:
-    def candidates(sample: Sample, _: Mapping[str, str]) -> list[Column]:
-        by_name = [c for c in _by_name(sample, flag) if c.kind == "text"]
-        return by_name or [c for c in sample.columns.values() if c.kind == "text" and not c.is_id]
-
-    return candidates
-
-
-_CANDIDATES: Final[Mapping[str, Callable[[Sample, Mapping[str, str]], Sequence[Column]]]] = {
-    "text": _text_candidates,
-    "label": _label_candidates,
-    "spans": lambda sample, _: _of_kind(sample, "spans"),
-    "prompt": _texts_by_name("prompt"),
-    "completion": _texts_by_name("completion"),
-    "messages": lambda sample, _: _of_kind(sample, "messages"),
-    "chosen": _texts_by_name("chosen"),
-    "rejected": _texts_by_name("rejected"),
-}
+def _candidates(flag: str, sample: Sample, chosen: Mapping[str, str]) -> list[Column]:
+    """Return the columns that can be what a flag names."""
+    if flag == "text":
+        return _text_candidates(sample, chosen)
+    if flag == "label":
+        return _label_candidates(sample, chosen)
+    if flag in ("spans", "messages"):
+        return _of_kind(sample, flag)
+    by_name = [c for c in _by_name(sample, flag) if c.kind == "text"]
+    return by_name or [c for c in _of_kind(sample, "text") if not c.is_id]
 
 
 def _nothing_fits(sample: Sample, kind: ModelKind, given: Mapping[str, str]) -> DataError | RecipeError:

@@ -111,14 +111,9 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
             return f"no `{column}`"
         if kind != "list" and not str(row[column]).strip():
             return f"an empty `{column}`"
-    return _general(objective.reject_reason(row))
-
-
-def _general(reason: str | None) -> str | None:
-    """Return a reason without what differs between rows, so that rows can be counted by it."""
-    if reason is None:
-        return None
-    return "overlapping spans" if " overlaps the span before it" in reason else reason
+    reason = objective.reject_reason(row)
+    # without what differs between rows, so that rows can be counted by it
+    return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
 
 
 def _labels(rows: Iterable[Row], proposal: Proposal) -> Iterator[str]:

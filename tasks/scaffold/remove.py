@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import typer
 
@@ -21,9 +20,8 @@ def remove(name: str, *, yes: bool) -> None:
         RecipeError: no recipe can have this name, or there is nothing of this name.
     """
     if problem := name_problem(name):
-        raise RecipeError(
-            "NAME", f"{name!a:.200} is no name: {problem}", "write the recipe's name, without params/ and .yaml"
-        )
+        fix = "write the recipe's name, without params/ and .yaml"
+        raise RecipeError("NAME", f"{name!a:.200} is no name: {problem}", fix)
     root = project.project_root()
     recipe = root / "params" / f"{name}.yaml"
     recipes, prefect = ((root / path).read_text(encoding="utf-8") for path in (RECIPES, project.PREFECT))
@@ -33,7 +31,8 @@ def remove(name: str, *, yes: bool) -> None:
     what += ["its item in recipes.yaml"] if new_recipes != recipes else []
     what += [f"the deployment {deployment} in prefect.yaml" for deployment in deployments]
     if not what:
-        raise RecipeError(name, "no recipe, item or deployment has this name", f"recipes: {', '.join(_recipes(root))}")
+        recipe_names = sorted(path.stem for path in (root / "params").glob("*.yaml"))
+        raise RecipeError(name, "no recipe, item or deployment has this name", f"recipes: {', '.join(recipe_names)}")
     print(f"This belongs to {name}:")
     for one in what:
         print(f"  {one}")
@@ -52,11 +51,5 @@ def remove(name: str, *, yes: bool) -> None:
     if kept:
         print(f"Kept: {', '.join(kept)}, and what is published.")
     if deployments:
-        print(
-            "On a Prefect server, delete what is deployed: "
-            + ", ".join(f"prefect deployment delete retrain/{d}" for d in deployments)
-        )
-
-
-def _recipes(root: Path) -> list[str]:
-    return sorted(path.stem for path in (root / "params").glob("*.yaml"))
+        commands = ", ".join(f"prefect deployment delete retrain/{deployment}" for deployment in deployments)
+        print(f"On a Prefect server, delete what is deployed: {commands}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import typer
@@ -34,15 +34,6 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Option:
-    """One possible answer to a question."""
-
-    value: str
-    reason: str = ""
-    """What speaks for it, for people."""
-
-
-@dataclass(frozen=True)
 class Asker:
     """Asks on a terminal; elsewhere an open question is an error that names the flag."""
 
@@ -53,27 +44,22 @@ class Asker:
         """Return one that asks, if somebody is there to answer, and has not said --yes."""
         return cls(interactive=not yes and sys.stdin.isatty() and sys.stdout.isatty())
 
-    def choose(self, flag: str, what: str, options: Sequence[Option]) -> str:
-        """Return one of `options`, the first of which is the proposal; without a choice, nobody is asked.
+    def choose(self, flag: str, what: str, options: Mapping[str, str]) -> str:
+        """Return one of `options`, each with what speaks for it; the first is the proposal. Without a choice, nobody is asked.
 
         Raises:
             RecipeError: there are several, and nobody to ask.
         """
-        if len(options) == 1:
-            return options[0].value
+        first, *others = options
+        if not others:
+            return first
+        listed = [f"{option} ({reason})" if reason else option for option, reason in options.items()]
         if not self.interactive:
-            listed = ", ".join(
-                f"{option.value} ({option.reason})" if option.reason else option.value for option in options
-            )
-            raise RecipeError(
-                flag, f"{what} is not clear: {listed}", f"add {flag}, for example `{flag} {options[0].value}`"
-            )
-        print(f"\n{what}:")
-        for option in options:
-            print(f"  {option.value}{f'  ({option.reason})' if option.reason else ''}")
-        values = [option.value for option in options]
-        while (answer := str(typer.prompt(f"Which one? {flag}", default=values[0]))) not in values:
-            print(f"Type one of: {', '.join(values)}")
+            fix = f"add {flag}, for example `{flag} {first}`"
+            raise RecipeError(flag, f"{what} is not clear: {', '.join(listed)}", fix)
+        print(f"\n{what}:", *listed, sep="\n  ")
+        while (answer := str(typer.prompt(f"Which one? {flag}", default=first))) not in options:
+            print(f"Type one of: {', '.join(options)}")
         return answer
 
     def text(self, flag: str, question: str, fix: str) -> str:

@@ -13,6 +13,7 @@ from typing import Final
 from params import DataError, RecipeError
 from params.schema import Files, HubDataset, Sql, repo_id_problem
 from tasks.ingestion.formats import SUFFIXES
+from tasks.scaffold import hub
 from tasks.scaffold.file_heads import OTHER_FORMATS, check_head, text_unit
 from tasks.scaffold.request import Request
 
@@ -47,15 +48,13 @@ def find_source(request: Request, root: Path = Path()) -> FoundSource:
     if "://" in request.data:
         return _sql(request)
     if request.query:
-        raise RecipeError(
-            "--query", f"needs a database, and --data is {request.data}", "write --data sqlite:///rows.db"
-        )
+        what = f"needs a database, and --data is {request.data}"
+        raise RecipeError("--query", what, "write --data sqlite:///rows.db")
     is_local = _looks_local(request.data, root)
     match = _HUB.fullmatch(request.data)
     if request.data.startswith("hub:") and not match:
-        raise RecipeError(
-            "--data", f"{request.data} names no dataset", "write hub:owner/name, or hub:owner/name@revision"
-        )
+        fix = "write hub:owner/name, or hub:owner/name@revision"
+        raise RecipeError("--data", f"{request.data} names no dataset", fix)
     if match and (request.data.startswith("hub:") or not is_local):
         return _hub(request, match["repo"], match["revision"] or "main")
     return _files(request, root)
@@ -90,13 +89,10 @@ def _sql(request: Request) -> FoundSource:
 
 
 def _hub(request: Request, repo_id: str, revision: str) -> FoundSource:
-    from tasks.scaffold.hub import repository_files
-
     if problem := repo_id_problem(repo_id):
-        raise DataError(
-            "--data", f"there is no such file, and the Hub refuses {repo_id!a}: {problem}", "check the path"
-        )
-    names = repository_files(repo_id, revision, kind="dataset")
+        what = f"there is no such file, and the Hub refuses {repo_id!a}: {problem}"
+        raise DataError("--data", what, "check the path")
+    _, names = hub.repository(repo_id, revision, kind="dataset")
     patterns, notes = _patterns(request, names, where=f"dataset {repo_id}")
     source = HubDataset(kind="hub", repo_id=repo_id, revision=revision, **patterns)
     return FoundSource(source, "tasks/ingestion/hub_dataset.py", notes)

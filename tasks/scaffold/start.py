@@ -92,11 +92,10 @@ def precision() -> Choice:
     """Return the number format of the passes."""
     import torch
 
-    if not has_gpu():
-        return Choice("fp32", "there is no GPU here: on one that has it, bf16 is about twice as fast")
-    if not torch.cuda.is_bf16_supported():
-        return Choice("fp32", "the GPU here has no bf16")
-    return Choice("bf16", "on a GPU about twice as fast as fp32")
+    if has_gpu() and torch.cuda.is_bf16_supported():
+        return Choice("bf16", "on a GPU about twice as fast as fp32")
+    without = "there is no GPU here: on one that has it, bf16 is about twice as fast"
+    return Choice("fp32", "the GPU here has no bf16" if has_gpu() else without)
 
 
 def has_gpu() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from params.schema import PretrainedTokenizer
 from tasks.scaffold.plan import Plan
@@ -15,48 +15,60 @@ from trainer.objectives.bases.advice import Choice
 
 _WIDTH: Final = 120
 _MAX_SLICES: Final = 100
+_TRAINING: Final = (
+    *("epochs", "global_batch_size", "learning_rate", "lr_scheduler", "warmup_steps", "weight_decay", "precision"),
+    *("group_by_length", "eval_steps", "save_steps", "logging_steps", "best_metric"),
+)
+Keys = Mapping[str, Any]
+"""Keys with a `Choice`, a plain value or further keys each; a key that begins with `#` is a comment."""
 
 
 def recipe_text(name: str, found: FoundSource, plan: Plan, repo_id: str) -> str:
     """Return the recipe as YAML; the same arguments give the same text."""
-    sections = (
-        _head(name, plan),
-        [f"seed: {SEED}"],
-        _data(found, plan),
-        _validation(plan),
-        _tokenization(plan),
-        _objective(plan),
-        _model(plan),
-        _training(plan),
-        _launch(plan),
-        _evaluation(plan),
-        _publish(repo_id),
-    )
-    return "\n\n".join("\n".join(map(one_line, section)) for section in sections if section) + "\n"
+    sections: Keys = {
+        "seed": SEED,
+        "data": _data(found, plan),
+        "validation": {
+            **_chosen(plan, "validation", "max_quarantined"),
+            "# Columns and types are checked anyway, and each row as the objective needs it. `expectations` adds checks.": "",
+        },
+        "tokenization": {"tokenizer": _tokenizer(plan), **_chosen(plan, "tokenization", "max_length")},
+        "objective": _objective(plan),
+        "model": _model(plan),
+        "training": _chosen(plan, "training", *_TRAINING),
+        "launch": _chosen(plan, "launch", "micro_batch_size", "eval_batch_size"),
+        "evaluation": _evaluation(plan),
+        "publish": {
+            "repo_id": repo_id,
+            "endpoint": Choice("local", "the Hub in the folder .hub; or https://huggingface.co, with HF_TOKEN"),
+            "private": True,
+            "license": Choice("other", "write that of data and model, such as cc-by-4.0 or apache-2.0"),
+        },
+    }
+    texts = (_head(name, plan), *(_lines({key: section}) for key, section in sections.items()))
+    return "\n\n".join("\n".join(map(one_line, lines)) for lines in texts) + "\n"
 
 
-def _line(indent: int, key: str, choice: Choice) -> Iterator[str]:
-    """Yield a key with its value, and its reason behind it, or above it where the line would be too long."""
-    line = f"{' ' * indent}{key}: {scalar(choice.value)}"
-    if not choice.why:
-        yield line
-    elif len(line) + len(choice.why) + 4 <= _WIDTH:
-        yield f"{line}  # {choice.why}"
-    else:
-        yield f"{' ' * indent}# {choice.why}"
-        yield line
-
-
-def _lines(indent: int, values: Mapping[str, Choice]) -> list[str]:
-    return [line for key, choice in values.items() for line in _line(indent, key, choice)]
+def _lines(keys: Keys, indent: str = "") -> Iterator[str]:
+    """Yield keys with their values; a reason is behind its value, or above it where the line would be too long."""
+    for key, value in keys.items():
+        if key.startswith("#"):
+            yield f"{indent}{key}"
+        elif isinstance(value, Mapping):
+            yield f"{indent}{key}:"
+            yield from _lines(value, f"{indent}  ")
+        else:
+            choice = value if isinstance(value, Choice) else Choice(value)
+            line = f"{indent}{key}: {scalar(choice.value)}"
+            is_short = len(line) + len(choice.why) + 4 <= _WIDTH
+            if choice.why and not is_short:
+                yield f"{indent}# {choice.why}"
+            yield f"{line}  # {choice.why}" if choice.why and is_short else line
 
 
 def _head(name: str, plan: Plan) -> list[str]:
-    model = (
-        f"{plan.facts.model_type} of {plan.facts.size} parameters"
-        if plan.facts
-        else "a small model from random weights"
-    )
+    facts = plan.facts
+    model = f"{facts.model_type} of {facts.size} parameters" if facts else "a small model from random weights"
     counts = ", ".join(f"{plan.sample.estimated(split):,} {split}" for split in plan.sample.rows)
     of = "" if plan.sample.is_whole else f", of which {len(plan.sample.train):,} training rows were looked at"
     notes = [f"#   - {note}" for note in plan.quality.notes()]
@@ -71,42 +83,29 @@ def _head(name: str, plan: Plan) -> list[str]:
     ]
 
 
-def _data(found: FoundSource, plan: Plan) -> list[str]:
-    lines = ["data:", "  source:"]
-    for key, value in described(found.source).items():
-        why = "a branch: every run asks whether it has a new commit" if key == "revision" and len(value) < 40 else ""
-        lines += _line(4, key, Choice(value, why))
+def _data(found: FoundSource, plan: Plan) -> Keys:
+    source: dict[str, Any] = dict(described(found.source))
+    if len(source.get("revision", "")) in range(1, 40):
+        source["revision"] = Choice(source["revision"], "a branch: every run asks whether it has a new commit")
+    data: dict[str, Any] = {"source": source}
     if plan.shares:
-        lines += ["  split:", *_lines(4, plan.shares)]
+        data["split"] = plan.shares
     column = key_column(plan.proposal)
     if column and plan.shares and plan.quality.repeated and not plan.quality.known:
         why = f"{plan.quality.repeated:,} rows repeat a text: all rows with it are in one split"
-        lines += _line(2, "group_by", Choice([column], why))
-    return lines
+        data["group_by"] = Choice([column], why)
+    return data
 
 
-def _validation(plan: Plan) -> list[str]:
-    return [
-        "validation:",
-        *_lines(2, _of(plan, "validation", "max_quarantined")),
-        "  # Columns and types are checked anyway, and each row as the objective needs it. `expectations` adds checks.",
-    ]
+def _tokenizer(plan: Plan) -> Keys:
+    own, why = plan.values["tokenizer"].value, plan.values["tokenizer"].why
+    if not isinstance(own, PretrainedTokenizer):
+        return {"kind": own.kind, "vocab_size": Choice(own.vocab_size, why)}
+    return {"kind": own.kind, "path": Choice(own.path, why)} | ({"revision": own.revision} if own.revision else {})
 
 
-def _tokenization(plan: Plan) -> list[str]:
-    choice = plan.values["tokenizer"]
-    own = choice.value
-    lines = ["tokenization:", "  tokenizer:", f"    kind: {own.kind}"]
-    if isinstance(own, PretrainedTokenizer):
-        lines += _line(4, "path", Choice(own.path, choice.why))
-        lines += _line(4, "revision", Choice(own.revision)) if own.revision else []
-    else:
-        lines += _line(4, "vocab_size", Choice(own.vocab_size, choice.why))
-    return [*lines, *_lines(2, _of(plan, "tokenization", "max_length"))]
-
-
-def _objective(plan: Plan) -> list[str]:
-    lines = ["objective:", *_line(2, "name", Choice(plan.proposal.objective, plan.proposal.advice.meaning))]
+def _objective(plan: Plan) -> Keys:
+    keys: dict[str, Any] = {"name": Choice(plan.proposal.objective, plan.proposal.advice.meaning)}
     labels = plan.quality.labels
     for flag, column in plan.proposal.columns.items():
         facts = ""
@@ -116,72 +115,40 @@ def _objective(plan: Plan) -> list[str]:
         elif flag == "spans":
             listed = ", ".join(f"{label} {count:,}" for label, count in labels.most_common(5))
             facts = f"{len(labels)} labels: {listed}"
-        lines += _line(2, plan.proposal.advice.columns[flag], Choice(column, facts))
-    return [*lines, *_lines(2, plan.options)]
+        keys[plan.proposal.advice.columns[flag]] = Choice(column, facts)
+    return {**keys, **plan.options}
 
 
-def _model(plan: Plan) -> list[str]:
+def _model(plan: Plan) -> Keys:
     model = plan.model
     if model.config is not None:
-        why = "random weights; for better results give a pretrained model (`pretrained`), and its tokenizer"
-        return [
-            "model:",
-            f"  # {why}",
-            "  config:",
-            *(f"    {key}: {scalar(value)}" for key, value in model.config.items()),
-        ]
+        why = "# random weights; for better results give a pretrained model (`pretrained`), and its tokenizer"
+        return {why: "", "config": model.config}
     assert plan.facts
-    lines = [
-        "model:",
-        *_line(2, "pretrained", Choice(model.pretrained, f"{plan.facts.model_type}, {plan.facts.size} parameters")),
-    ]
+    keys: dict[str, Any] = {
+        "pretrained": Choice(model.pretrained, f"{plan.facts.model_type}, {plan.facts.size} parameters")
+    }
     if model.revision:
-        lines += _line(2, "revision", Choice(model.revision, "the commit of today"))
+        keys["revision"] = Choice(model.revision, "the commit of today")
     if model.lora:
-        lora = plan.values["model.lora"]
-        lines += [f"  # Adapters instead of all weights: {lora.why}.", "  lora:"]
-        lines += _lines(4, {"r": Choice(model.lora.r, "rank"), "alpha": Choice(model.lora.alpha, "twice the rank")})
-    return lines
+        keys[f"# Adapters instead of all weights: {plan.values['model.lora'].why}."] = ""
+        keys["lora"] = {"r": Choice(model.lora.r, "rank"), "alpha": Choice(model.lora.alpha, "twice the rank")}
+    return keys
 
 
-def _training(plan: Plan) -> list[str]:
-    names = ("epochs", "global_batch_size", "learning_rate", "lr_scheduler")
-    more = ("weight_decay", "precision", "group_by_length", "eval_steps", "save_steps", "logging_steps", "best_metric")
-    warmup = {"warmup_steps": Choice(0.1, "a tenth of all steps")}
-    return ["training:", *_lines(2, _of(plan, "training", *names) | warmup | _of(plan, "training", *more))]
-
-
-def _launch(plan: Plan) -> list[str]:
-    return ["launch:", *_lines(2, _of(plan, "launch", "micro_batch_size", "eval_batch_size"))]
-
-
-def _evaluation(plan: Plan) -> list[str]:
-    lines = [
-        "evaluation:",
-        "  split: test",
-        *_line(2, "compare_untrained", Choice(value=True, why="the first release must be better")),
-    ]
+def _evaluation(plan: Plan) -> Keys:
+    keys: dict[str, Any] = {
+        "split": "test",
+        "compare_untrained": Choice(value=True, why="the first release must be better"),
+    }
     label = plan.proposal.columns.get("label")
     if label and len(plan.quality.labels) <= _MAX_SLICES:
-        lines += _line(2, "slices", Choice([label], "the accuracy within each label, which is its recall, too"))
-    metric = plan.values["training.best_metric"]
+        keys["slices"] = Choice([label], "the accuracy within each label, which is its recall, too")
     if plan.proposal.advice.gates_on_best_metric:
-        lines += [
-            "  gate:",
-            *_line(4, "metric", Choice(metric.value, "a new model must be better by more than chance")),
-        ]
-    return lines
+        metric = plan.values["training.best_metric"].value
+        keys["gate"] = {"metric": Choice(metric, "a new model must be better by more than chance")}
+    return keys
 
 
-def _publish(repo_id: str) -> list[str]:
-    return [
-        "publish:",
-        *_line(2, "repo_id", Choice(repo_id)),
-        *_line(2, "endpoint", Choice("local", "the Hub in the folder .hub; or https://huggingface.co, with HF_TOKEN")),
-        *_line(2, "private", Choice(value=True)),
-        *_line(2, "license", Choice("other", "write that of data and model, such as cc-by-4.0 or apache-2.0")),
-    ]
-
-
-def _of(plan: Plan, section: str, *keys: str) -> dict[str, Choice]:
+def _chosen(plan: Plan, section: str, *keys: str) -> dict[str, Choice]:
     return {key: plan.values[f"{section}.{key}"] for key in keys}

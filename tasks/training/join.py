@@ -20,8 +20,7 @@ from tasks.training.rendezvous import POLL_S, Announcement, read_announcement, r
 from trainer.job import Job
 from trainer.runtime import heartbeat
 from trainer.runtime.launcher import LaunchReport
-from trainer.runtime.lifetime import exclusive
-from trainer.runtime.stop import STOP
+from trainer.runtime.lifetime import STOP, exclusive
 
 logger = logging.getLogger(__name__)
 

@@ -104,7 +104,9 @@ class Ranks:
             self._idle_s[rank] = 0.0 if moved else self._idle_s[rank] + elapsed_s
         for pulse in self.pulses:
             if pulse.host == os.uname().nodename and pulse.pid not in self._known:
-                self._known[pulse.pid] = _process(pulse.pid)
+                self._known[pulse.pid] = None  # it may have ended already
+                with contextlib.suppress(psutil.NoSuchProcess):  # a later process with the same id does not match it
+                    self._known[pulse.pid] = psutil.Process(pulse.pid)
 
     def local_pids(self) -> set[int]:
         """Return the ids of the processes that run, or ran, on this machine."""
@@ -178,11 +180,3 @@ class Ranks:
         with contextlib.suppress(psutil.Error):
             return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
         return False
-
-
-def _process(pid: int) -> psutil.Process | None:
-    """Return a handle that a later process with the same id does not match; None if the process has ended already."""
-    try:
-        return psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return None

@@ -1,7 +1,7 @@
 """How the machines of one training find each other: through a folder that all of them share, `.scratch/<recipe>/machines`.
 
-    start.json        machine 0 announces a start of the training: it waits for the others, runs, failed or finished
-    machine-<n>.json  machine n is ready for that start
+    start.json         machine 0 announces a start of the training: it waits for the others, runs, failed or finished
+    machine-<n>.ready  the start that machine n is ready for
 
 Only then do the processes start, and meet at `launch.main_process_ip` by accelerate's own rendezvous. So a machine that is
 late delays the start and breaks nothing, and a machine that comes back takes part in the next start.
@@ -42,14 +42,6 @@ class Announcement(Section):
     state: Literal["waiting", "running", "failed", "finished"]
 
 
-class Ready(Section):
-    """The message of another machine to machine 0."""
-
-    start: str
-    """The start that it is ready for."""
-    host: str
-
-
 def read_announcement(folder: Path) -> Announcement | None:
     """Return what machine 0 announced last; None if it has not announced anything yet."""
     with contextlib.suppress(FileNotFoundError):
@@ -59,8 +51,7 @@ def read_announcement(folder: Path) -> Announcement | None:
 
 def report_ready(folder: Path, machine: int, announced: Announcement) -> None:
     """Tell machine 0 that `machine` is ready."""
-    ready = Ready(start=announced.start, host=os.uname().nodename)
-    write_whole(folder / f"machine-{machine}.json", ready.model_dump_json())
+    write_whole(folder / f"machine-{machine}.ready", announced.start)
 
 
 @contextlib.contextmanager
@@ -130,10 +121,8 @@ def _wait_for_all(folder: Path, start: Announcement, launch: Launch, stop_reques
 
 
 def _is_ready(folder: Path, machine: int, start: Announcement) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        text = (folder / f"machine-{machine}.json").read_text(encoding="utf-8")
-        return Ready.model_validate_json(text).start == start.start
-    return False
+    path = folder / f"machine-{machine}.ready"
+    return path.exists() and path.read_text(encoding="utf-8") == start.start
 
 
 def _named(machines: list[int]) -> str:

@@ -141,7 +141,16 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
     with whole_folder(artifacts.model) as target:
         not_weights = shutil.ignore_patterns(MANIFEST, BEST_NOTE, IDENTITY)
         if job.model.lora:
-            parameters = _write_adapted(job, best.folder, target, target / artifacts.adapter.name)
+            parameters = network.write_adapted(
+                best.folder,
+                target,
+                target / artifacts.adapter.name,
+                job.model,
+                objective=objectives.build(job.objective),
+                state=tokens.read_state(job.tokens),
+                tokenizer=tokens.read_tokenizer(job.tokens),
+                seed=job.seed,
+            )
         else:
             shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=not_weights)
         shutil.copytree(artifacts.tokenizer, target, dirs_exist_ok=True)
@@ -164,20 +173,6 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
         _write_curve(target / "validation.csv", (e for e in history if any(k.startswith("eval_") for k in e)))
         save_report(report, target / artifacts.report("train").name)
     return report
-
-
-def _write_adapted(job: Job, trained: Path, target: Path, adapter: Path) -> int:
-    """Write the model with the adapters merged, and the adapters by themselves; return the model's number of parameters."""
-    return network.write_adapted(
-        trained,
-        target,
-        adapter,
-        job.model,
-        objective=objectives.build(job.objective),
-        state=tokens.read_state(job.tokens),
-        tokenizer=tokens.read_tokenizer(job.tokens),
-        seed=job.seed,
-    )
 
 
 def _write_curve(path: Path, entries: Iterable[dict[str, Any]]) -> None:

@@ -31,7 +31,7 @@ from trainer.loop.batch import split_batch
 from trainer.runtime import heartbeat
 from trainer.runtime.heartbeat import Pulse
 from trainer.runtime.launcher import Failure, LaunchReport
-from trainer.runtime.stop import STOP
+from trainer.runtime.lifetime import STOP
 
 logger = logging.getLogger(__name__)
 

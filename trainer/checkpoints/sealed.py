@@ -68,25 +68,20 @@ def seal(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "chec
 def verify(checkpoint: Path) -> str | None:
     """Return how `checkpoint` differs from its manifest, or None; a file on a bad sector counts as different."""
     try:
-        return _difference(checkpoint)
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        return f"the disk cannot read it: {error}"
-
-
-def _difference(checkpoint: Path) -> str | None:
-    try:
         promised = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-        if not isinstance(promised, dict):
-            return "its manifest is damaged"
+        found = _manifest(checkpoint)
     except FileNotFoundError:
         return "it has no manifest"
     except ValueError:
         return "its manifest is damaged"
-    found = _manifest(checkpoint)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return f"the disk cannot read it: {error}"
     if promised == found:
         return None
+    if not isinstance(promised, dict):
+        return "its manifest is damaged"
     changed = sorted(name for name in promised.keys() | found.keys() if promised.get(name) != found.get(name))
     return f"not as it was written: {', '.join(changed)}"
 

@@ -90,10 +90,10 @@ class RowCollator:
         Raises:
             ValueError: an argument has the wrong type, is empty, or does not fit the other.
         """
-        checked = _texts("texts", texts)
+        checked = _list("texts", texts, str, "texts")
         rows = [{"input_ids": ids} for ids in self._tokenize(checked)]
         if texts_labels is not None:
-            targets = _texts("texts_labels", texts_labels)
+            targets = _list("texts_labels", texts_labels, str, "texts")
             _check_same_length("texts_labels", targets, "texts", checked)
             for i, (row, ids) in enumerate(zip(rows, self._tokenize(targets, labels=True), strict=True)):
                 if not self.encoder_decoder and len(ids) != len(row["input_ids"]):
@@ -170,32 +170,23 @@ class RowCollator:
 
 
 def _tensors(name: str, value: object) -> list[torch.Tensor]:
-    values = _list(name, value, "tensors")
+    values = _list(name, value, torch.Tensor, "integer tensors of shape (T,) with T > 0")
     for i, tensor in enumerate(values):
-        if not isinstance(tensor, torch.Tensor):
-            raise _wrong_type(f"{name}[{i}]", tensor, "a tensor", f"torch.tensor({name}[{i}])")
-        if tensor.ndim != 1 or len(tensor) == 0:
+        if tensor.ndim != 1 or len(tensor) == 0 or tensor.is_floating_point() or tensor.is_complex():
+            found = f"{tensor.dtype} of the shape {tuple(tensor.shape)}"
             raise ValueError(
-                f"step: {name}[{i}] has the shape {tuple(tensor.shape)}; give one row of tokens, of shape (T,) with T > 0"
+                f"step: {name}[{i}] holds {found}; give integer tokens of one row, of shape (T,) with T > 0"
             )
-        if tensor.is_floating_point() or tensor.is_complex():
-            raise ValueError(f"step: {name}[{i}] holds {tensor.dtype}, not integers; give {name}[{i}].long()")
     return [tensor.detach().cpu().long() for tensor in values]
 
 
-def _texts(name: str, value: object) -> list[str]:
-    values = _list(name, value, "texts")
-    for i, text in enumerate(values):
-        if not isinstance(text, str):
-            raise _wrong_type(f"{name}[{i}]", text, "a text", "a list of str")
-    return values
-
-
-def _list(name: str, value: object, what: str) -> list[Any]:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        fix = f"list({name})" if isinstance(value, torch.Tensor) and value.ndim == 2 else f"[{name}]"
-        raise _wrong_type(name, value, f"a list of {what}", f"{fix}, one for each row")
-    if len(value) == 0:
+def _list(name: str, value: Any, kind: type, what: str) -> list[Any]:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    places = {f"{name}[{i}]": one for i, one in enumerate(value)} if is_list else {name: value}
+    for where, one in places.items():
+        if not (is_list and isinstance(one, kind)):
+            raise ValueError(f"step: {where} is of type {type(one).__name__}; give a list of {what}, one for each row")
+    if not places:
         raise ValueError(f"step: {name} is empty; call step only with rows")
     return list(value)
 
@@ -203,7 +194,3 @@ def _list(name: str, value: object, what: str) -> list[Any]:
 def _check_same_length(name: str, values: Sequence[object], other: str, others: Sequence[object]) -> None:
     if len(values) != len(others):
         raise ValueError(f"step: {name} has {len(values)} rows, {other} has {len(others)}; give as many of both")
-
-
-def _wrong_type(what: str, value: object, expected: str, fix: str) -> ValueError:
-    return ValueError(f"step: {what} is of type {type(value).__name__}, not {expected}; give {fix}")

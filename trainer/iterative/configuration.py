@@ -77,10 +77,8 @@ def check_arguments(args: object, *, model_name: str, schedule: object) -> Train
     if args is None:
         args = IterativeSFTConfig(output_dir=f"{Path(model_name).name or 'model'}-IterativeSFT")
     if not isinstance(args, TrainingArguments):
-        raise TypeError(
-            f"IterativeSFTTrainer: args is of type {type(args).__name__}; give an IterativeSFTConfig, "
-            "TrainingArguments, or None"
-        )
+        fix = "give an IterativeSFTConfig, TrainingArguments, or None"
+        raise TypeError(f"IterativeSFTTrainer: args is of type {type(args).__name__}; {fix}")
     for name, reason in _REFUSED.items():
         if getattr(args, name):
             raise ValueError(f"IterativeSFTTrainer: args.{name} is set, but {reason}")
@@ -92,14 +90,10 @@ def check_arguments(args: object, *, model_name: str, schedule: object) -> Train
         return args
     for name in ("logging_steps", "eval_steps", "save_steps", "warmup_steps"):
         if 0 < (getattr(args, name) or 0) < 1:
-            raise ValueError(
-                f"IterativeSFTTrainer: args.{name} is a share of max_steps, which is not set; "
-                "set max_steps, or give a number of steps"
-            )
+            fix = "set max_steps, or give a number of steps"
+            raise ValueError(f"IterativeSFTTrainer: args.{name} is a share of max_steps, which is not set; {fix}")
     kind = SchedulerType(args.lr_scheduler_type).value
     if schedule is None and kind not in _WITHOUT_END:
-        raise ValueError(
-            f"IterativeSFTTrainer: args.lr_scheduler_type {kind!r} needs an end; set max_steps, or use "
-            "'constant_with_warmup'"
-        )
+        fix = "set max_steps, or use 'constant_with_warmup'"
+        raise ValueError(f"IterativeSFTTrainer: args.lr_scheduler_type {kind!r} needs an end; {fix}")
     return args

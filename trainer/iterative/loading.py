@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
 from trainer.runtime.model_files import check_model_files
 
-_HUB_ARGUMENTS = {
-    "revision",
-    "code_revision",
-    "token",
-    "cache_dir",
-    "local_files_only",
-    "subfolder",
-}
+_HUB_ARGUMENTS = {"revision", "code_revision", "token", "cache_dir", "local_files_only", "subfolder"}
 
 
 def name_of(model: object) -> str:
@@ -38,7 +30,8 @@ def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedMode
     """Load a model by name, with the head that its configuration needs; return a model object as it is.
 
     Raises:
-        ValueError: `init_kwargs` has an unknown dtype, or two of them, or the model is an object already.
+        ValueError: `init_kwargs` is given, and the model is an object already.
+        AttributeError: `init_kwargs` has an unknown dtype.
         ModelError: the model's files name files that are not its own.
     """
     if not isinstance(model, str):
@@ -49,16 +42,8 @@ def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedMode
             )
         return model
     arguments = dict(init_kwargs or {})
-    if "torch_dtype" in arguments:
-        if "dtype" in arguments:
-            raise ValueError("model_init_kwargs: dtype and torch_dtype are two names for the same thing; give dtype")
+    if "torch_dtype" in arguments:  # its old name
         arguments["dtype"] = arguments.pop("torch_dtype")
-    dtype = arguments.get("dtype")
-    if isinstance(dtype, str) and dtype != "auto":
-        found = getattr(torch, dtype.removeprefix("torch."), None)
-        if not isinstance(found, torch.dtype):
-            raise ValueError(f"model_init_kwargs: there is no dtype {dtype!r}; give for example 'bfloat16' or 'auto'")
-        arguments["dtype"] = found
     trusted = arguments.pop("trust_remote_code", False)
     of_hub = {name: value for name, value in arguments.items() if name in _HUB_ARGUMENTS}
     if revision := check_model_files(model, **of_hub):

@@ -13,9 +13,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainer.reporting.clock import CLOCK_SUFFIXES
-
 FILE = "metrics.jsonl"
+CLOCK_SUFFIXES = ("runtime", "per_second", "preparation_time")
+"""Ends of the names of values that depend on a clock, so that equal trainings differ in them."""
 _SUMMARY = "train_loss"
 """Only in Trainer's last line; its mean restarts at every start."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sized
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trainer.reporting import progress_bar
-from trainer.reporting.clock import CLOCK_SUFFIXES
+from trainer.reporting.metrics_log import CLOCK_SUFFIXES
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,12 +25,6 @@ AFTER_S: Final = 1.0
 """How long work goes on without a bar: most of it has ended by then, and the import of rich takes a third of a second."""
 EVERY_S: Final = 0.2
 """Seconds between two looks of the bar."""
-
-
-class _Display(Protocol):
-    def show(self, what: str, done: int, total: int | None, note: str) -> bool: ...
-
-    def hide(self) -> None: ...
 
 
 class Bar:
@@ -122,7 +116,7 @@ class _File:
             self._path.unlink(missing_ok=True)
 
 
-_display: list[_Display] = []
+_display: list[Bar | _File] = []
 """Where this process shows its progress: one place or none."""
 
 

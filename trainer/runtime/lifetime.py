@@ -12,12 +12,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 SUPERVISOR = "EVERGREEN_SUPERVISOR"
 """Environment variable: id of the process that supervises a training, for the processes below its launcher."""
+STOP = "stop"
+"""File in a run's folder: a request to stop the training."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -40,6 +42,14 @@ def _is_below(ancestors: Collection[int]) -> bool:
     import psutil
 
     return any(process.pid in ancestors for process in psutil.Process().parents())
+
+
+def listen_for_stop(folder: Path) -> Callable[[], bool]:
+    """Catch SIGTERM and SIGINT, and return a function that returns whether a stop of the run in `folder` was requested."""
+    caught: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: caught.append(number))
+    return lambda: bool(caught) or (folder / STOP).exists()
 
 
 def stop_group(process: subprocess.Popen[Any], grace_s: float) -> None:

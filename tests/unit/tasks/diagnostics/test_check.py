@@ -20,7 +20,7 @@ from params.foundation.artifacts import Artifacts
 from params.loading import read
 from params.schema import Launch, Recipe, Training
 from tasks.commands import main
-from tasks.diagnostics import check as check_module
+from tasks.diagnostics import model_checks
 from tasks.diagnostics.check import _column_problems, all_problems, check
 from tasks.evaluation.report import Blessing
 from tasks.hub_server.server import LocalHub
@@ -277,7 +277,7 @@ def test_base_model_of_adapters_is_on_the_hub_that_they_go_to(tmp_path, monkeypa
         assert "api/x" in found("api/x")["model.pretrained"]
         monkeypatch.delenv("HF_ENDPOINT")
         assert "tests/llama, cannot be read" in found("tests/llama")["publish.adapter"], "another Hub: the one in .hub"
-    monkeypatch.setattr(check_module, "_HUB_S", 0.1)
+    monkeypatch.setattr(model_checks, "_HUB_S", 0.1)
     monkeypatch.setenv("HF_ENDPOINT", api.endpoint)
     assert found("tests/llama") == {}, "it cannot be asked"
     assert "whether others can load tests/llama was not checked" in caplog.text

@@ -270,7 +270,7 @@ ONE, TWO = [torch.tensor([2, 3])], [torch.tensor([2, 3]), torch.tensor([4, 5])]
         ({"input_ids": ONE, "texts": ["a b"]}, "both input_ids and texts are given"),
         ({"input_ids": []}, "input_ids is empty"),
         ({"texts": []}, "texts is empty"),
-        ({"texts": "a b"}, r"texts is of type str, not a list of texts; give \[texts\]"),
+        ({"texts": "a b"}, "texts is of type str; give a list of texts, one for each row"),
         ({"texts": ["a b", 3]}, r"texts\[1\] is of type int"),
         ({"texts": ["a b"], "texts_labels": "a b"}, "texts_labels is of type str"),
         ({"texts": ["a b"], "texts_labels": ["a b", "c d"]}, "texts_labels has 2 rows, texts has 1"),
@@ -282,11 +282,14 @@ ONE, TWO = [torch.tensor([2, 3])], [torch.tensor([2, 3]), torch.tensor([4, 5])]
         ),
         (
             {"input_ids": torch.ones(2, 3)},
-            r"input_ids is of type Tensor, not a list of tensors; give list\(input_ids\)",
+            "input_ids is of type Tensor; give a list of integer tensors",
         ),
-        ({"input_ids": [[2, 3]]}, r"input_ids\[0\] is of type list, not a tensor; give torch.tensor\(input_ids\[0\]\)"),
-        ({"input_ids": [torch.ones(1, 3).long()]}, r"input_ids\[0\] has the shape \(1, 3\)"),
-        ({"input_ids": [torch.ones(3)]}, r"input_ids\[0\] holds torch.float32, not integers"),
+        ({"input_ids": [[2, 3]]}, r"input_ids\[0\] is of type list; give a list of integer tensors"),
+        ({"input_ids": [torch.ones(1, 3).long()]}, r"input_ids\[0\] holds torch.int64 of the shape \(1, 3\)"),
+        (
+            {"input_ids": [torch.ones(3)]},
+            r"input_ids\[0\] holds torch.float32 of the shape \(3,\); give integer tokens",
+        ),
         ({"input_ids": TWO, "attention_mask": ONE}, "attention_mask has 1 rows, input_ids has 2"),
         ({"input_ids": ONE, "labels": [torch.tensor([2])]}, r"labels\[0\] has 1 tokens, input_ids\[0\] has 2"),
         ({"input_ids": [*ONE, torch.tensor([4])]}, "row 1 has no token to predict"),
@@ -335,12 +338,8 @@ def test_invalid_config_is_refused(fields, message, tmp_path):
 
 def test_invalid_models_and_arguments_are_refused(tmp_path):
     llama().save_pretrained(tmp_path / "llama")
-    for kwargs, message in (
-        ({"dtype": "bfloat61"}, "no dtype 'bfloat61'"),
-        ({"dtype": "auto", "torch_dtype": 1}, "two names"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            IterativeSFTTrainer(str(tmp_path / "llama"), config(tmp_path, model_init_kwargs=kwargs))
+    with pytest.raises(AttributeError, match="bfloat61"):
+        IterativeSFTTrainer(str(tmp_path / "llama"), config(tmp_path, model_init_kwargs={"dtype": "bfloat61"}))
     with pytest.raises(ValueError, match="was not loaded by name; give its tokenizer"):
         IterativeSFTTrainer(llama(), config(tmp_path))
     with pytest.raises(TypeError, match="model is of type int"):

@@ -1,0 +1,129 @@
+"""Checks of the model and the tokenizer that a recipe starts from, for `check`: nothing is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from params import HubRefusedError, ModelError, Problem, TransientError
+from params.dvc_files import RECIPES
+from params.foundation.artifacts import Artifacts
+from params.loading import Key
+from params.schema import Model, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
+from trainer.model.adapters import BaseModel
+from trainer.runtime.model_files import check_model_files
+
+logger = logging.getLogger(__name__)
+_HUB_S = 10.0
+"""How long to wait for a Hub."""
+
+
+def start_problems(sections: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find folders and repositories that a training cannot start from."""
+    for key, path in _starts(sections).items():
+        yield from _pretrained_problems(key, path, "config.json" if key[0] == "model" else "tokenizer.json")
+
+
+def _starts(sections: Mapping[str, Any]) -> dict[Key, str]:
+    """Return the folders or repositories of the tokenizer and the model that a recipe starts from, by the keys that name them."""
+    found: dict[Key, str] = {}
+    tokenizer = sections["tokenization"].tokenizer if "tokenization" in sections else None
+    if isinstance(tokenizer, PretrainedTokenizer):
+        found["tokenization", "tokenizer", "path"] = tokenizer.path
+    if "model" in sections and sections["model"].pretrained is not None:
+        found["model", "pretrained"] = sections["model"].pretrained
+    return found
+
+
+def _pretrained_problems(key: Key, path: str, required: str) -> Iterator[Problem]:
+    from trainer.model.network import has_only_pickle
+
+    folder, made = Path(path), re.fullmatch(r"runs/([^/]+)/model/?", path)
+    if folder.is_dir():
+        if made and required == "config.json":
+            _warn_of_unpublished(made[1])
+        if required == "config.json" and has_only_pickle(folder):
+            what = f"{path} has weights only as pickle files, which are never loaded"
+            yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
+        else:
+            try:
+                check_model_files(folder, weights=required == "config.json")
+            except ModelError as error:
+                yield Problem(key, f"{error.where}: {error.what}", error.fix)
+            else:
+                if not (folder / required).exists():
+                    yield Problem(key, f"{path} has no {required}", "check the folder")
+    elif made and Path("params", f"{made[1]}.yaml").is_file():
+        fix = f"make it: `evergreen run {made[1]} --no-publish`; or fetch it: `dvc pull train@{made[1]}`"
+        yield Problem(key, f"there is no folder {path}, and the recipe {made[1]} makes it", fix)
+    elif path.startswith((".", "/", "~")) or path.count("/") != 1:
+        fix = "give a local folder, or owner/name for a repository on the Hub"
+        yield Problem(key, f"there is no folder {path}", fix)
+    elif problem := repo_id_problem(path):
+        yield Problem(key, f"the Hub refuses {path!a}: {problem}", "write another `owner/name`")
+
+
+def _warn_of_unpublished(recipe: str) -> None:
+    from tasks.evaluation.report import Blessing
+    from tasks.stages import read_report
+
+    with contextlib.suppress(ModelError):  # it may not be evaluated yet, or here
+        blessing = read_report(Artifacts(recipe), Blessing)
+        if blessing.verdict != "publish" and not blessing.is_champion:
+            what = "check: runs/%s/model: the last model of %s that was evaluated was not published (%s: %s)"
+            logger.warning(what, recipe, recipe, blessing.verdict, "; ".join(blessing.reasons))
+
+
+def base_problems(root: Path, name: str, watched: str, sections: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find folders of models that a recipe starts from, and DVC does not watch for it."""
+    for path, key in {path: key for key, path in _starts(sections).items()}.items():
+        folder = (root / path).resolve()
+        if folder.is_relative_to((root / "runs" / name).resolve()):
+            what = f"{path} is what this recipe makes, and is deleted before it trains"
+            yield Problem(key, what, "copy it out of its folder in runs/, and name the copy")
+        elif not (folder.is_dir() or folder.is_relative_to((root / "runs").resolve())):
+            continue  # it is on a Hub, or another check misses it
+        elif not folder.is_relative_to((root / watched).resolve()):
+            what = f"{RECIPES} watches {watched} for this recipe, which does not contain {path}"
+            yield Problem(key, what, f"set `base: {path}` there: then a new model in that folder is noticed")
+
+
+def length_problems(model: Model, tokenization: Tokenization) -> Iterator[Problem]:
+    """Find a length in tokens that a new model has no positions for."""
+    config = model.config or {}
+    positions = config.get("max_position_embeddings", config.get("n_positions"))
+    if isinstance(positions, int) and positions < tokenization.max_length:
+        what = f"{tokenization.max_length} tokens exceed the model's {positions} positions"
+        yield Problem(("tokenization", "max_length"), what, f"use at most {positions}")
+
+
+def adapter_problems(model: Model, publish: Publish) -> Iterator[Problem]:
+    """Find out whether others could load adapters that are published by themselves; asks the Hub only then."""
+    from tasks.hub_client.connection import chosen_endpoint, open_repository
+    from tasks.hub_client.repository import RetryPolicy
+    from tasks.publishing import base_model
+
+    key = ("publish", "adapter")
+    if publish.adapter == "merged":
+        return
+    try:
+        chosen_endpoint(publish.endpoint)
+    except HubRefusedError:  # which another check says
+        return
+    if found := base_model.problem(model):
+        yield Problem(key, *found)
+        return
+    try:
+        with open_repository(Artifacts("check"), repo_id=publish.repo_id, endpoint=publish.endpoint) as opened:
+            hurried = replace(opened, timeout_s=_HUB_S, retries=RetryPolicy(attempts=2))
+            base = BaseModel(str(model.pretrained), model.revision)
+            base_model.require_readable(hurried, base, private=publish.private)
+    except HubRefusedError as error:
+        yield Problem(key, f"{error.where}: {error.what}", error.fix)
+    except TransientError as error:
+        logger.warning("check: whether others can load %s was not checked: %s", model.pretrained, error.what)
