@@ -7,10 +7,11 @@ must be equal each time. Times, paths and hashes of other files are not compared
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,14 +141,14 @@ def _compare_files(component: str, unit: str, a: Path, b: Path, names: Iterable[
     """Compare the files and folders of these names in the folders `a` and `b`."""
     results: list[Difference | None] = []
     for name in sorted(names):
-        one, other = (_values(folder / name) if (folder / name).exists() else None for folder in (a, b))
-        if one is None or other is None:
-            results.append(_missing(name, (one is not None, other is not None)))
+        if missing := _missing(name, ((a / name).exists(), (b / name).exists())):
+            results.append(missing)
             continue
-        for key in {**one, **other}:
+        one, other = _readers(a / name), _readers(b / name)
+        for key in dict.fromkeys([*one, *other]):
             where = f"{name} {key}".rstrip()
             missing = _missing(where, (key in one, key in other))
-            results.append(missing or _difference(where, one[key], other[key]))
+            results.append(missing or _difference(where, one[key](), other[key]()))
     return _comparison(component, unit, results)
 
 
@@ -192,38 +193,47 @@ def _newest(folder: Path) -> Path:
     raise CheckpointError(str(folder), "the run has no checkpoint", "see the messages of the training above")
 
 
-def _values(path: Path) -> dict[str, Any]:
-    """Return the tensors and values in a file or folder by name; of a file in another format, its hash."""
+def _readers(path: Path) -> dict[str, Callable[[], Any]]:
+    """Return a function to read each tensor or value in a file or folder, by name."""
     import torch
-    from safetensors.torch import load_file
-    from transformers.trainer_pt_utils import safe_globals
+    from safetensors import safe_open
 
     if (path / ".metadata").exists():
-        return dict(_leaves(_sharded(path)))
+        return _sharded_readers(path)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
-        return {file.relative_to(path).as_posix(): _digest(file) for file in files}
+        return {file.relative_to(path).as_posix(): functools.partial(_digest, file) for file in files}
     if path.suffix == ".safetensors":
-        return dict(load_file(path))
+        tensors: Any = safe_open(path, framework="pt")
+        return {name: functools.partial(tensors.get_tensor, name) for name in tensors.keys()}  # noqa: SIM118
     if path.suffix == ".json":
-        return dict(_leaves(json.loads(path.read_text(encoding="utf-8").replace(str(path.parents[1]), ""))))
-    if path.suffix in {".pt", ".pth", ".bin"}:
+        value = json.loads(path.read_text(encoding="utf-8").replace(str(path.parents[1]), ""))
+    elif path.suffix in {".pt", ".pth", ".bin"}:
+        from transformers.trainer_pt_utils import safe_globals
+
         with safe_globals():  # NumPy's random state
-            return dict(_leaves(torch.load(path, map_location="cpu", weights_only=True)))
-    return {"": _digest(path)}
+            value = torch.load(path, map_location="cpu", weights_only=True)
+    else:
+        return {"": functools.partial(_digest, path)}
+    return {name: functools.partial(lambda leaf: leaf, leaf) for name, leaf in _leaves(value)}
 
 
-def _sharded(folder: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint of torch.distributed, as FSDP writes, without its index, which holds a random number."""
-    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+def _sharded_readers(folder: Path) -> dict[str, Callable[[], Any]]:
+    """The same for a checkpoint of torch.distributed, as FSDP writes. Its index holds a random number, so it is not compared."""
+    import torch
     from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
 
-    state: dict[str, Any] = {}
-    with warnings.catch_warnings(action="ignore"):  # that there is only one process
-        planner = _EmptyStateDictLoadPlanner()  # type: ignore[no-untyped-call]
-        _load_state_dict(state, FileSystemReader(folder), planner=planner, no_dist=True)
-    return state
+    def read(name: str, kind: Any) -> Any:
+        is_tensor = isinstance(kind, TensorStorageMetadata)
+        state = {name: torch.empty(kind.size, dtype=kind.properties.dtype) if is_tensor else None}
+        with warnings.catch_warnings(action="ignore"):  # that there is only one process
+            load(state, checkpoint_id=folder, no_dist=True)
+        return state[name]
+
+    kinds = FileSystemReader(folder).read_metadata().state_dict_metadata
+    return {name: functools.partial(read, name, kind) for name, kind in kinds.items()}
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

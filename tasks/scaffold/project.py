@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -64,12 +65,20 @@ def with_item(text: str, name: str, *, data: str, objective: str, base: str = NO
     def expected(content: Any) -> None:
         content["recipes"] = {**_recipes(content), name: item}
 
+    if not recipes:
+        text = re.sub(r"^recipes: *\{\}", "recipes:", text, flags=re.MULTILINE)
     return _verified(text, _extended(text, lines), expected, RECIPES)
 
 
 def without_item(text: str, name: str) -> str:
     """Return recipes.yaml without the item of a recipe."""
-    return _without(text, RECIPES, "recipes", name) if name in _recipes(_parsed(text, RECIPES)) else text
+    recipes = _recipes(_parsed(text, RECIPES))
+    if name not in recipes:
+        return text
+    text = _without(text, RECIPES, "recipes", name)
+    return (
+        text if len(recipes) > 1 else re.sub("^recipes:", "recipes: {}", text, flags=re.MULTILINE)
+    )  # DVC reads no empty value
 
 
 def with_deployment(text: str, name: str, schedule: str) -> str:

@@ -69,8 +69,8 @@ recipes:
 
 def test_the_last_recipe_can_be_removed_and_another_added() -> None:
     empty = without_item(RECIPES, "default")
-    assert empty.endswith("recipes:\n")
-    assert read(empty) == {"recipes": None}
+    assert empty.endswith("recipes: {}\n")
+    assert read(empty) == {"recipes": {}}, "DVC refuses a list without a value"
     assert list(read(with_item(empty, "rows", **ITEM))["recipes"]) == ["rows"]
 
 
