@@ -43,8 +43,6 @@ class Hub:
     store: Store
     access: Access
     sessions: Sessions
-    part_bytes: int
-    """Files larger than this are uploaded in parts of this size."""
     is_local: bool = True
     """Whether only this machine is served."""
     trials: Trials | None = None

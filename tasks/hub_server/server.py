@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tasks.hub_server.access import Sessions
     from tasks.hub_server.trials import AnswerFunction
 
-PART_BYTES = 64 << 20
 _BACKLOG = 128
 _START_TIMEOUT_S = 30
 _STOP_TIMEOUT_S = 5
@@ -51,7 +50,6 @@ class LocalHub:
         host: Address to listen on; a loopback address unless `allow_remote`.
         port: Port to listen on; 0 picks a free one.
         allow_remote: Whether other machines may connect.
-        part_bytes: Files larger than this are uploaded in parts of this size.
         answer: Lets models answer texts on their pages; None: the pages have no box for texts.
 
     Raises:
@@ -68,7 +66,6 @@ class LocalHub:
         host: str = "127.0.0.1",
         port: int = 0,
         allow_remote: bool = False,
-        part_bytes: int = PART_BYTES,
         answer: AnswerFunction | None = None,
     ) -> None:
         from tasks.hub_server.access import Access
@@ -81,7 +78,6 @@ class LocalHub:
         self._access = Access(dict(tokens), dict(writers or {}), administrators)
         self._sessions: Sessions | None = None
         self._port = port
-        self._part_bytes = part_bytes
         self._answer = answer
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -111,7 +107,7 @@ class LocalHub:
         store = Store(self._root)
         store.remove_leftovers()
         trials = Trials(self._answer) if self._answer else None
-        return build_application(Hub(store, self._access, self._sessions, self._part_bytes, self._is_local, trials))
+        return build_application(Hub(store, self._access, self._sessions, self._is_local, trials))
 
     def __enter__(self) -> Self:
         import uvicorn

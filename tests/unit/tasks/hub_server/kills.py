@@ -69,23 +69,6 @@ def commit(root: Path) -> None:
     repository.commit("main", changes, title="t", description="", parent=known, user="alice")
 
 
-def assemble(root: Path) -> None:
-    """Upload the same large file in parts, and commit it."""
-    files = opened(root).large_files
-
-    async def parts() -> None:
-        async def part(number: int) -> AsyncIterator[bytes]:
-            yield WEIGHTS[(number - 1) << 20 : number << 20]
-
-        for number in (1, 2, 3):
-            await files.receive_part(SHA256, number, 1 << 20, part(number))
-
-    if files.size(SHA256) is None:
-        asyncio.run(parts())
-        files.assemble(SHA256, len(WEIGHTS), 3)
-    commit(root)
-
-
 def tag(root: Path) -> None:
     opened(root).create_ref("tags", "v2/final", head(opened(root)))
 
@@ -139,13 +122,13 @@ def forget(root: Path) -> None:
 OPERATIONS: dict[str, Callable[[Path], None]] = {
     found.__name__: found
     for found in (
-        *(create, commit, assemble, tag, untag, delete, propose, extend, merge, close),
+        *(create, commit, tag, untag, delete, propose, extend, merge, close),
         *(hide, rename, forget),
     )
 }
 IN_STEPS = {forget}
 """What remains of these may be a state in between."""
-LANDED = {create: 409, commit: 412, assemble: 412, tag: 409, untag: 404, delete: 404}
+LANDED = {create: 409, commit: 412, tag: 409, untag: 404, delete: 404}
 LANDED |= {propose: None, extend: 412, merge: 409, close: 409, hide: None, rename: 404, forget: None}
 """The HTTP status of a repetition after the first attempt had landed."""
 

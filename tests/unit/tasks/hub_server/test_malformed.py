@@ -181,7 +181,7 @@ def test_sizes_are_read_without_decompressing_the_files(
     assert 0 < max(decompressed) < 10_000
 
 
-def test_large_file_with_too_many_parts(filled: HfApi, hub: LocalHub) -> None:
+def test_too_many_or_too_large_files_are_refused(filled: HfApi, hub: LocalHub) -> None:
     for objects in ([{"oid": "0" * 64, "size": 10**15}], [{"oid": "0" * 64, "size": 1}] * 1001):
         answer = httpx2.post(
             f"{hub.endpoint}/{REPO}.git/info/lfs/objects/batch", json={"objects": objects}, headers=HEADERS
