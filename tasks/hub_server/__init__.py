@@ -3,7 +3,6 @@
     server.py               LocalHub: start and stop it
     application.py          the ASGI application: routes, and errors as HTTP answers
     routes_*.py             the Hub's HTTP API as far as huggingface_hub uses it for models and datasets; the web pages
-    routes_absent.py        what this Hub does not have, answered by 501
     requests.py             what the routes share: user, repository and body of a request; forms of a browser
     limits.py               limits of connections and bodies: number, size and time; host names
     access.py               tokens, permissions and signed upload URLs; sessions of browsers
@@ -13,7 +12,6 @@
     git_rules.py            `.gitignore` and `.gitattributes`
     large_files.py          git-lfs objects
     deletion.py             large files that are deleted for good
-    descriptions.py         what the API says about a repository
     pull_requests.py        the pull requests of a repository
     discussions.py          a pull request as it is stored: title, status and events
     changes.py              what a pull request changes: commits, diffs, conflicts

@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 from urllib.parse import parse_qs, unquote, urlencode
 
 from fastapi import Depends, Request, Response
@@ -19,11 +19,11 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 
 from tasks.hub_server import limits
 from tasks.hub_server.access import Access, Sessions
-from tasks.hub_server.errors import HubError, repository_not_found
-from tasks.hub_server.git_objects import CommitRecord, Entry
+from tasks.hub_server.errors import HubError, absent, repository_not_found
+from tasks.hub_server.git_objects import Entry
 from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.repositories import Repository
-from tasks.hub_server.store import Store
+from tasks.hub_server.store import KINDS, Store
 from tasks.hub_server.trials import Trials
 
 API = "/api/{kind}/{namespace}/{name}"
@@ -32,7 +32,7 @@ PAGES = ("/datasets/{namespace}/{name}", "/{namespace}/{name}")
 """Paths of a repository in a browser. Datasets come first, because their path fits both."""
 Quoted = Annotated[str, AfterValidator(unquote)]
 """A part of the path, decoded. Routes match the encoded path, in which a revision `refs%2Fheads%2Fmain` is one part."""
-Json = dict[str, object]
+Json = dict[str, Any]
 """An answer, or what a page shows."""
 
 
@@ -133,8 +133,10 @@ def open_target(hub: Hub, kind: str, namespace: str, name: str, user: str | None
     """Return a repository as `user` sees it.
 
     Raises:
-        HubError: 404 RepoNotFound if it does not exist, or is private and the user has no access.
+        HubError: 404 RepoNotFound if it does not exist, or is private and the user has no access; 501 for another kind.
     """
+    if kind not in KINDS:
+        raise absent(kind)
     repository = hub.store.open(kind, namespace, name)
     can_write = hub.access.can_write(user, namespace)
     if not can_write and repository.private:
@@ -260,14 +262,12 @@ def read_form(request: Request, user: FormUser, body: Annotated[bytes, Depends(g
 SentForm = Annotated[Form, Depends(read_form)]
 
 
-def entry_json(entry: Entry, commit: CommitRecord | None = None) -> dict[str, object]:
-    """Return a file or folder in the JSON format of tree and paths-info, with the last commit that changed it if given."""
+def entry_json(entry: Entry) -> Json:
+    """Return a file or folder in the JSON format of tree and paths-info."""
     kind = "directory" if entry.is_folder else "file"
-    fields: dict[str, object] = {"type": kind, "oid": entry.oid, "size": entry.size, "path": entry.path}
+    fields: Json = {"type": kind, "oid": entry.oid, "size": entry.size, "path": entry.path}
     if entry.sha256:
         fields["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
-    if commit:
-        fields["lastCommit"] = {"id": commit.sha, "title": commit.title, "date": iso_date(commit.time)}
     return fields
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
 from typing import Annotated, Literal
 from urllib.parse import parse_qs
 
@@ -13,8 +12,7 @@ from pydantic import Field
 
 from tasks.hub_server.card_metadata import read_card, split_card
 from tasks.hub_server.deletion import delete_large_files, list_large_files
-from tasks.hub_server.errors import HubError
-from tasks.hub_server.git_objects import Entry, last_changes
+from tasks.hub_server.errors import HubError, absent
 from tasks.hub_server.requests import (
     API,
     Body,
@@ -23,7 +21,6 @@ from tasks.hub_server.requests import (
     Readable,
     RequiredUser,
     Sent,
-    Target,
     User,
     Writable,
     entry_json,
@@ -35,9 +32,10 @@ from tasks.hub_server.requests import (
     readable_target,
     writable_target,
 )
-from tasks.hub_server.routes_absent import absent, kind_of
+from tasks.hub_server.store import KINDS
 
 TREE_PAGE = 1000
+_LAST_COMMITS = "last commits of files: ask without expand=True"
 _MAX_BATCH = 1000
 
 router = APIRouter()
@@ -50,6 +48,13 @@ def whoami(request: Request, user: RequiredUser) -> Json:
     auth = {"type": "access_token", "accessToken": token}
     teams = [{"type": "org", "name": team, "roleInOrg": "write"} for team in get_hub(request).access.teams(user)]
     return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": teams, "auth": auth}
+
+
+def _kind(repo_type: str) -> str:
+    """Return the kind of repository as paths have it: `models` for `model`."""
+    if f"{repo_type}s" not in KINDS:
+        raise absent(f"repositories of the type {repo_type!r}, only models and datasets")
+    return f"{repo_type}s"
 
 
 class RepositoryBody(Sent):
@@ -71,7 +76,7 @@ def create_repository(
     request: Request, user: RequiredUser, new: Annotated[CreateBody, Depends(CreateBody.read)]
 ) -> Json:
     """Create a repository in the user's own namespace or in `organization`."""
-    hub, namespace, kind = get_hub(request), new.organization or user, kind_of(new.type)
+    hub, namespace, kind = get_hub(request), new.organization or user, _kind(new.type)
     writer = hub.access.require_write(user, namespace)
     page = f"{namespace}/{new.name}" if kind == "models" else f"{kind}/{namespace}/{new.name}"
     url = f"{get_endpoint(request)}/{page}"
@@ -90,7 +95,7 @@ def delete_repository(
 ) -> Json:
     """Delete a repository."""
     hub = get_hub(request)
-    namespace, kind = old.organization or user, kind_of(old.type)
+    namespace, kind = old.organization or user, _kind(old.type)
     open_target(hub, kind, namespace, old.name, user)
     hub.access.require_write(user, namespace)
     hub.store.delete(kind, namespace, old.name)
@@ -127,7 +132,7 @@ class Move(Sent):
 @router.post("/api/repos/move")
 def move_repository(request: Request, user: RequiredUser, move: Annotated[Move, Depends(Move.read)]) -> Json:
     """Rename a repository. Nothing is at its old name afterwards, not even a redirect."""
-    hub, kind = get_hub(request), kind_of(move.type)
+    hub, kind = get_hub(request), _kind(move.type)
     (old_namespace, old), (namespace, name) = move.from_repo.split("/"), move.to_repo.split("/")
     open_target(hub, kind, old_namespace, old, user)
     for each in (old_namespace, namespace):
@@ -199,31 +204,25 @@ def list_tree(
     cursor: Annotated[int, Query(ge=0)] = 0,
 ) -> list[Json]:
     """One page of the files and folders of a commit; the `Link` header holds the next page."""
+    if expand:
+        raise absent(_LAST_COMMITS)
     sha = target.repository.resolve(revision)
     found = target.repository.entries(sha, folder, recursive=recursive)
     response.headers["X-Repo-Commit"] = sha
     if len(found) > cursor + TREE_PAGE:
-        query = {"recursive": str(recursive), "expand": str(expand), "cursor": str(cursor + TREE_PAGE)}
-        link_next(request, response, query)
-    return _entries_json(target, sha, found[cursor : cursor + TREE_PAGE], expand=expand)
+        link_next(request, response, {"recursive": str(recursive), "cursor": str(cursor + TREE_PAGE)})
+    return [entry_json(entry) for entry in found[cursor : cursor + TREE_PAGE]]
 
 
 @router.post(API + "/paths-info/{revision}")
 def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[Json]:
-    """The files and folders that exist among `paths` of the form in the body; with `expand`, their last commits."""
+    """The files and folders that exist among `paths` of the form in the body."""
     sha = target.repository.resolve(revision)
     form = parse_qs(body.decode(errors="replace"))
+    if "true" in map(str.lower, form.get("expand", [])):
+        raise absent(_LAST_COMMITS)
     requested = set(form.get("paths", []))
-    found = [entry for entry in target.repository.entries(sha, recursive=True) if entry.path in requested]
-    return _entries_json(target, sha, found, expand="true" in map(str.lower, form.get("expand", [])))
-
-
-def _entries_json(target: Target, sha: str, entries: Sequence[Entry], *, expand: bool) -> list[Json]:
-    if not expand:
-        return [entry_json(entry) for entry in entries]
-    with target.repository.open() as git:
-        commits = last_changes(git, sha, {entry.path for entry in entries})
-    return [entry_json(entry, commits.get(entry.path)) for entry in entries]
+    return [entry_json(entry) for entry in target.repository.entries(sha, recursive=True) if entry.path in requested]
 
 
 class ValidateCard(Sent):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from markupsafe import escape
 from pydantic import Field
 
-from tasks.hub_server.git_objects import CommitRecord
+from tasks.hub_server.errors import absent
 from tasks.hub_server.names import RefKind
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import API, Json, Quoted, Readable, Sent, Writable, iso_date, link_next
@@ -39,14 +38,14 @@ def list_commits(
     revision: Quoted,
     response: Response,
     p: Annotated[int, Query(ge=0)] = 0,
-    expand: Annotated[list[str], Query(alias="expand[]")] = [],  # noqa: B006 (FastAPI copies it)
 ) -> list[Json]:
-    """One page of the history, newest first; the `Link` header holds the next page. `formatted` adds texts as HTML."""
-    is_formatted = "formatted" in expand
+    """One page of the history, newest first; the `Link` header holds the next page."""
+    if "expand[]" in request.query_params:
+        raise absent("texts of commits as HTML: ask without formatted=True")
     sha = target.repository.resolve(revision)
     found = target.repository.history(sha, skip=p * COMMITS_PAGE, limit=COMMITS_PAGE + 1)
     if len(found) > COMMITS_PAGE:
-        link_next(request, response, {"p": str(p + 1)} | ({"expand[]": "formatted"} if is_formatted else {}))
+        link_next(request, response, {"p": str(p + 1)})
     return [
         {
             "id": commit.sha,
@@ -54,15 +53,9 @@ def list_commits(
             "message": commit.message,
             "date": iso_date(commit.time),
             "authors": [{"user": commit.author}],
-            **({"formatted": _formatted(commit)} if is_formatted else {}),
         }
         for commit in found[:COMMITS_PAGE]
     ]
-
-
-def _formatted(commit: CommitRecord) -> dict[str, str]:
-    """Return the title and the message of a commit as HTML."""
-    return {"title": str(escape(commit.title)), "message": str(escape(commit.message)).replace("\n", "<br>")}
 
 
 class NewTag(Sent):

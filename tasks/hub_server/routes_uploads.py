@@ -20,10 +20,11 @@ from urllib.parse import quote
 from dulwich.attrs import GitAttributes
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
+from starlette.responses import RedirectResponse
 
 from tasks.hub_server import limits
 from tasks.hub_server.card_metadata import read_card
-from tasks.hub_server.errors import HubError
+from tasks.hub_server.errors import HubError, absent
 from tasks.hub_server.git_objects import Change, DeleteFile, DeleteFolder, PutFile, PutLargeFile, commit_message
 from tasks.hub_server.git_rules import read_attributes, read_ignore
 from tasks.hub_server.large_files import LargeFiles
@@ -42,7 +43,6 @@ from tasks.hub_server.requests import (
     participating_target,
     writable_target,
 )
-from tasks.hub_server.routes_absent import absent
 
 REGULAR_BYTES = 10 << 20
 """Files larger than this are large files, whatever their suffix."""
@@ -77,6 +77,12 @@ Committable = Annotated[Target, Depends(committable_target)]
 async def get_commit_body(request: Request, _: Committable) -> bytes:
     """Return the body of a commit."""
     return await limits.read_body(request, limits.COMMIT_BYTES)
+
+
+@router.get(API + "/xet-write-token/{revision}")
+def explain_xet() -> RedirectResponse:
+    """Lead to a 501. hf-xet shows nothing of an answer but its status and this last address."""
+    return RedirectResponse("/-/this-hub-has-no-xet-storage:set-HF_HUB_DISABLE_XET=1")
 
 
 class AnnouncedFile(Sent):

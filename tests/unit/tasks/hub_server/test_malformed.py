@@ -269,5 +269,5 @@ def test_cards_that_no_answer_can_hold(
     assert httpx2.post(f"{hub.endpoint}{API}/commit/main", content=content, headers=HEADERS).status_code == 200
     assert [model.id for model in filled.list_models(full=True, cardData=True)] == [REPO]
     assert filled.model_info(REPO).card_data is None or not filled.model_info(REPO).card_data.to_dict()
-    for path in ("/", f"/{REPO}", f"/{REPO}/blob/main/README.md", API, "/api/models?expand=cardData"):
+    for path in ("/", f"/{REPO}", f"/{REPO}/blob/main/README.md", API, "/api/models?cardData=true"):
         assert httpx2.get(hub.endpoint + path).status_code == 200, path
