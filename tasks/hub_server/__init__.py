@@ -11,7 +11,6 @@
     git_objects.py          files, commits and the changes of a commit
     git_rules.py            `.gitignore` and `.gitattributes`
     large_files.py          git-lfs objects
-    deletion.py             large files that are deleted for good
     pull_requests.py        the pull requests of a repository
     discussions.py          a pull request as it is stored: title, status and events
     changes.py              what a pull request changes: commits, diffs, conflicts

@@ -114,6 +114,21 @@ def used_large_files(git: Repo) -> set[str]:
     return found
 
 
+def large_file_places(git: Repo) -> dict[str, tuple[str, str]]:
+    """Return for the SHA-256 of every large file in the history a path, and a branch, tag or pull request that leads to it."""
+    places: dict[str, tuple[str, str]] = {}
+    seen: list[ObjectID] = []
+    for ref, sha in sorted(git.refs.as_dict().items()):  # branches come first
+        if ref.startswith(b"refs/"):
+            for entry in git.get_walker(include=[peel(git, sha)], exclude=seen):
+                for path, mode, oid in walk_tree(git, entry.commit.tree):
+                    file = tree_entry(git, path.decode(errors="replace"), mode, oid)
+                    if file.sha256:
+                        places.setdefault(file.sha256, (file.path, ref.decode(errors="replace")))
+            seen.append(peel(git, sha))
+    return places
+
+
 def _size_and_start(git: Repo, oid: ObjectID) -> tuple[int, bytes]:
     """Return the size of a blob and its first bytes. The rest is not decompressed, unless git has packed the blob."""
     digits = oid.decode()

@@ -11,7 +11,7 @@ so the next reader knows whether it has happened.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -201,19 +201,6 @@ class PullRequests:
             found.finish_merge()
             self._save(found)
             return sha.decode()
-
-    def rename_commits(self, git: Repo, renamed: Mapping[ObjectID, ObjectID]) -> None:
-        """Store the new ids of commits, inside `writing`. Branches still lead to the old ones."""
-
-        def new(sha: str) -> str:
-            return renamed.get(ObjectID(sha.encode()), ObjectID(sha.encode())).decode()
-
-        for number in sorted(_heads(git)):
-            found = self._load(git, number)
-            found.base = new(found.base)
-            if found.merge:
-                found.merge.commit, found.merge.parent = new(found.merge.commit), new(found.merge.parent)
-            self._save(found)
 
     def _create(
         self,

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
 
 from tasks.hub_server.card_metadata import read_card, split_card
-from tasks.hub_server.deletion import delete_large_files, list_large_files
 from tasks.hub_server.errors import HubError, absent
+from tasks.hub_server.git_objects import large_file_places
 from tasks.hub_server.requests import (
     API,
     Body,
@@ -143,18 +143,17 @@ def move_repository(request: Request, user: RequiredUser, move: Annotated[Move, 
 
 @router.get(API + "/lfs-files")
 def list_files(target: Writable) -> list[Json]:
-    """The large files that are stored, whether or not a commit has them."""
-    return [
-        {
-            "oid": file.sha256,
-            "fileOid": file.sha256,
-            "filename": file.path,
-            "pushedAt": iso_date(int(file.time)),
-            "ref": file.ref,
-            "size": file.size,
-        }
-        for file in list_large_files(target.repository)
-    ]
+    """The large files that are stored, by path; whether or not a commit has them."""
+    with target.repository.open() as git:
+        places = large_file_places(git)
+    found: list[Json] = []
+    for file in target.repository.large_files.stored():
+        path, ref = places.get(file.name, ("", None))
+        with contextlib.suppress(FileNotFoundError):  # it was deleted in the meantime
+            pushed, size = iso_date(int(file.stat().st_mtime)), file.stat().st_size
+            ids = {"oid": file.name, "fileOid": file.name}
+            found.append({**ids, "filename": path, "pushedAt": pushed, "ref": ref, "size": size})
+    return sorted(found, key=lambda each: (each["filename"], each["pushedAt"]))
 
 
 class Deletions(Sent):
@@ -172,9 +171,12 @@ class Batch(Sent):
 
 @router.post(API + "/lfs-files/batch")
 def delete_files(target: Writable, batch: Annotated[Batch, Depends(Batch.read)]) -> Json:
-    """Delete large files for good."""
-    deletions = batch.deletions
-    delete_large_files(target.repository, set(deletions.sha), rewrite_history=deletions.rewrite_history)
+    """Delete the content of large files for good. Commits keep their ids, by which receipts and rollbacks name them."""
+    if batch.deletions.rewrite_history:
+        raise absent("rewriting of the history: pass rewrite_history=False, and commits keep their ids")
+    with target.repository.writing():
+        for sha256 in batch.deletions.sha:
+            target.repository.large_files.path(sha256).unlink(missing_ok=True)
     return {}
 
 

@@ -23,7 +23,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from tasks.hub_server.deletion import delete_large_files
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.git_objects import DeleteFile, PutFile, PutLargeFile
 from tasks.hub_server.pull_requests import PullRequests
@@ -115,21 +114,15 @@ def rename(root: Path) -> None:
     Store(root).move("models", "alice", "model", "team", "other")
 
 
-def forget(root: Path) -> None:
-    delete_large_files(opened(root), {hashlib.sha256(ROWS).hexdigest()}, rewrite_history=True)
-
-
 OPERATIONS: dict[str, Callable[[Path], None]] = {
     found.__name__: found
     for found in (
         *(create, commit, tag, untag, delete, propose, extend, merge, close),
-        *(hide, rename, forget),
+        *(hide, rename),
     )
 }
-IN_STEPS = {forget}
-"""What remains of these may be a state in between."""
 LANDED = {create: 409, commit: 412, tag: 409, untag: 404, delete: 404}
-LANDED |= {propose: None, extend: 412, merge: 409, close: 409, hide: None, rename: 404, forget: None}
+LANDED |= {propose: None, extend: 412, merge: 409, close: 409, hide: None, rename: 404}
 """The HTTP status of a repetition after the first attempt had landed."""
 
 
@@ -218,7 +211,7 @@ def main(name: str, root: Path, stride: int) -> None:
         if not run_until(operation, copy, fatal):
             break
         left = state(copy)
-        assert left in (before, after) or operation in IN_STEPS, f"killed before write {fatal}: {left}"
+        assert left in (before, after), f"killed before write {fatal}: {left}"
         landed += left == after
         assert repeat(operation, copy) == (LANDED[operation] if left == after else None), f"before write {fatal}"
         assert state(copy) == after, f"killed before write {fatal}: the repetition did not land"
