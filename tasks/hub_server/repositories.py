@@ -118,11 +118,11 @@ class Repository:
                         return found.decode()
         raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
 
-    def history(self, sha: str, *, skip: int, limit: int) -> list[CommitRecord]:
-        """Return up to `limit` commits, newest first, beginning at `sha` and leaving out the first `skip`."""
+    def history(self, sha: str, *, limit: int | None = None) -> list[CommitRecord]:
+        """Return the commits, or up to `limit`, newest first, beginning at `sha`."""
         with self.open() as git:
-            walker = git.get_walker(include=[ObjectID(sha.encode())], max_entries=skip + limit)
-            return [commit_record(entry.commit) for entry in list(walker)[skip:]]
+            walker = git.get_walker(include=[ObjectID(sha.encode())], max_entries=limit)
+            return [commit_record(entry.commit) for entry in walker]
 
     def entries(self, sha: str, folder: str = "", *, recursive: bool) -> list[Entry]:
         """Return the files and folders in `folder` at a commit, in git's order.

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
-from urllib.parse import parse_qs, unquote, urlencode
+from urllib.parse import parse_qs, unquote
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, ValidationError
 
@@ -274,9 +274,3 @@ def entry_json(entry: Entry) -> Json:
 def iso_date(seconds: int) -> str:
     """Format seconds since 1970 as the Hub does."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-
-
-def link_next(request: Request, response: Response, query: dict[str, str]) -> None:
-    """Set the `Link` header of an answer to its next page."""
-    url = f"{get_endpoint(request)}{request.url.path}?{urlencode(query)}"
-    response.headers["Link"] = f'<{url}>; rel="next"'

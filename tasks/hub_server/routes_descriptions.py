@@ -94,7 +94,7 @@ def _describe(target: Target, sha: str, *, files: bool, blobs: bool = False) -> 
         "disabled": False,
         "downloads": 0,
         "gated": False,
-        "lastModified": iso_date(repository.history(sha, skip=0, limit=1)[0].time),
+        "lastModified": iso_date(repository.history(sha, limit=1)[0].time),
         "likes": 0,
         "private": repository.private,
         "sha": sha,

@@ -39,8 +39,6 @@ from tasks.hub_server.requests import (
 )
 from tasks.hub_server.routes_pages import repository_page
 
-DISCUSSIONS_PAGE = 50
-PAGE = 30
 _MAX_FILES = 300
 _ONE = API + "/discussions/{number}"
 
@@ -56,17 +54,14 @@ def list_pull_requests(
     type_: Annotated[Literal["all", "discussion", "pull_request"], Query(alias="type")] = "all",
     status: Literal["all", "open", "closed"] = "all",
     author: str = "",
-    p: Annotated[int, Query(ge=0)] = 0,
 ) -> Json:
-    """One page of the pull requests, newest first. Drafts count as open, merged ones as closed."""
+    """The pull requests, newest first. Drafts count as open, merged ones as closed."""
     found = [
         each
         for each in (target.pull_requests.all() if type_ != "discussion" else [])
         if status in ("all", "open" if each.is_open else "closed") and author in ("", each.author)
     ]
-    start = p * DISCUSSIONS_PAGE
-    page = [_summary(target, each) for each in found[start : start + DISCUSSIONS_PAGE]]
-    return {"count": len(found), "start": start, "discussions": page}
+    return {"count": len(found), "start": 0, "discussions": [_summary(target, each) for each in found]}
 
 
 @router.get(_ONE)
@@ -198,13 +193,10 @@ def _events_json(target: Target, number: int, events: list[Event]) -> list[Json]
 
 
 @page_router.get("/discussions")
-def pull_requests(
-    target: Browsable, status: Literal["open", "closed"] = "open", p: Annotated[int, Query(ge=0)] = 0
-) -> Response:
+def pull_requests(target: Browsable, status: Literal["open", "closed"] = "open") -> Response:
     """The pull requests, newest first."""
     found = [each for each in target.pull_requests.all() if each.is_open == (status == "open")]
-    start = p * PAGE
-    context = {"found": found[start : start + PAGE], "shown": status, "p": p, "has_older": len(found) > start + PAGE}
+    context = {"found": found, "shown": status}
     return repository_page(target, MAIN, target.repository.resolve(MAIN), "pull_requests.html", context)
 
 

@@ -6,7 +6,7 @@ import contextlib
 from typing import Annotated, Literal
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field
 
 from tasks.hub_server.card_metadata import read_card
@@ -25,14 +25,12 @@ from tasks.hub_server.requests import (
     get_endpoint,
     get_hub,
     iso_date,
-    link_next,
     open_target,
     readable_target,
     writable_target,
 )
 from tasks.hub_server.store import KINDS
 
-TREE_PAGE = 1000
 _LAST_COMMITS = "last commits of files: ask without expand=True"
 _MAX_BATCH = 1000
 
@@ -194,24 +192,20 @@ def check_write() -> Json:
 @router.get(API + "/tree/{revision}/{folder:path}")
 def list_tree(
     *,
-    request: Request,
     target: Readable,
     revision: Quoted,
     folder: Quoted = "",
     response: Response,
     recursive: bool = False,
     expand: bool = False,
-    cursor: Annotated[int, Query(ge=0)] = 0,
 ) -> list[Json]:
-    """One page of the files and folders of a commit; the `Link` header holds the next page."""
+    """The files and folders of a commit."""
     if expand:
         raise absent(_LAST_COMMITS)
     sha = target.repository.resolve(revision)
     found = target.repository.entries(sha, folder, recursive=recursive)
     response.headers["X-Repo-Commit"] = sha
-    if len(found) > cursor + TREE_PAGE:
-        link_next(request, response, {"recursive": str(recursive), "cursor": str(cursor + TREE_PAGE)})
-    return [entry_json(entry) for entry in found[cursor : cursor + TREE_PAGE]]
+    return [entry_json(entry) for entry in found]
 
 
 @router.post(API + "/paths-info/{revision}")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
 from tasks.hub_server.errors import absent
 from tasks.hub_server.names import RefKind
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import API, Json, Quoted, Readable, Sent, Writable, iso_date, link_next
-
-COMMITS_PAGE = 50
+from tasks.hub_server.requests import API, Json, Quoted, Readable, Sent, Writable, iso_date
 
 router = APIRouter()
 
@@ -31,21 +29,10 @@ def list_refs(target: Readable, *, include_prs: bool = False) -> Json:
 
 
 @router.get(API + "/commits/{revision}")
-def list_commits(
-    *,
-    request: Request,
-    target: Readable,
-    revision: Quoted,
-    response: Response,
-    p: Annotated[int, Query(ge=0)] = 0,
-) -> list[Json]:
-    """One page of the history, newest first; the `Link` header holds the next page."""
+def list_commits(request: Request, target: Readable, revision: Quoted) -> list[Json]:
+    """The history, newest first."""
     if "expand[]" in request.query_params:
         raise absent("texts of commits as HTML: ask without formatted=True")
-    sha = target.repository.resolve(revision)
-    found = target.repository.history(sha, skip=p * COMMITS_PAGE, limit=COMMITS_PAGE + 1)
-    if len(found) > COMMITS_PAGE:
-        link_next(request, response, {"p": str(p + 1)})
     return [
         {
             "id": commit.sha,
@@ -54,7 +41,7 @@ def list_commits(
             "date": iso_date(commit.time),
             "authors": [{"user": commit.author}],
         }
-        for commit in found[:COMMITS_PAGE]
+        for commit in target.repository.history(target.repository.resolve(revision))
     ]
 
 

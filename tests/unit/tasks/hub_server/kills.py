@@ -155,7 +155,7 @@ def state(root: Path) -> State:
                         files[entry.path] = hashlib.sha256(content.read_bytes()).digest()
                     elif not entry.is_folder:
                         files[entry.path] = repository.read(entry)
-                seen[ref] = ([record.title for record in repository.history(sha, skip=0, limit=99)], files)
+                seen[ref] = ([record.title for record in repository.history(sha, limit=99)], files)
         seen["pull requests"] = [
             (request.title, request.status, [(event.type, event.text) for event in request.history(changes.commits)])
             for listed in PullRequests(repository).all()

@@ -25,7 +25,7 @@ COMMIT = "\n".join(
 )
 REQUESTS = [
     *(("GET", path, "") for path in ("/", "/api/models", f"/{REPO}", f"/{REPO}/commits/main", f"/{REPO}/tree/main")),
-    *(("GET", f"/{REPO}/{path}", "") for path in ("blob/main/a.txt", "commit/main", "raw/main/a.txt")),
+    *(("GET", f"/{REPO}/{path}", "") for path in ("blob/main/a.txt", "commit/main")),
     *(("GET", f"/{REPO}/resolve/main/{path}", "") for path in ("a.txt", "m.safetensors", "none")),
     *(("GET", API + path, "") for path in ("", "?blobs=true", "/auth-check", "/tree/main", "/refs", "/commits/main")),
     ("POST", f"{API}/paths-info/main", "paths=a.txt"),

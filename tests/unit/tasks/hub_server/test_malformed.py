@@ -120,7 +120,7 @@ def test_control_characters_in_a_commit_message(filled: HfApi, hub: LocalHub) ->
     assert len(filled.list_repo_commits(REPO)) == 2
 
 
-@pytest.mark.parametrize("path", ["resolve/main/a/b.txt", "resolve/main/m.safetensors", "raw/main/m.safetensors"])
+@pytest.mark.parametrize("path", ["resolve/main/a/b.txt", "resolve/main/m.safetensors"])
 def test_ranges_with_long_numbers(filled: HfApi, hub: LocalHub, path: str) -> None:
     whole = httpx2.get(f"{hub.endpoint}/{REPO}/{path}").content
     long = "9" * 5000
@@ -214,8 +214,7 @@ def test_pointer_to_a_large_file_that_does_not_exist(filled: HfApi, hub: LocalHu
     blobs = {name: run("hash-object", "-w", "--stdin", text=text) for name, text in pointers.items()}
     tree = run("mktree", text="".join(f"100644 blob {blob}\t{name}\n" for name, blob in blobs.items()))
     run("update-ref", "refs/heads/main", run("commit-tree", tree, "-m", "pointers"))
-    for name, text in pointers.items():
-        assert httpx2.get(f"{hub.endpoint}/{REPO}/raw/main/{name}").text == text
+    for name in pointers:
         for method in ("GET", "HEAD"):
             answer = httpx2.request(method, f"{hub.endpoint}/{REPO}/resolve/main/{name}")
             assert answer.status_code == (200 if name == "upper" else 404), name

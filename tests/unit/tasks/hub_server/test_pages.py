@@ -140,7 +140,6 @@ def test_private_pages_need_permission(filled: HfApi, hub: LocalHub, browser: ht
     paths += [
         "/alice/secret/resolve/main/config.json",
         "/alice/secret/commits/main",
-        "/alice/secret/raw/main/config.json",
     ]
     assert "secret" not in browser.get("/").text
     assert sign_in(browser, "no-such-token").status_code == 403

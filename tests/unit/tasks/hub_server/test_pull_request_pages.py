@@ -277,17 +277,6 @@ def test_forms_are_limited(
     assert answer.status_code == 401, "the body is read after the session is checked"
 
 
-def test_list_has_pages(proposed: HfApi, browser: httpx2.Client) -> None:
-    for number in range(30):
-        proposed.create_pull_request(REPO, f"number {number}")
-    first, second = browser.get(PAGE).text, browser.get(f"{PAGE}?status=open&p=1").text
-    assert ("older</a>" in first, "newer</a>" in first) == (True, False)
-    assert ("older</a>" in second, "newer</a>" in second) == (False, True)
-    assert "Better &lt;weights&gt;" in second
-    assert 'Pull requests <span class="badge">31</span>' in first
-    assert Outline(first).text.count("draft") == 30
-
-
 DIRECTION = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 

@@ -14,7 +14,6 @@ from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import CommitOperationDelete as Delete
 from huggingface_hub.errors import BadRequestError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-from tasks.hub_server import routes_pull_requests
 from tasks.hub_server.server import LocalHub
 from tests.unit.tasks.hub_server.contract import IS_LOCAL, local_only
 
@@ -204,16 +203,6 @@ def test_list_of_pull_requests(alice: HfApi, repo: str, me: str) -> None:
     assert listed(author=f"{me}-nobody") == {}
     assert listed(discussion_status="open") == {1: "open", 4: "draft"}
     assert listed(discussion_status="closed") == {2: "closed", 3: "merged"}
-
-
-@local_only
-def test_list_is_paginated(alice: HfApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes_pull_requests, "DISCUSSIONS_PAGE", 2)
-    alice.create_repo(REPO)
-    for number in range(5):
-        alice.create_pull_request(REPO, f"number {number}")
-    assert [found.num for found in alice.get_repo_discussions(REPO)] == [5, 4, 3, 2, 1]
-    assert [found.num for found in alice.get_repo_discussions(REPO, author="bob")] == []
 
 
 def test_pull_requests_of_a_dataset(alice: HfApi, repo: str) -> None:
