@@ -1,8 +1,7 @@
 """Routes for pull requests: the API, then the pages. The Hub calls them discussions, too; plain discussions do not exist here.
 
-POST .../discussions                      make a draft without commits
 GET  .../discussions, .../<number>        list, describe
-POST .../discussions/<number>/<action>    comment, title, status, merge
+POST .../discussions/<number>/<action>    comment, status, merge
 
 A commit makes or extends a pull request in routes_uploads.py. The pages are at the same addresses, without /api: the list,
 one pull request (comments, commits, changed files), and its forms: comment, merge, close, open.
@@ -11,7 +10,6 @@ one pull request (comments, commits, changed files), and its forms: comment, mer
 from __future__ import annotations
 
 from typing import Annotated, Literal
-from urllib.parse import unquote
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import RedirectResponse, Response
@@ -21,7 +19,6 @@ from tasks.hub_server.changes import git_diff
 from tasks.hub_server.discussions import Event, PullRequest
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.names import pull_ref
-from tasks.hub_server.pull_requests import Seen
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import (
     API,
@@ -55,7 +52,7 @@ def list_pull_requests(
     status: Literal["all", "open", "closed"] = "all",
     author: str = "",
 ) -> Json:
-    """The pull requests, newest first. Drafts count as open, merged ones as closed."""
+    """The pull requests, newest first. Merged ones count as closed."""
     found = [
         each
         for each in (target.pull_requests.all() if type_ != "discussion" else [])
@@ -79,33 +76,10 @@ def describe_pull_request(target: Readable, number: int, diff: str = "") -> Json
     }
 
 
-class NewDiscussion(Sent):
-    """The body of a request that makes a pull request."""
-
-    title: str
-    description: str = ""
-    pullRequest: bool = False  # noqa: N815 (as the client calls it)
-
-
-@router.post(API + "/discussions")
-def create_pull_request(target: Participant, new: Annotated[NewDiscussion, Depends(NewDiscussion.read)]) -> Json:
-    """Make a pull request without commits: a draft, to which the client commits."""
-    if not new.pullRequest:
-        raise HubError(501, "The local Hub has no discussions without a pull request: pass pull_request=True")
-    return _summary(target, target.pull_requests.create_draft(new.title, new.description))
-
-
 class NewComment(Sent):
     """The body of comment."""
 
     comment: str = ""
-
-
-class NewMerge(NewComment):
-    """The body of merge."""
-
-    parentCommit: str | None = None  # noqa: N815 (as a commit's request calls it)
-    """The commit that the pull request must be at."""
 
 
 @router.post(_ONE + "/comment")
@@ -113,19 +87,6 @@ def comment(target: Participant, number: int, new: Annotated[NewComment, Depends
     """Add a comment."""
     event = target.pull_requests.comment(number, new.comment)
     return {"newMessage": _events_json(target, number, [event])[0]}
-
-
-class NewTitle(Sent):
-    """The body of title."""
-
-    title: str
-
-
-@router.post(_ONE + "/title")
-def rename(target: Participant, number: int, new: Annotated[NewTitle, Depends(NewTitle.read)]) -> Json:
-    """Change the title; for the author and those who can write."""
-    event = target.pull_requests.rename(number, new.title)
-    return {"newTitle": _events_json(target, number, [event])[0]}
 
 
 class NewStatus(NewComment):
@@ -136,7 +97,7 @@ class NewStatus(NewComment):
 
 @router.post(_ONE + "/status")
 def set_status(target: Participant, number: int, new: Annotated[NewStatus, Depends(NewStatus.read)]) -> Json:
-    """Open a draft, close, or reopen; for the author and those who can write."""
+    """Close or reopen; for the author and those who can write."""
     event = target.pull_requests.set_status(number, new.status, comment=new.comment)
     return {"newStatus": _events_json(target, number, [event])[0]}
 
@@ -144,10 +105,8 @@ def set_status(target: Participant, number: int, new: Annotated[NewStatus, Depen
 @router.post(_ONE + "/merge")
 def merge(target: Writable, number: int, body: Body) -> Json:
     """Put the changes on main as one commit; for those who can write. The body may be empty."""
-    new = NewMerge.read(body) if body.strip() else NewMerge()
-    seen = None if new.parentCommit is None else Seen(new.parentCommit)
-    sha = target.pull_requests.merge(number, comment=new.comment, seen=seen)
-    return {"mergeCommitId": sha}
+    new = NewComment.read(body) if body.strip() else NewComment()
+    return {"mergeCommitId": target.pull_requests.merge(number, comment=new.comment)}
 
 
 def _summary(target: Target, found: PullRequest) -> Json:
@@ -208,10 +167,10 @@ def pull_request(request: Request, target: Browsable, number: int) -> Response:
     actions: list[tuple[str, str]] = []
     if user:
         can_write = target.can_write
-        if found.status == "open" and can_write and changes.commits and not changes.conflicts:
+        if found.is_open and can_write and not changes.conflicts:
             actions.append(("merge", "Merge into main"))
-        if found.status in ("draft", "closed") and found.may_set("open", user, can_write=can_write):
-            actions.append(("open", "Publish the draft" if found.status == "draft" else "Reopen"))
+        if found.status == "closed" and found.may_set("open", user, can_write=can_write):
+            actions.append(("open", "Reopen"))
         if found.is_open and found.may_set("closed", user, can_write=can_write):
             actions.append(("close", "Close"))
     context = {
@@ -231,7 +190,7 @@ def pull_request(request: Request, target: Browsable, number: int) -> Response:
 def change_pull_request(form: SentForm, number: int, action: str) -> Response:
     """Comment on, merge, close or open a pull request, and show it again. The form says what its page showed."""
     found, text = form.target.pull_requests, form.fields.get("comment", "").replace("\r\n", "\n")
-    seen = Seen(form.fields.get("head", ""), unquote(form.fields.get("title", "")))
+    seen = form.fields.get("head", "")
     match action:
         case "comment":
             found.comment(number, text)

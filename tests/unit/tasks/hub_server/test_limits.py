@@ -37,7 +37,7 @@ def chunks(count: int, size: int) -> Iterator[bytes]:
 
 def test_body_size_is_limited(alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     alice.create_repo(REPO)
-    alice.create_pull_request(REPO, "draft")
+    alice.create_commit(REPO, [Add("p.txt", b"p")], commit_message="proposal", create_pr=True)
     monkeypatch.setattr(limits, "BODY_BYTES", 20_000)
     monkeypatch.setattr(limits, "COMMIT_BYTES", 40_000)
     routes = {
@@ -45,7 +45,6 @@ def test_body_size_is_limited(alice: HfApi, hub: LocalHub, monkeypatch: pytest.M
         f"/api/models/{REPO}/preupload/main": 20_000,
         f"/api/models/{REPO}/paths-info/main": 20_000,
         "/api/validate-yaml": 20_000,
-        f"/api/models/{REPO}/discussions": 20_000,
         f"/api/models/{REPO}/discussions/1/comment": 20_000,
         f"/api/models/{REPO}/discussions/1/merge": 20_000,
         f"/api/models/{REPO}/commit/refs%2Fpr%2F1": 40_000,

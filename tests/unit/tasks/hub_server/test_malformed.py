@@ -33,7 +33,7 @@ def filled(alice: HfApi) -> HfApi:
         Add("m.safetensors", b"weights"),
     ]
     alice.create_commit(REPO, operations, commit_message="files")
-    alice.create_pull_request(REPO, "draft")
+    alice.create_commit(REPO, [Add("p.txt", b"p")], commit_message="proposal", create_pr=True)
     return alice
 
 
@@ -62,10 +62,8 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/api/validate-yaml", {"content": "---\nlicense: mit\n---\n", "repoType": "model"}),
     ("POST", f"{API}/tag/main", {"tag": "t"}),
     ("POST", f"{API}/branch/new", {"startingPoint": "main"}),
-    ("POST", f"{API}/preupload/main", {"files": [{"path": "p", "size": 1, "sample": "aGk="}], "gitIgnore": "*.log"}),
-    ("POST", f"{API}/discussions", {"title": "t", "description": "d", "pullRequest": True}),
+    ("POST", f"{API}/preupload/main", {"files": [{"path": "p", "size": 1, "sample": "aGk="}]}),
     ("POST", f"{API}/discussions/1/comment", {"comment": "c"}),
-    ("POST", f"{API}/discussions/1/title", {"title": "t"}),
     ("POST", f"{API}/discussions/1/status", {"status": "closed", "comment": "c"}),
     ("PUT", f"{API}/settings", {"visibility": "private", "gated": False}),
     ("POST", "/api/repos/move", {"fromRepo": REPO, "toRepo": "alice/moved", "type": "dataset"}),
@@ -148,7 +146,7 @@ def test_numbers_of_pull_requests(filled: HfApi, hub: LocalHub, number: str) -> 
     with httpx2.Client(headers=HEADERS, base_url=hub.endpoint) as client:
         for path in (f"{API}/discussions/{number}", f"/{REPO}/discussions/{number}"):
             assert client.get(path).status_code in (400, 404), path
-        for action, body in (("comment", '{"comment": "c"}'), ("title", '{"title": "t"}'), ("merge", "")):
+        for action, body in (("comment", '{"comment": "c"}'), ("merge", "")):
             answer = client.post(f"{API}/discussions/{number}/{action}", content=body)
             assert answer.status_code in (400, 404), action
         for body in ("[]", "{", '{"comment": 5}', "\0"):

@@ -118,7 +118,7 @@ def test_page_of_a_pull_request(proposed: HfApi, browser: httpx2.Client) -> None
     assert browser.get(f"{PAGE}/2").status_code == 404
 
 
-def test_review_in_a_browser(proposed: HfApi, bob: HfApi, browser: httpx2.Client) -> None:
+def test_review_in_a_browser(proposed: HfApi, browser: httpx2.Client) -> None:
     assert "Sign in</a> to comment or merge" in browser.get(f"{PAGE}/1").text
     sign_in(browser, "alice")
     assert buttons(browser) == ["comment", "merge", "close"]
@@ -140,11 +140,6 @@ def test_review_in_a_browser(proposed: HfApi, bob: HfApi, browser: httpx2.Client
     written = [event.content for event in details.events if event.type == "comment"]
     assert written[1:] == ["**Why** now?\n\nSee <b>this</b>", "Not now", "Thank you"]
     assert proposed.file_exists(REPO, "report.html")
-    bob.create_pull_request(REPO, "draft")
-    assert buttons(browser, 2) == ["comment", "open", "close"]
-    assert "This is a draft" in browser.get(f"{PAGE}/2").text
-    assert "no commits" in send(browser, "open", number=2).text
-    assert buttons(browser, 2) == ["comment", "close"]
 
 
 def test_conflict_is_shown(proposed: HfApi, browser: httpx2.Client) -> None:
@@ -157,7 +152,7 @@ def test_conflict_is_shown(proposed: HfApi, browser: httpx2.Client) -> None:
     assert (refused.status_code, "in the same files: config.json" in refused.text) == (409, True)
 
 
-@pytest.mark.parametrize("change", ["a push", "a title", "a push and its removal", "nothing"])
+@pytest.mark.parametrize("change", ["a push", "a push and its removal", "nothing"])
 @pytest.mark.parametrize("action", ["merge", "close", "open"])
 def test_form_acts_only_on_what_its_page_showed(
     proposed: HfApi, bob: HfApi, browser: httpx2.Client, action: str, change: str
@@ -168,9 +163,7 @@ def test_form_acts_only_on_what_its_page_showed(
     form, before = hidden_fields(browser), proposed.list_repo_commits(REPO)[0].commit_id
     if action == "open" and change.startswith("a push"):
         bob.change_discussion_status(REPO, 1, "open")
-    if change == "a title":
-        bob.rename_discussion(REPO, 1, "Worse weights")
-    elif change != "nothing":
+    if change != "nothing":
         revision = "refs/pr/1"
         bob.create_commit(REPO, [Add("run.py", b"import os")], commit_message="more", revision=revision)
         if "removal" in change:
@@ -198,7 +191,7 @@ def test_form_that_does_not_say_what_it_showed_is_refused(proposed: HfApi, brows
 
 
 def test_author_and_readers_may_do_less(proposed: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
-    proposed.create_pull_request(REPO, "of alice")
+    proposed.create_commit(REPO, [Add("alice.txt", b"a")], commit_message="of alice", create_pr=True)
     sign_in(browser, "bob")
     assert buttons(browser, 1) == ["comment", "close"]
     assert buttons(browser, 2) == ["comment"]
@@ -292,7 +285,6 @@ def test_no_text_changes_the_direction_of_writing(
         added = [Add(path, (text + "#" * is_proposed).encode()) for path, text in files.items()]
         author.create_commit(repo, added, commit_message=f"Better {odd}", commit_description=odd, create_pr=is_proposed)
     bob.comment_discussion(REPO, 1, odd)
-    bob.rename_discussion(REPO, 1, f"Best {odd}")
     sign_in(browser, "alice")
     folder, _, file = map(quote, name.partition("/"))
     addresses = [
@@ -310,7 +302,7 @@ def test_no_text_changes_the_direction_of_writing(
         assert not set(DIRECTION) & set(page), address
         assert address == f"/{REPO}/tree/{quote(odd)}" or shown in page, address
     assert send(browser, "merge").status_code == 200, "the form still says what the page showed"
-    assert alice.list_repo_commits(REPO)[0].title == f"Best {odd} (#1)"
+    assert alice.list_repo_commits(REPO)[0].title == f"Better {odd} (#1)"
 
 
 @needs_browser
