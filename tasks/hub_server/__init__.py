@@ -12,7 +12,7 @@
     large_files.py          git-lfs objects
     pull_requests.py        the pull requests of a repository
     discussions.py          a pull request as it is stored: title, status and events
-    changes.py              what a pull request changes: commits, diffs, conflicts
+    changes.py              what a pull request changes: commits, files, conflicts
     names.py                which names are valid
     card_metadata.py        validation of a model card's metadata
     cards.py                a model card or a comment as HTML, with links to files

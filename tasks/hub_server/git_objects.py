@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dulwich.gc import find_reachable_objects
 from dulwich.index import commit_tree
 from dulwich.lfs import LFSPointer
 from dulwich.objects import Blob, Commit, ObjectID, Tag
@@ -101,17 +100,6 @@ def parse_pointer(content: bytes) -> LFSPointer | None:
     """Return a git-lfs pointer. dulwich is lenient: only the exact format is a pointer, any other is an ordinary file."""
     match = _POINTER.fullmatch(content)
     return LFSPointer(match[1].decode(), int(match[2])) if match else None
-
-
-def used_large_files(git: Repo) -> set[str]:
-    """Return the SHA-256 of every large file in the history of a branch, tag or pull request."""
-    found = set()
-    for oid in find_reachable_objects(git.object_store, git.refs):
-        if oid in git.object_store:
-            size, start = _size_and_start(git, oid)
-            if size <= _POINTER_BYTES and (pointer := parse_pointer(start)):
-                found.add(pointer.oid)
-    return found
 
 
 def large_file_places(git: Repo) -> dict[str, tuple[str, str]]:

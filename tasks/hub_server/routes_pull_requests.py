@@ -15,7 +15,6 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from tasks.hub_server.cards import comment_renderer
-from tasks.hub_server.changes import git_diff
 from tasks.hub_server.discussions import Event, PullRequest
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.names import pull_ref
@@ -62,8 +61,8 @@ def list_pull_requests(
 
 
 @router.get(_ONE)
-def describe_pull_request(target: Readable, number: int, diff: str = "") -> Json:
-    """A pull request with its events and, if asked for, its diff."""
+def describe_pull_request(target: Readable, number: int) -> Json:
+    """A pull request with its events."""
     found, changes = target.pull_requests.read(number)
     events = _events_json(target, number, found.history(changes.commits))
     merged = {"mergeCommitId": found.merge.commit} if found.merge and found.status == "merged" else {}
@@ -72,7 +71,7 @@ def describe_pull_request(target: Readable, number: int, diff: str = "") -> Json
         "events": events,
         "filesWithConflicts": changes.conflicts,
         "changes": {"base": f"refs/heads/{MAIN}", **merged},
-        "diff": "".join(map(git_diff, changes.files)) if diff else None,
+        "diff": None,
     }
 
 

