@@ -128,7 +128,7 @@ class PullRequests:
         """Open or close a pull request, with a comment.
 
         Raises:
-            HubError: 404; 403 without permission; 409 if it has this status already, is merged, or is not as `seen` any more.
+            HubError: 404; 403 without permission; 409 if it has this status already, is merged, or has other commits than up to `seen`.
         """
         with self.repository.writing() as git:
             found = self._load(git, number)
@@ -145,8 +145,8 @@ class PullRequests:
         """Put the changes on main as one commit, and return its id.
 
         Raises:
-            HubError: 404; 403 without permission; 409 if the pull request is not open, is not as `seen` any more, has no changes,
-                or is in conflict with main.
+            HubError: 404; 403 without permission; 409 if the pull request is not open, has other commits than up to `seen`, or
+                is in conflict with main.
         """
         if not self.can_write:
             raise HubError(403, f"You don't have the rights to merge pull request #{number}")

@@ -102,7 +102,6 @@ def preupload(target: Committable, revision: Quoted, announced: Annotated[Preupl
     """How to upload each file, and the id of its present content. A `.gitignore` leaves out nothing."""
     sha = target.repository.resolve(revision)
     present = {entry.path: entry for entry in target.repository.entries(sha, recursive=True)}
-
     return {
         "files": [
             {
