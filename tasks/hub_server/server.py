@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -81,14 +81,8 @@ class LocalHub:
         self._answer = answer
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
-        self._endpoint = ""
-
-    @property
-    def endpoint(self) -> str:
+        self.endpoint = ""
         """URL for HF_ENDPOINT, while the Hub runs."""
-        if not self._endpoint:
-            raise RuntimeError("the local Hub is not running: start it by `with LocalHub(...) as hub:`")
-        return self._endpoint
 
     def sign_in_link(self, user: str) -> str:
         """Return a URL that signs a browser in as `user`. It works once, while this Hub runs."""
@@ -117,7 +111,7 @@ class LocalHub:
         self._root.mkdir(parents=True, exist_ok=True)
         listener = _listen(self._host, self._port)
         shown_host = f"[{self._host}]" if ":" in self._host else self._host
-        self._endpoint = f"http://{shown_host}:{listener.getsockname()[1]}"
+        self.endpoint = f"http://{shown_host}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
             self.application(),
             http=Connection,
@@ -141,17 +135,12 @@ class LocalHub:
             time.sleep(0.005)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._server is not None
         assert self._thread is not None
         self._server.should_exit = True
         self._thread.join(_STOP_TIMEOUT_S)
-        self._endpoint = ""
+        self.endpoint = ""
 
     def serve_forever(self) -> None:
         """Wait inside the `with` block until SIGINT or SIGTERM. Call it from the main thread."""

@@ -67,19 +67,7 @@ class _Run:
     candidate: Candidate
     recipe: Recipe
     ingested: IngestReport
-    trained: TrainingReport
     details: Details
-
-    @classmethod
-    def read(cls, candidate: Candidate) -> _Run:
-        artifacts = candidate.artifacts
-        return cls(
-            candidate,
-            load(artifacts.recipe_path),
-            read_report(artifacts, IngestReport),
-            read_report(artifacts, TrainingReport),
-            read_report(artifacts, Details),
-        )
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -111,7 +99,9 @@ def write_card(
     """
     import jinja2
 
-    run, artifacts, publish = _Run.read(candidate), candidate.artifacts, candidate.publish
+    artifacts, publish = candidate.artifacts, candidate.publish
+    ingested, trained = read_report(artifacts, IngestReport), read_report(artifacts, TrainingReport)
+    run = _Run(candidate, load(artifacts.recipe_path), ingested, read_report(artifacts, Details))
     objective, evaluated = objectives.build(candidate.objective), candidate.evaluated
     drift = read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None
     environment = jinja2.Environment(
@@ -134,9 +124,9 @@ def write_card(
         has_own_config=(artifacts.adapter / "config.json").exists(),
         base=run.recipe.model,
         base_repository=_base_repository(run),
-        ingest=run.ingested,
+        ingest=ingested,
         tokenize=read_report(artifacts, TokenizationReport),
-        train=run.trained,
+        train=trained,
         evaluate=evaluated,
         metrics={"model": run.metrics, "champion": evaluated.champion, "untrained": evaluated.untrained},
         details=run.details,
