@@ -409,10 +409,11 @@ def test_pull_request_starts_from_main(alice: HfApi) -> None:
 @local_only
 def test_texts_are_limited(alice: HfApi, hub: LocalHub) -> None:
     alice.create_repo(REPO)
-    add = [Add("a.txt", b"1")]
 
     def propose_as(title: str, description: str) -> None:
-        alice.create_commit(REPO, add, commit_message=title, commit_description=description, create_pr=True)
+        alice.create_commit(
+            REPO, [Add("a.txt", b"1")], commit_message=title, commit_description=description, create_pr=True
+        )
 
     propose_as("x" * 200, "x" * (64 << 10))
     for title, description in (("x" * 201, ""), (" ", ""), ("t", "x" * ((64 << 10) + 1)), ("a\0b", ""), ("a", "\0")):
