@@ -1,7 +1,7 @@
 """Render a model card as HTML: Markdown with tables, without raw HTML; relative links and images lead to files of the repository.
 
-The parser itself leaves links such as `javascript:` as text, and the policy of the pages (page_templates.py) lets a browser load
-images from this Hub only: another host would learn who reads the card.
+The parser itself leaves links such as `javascript:` as text. An image from another host becomes text, because its host would learn
+who reads the card; the policy of the pages (page_templates.py) does not let a browser load it, either.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ def _lead_to_file(token: Token, attribute: str, folder: str, url_of: FileLink) -
     path = unquote(parts.path)
     if parts.scheme or parts.netloc:
         token.attrSet("rel", "noopener noreferrer nofollow")
+        if token.type == "image" and parts.scheme != "data":
+            token.type, token.content = "text", f"[image: {token.content or url}]"
     elif path and not path.startswith("/") and "\0" not in path:
         file = url_of(posixpath.normpath(posixpath.join(folder, path)))
         token.attrSet(attribute, f"{file}#{parts.fragment}" if parts.fragment else file)

@@ -121,11 +121,10 @@ def test_links_that_run_code_stay_text(url: str, href: str | None) -> None:
 
 
 def test_images_of_the_repository_are_shown() -> None:
-    """Images from elsewhere are not loaded: `test_pages_show_the_repositories` looks at the policy of the pages."""
     assert 'src="/content/sub/a.png"' in html("![a](a.png)", folder="sub")
-    for url in ("javascript:x", "data:image/svg+xml,x"):
+    for url in ("javascript:x", "data:image/svg+xml,x", "//elsewhere.example/a.png", "https://elsewhere.example/a.png"):
         assert "<img" not in html(f"![a]({url})")
-    assert 'src="https://elsewhere.example/a.png"' in html("![a](https://elsewhere.example/a.png)")
+    assert html("[![a](//elsewhere.example/a.png)](b.md)") == '<p><a href="/page/b.md">[image: a]</a></p>\n'
 
 
 def test_raw_html_is_escaped() -> None:
