@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import json
-from pathlib import PurePosixPath
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -117,7 +116,7 @@ def preupload(target: Committable, revision: Quoted, announced: Annotated[Preupl
 
 def _is_large(file: AnnouncedFile) -> bool:
     """Return whether a file is a large file: by its suffix, its size, or a NUL byte in its first 512."""
-    has_suffix = PurePosixPath(file.path).suffix.lower() in LARGE_SUFFIXES
+    has_suffix = "." + file.path.rpartition(".")[2].lower() in LARGE_SUFFIXES
     return has_suffix or file.size > REGULAR_BYTES or b"\0" in _base64(file.sample)
 
 
