@@ -9,6 +9,7 @@
     store.py                all repositories, by name
     repositories.py         one bare git repository; a commit compares and swaps its parent
     git_objects.py          files, commits and the changes of a commit
+    git_rules.py            `.gitignore` and `.gitattributes`
     large_files.py          git-lfs objects
     pull_requests.py        the pull requests of a repository
     discussions.py          a pull request as it is stored: title, status and events

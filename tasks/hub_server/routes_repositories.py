@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Annotated, Literal
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field
 
-from tasks.hub_server.card_metadata import read_card
+from tasks.hub_server.card_metadata import read_card, split_card
 from tasks.hub_server.errors import HubError, absent
 from tasks.hub_server.git_objects import large_file_places
 from tasks.hub_server.requests import (
@@ -20,6 +21,7 @@ from tasks.hub_server.requests import (
     Readable,
     RequiredUser,
     Sent,
+    User,
     Writable,
     entry_json,
     get_endpoint,
@@ -226,10 +228,22 @@ class ValidateCard(Sent):
     repo_type: str = Field(default="model", alias="repoType")
 
 
+_ANONYMOUS_CHARACTERS = 16 << 10
+_anonymous_cards = threading.BoundedSemaphore(2)
+
+
 @router.post("/api/validate-yaml")
-def validate_card(sent: Annotated[ValidateCard, Depends(ValidateCard.read)], response: Response) -> Json:
-    """The errors and warnings in the metadata of a card."""
-    card = read_card(sent.content, is_model=sent.repo_type == "model")
+def validate_card(user: User, sent: Annotated[ValidateCard, Depends(ValidateCard.read)], response: Response) -> Json:
+    """The errors and warnings in the metadata of a card. YAML takes long to parse, so who has no token gets a small share."""
+    with contextlib.ExitStack() as stack:
+        if user is None:
+            if len(split_card(sent.content)[0] or "") > _ANONYMOUS_CHARACTERS:
+                what = f"Metadata of more than {_ANONYMOUS_CHARACTERS} characters are checked only with a token"
+                raise HubError(413, what)
+            if not _anonymous_cards.acquire(blocking=False):
+                raise HubError(503, "Other cards are being checked: try again in a moment")
+            stack.callback(_anonymous_cards.release)
+        card = read_card(sent.content, is_model=sent.repo_type == "model")
     response.status_code = 400 if card.errors else 200
     return {
         "errors": [{"message": message} for message in card.errors],

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
+from dulwich.attrs import GitAttributes
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
 from starlette.responses import RedirectResponse
@@ -24,6 +26,7 @@ from tasks.hub_server import limits
 from tasks.hub_server.card_metadata import read_card
 from tasks.hub_server.errors import HubError, absent
 from tasks.hub_server.git_objects import Change, DeleteFile, DeleteFolder, PutFile, PutLargeFile, commit_message
+from tasks.hub_server.git_rules import read_attributes, read_ignore
 from tasks.hub_server.large_files import LargeFiles
 from tasks.hub_server.limits import transfer_timeout
 from tasks.hub_server.names import pull_number
@@ -45,6 +48,7 @@ REGULAR_BYTES = 10 << 20
 """Files larger than this are large files, whatever their suffix."""
 _MAX_LARGE_BYTES = 1 << 40
 _MAX_BATCH = 1000
+_RULES: Mapping[str, Callable[[bytes], object]] = {".gitignore": read_ignore, ".gitattributes": read_attributes}
 
 router = APIRouter()
 
@@ -94,19 +98,28 @@ class Preupload(Sent):
     """The body of preupload."""
 
     files: list[AnnouncedFile]
+    ignore: str | None = Field(default=None, alias="gitIgnore")
+    """A `.gitignore` that is uploaded, too; it replaces that of the repository."""
 
 
 @router.post(API + "/preupload/{revision}")
 def preupload(target: Committable, revision: Quoted, announced: Annotated[Preupload, Depends(Preupload.read)]) -> Json:
-    """How to upload each file, and the id of its present content. A `.gitignore` leaves out nothing."""
+    """How to upload each file, whether `.gitignore` leaves it out, and the id of its present content."""
     sha = target.repository.resolve(revision)
     present = {entry.path: entry for entry in target.repository.entries(sha, recursive=True)}
+
+    def rules(name: str) -> bytes:
+        found = present.get(name)
+        return b"" if found is None or found.is_folder or found.sha256 else target.repository.read(found)
+
+    ignored = read_ignore(rules(".gitignore") if announced.ignore is None else announced.ignore.encode())
+    attributes = read_attributes(rules(".gitattributes"))
     return {
         "files": [
             {
                 "path": file.path,
-                "uploadMode": "lfs" if _is_large(file) else "regular",
-                "shouldIgnore": False,
+                "uploadMode": "lfs" if _is_large(file, attributes) else "regular",
+                "shouldIgnore": bool(ignored.is_ignored(file.path)),
                 "oid": present[file.path].sha256 or present[file.path].oid if file.path in present else None,
             }
             for file in announced.files
@@ -114,10 +127,12 @@ def preupload(target: Committable, revision: Quoted, announced: Annotated[Preupl
     }
 
 
-def _is_large(file: AnnouncedFile) -> bool:
-    """Return whether a file is a large file: by its suffix, its size, or a NUL byte in its first 512."""
+def _is_large(file: AnnouncedFile, attributes: GitAttributes) -> bool:
+    """Return whether a file is a large file: by `.gitattributes`, by its suffix unless they say no, or by its content."""
+    rule = attributes.match_path(file.path.encode()).get(b"filter")
     has_suffix = "." + file.path.rpartition(".")[2].lower() in LARGE_SUFFIXES
-    return has_suffix or file.size > REGULAR_BYTES or b"\0" in _base64(file.sample)
+    is_named = rule == b"lfs" or (rule is None and has_suffix)
+    return is_named or file.size > REGULAR_BYTES or b"\0" in _base64(file.sample)
 
 
 class LargeObject(Sent):
@@ -187,7 +202,7 @@ def commit(
         raise HubError(400, "The commit message contains a NUL character")
     if not isinstance(parent, str | None):
         raise HubError(400, "parentCommit is not a string")
-    _validate_card(target, changes)
+    _validate_files(target, changes)
     pull_requests, number = target.pull_requests, pull_number(revision)
     page = f"{get_endpoint(request)}/{target.page}"
     answer: Json = {"success": True, "hookOutput": ""}
@@ -204,9 +219,11 @@ def commit(
     return answer | {"commitOid": sha, "commitUrl": f"{page}/commit/{sha}"}
 
 
-def _validate_card(target: Target, changes: list[Change]) -> None:
-    """Validate a commit's card, which not every client does before."""
+def _validate_files(target: Target, changes: list[Change]) -> None:
+    """Validate a commit's card, which not every client does before, and the rules for later uploads."""
     for change in changes:
+        if isinstance(change, PutFile) and change.path in _RULES:
+            _RULES[change.path](change.content)
         if isinstance(change, PutFile) and change.path == "README.md":
             card = read_card(change.content.decode(errors="replace"), is_model=target.kind == "models")
             if card.errors:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import httpx2
 import pytest
 
+from tasks.hub_server import routes_repositories
 from tasks.hub_server.card_metadata import NO_METADATA, read_card
 from tasks.hub_server.cards import render_markdown, show_metadata
+from tasks.hub_server.server import LocalHub
 
 
 def card(metadata: str) -> str:
@@ -183,3 +186,20 @@ def test_aliases_are_read() -> None:
     head = "base: &base {type: a, name: b}\nlist: [*base, *base]"
     base = {"type": "a", "name": "b"}
     assert read_card(f"---\n{head}\n---\n").metadata == {"base": base, "list": [base, base]}
+
+
+def test_anonymous_requests_to_validate_cards_are_limited(hub: LocalHub) -> None:
+    def post(head: str, **headers: str) -> httpx2.Response:
+        body = {"repoType": "model", "content": f"---\n{head}\n---\n"}
+        return httpx2.post(f"{hub.endpoint}/api/validate-yaml", json=body, headers=headers, timeout=60)
+
+    long = f"a: '{'x' * (16 << 10)}'"
+    refused = post(long)
+    assert (refused.status_code, "token" in refused.json()["error"]) == (413, True)
+    assert post(long, Authorization="Bearer token-of-alice").status_code == 200
+    with routes_repositories._anonymous_cards:
+        assert post("a: 1").status_code == 200
+        with routes_repositories._anonymous_cards:
+            assert post("a: 2").status_code == 503, "two others are being checked"
+            assert post("a: 2", Authorization="Bearer token-of-alice").status_code == 200
+    assert post("a: 2").status_code == 200
