@@ -6,7 +6,7 @@ import re
 import stat
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -193,3 +193,27 @@ def write_commit(git: Repo, files: dict[str, ObjectID], parents: list[ObjectID],
     commit.message = f"{message}\n".encode()
     git.object_store.add_object(commit)
     return commit.id
+
+
+def last_changes(git: Repo, sha: str, paths: Set[str]) -> dict[str, CommitRecord]:
+    """Return for each file or folder among `paths` the newest commit that changed it, looking back from `sha`.
+
+    Of a merge commit, only what its first parent does not have counts.
+    """
+    found: dict[str, CommitRecord] = {}
+    commit: Commit | None = read_commit(git, sha)
+    here = _oids(git, commit, paths)
+    while commit and len(found) < len(paths):
+        parent = read_commit(git, commit.parents[0].decode()) if commit.parents else None
+        before = _oids(git, parent, paths)
+        for path in paths - found.keys():
+            if here.get(path) != before.get(path):
+                found[path] = commit_record(commit)
+        commit, here = parent, before
+    return found
+
+
+def _oids(git: Repo, commit: Commit | None, paths: Set[str]) -> dict[str, ObjectID]:
+    """Return the ids of the files and folders among `paths`."""
+    items = walk_tree(git, commit.tree, folders=True) if commit else ()
+    return {name: oid for path, _, oid in items if (name := path.decode(errors="replace")) in paths}

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 from tasks.hub_server import limits
 from tasks.hub_server.access import Access, Sessions
 from tasks.hub_server.errors import HubError, absent, repository_not_found
-from tasks.hub_server.git_objects import Entry
+from tasks.hub_server.git_objects import CommitRecord, Entry
 from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.repositories import Repository
 from tasks.hub_server.store import KINDS, Store
@@ -262,12 +262,14 @@ def read_form(request: Request, user: FormUser, body: Annotated[bytes, Depends(g
 SentForm = Annotated[Form, Depends(read_form)]
 
 
-def entry_json(entry: Entry) -> Json:
-    """Return a file or folder in the JSON format of tree and paths-info."""
+def entry_json(entry: Entry, commit: CommitRecord | None = None) -> Json:
+    """Return a file or folder in the JSON format of tree and paths-info, with the last commit that changed it if given."""
     kind = "directory" if entry.is_folder else "file"
     fields: Json = {"type": kind, "oid": entry.oid, "size": entry.size, "path": entry.path}
     if entry.sha256:
         fields["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
+    if commit:
+        fields["lastCommit"] = {"id": commit.sha, "title": commit.title, "date": iso_date(commit.time)}
     return fields
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Sequence
 from typing import Annotated, Literal
 from urllib.parse import parse_qs
 
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from tasks.hub_server.card_metadata import read_card, split_card
 from tasks.hub_server.errors import HubError, absent
-from tasks.hub_server.git_objects import large_file_places
+from tasks.hub_server.git_objects import Entry, large_file_places, last_changes
 from tasks.hub_server.requests import (
     API,
     Body,
@@ -21,6 +22,7 @@ from tasks.hub_server.requests import (
     Readable,
     RequiredUser,
     Sent,
+    Target,
     User,
     Writable,
     entry_json,
@@ -33,7 +35,6 @@ from tasks.hub_server.requests import (
 )
 from tasks.hub_server.store import KINDS
 
-_LAST_COMMITS = "last commits of files: ask without expand=True"
 _MAX_BATCH = 1000
 
 router = APIRouter()
@@ -201,24 +202,29 @@ def list_tree(
     recursive: bool = False,
     expand: bool = False,
 ) -> list[Json]:
-    """The files and folders of a commit."""
-    if expand:
-        raise absent(_LAST_COMMITS)
+    """The files and folders of a commit; with `expand`, the last commits that changed them."""
     sha = target.repository.resolve(revision)
     found = target.repository.entries(sha, folder, recursive=recursive)
     response.headers["X-Repo-Commit"] = sha
-    return [entry_json(entry) for entry in found]
+    return _entries_json(target, sha, found, expand=expand)
 
 
 @router.post(API + "/paths-info/{revision}")
 def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[Json]:
-    """The files and folders that exist among `paths` of the form in the body."""
+    """The files and folders that exist among `paths` of the form in the body; with `expand`, their last commits."""
     sha = target.repository.resolve(revision)
     form = parse_qs(body.decode(errors="replace"))
-    if "true" in map(str.lower, form.get("expand", [])):
-        raise absent(_LAST_COMMITS)
     requested = set(form.get("paths", []))
-    return [entry_json(entry) for entry in target.repository.entries(sha, recursive=True) if entry.path in requested]
+    found = [entry for entry in target.repository.entries(sha, recursive=True) if entry.path in requested]
+    return _entries_json(target, sha, found, expand="true" in map(str.lower, form.get("expand", [])))
+
+
+def _entries_json(target: Target, sha: str, entries: Sequence[Entry], *, expand: bool) -> list[Json]:
+    if not expand:
+        return [entry_json(entry) for entry in entries]
+    with target.repository.open() as git:
+        commits = last_changes(git, sha, {entry.path for entry in entries})
+    return [entry_json(entry, commits.get(entry.path)) for entry in entries]
 
 
 class ValidateCard(Sent):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query
+from markupsafe import escape
 from pydantic import Field
 
-from tasks.hub_server.errors import absent
+from tasks.hub_server.git_objects import CommitRecord
 from tasks.hub_server.names import RefKind
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import API, Json, Quoted, Readable, Sent, Writable, iso_date
@@ -29,10 +30,12 @@ def list_refs(target: Readable, *, include_prs: bool = False) -> Json:
 
 
 @router.get(API + "/commits/{revision}")
-def list_commits(request: Request, target: Readable, revision: Quoted) -> list[Json]:
-    """The history, newest first."""
-    if "expand[]" in request.query_params:
-        raise absent("texts of commits as HTML: ask without formatted=True")
+def list_commits(
+    target: Readable,
+    revision: Quoted,
+    expand: Annotated[list[str], Query(alias="expand[]")] = [],  # noqa: B006 (FastAPI copies it)
+) -> list[Json]:
+    """The history, newest first. `formatted` adds texts as HTML."""
     return [
         {
             "id": commit.sha,
@@ -40,9 +43,15 @@ def list_commits(request: Request, target: Readable, revision: Quoted) -> list[J
             "message": commit.message,
             "date": iso_date(commit.time),
             "authors": [{"user": commit.author}],
+            **({"formatted": _formatted(commit)} if "formatted" in expand else {}),
         }
         for commit in target.repository.history(target.repository.resolve(revision))
     ]
+
+
+def _formatted(commit: CommitRecord) -> dict[str, str]:
+    """Return the title and the message of a commit as HTML."""
+    return {"title": str(escape(commit.title)), "message": str(escape(commit.message)).replace("\n", "<br>")}
 
 
 class NewTag(Sent):

@@ -93,7 +93,7 @@ RIGHT: dict[str, Callable[[HfApi, Path], object]] = {
     "get_hf_file_metadata": lambda api, _: (
         api.get_hf_file_metadata(url=f"{api.endpoint}/{REPO}/resolve/main/c.txt").size == 1
     ),
-    "get_paths_info": lambda api, _: api.get_paths_info(REPO, ["a"])[0].path == "a",
+    "get_paths_info": lambda api, _: api.get_paths_info(REPO, ["a"], expand=True)[0].last_commit.title == "first",
     "get_repo_discussions": lambda api, _: [each.num for each in api.get_repo_discussions(REPO)] == [1],
     "get_safetensors_metadata": lambda api, _: "w" in api.get_safetensors_metadata(REPO).weight_map,
     "hf_hub_download": lambda api, to: Path(api.hf_hub_download(REPO, "c.txt", local_dir=to)).read_bytes() == b"c",
@@ -102,10 +102,10 @@ RIGHT: dict[str, Callable[[HfApi, Path], object]] = {
         [(f.filename, f.size) for f in api.list_lfs_files(REPO)] == [(LARGE, len(WEIGHTS))]
     ),
     "list_models": lambda api, _: ids(api.list_models(filter="fresh")) == [REPO],
-    "list_repo_commits": lambda api, _: api.list_repo_commits(REPO)[0].title == "first",
+    "list_repo_commits": lambda api, _: api.list_repo_commits(REPO, formatted=True)[0].formatted_title == "first",
     "list_repo_files": lambda api, _: files(api) == {".gitattributes", "README.md", "a/b.txt", "c.txt", LARGE},
     "list_repo_refs": lambda api, _: [branch.name for branch in api.list_repo_refs(REPO).branches] == ["main", "side"],
-    "list_repo_tree": lambda api, _: len(list(api.list_repo_tree(REPO, recursive=True))) == 6,
+    "list_repo_tree": lambda api, _: all(f.last_commit for f in api.list_repo_tree(REPO, recursive=True, expand=True)),
     "merge_pull_request": lambda api, _: api.merge_pull_request(REPO, 1) or "d.txt" in files(api),
     "model_info": lambda api, _: api.model_info(REPO, expand=["sha", "createdAt"]).created_at <= datetime.now(UTC),
     "move_repo": lambda api, _: (

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from huggingface_hub import CommitOperationAdd as Add
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationDelete as Delete
+from huggingface_hub import HfApi, RepoFolder
 from huggingface_hub.errors import HfHubHTTPError
 
 CARD = "---\nlicense: {license}\nlibrary_name: transformers\npipeline_tag: {task}\nlanguage: [en, de]\ntags: [{tag}]\n---\n"
@@ -105,12 +106,40 @@ def test_descriptions_have_what_the_client_reads(alice: HfApi) -> None:
     "ask",
     [
         lambda api: api.model_info("alice/first", expand=["safetensors"]),
-        lambda api: list(api.list_repo_tree("alice/first", expand=True)),
-        lambda api: api.get_paths_info("alice/first", ["a.txt"], expand=True),
-        lambda api: api.list_repo_commits("alice/first", formatted=True),
     ],
 )
 def test_details_that_the_hub_cannot_tell_are_refused(alice: HfApi, ask: Callable[[HfApi], object]) -> None:
     with pytest.raises(HfHubHTTPError, match="The local Hub has no ") as raised:
         ask(alice)
     assert raised.value.response.status_code == 501
+
+
+def test_files_and_folders_have_their_last_commits(alice: HfApi) -> None:
+    repo = "alice/first"
+    for title, operations in (
+        ("one", [Add("f/1.txt", b"1"), Add("f/g/2.txt", b"2"), Add("gone.txt", b"x")]),
+        ("two", [Add("f/g/2.txt", b"22")]),
+        ("three", [Delete("gone.txt"), Add("model.safetensors", b"w")]),
+        ("four", [Add("a.txt", b"aa")]),
+    ):
+        alice.create_commit(repo, operations, commit_message=title)
+    expected = {"f": "two", "f/g": "two", "f/g/2.txt": "two", "f/1.txt": "one", "model.safetensors": "three"}
+    expected |= {"a.txt": "four", "README.md": "card", ".gitattributes": "initial commit"}
+    tree = list(alice.list_repo_tree(repo, recursive=True, expand=True))
+    assert {entry.path: entry.last_commit.title for entry in tree} == expected
+    assert {entry.path for entry in tree if isinstance(entry, RepoFolder)} == {"f", "f/g"}
+    four = alice.list_repo_commits(repo)[0]
+    (found,) = alice.get_paths_info(repo, ["a.txt", "none.txt"], expand=True)
+    assert (found.last_commit.oid, found.last_commit.date, found.security) == (four.commit_id, four.created_at, None)
+    assert all(entry.last_commit is None for entry in alice.list_repo_tree(repo, recursive=True))
+
+
+def test_commits_are_formatted(alice: HfApi) -> None:
+    repo = "alice/first"
+    alice.create_commit(repo, [Add("x", b"x")], commit_message="a <b> & c", commit_description="one\n<i>two</i>")
+    commits = alice.list_repo_commits(repo, formatted=True)
+    assert len(commits) == 4
+    assert (commits[0].title, commits[0].formatted_title) == ("a <b> & c", "a &lt;b&gt; &amp; c")
+    assert commits[0].formatted_message == "one<br>&lt;i&gt;two&lt;/i&gt;"
+    assert commits[-1].formatted_title == "initial commit"
+    assert alice.list_repo_commits(repo)[0].formatted_title is None
