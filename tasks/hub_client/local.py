@@ -14,13 +14,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
-import os
 import socket
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BaseModel, Field, ValidationError
 
 from params import EvergreenError
 from params.foundation.errors import HubRefusedError, StorageError, TransientError
@@ -35,13 +34,12 @@ _FIX_TOKEN = "generate one by: python -c \"import secrets; print('hf_' + secrets
 _FIX_FORMAT = "write `tokens:` with lines `<token>: <user>` and, for teams, `teams:` with lines `<team>: [<user>, ...]`"
 
 
-@dataclass(frozen=True)
-class Members:
+class Members(BaseModel, frozen=True, extra="forbid"):
     """The users of a Hub."""
 
-    tokens: Mapping[str, str] = field(repr=False)
+    tokens: dict[Annotated[str, Field(min_length=_MIN_TOKEN_LENGTH)], str] = Field(min_length=1, repr=False)
     """Token -> user."""
-    teams: Mapping[str, list[str]] = field(default_factory=dict)
+    teams: dict[str, list[str]] = {}
     """Team -> its users."""
 
 
@@ -58,7 +56,7 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: An
     if tokens is None and not is_local:
         what = "other machines can reach this address, and without a tokens file anyone there could write"
         raise HubRefusedError(f"--host {host}", what, "pass --tokens, or use --host 127.0.0.1")
-    members = Members({new_token(): LOCAL_USER}) if tokens is None else read_members(tokens)
+    members = Members(tokens={new_token(): LOCAL_USER}) if tokens is None else read_members(tokens)
     administrators = [LOCAL_USER] if tokens is None else []
     try:
         hub = LocalHub(
@@ -90,57 +88,38 @@ def read_members(path: Path) -> Members:
     Raises:
         HubRefusedError: The file is missing, readable by others, or malformed.
     """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
     try:
-        with path.open(encoding="utf-8") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
-                what = f"other users of this machine can read or write the file (mode {mode:o})"
-                raise HubRefusedError(
-                    str(path), what, f"chmod 600 {path}; replace its tokens if others may have read them"
-                )
-            text = file.read()
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            what = f"other users of this machine can read or write the file (mode {mode:o})"
+            fix = f"chmod 600 {path}; replace its tokens if others may have read them"
+            raise HubRefusedError(str(path), what, fix)
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        members = Members.model_validate(content)
     except OSError as error:
         raise HubRefusedError(str(path), f"cannot be read: {error.strerror}", _FIX_FORMAT) from None
-    except UnicodeDecodeError:
-        raise HubRefusedError(str(path), "not UTF-8 text", _FIX_FORMAT) from None
-    content = _parse(path, text)
-    tokens, teams = content.get("tokens"), content.get("teams") or {}
-    if set(content) - {"tokens", "teams"}:  # the message does not quote the keys: they may be tokens
-        raise HubRefusedError(str(path), "it has keys other than `tokens` and `teams`", _FIX_FORMAT)
-    if not isinstance(tokens, dict) or not tokens or not all(isinstance(user, str) for user in tokens.values()):
-        raise HubRefusedError(f"{path}: tokens", "it does not map tokens to users", _FIX_FORMAT)
-    if not isinstance(teams, dict) or not all(_is_list_of_names(users) for users in teams.values()):
-        raise HubRefusedError(f"{path}: teams", "it does not map teams to lists of users", _FIX_FORMAT)
-    for number, token in enumerate(tokens, start=1):
-        where = f"{path}: token {number}"
-        if not isinstance(token, str) or len(token) < _MIN_TOKEN_LENGTH:
-            what = f"the token is shorter than {_MIN_TOKEN_LENGTH} characters and could be guessed"
-            raise HubRefusedError(where, what, _FIX_TOKEN)
-    unknown = {user for users in teams.values() for user in users} - set(tokens.values())
+    except (YAMLError, ValueError) as error:
+        raise HubRefusedError(str(path), *_problem(error)) from None
+    unknown = {user for users in members.teams.values() for user in users} - set(members.tokens.values())
     if unknown:
         what = f"no token belongs to {', '.join(sorted(unknown))}"
         raise HubRefusedError(f"{path}: teams", what, "correct the name, or add a token for this user")
-    return Members(tokens, {str(team): list(users) for team, users in teams.items()})
+    return members
 
 
-def _parse(path: Path, text: str) -> dict[str, object]:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
-    try:
-        content = YAML(typ="safe", pure=True).load(text)
-    except MarkedYAMLError as error:  # its own message quotes the line, and with it a token
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise HubRefusedError(f"{path}{line}", "not YAML, or a key is there twice", _FIX_FORMAT) from None
-    except YAMLError:
-        raise HubRefusedError(str(path), "not YAML", _FIX_FORMAT) from None
-    if not isinstance(content, dict):
-        raise HubRefusedError(str(path), "the file is empty or not a mapping", _FIX_FORMAT)
-    return {str(key): value for key, value in content.items()}
-
-
-def _is_list_of_names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+def _problem(error: Exception) -> tuple[str, str]:
+    """Return what is wrong with a tokens file, and the fix. The error's own message, and what is no known key, may be a token."""
+    if not isinstance(error, ValidationError):
+        mark = getattr(error, "problem_mark", None)
+        return f"not YAML, or a key is there twice{f': line {mark.line + 1}' if mark else ''}", _FIX_FORMAT
+    first = error.errors(include_input=False)[0]
+    if first["type"] == "string_too_short":
+        return f"a token is shorter than {_MIN_TOKEN_LENGTH} characters and could be guessed", _FIX_TOKEN
+    known = first["loc"][:1] if first["loc"][:1] in (("tokens",), ("teams",)) else ("its keys",)
+    return f"{known[0]} are not as they should be", _FIX_FORMAT
 
 
 def _address(host: str) -> str:

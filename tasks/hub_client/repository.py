@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
-from huggingface_hub.hf_api import CommitInfo, GitCommitInfo, RepoFile
+from huggingface_hub.hf_api import GitCommitInfo, RepoFile
 
 from params.foundation.errors import HubRefusedError, TransientError
 from tasks.digests import weights_digest
@@ -38,6 +38,7 @@ MAX_SETTINGS_BYTES: Final = 256 << 20
 """Most bytes of such a file; the largest tokenizers have some 30 MiB."""
 
 T = TypeVar("T")
+Operation = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
 Tree = Mapping[str, RepoFile]
 """The files of a commit by path."""
 
@@ -208,9 +209,7 @@ class Repository:
         found = next(iter(self.api.get_paths_info(self.id, [path], revision=commit)), None)
         if not isinstance(found, RepoFile):
             return None
-        if found.size > max_bytes:
-            what = f"{path} of revision {commit} has {found.size:,} bytes, more than the {max_bytes:,} that it may have"
-            raise HubRefusedError(self.where, what, "find out who wrote it, and publish again or roll back")
+        self._refuse_large(commit, found, max_bytes)
         with tempfile.TemporaryDirectory() as folder:
             file = self.api.hf_hub_download(self.id, path, revision=commit, local_dir=folder)
             return Path(file).read_bytes()
@@ -222,9 +221,13 @@ class Repository:
             HubRefusedError: one is larger than any tokenizer or configuration.
         """
         for path, file in tree.items():
-            if file.size > MAX_SETTINGS_BYTES and path.endswith(SETTINGS):
-                what = f"{path} of revision {commit} has {file.size:,} bytes, more than the {MAX_SETTINGS_BYTES:,} that it may have"
-                raise HubRefusedError(self.where, what, "find out who wrote it, and publish again or roll back")
+            if path.endswith(SETTINGS):
+                self._refuse_large(commit, file, MAX_SETTINGS_BYTES)
+
+    def _refuse_large(self, commit: str, file: RepoFile, max_bytes: int) -> None:
+        if file.size > max_bytes:
+            what = f"{file.path} of revision {commit} has {file.size:,} bytes, more than the {max_bytes:,} that it may have"
+            raise HubRefusedError(self.where, what, "find out who wrote it, and publish again or roll back")
 
     def ensure_exists(self, *, private: bool) -> Refs:
         """Create the repository unless it exists, and return its branches and tags.
@@ -249,7 +252,7 @@ class Repository:
 
     def commit(
         self,
-        operations: Sequence[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete],
+        operations: Sequence[Operation],
         *,
         parent: str,
         title: str,
@@ -263,38 +266,34 @@ class Repository:
         `operations` for each attempt: the client stores in them what it learned of an earlier head.
         """
         description = "\n".join(f"{name}: {value}" for name, value in trailers.items())
-        return self._create_commit(operations, title, description, revision=branch, parent_commit=parent).oid
+        with upload_protocol(self.api, self.id, branch):
+            made = self.api.create_commit(
+                self.id,
+                operations,
+                commit_message=title,
+                commit_description=description,
+                revision=branch,
+                parent_commit=parent,
+            )
+        return made.oid
 
     def propose(
         self,
-        operations: Sequence[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete],
+        operations: Sequence[Operation],
         *,
         parent: str,
         title: str,
         description: str,
     ) -> None:
         """Open a pull request for main, with one commit on `parent`."""
-        self._create_commit(operations, title, description, parent_commit=parent, create_pr=True)
-
-    def _create_commit(
-        self,
-        operations: Sequence[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete],
-        title: str,
-        description: str,
-        *,
-        parent_commit: str,
-        revision: str = MAIN,
-        create_pr: bool = False,
-    ) -> CommitInfo:
-        with upload_protocol(self.api, self.id, revision, create_pr=create_pr):
-            return self.api.create_commit(
+        with upload_protocol(self.api, self.id, MAIN, create_pr=True):
+            self.api.create_commit(
                 self.id,
                 operations,
                 commit_message=title,
                 commit_description=description,
-                revision=revision,
-                parent_commit=parent_commit,
-                create_pr=create_pr,
+                parent_commit=parent,
+                create_pr=True,
             )
 
 

@@ -3,7 +3,6 @@
     server.py               LocalHub: start and stop it
     application.py          the ASGI application: routes, and errors as HTTP answers
     routes_*.py             the Hub's HTTP API as far as huggingface_hub uses it for models and datasets; the web pages
-    routes_absent.py        what this Hub does not have, answered by 501
     requests.py             what the routes share: user, repository and body of a request; forms of a browser
     limits.py               limits of connections and bodies: number, size and time; host names
     access.py               tokens, permissions and signed upload URLs; sessions of browsers
@@ -12,11 +11,9 @@
     git_objects.py          files, commits and the changes of a commit
     git_rules.py            `.gitignore` and `.gitattributes`
     large_files.py          git-lfs objects
-    deletion.py             large files that are deleted for good
-    descriptions.py         what the API says about a repository
     pull_requests.py        the pull requests of a repository
     discussions.py          a pull request as it is stored: title, status and events
-    changes.py              what a pull request changes: commits, diffs, conflicts
+    changes.py              what a pull request changes: commits, files, conflicts
     names.py                which names are valid
     card_metadata.py        validation of a model card's metadata
     cards.py                a model card or a comment as HTML, with links to files

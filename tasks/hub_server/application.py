@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tasks.hub_server import (
-    routes_absent,
     routes_descriptions,
     routes_downloads,
     routes_pages,
@@ -26,14 +25,17 @@ from tasks.hub_server import (
 from tasks.hub_server.errors import HubError, repository_not_found
 from tasks.hub_server.limits import HostCheck
 from tasks.hub_server.page_templates import render_page
-from tasks.hub_server.requests import PAGES, Hub, get_kind
+from tasks.hub_server.requests import PAGES, Hub, get_kind, get_user, open_target
+from tasks.hub_server.store import KINDS
+
+_NOT_HERE = frozenset({"-", "api", "buckets", "kernels", "papers", "spaces", "uploads"})
+"""How the paths begin of what a Hub can have."""
 
 
 def build_application(hub: Hub) -> ASGIApp:
     """Build the application that serves `hub`."""
     app = FastAPI(openapi_url=None)
     app.state.hub = hub
-    app.include_router(routes_absent.router)  # first, because other routes would take `users` for a kind of repository
     app.include_router(routes_repositories.router)
     app.include_router(routes_descriptions.router)
     app.include_router(routes_revisions.router)
@@ -60,14 +62,20 @@ def build_application(hub: Hub) -> ASGIApp:
 
     @app.exception_handler(HTTPException)
     def answer_unknown_route(request: Request, error: HTTPException) -> Response:
-        """A name without a namespace, such as `gpt2`, matches no route: that is a missing repository."""
+        """What a Hub can have and this one has not gets 501. A name without a namespace, such as `gpt2`, is no repository."""
         path = request.url.path
-        names_repository = path.startswith(("/api/models/", "/api/datasets/")) or "/resolve/" in path
-        if error.status_code == 404 and names_repository:
+        if error.status_code not in (404, 405):
+            return answer_error(request, HubError(error.status_code, str(error.detail)))
+        _, first, kind, namespace, name, *_ = map(unquote, f"{path}////".split("/"))
+        if first == "api" and kind in KINDS:
+            try:
+                open_target(hub, kind, namespace, name, get_user(request))
+            except HubError as missing:
+                return answer_error(request, missing)
+        elif "/resolve/" in path and first not in _NOT_HERE:
             return answer_error(request, repository_not_found())
-        unknown = error.status_code in (404, 405)
-        message = f"The local Hub has no {request.method} {path}" if unknown else str(error.detail)
-        return answer_error(request, HubError(error.status_code, message))
+        status = 501 if first in _NOT_HERE else error.status_code
+        return answer_error(request, HubError(status, f"The local Hub has no {request.method} {path}"))
 
     @app.exception_handler(RequestValidationError)
     def answer_malformed_request(request: Request, error: RequestValidationError) -> Response:

@@ -1,11 +1,10 @@
-"""What a pull request changes: its commits and files since its base, as diffs, and merged into main.
+"""What a pull request changes: its commits and files since its base, and how they are merged into main.
 
 A merge is by file: a file that main has changed since the base, too, is a conflict, unless both have the same content.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,10 +22,6 @@ from tasks.hub_server.git_objects import (
 )
 from tasks.hub_server.names import file_above
 
-_DIFF_BYTES = 64 << 10
-_DIFF_LINES = 1000
-_MAX_DIFFS = 50
-
 
 @dataclass(frozen=True)
 class FileChange:
@@ -35,8 +30,6 @@ class FileChange:
     path: str
     before: Entry | None
     after: Entry | None
-    diff: list[str] | None
-    """Lines of a unified diff; None if the file is large or not text."""
 
     @property
     def kind(self) -> str:
@@ -69,13 +62,10 @@ def read_changes(git: Repo, base: str, head: ObjectID, main: ObjectID) -> Change
     """Return what a branch changes."""
     commits = [commit_record(commit) for commit in line_of(git, head, until=base)]
     before, after = read_files(git, ObjectID(base.encode())), read_files(git, head)
-    files: list[FileChange] = []
-    diffs = 0
-    for path in _changed(before, after):
-        old, new = (_entry(git, path, found.get(path)) for found in (before, after))
-        diff = _diff(git, old, new) if diffs < _MAX_DIFFS else None
-        diffs += diff is not None
-        files.append(FileChange(_shown(path), old, new, diff))
+    files = [
+        FileChange(_shown(path), *(_entry(git, path, found.get(path)) for found in (before, after)))
+        for path in _changed(before, after)
+    ]
     return Changes(head.decode(), commits[::-1], files, merge_files(git, base, head, main)[1])
 
 
@@ -95,12 +85,6 @@ def merge_files(git: Repo, base: str, head: ObjectID, main: ObjectID) -> tuple[d
     return merged, [_shown(path) for path in sorted(conflicts)]
 
 
-def git_diff(change: FileChange) -> str:
-    """Return the change of one file in the format of git; only the head if the file is large or not text."""
-    head = f"diff --git a/{change.path} b/{change.path}"
-    return "\n".join([head, *(change.diff or [])]) + "\n"
-
-
 def _changed(before: dict[str, ObjectID], after: dict[str, ObjectID]) -> list[str]:
     return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
 
@@ -112,26 +96,3 @@ def _entry(git: Repo, path: str, oid: ObjectID | None) -> Entry | None:
 def _shown(path: str) -> str:
     """Return a path for people: what is not UTF-8 in git is replaced."""
     return path.encode(errors="surrogateescape").decode(errors="replace")
-
-
-def _diff(git: Repo, before: Entry | None, after: Entry | None) -> list[str] | None:
-    old, new = _lines(git, before), _lines(git, after)
-    if old is None or new is None:
-        return None
-    old_name = f"a/{before.path}" if before else "/dev/null"
-    new_name = f"b/{after.path}" if after else "/dev/null"
-    return list(difflib.unified_diff(old, new, old_name, new_name, lineterm=""))
-
-
-def _lines(git: Repo, entry: Entry | None) -> list[str] | None:
-    """Return the lines of a text file; None if it is large or not text."""
-    if entry is None or not entry.size:
-        return []
-    if entry.sha256 or entry.size > _DIFF_BYTES:
-        return None
-    content = git.object_store.get_raw(ObjectID(entry.oid.encode()))[1]
-    try:
-        lines = content.decode().removesuffix("\n").split("\n")
-    except UnicodeDecodeError:
-        return None
-    return None if b"\0" in content or len(lines) > _DIFF_LINES else lines

@@ -16,6 +16,7 @@ from tasks.hub_server.git_objects import CommitRecord
 
 Status = Literal["draft", "open", "closed", "merged"]
 EventType = Literal["comment", "status-change", "title-change", "commit"]
+"""Earlier versions made drafts, which can be merged like open ones, and changes of titles."""
 
 MAX_TITLE = 200
 MAX_COMMENT = 64 << 10

@@ -30,6 +30,11 @@ def repository_not_found() -> HubError:
     return HubError(404, "Repository not found", "RepoNotFound")
 
 
+def absent(what: str) -> HubError:
+    """Return the 501 for what a Hub can have and this one has not."""
+    return HubError(501, f"The local Hub has no {what}")
+
+
 def branch_moved() -> HubError:
     """Return the 412 for a commit whose parent is not the branch's head any more."""
     return HubError(412, "The branch was updated since you opened this page. Please refresh and try again.")

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from dulwich.gc import find_reachable_objects
 from dulwich.index import commit_tree
 from dulwich.lfs import LFSPointer
 from dulwich.objects import Blob, Commit, ObjectID, Tag
@@ -103,15 +102,19 @@ def parse_pointer(content: bytes) -> LFSPointer | None:
     return LFSPointer(match[1].decode(), int(match[2])) if match else None
 
 
-def used_large_files(git: Repo) -> set[str]:
-    """Return the SHA-256 of every large file in the history of a branch, tag or pull request."""
-    found = set()
-    for oid in find_reachable_objects(git.object_store, git.refs):
-        if oid in git.object_store:
-            size, start = _size_and_start(git, oid)
-            if size <= _POINTER_BYTES and (pointer := parse_pointer(start)):
-                found.add(pointer.oid)
-    return found
+def large_file_places(git: Repo) -> dict[str, tuple[str, str]]:
+    """Return for the SHA-256 of every large file in the history a path, and a branch, tag or pull request that leads to it."""
+    places: dict[str, tuple[str, str]] = {}
+    seen: list[ObjectID] = []
+    for ref, sha in sorted(git.refs.as_dict().items()):  # branches come first
+        if ref.startswith(b"refs/"):
+            for entry in git.get_walker(include=[peel(git, sha)], exclude=seen):
+                for path, mode, oid in walk_tree(git, entry.commit.tree):
+                    file = tree_entry(git, path.decode(errors="replace"), mode, oid)
+                    if file.sha256:
+                        places.setdefault(file.sha256, (file.path, ref.decode(errors="replace")))
+            seen.append(peel(git, sha))
+    return places
 
 
 def _size_and_start(git: Repo, oid: ObjectID) -> tuple[int, bytes]:

@@ -14,9 +14,8 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Set
+from collections.abc import AsyncIterator, Set
 from pathlib import Path
-from typing import BinaryIO
 
 from tasks.hub_server.errors import HubError, repository_not_found
 
@@ -34,8 +33,6 @@ class LargeFiles:
 
     def path(self, sha256: str) -> Path:
         """Return the path of an object, whether or not it exists.
-
-        Any other `sha256` than 64 lower-case hexadecimal digits is refused: it could lead to any path.
 
         Raises:
             HubError: 400 if `sha256` is not 64 lower-case hexadecimal digits; it could lead to any path.
@@ -71,109 +68,34 @@ class LargeFiles:
         return [path for path in (*objects, *uploads) if path.stat().st_mtime < oldest]
 
     async def receive(self, sha256: str, size: int, blocks: AsyncIterator[bytes]) -> None:
-        """Store an object from a stream.
+        """Store an object from a stream. A repository that was deleted in the meantime is not created again.
 
         Raises:
-            HubError: 422 if the content does not match `sha256` and `size`.
+            HubError: 422 if the content does not match `sha256` and `size`, 404 RepoNotFound.
         """
-        with self._temporary_file() as (temporary, file):
-            digest, received = hashlib.sha256(), 0
-            async for block in blocks:
-                digest.update(block)
-                file.write(block)
-                received += len(block)
-                if received > size:
-                    break
-            _verify(sha256, size, digest.hexdigest(), received)
-            self._store(temporary, file, sha256)
-
-    async def receive_part(self, sha256: str, number: int, size: int, blocks: AsyncIterator[bytes]) -> str:
-        """Store one part of a multipart upload and return its ETag.
-
-        Raises:
-            HubError: 422 if the part is larger than `size` bytes.
-        """
-        with self._temporary_file() as (temporary, file):
-            digest, received = hashlib.sha256(), 0
-            async for block in blocks:
-                received += len(block)
-                if received > size:
-                    raise HubError(422, f"The part is larger than its declared size of {size} bytes")
-                digest.update(block)
-                file.write(block)
-            _flush(file)
-            temporary.replace(self._part(sha256, number))
-        return digest.hexdigest()
-
-    def assemble(self, sha256: str, size: int, parts: int) -> None:
-        """Join parts 1 to `parts` of a multipart upload.
-
-        Raises:
-            HubError: 400 if a part is missing, 422 if the content does not match `sha256` and `size`.
-        """
-        paths = [self._part(sha256, number) for number in range(1, parts + 1)]
-        with self._temporary_file() as (temporary, file):
-            digest, received = hashlib.sha256(), 0
-            for number, path in enumerate(paths, start=1):
-                try:
-                    part = path.open("rb")
-                except FileNotFoundError:
-                    raise HubError(400, f"Part {number} of {parts} has not been uploaded") from None
-                with part:
-                    while block := part.read(BLOCK_BYTES):
-                        digest.update(block)
-                        file.write(block)
-                        received += len(block)
-            _verify(sha256, size, digest.hexdigest(), received)
-            self._store(temporary, file, sha256)
-        for path in paths:
-            path.unlink(missing_ok=True)
-
-    def _part(self, sha256: str, number: int) -> Path:
-        return self._folder / "incoming" / f"{self.path(sha256).name}.{number}"
-
-    def _store(self, temporary: Path, file: BinaryIO, sha256: str) -> None:
-        _flush(file)
-        target = self.path(sha256)
-        for folder in reversed(target.relative_to(self._folder).parents[:-1]):
-            (self._folder / folder).mkdir(exist_ok=True)
-        temporary.replace(target)
-
-    @contextlib.contextmanager
-    def _temporary_file(self) -> Iterator[tuple[Path, BinaryIO]]:
-        """Open a new file in `incoming/`, which is deleted unless it is renamed.
-
-        A repository that was deleted in the meantime is not created again.
-        """
-        folder = self._folder / "incoming"
+        incoming = self._folder / "incoming"
         try:
             self._folder.mkdir(exist_ok=True)
-            folder.mkdir(exist_ok=True)
+            incoming.mkdir(exist_ok=True)
         except FileNotFoundError:
             raise repository_not_found() from None
-        self._remove_stale(folder)
-        descriptor, name = tempfile.mkstemp(dir=folder)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                yield Path(name), file
-        finally:
-            Path(name).unlink(missing_ok=True)
-
-    @staticmethod
-    def _remove_stale(folder: Path) -> None:
-        oldest = time.time() - STALE_AFTER_S
-        for leftover in folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another upload may just have renamed it
-                if leftover.stat().st_mtime < oldest:
-                    leftover.unlink()
-
-
-def _verify(sha256: str, size: int, received_sha256: str, received: int) -> None:
-    if received != size or received_sha256 != sha256:
-        what = f"{received} of {size} bytes, SHA-256 {received_sha256}"
-        raise HubError(422, f"The upload does not match its declared size and SHA-256: {what}")
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+        with tempfile.NamedTemporaryFile(dir=incoming, delete=False) as file:
+            try:
+                digest, received = hashlib.sha256(), 0
+                async for block in blocks:
+                    digest.update(block)
+                    file.write(block)
+                    received += len(block)
+                    if received > size:
+                        break
+                if received != size or digest.hexdigest() != sha256:
+                    what = f"{received} of {size} bytes, SHA-256 {digest.hexdigest()}"
+                    raise HubError(422, f"The upload does not match its declared size and SHA-256: {what}")
+                file.flush()
+                os.fsync(file.fileno())
+                target = self.path(sha256)
+                for folder in reversed(target.relative_to(self._folder).parents[:-1]):
+                    (self._folder / folder).mkdir(exist_ok=True)
+                Path(file.name).replace(target)
+            finally:
+                Path(file.name).unlink(missing_ok=True)

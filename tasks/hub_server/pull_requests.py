@@ -11,7 +11,7 @@ so the next reader knows whether it has happened.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,16 +27,6 @@ from tasks.hub_server.names import COMMIT_ID, pull_number, pull_ref, ref_name
 from tasks.hub_server.repositories import MAIN, Repository
 
 _MAIN = ref_name("heads", MAIN)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What somebody has seen of a pull request before they decide about it."""
-
-    head: str
-    """Its last commit, 7 to 40 digits."""
-    title: str | None = None
-    """None: they may not have seen it."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +72,6 @@ class PullRequests:
                 changes = replace(changes, conflicts=[])
             return found, changes
 
-    def create_draft(self, title: str, description: str) -> PullRequest:
-        """Create a pull request without commits.
-
-        Raises:
-            HubError: 400 for an invalid title or description.
-        """
-        with self.repository.writing() as git:
-            head = git.refs[_MAIN]
-            return self._create(git, title, description, status="draft", base=head, head=head)
-
     def create(
         self, changes: Sequence[Change], *, title: str, description: str, parent: str | None
     ) -> tuple[PullRequest, str]:
@@ -106,7 +86,18 @@ class PullRequests:
             base = _find_on_main(git, parent) if parent else git.refs[_MAIN]
             message = commit_message(title, description)
             head = self.repository.add_commit(git, base, changes, message=message, user=self.user)
-            return self._create(git, title, description, status="open", base=base, head=head), head.decode()
+            taken = {int(path.stem) for path in self._path(0).parent.glob("*.json")} | _heads(git).keys()
+            found = PullRequest(
+                number=max(taken, default=0) + 1,
+                title=check_title(title),
+                author=self.user,
+                base=base.decode(),
+                status="open",
+                events=[Event(type="comment", author=self.user, text=check_text(description))],
+            )
+            self._save(found)
+            git.refs.add_if_new(pull_ref(found.number), head)
+            return found, head.decode()
 
     def commit(self, number: int, changes: Sequence[Change], *, message: str, parent: str | None) -> str:
         """Add a commit to a pull request and return its id.
@@ -133,23 +124,11 @@ class PullRequests:
         with self.repository.writing() as git:
             return self._record(self._load(git, number), event)
 
-    def rename(self, number: int, title: str) -> Event:
-        """Change the title.
-
-        Raises:
-            HubError: 404; 400 for an invalid title; 403 for users who are neither its author nor can write.
-        """
-        with self.repository.writing() as git:
-            found = self._load(git, number)
-            self.require_author(found)
-            before, found.title = found.title, check_title(title)
-            return self._record(found, Event(type="title-change", author=self.user, text=found.title, before=before))
-
-    def set_status(self, number: int, status: Status, *, comment: str = "", seen: Seen | None = None) -> Event:
+    def set_status(self, number: int, status: Status, *, comment: str = "", seen: str | None = None) -> Event:
         """Open or close a pull request, with a comment.
 
         Raises:
-            HubError: 404; 403 without permission; 409 if it has this status already, is merged, or is not as `seen` any more.
+            HubError: 404; 403 without permission; 409 if it has this status already, is merged, or has other commits than up to `seen`.
         """
         with self.repository.writing() as git:
             found = self._load(git, number)
@@ -162,12 +141,12 @@ class PullRequests:
             found.events += self._comments(comment)
             return self._record(found, Event(type="status-change", author=self.user, text=status))
 
-    def merge(self, number: int, *, comment: str = "", seen: Seen | None = None) -> str:
+    def merge(self, number: int, *, comment: str = "", seen: str | None = None) -> str:
         """Put the changes on main as one commit, and return its id.
 
         Raises:
-            HubError: 404; 403 without permission; 409 if the pull request is not open, is not as `seen` any more, has no changes,
-                or is in conflict with main.
+            HubError: 404; 403 without permission; 409 if the pull request is not open, has other commits than up to `seen`, or
+                is in conflict with main.
         """
         if not self.can_write:
             raise HubError(403, f"You don't have the rights to merge pull request #{number}")
@@ -175,12 +154,8 @@ class PullRequests:
             found = self._load(git, number)
             _require_open(found)
             _require_unchanged(git, found, seen)
-            if found.status == "draft":
-                raise HubError(409, f"Pull request #{number} is a draft: open it before you merge it")
             head, main = git.refs[pull_ref(number)], git.refs[_MAIN]
             commits = [commit_record(commit) for commit in line_of(git, head, until=found.base)][::-1]
-            if not commits:
-                raise HubError(409, f"Pull request #{number} has no commits")
             files, conflicts = merge_files(git, found.base, head, main)
             if conflicts:
                 names = ", ".join(conflicts[:10])
@@ -201,42 +176,6 @@ class PullRequests:
             found.finish_merge()
             self._save(found)
             return sha.decode()
-
-    def rename_commits(self, git: Repo, renamed: Mapping[ObjectID, ObjectID]) -> None:
-        """Store the new ids of commits, inside `writing`. Branches still lead to the old ones."""
-
-        def new(sha: str) -> str:
-            return renamed.get(ObjectID(sha.encode()), ObjectID(sha.encode())).decode()
-
-        for number in sorted(_heads(git)):
-            found = self._load(git, number)
-            found.base = new(found.base)
-            if found.merge:
-                found.merge.commit, found.merge.parent = new(found.merge.commit), new(found.merge.parent)
-            self._save(found)
-
-    def _create(
-        self,
-        git: Repo,
-        title: str,
-        description: str,
-        *,
-        status: Status,
-        base: ObjectID,
-        head: ObjectID,
-    ) -> PullRequest:
-        taken = {int(path.stem) for path in self._path(0).parent.glob("*.json")} | _heads(git).keys()
-        found = PullRequest(
-            number=max(taken, default=0) + 1,
-            title=check_title(title),
-            author=self.user,
-            base=base.decode(),
-            status=status,
-            events=[Event(type="comment", author=self.user, text=check_text(description))],
-        )
-        self._save(found)
-        git.refs.add_if_new(pull_ref(found.number), head)
-        return found
 
     def require_author(self, found: PullRequest) -> None:
         """Check that the user is the author of a pull request or can write.
@@ -286,11 +225,8 @@ def _require_open(found: PullRequest) -> None:
         raise HubError(409, f"Pull request #{found.number} is {found.status}")
 
 
-def _require_unchanged(git: Repo, found: PullRequest, seen: Seen | None) -> None:
-    if seen is None:
-        return
-    is_head = COMMIT_ID.fullmatch(seen.head) and git.refs[pull_ref(found.number)].decode().startswith(seen.head)
-    if not is_head or seen.title not in (None, found.title):
+def _require_unchanged(git: Repo, found: PullRequest, seen: str | None) -> None:
+    if seen is not None and git.refs[pull_ref(found.number)].decode() != seen:
         raise HubError(409, f"Pull request #{found.number} has changed since you looked at it: load its page again")
 
 

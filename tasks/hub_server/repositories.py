@@ -34,12 +34,12 @@ from tasks.hub_server.git_objects import (
     add_blob,
     commit_message,
     commit_record,
+    large_file_places,
     parse_pointer,
     peel,
     read_commit,
     read_files,
     tree_entry,
-    used_large_files,
     walk_tree,
     write_commit,
 )
@@ -64,12 +64,10 @@ class Repository:
     @classmethod
     def initialize(cls, path: Path, *, private: bool, user: str) -> Repository:
         """Create a repository in an empty folder, with `.gitattributes` on main."""
-        with Repo.init_bare(path, default_branch=MAIN.encode()) as git:
-            config = git.get_config()
-            config.set((b"hub",), b"private", private)
-            config.write_to_path()
-        attributes = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in sorted(LARGE_SUFFIXES))
+        Repo.init_bare(path, default_branch=MAIN.encode()).close()
         repository = cls(path)
+        repository.set_private(private)
+        attributes = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in sorted(LARGE_SUFFIXES))
         with repository.open() as git:
             files = {".gitattributes": add_blob(git, attributes.encode())}
             sha = write_commit(git, files, [], "initial commit", user)
@@ -118,11 +116,11 @@ class Repository:
                         return found.decode()
         raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
 
-    def history(self, sha: str, *, skip: int, limit: int) -> list[CommitRecord]:
-        """Return up to `limit` commits, newest first, beginning at `sha` and leaving out the first `skip`."""
+    def history(self, sha: str, *, limit: int | None = None) -> list[CommitRecord]:
+        """Return the commits, or up to `limit`, newest first, beginning at `sha`."""
         with self.open() as git:
-            walker = git.get_walker(include=[ObjectID(sha.encode())], max_entries=skip + limit)
-            return [commit_record(entry.commit) for entry in list(walker)[skip:]]
+            walker = git.get_walker(include=[ObjectID(sha.encode())], max_entries=limit)
+            return [commit_record(entry.commit) for entry in walker]
 
     def entries(self, sha: str, folder: str = "", *, recursive: bool) -> list[Entry]:
         """Return the files and folders in `folder` at a commit, in git's order.
@@ -243,7 +241,7 @@ class Repository:
             _, freed = prune_unreachable_objects(
                 git.object_store, git.refs, grace_period=STALE_AFTER_S, dry_run=not remove
             )
-            for path in self.large_files.unused(used_large_files(git)):
+            for path in self.large_files.unused(large_file_places(git).keys()):
                 with contextlib.suppress(FileNotFoundError):
                     freed += path.stat().st_size
                     if remove:

@@ -10,20 +10,20 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Self
-from urllib.parse import parse_qs, unquote, urlencode
+from typing import Annotated, Any, Self
+from urllib.parse import parse_qs, unquote
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, ValidationError
 
 from tasks.hub_server import limits
 from tasks.hub_server.access import Access, Sessions
-from tasks.hub_server.errors import HubError, repository_not_found
+from tasks.hub_server.errors import HubError, absent, repository_not_found
 from tasks.hub_server.git_objects import CommitRecord, Entry
 from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.repositories import Repository
-from tasks.hub_server.store import Store
+from tasks.hub_server.store import KINDS, Store
 from tasks.hub_server.trials import Trials
 
 API = "/api/{kind}/{namespace}/{name}"
@@ -32,7 +32,7 @@ PAGES = ("/datasets/{namespace}/{name}", "/{namespace}/{name}")
 """Paths of a repository in a browser. Datasets come first, because their path fits both."""
 Quoted = Annotated[str, AfterValidator(unquote)]
 """A part of the path, decoded. Routes match the encoded path, in which a revision `refs%2Fheads%2Fmain` is one part."""
-Json = dict[str, object]
+Json = dict[str, Any]
 """An answer, or what a page shows."""
 
 
@@ -43,8 +43,6 @@ class Hub:
     store: Store
     access: Access
     sessions: Sessions
-    part_bytes: int
-    """Files larger than this are uploaded in parts of this size."""
     is_local: bool = True
     """Whether only this machine is served."""
     trials: Trials | None = None
@@ -135,8 +133,10 @@ def open_target(hub: Hub, kind: str, namespace: str, name: str, user: str | None
     """Return a repository as `user` sees it.
 
     Raises:
-        HubError: 404 RepoNotFound if it does not exist, or is private and the user has no access.
+        HubError: 404 RepoNotFound if it does not exist, or is private and the user has no access; 501 for another kind.
     """
+    if kind not in KINDS:
+        raise absent(kind)
     repository = hub.store.open(kind, namespace, name)
     can_write = hub.access.can_write(user, namespace)
     if not can_write and repository.private:
@@ -262,10 +262,10 @@ def read_form(request: Request, user: FormUser, body: Annotated[bytes, Depends(g
 SentForm = Annotated[Form, Depends(read_form)]
 
 
-def entry_json(entry: Entry, commit: CommitRecord | None = None) -> dict[str, object]:
+def entry_json(entry: Entry, commit: CommitRecord | None = None) -> Json:
     """Return a file or folder in the JSON format of tree and paths-info, with the last commit that changed it if given."""
     kind = "directory" if entry.is_folder else "file"
-    fields: dict[str, object] = {"type": kind, "oid": entry.oid, "size": entry.size, "path": entry.path}
+    fields: Json = {"type": kind, "oid": entry.oid, "size": entry.size, "path": entry.path}
     if entry.sha256:
         fields["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
     if commit:
@@ -276,9 +276,3 @@ def entry_json(entry: Entry, commit: CommitRecord | None = None) -> dict[str, ob
 def iso_date(seconds: int) -> str:
     """Format seconds since 1970 as the Hub does."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-
-
-def link_next(request: Request, response: Response, query: dict[str, str]) -> None:
-    """Set the `Link` header of an answer to its next page."""
-    url = f"{get_endpoint(request)}{request.url.path}?{urlencode(query)}"
-    response.headers["Link"] = f'<{url}>; rel="next"'

@@ -13,7 +13,6 @@ from starlette.responses import Response, StreamingResponse
 from tasks.hub_server.content_types import file_headers
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.large_files import BLOCK_BYTES
-from tasks.hub_server.repositories import Repository
 from tasks.hub_server.requests import Browsable, Quoted
 
 router = APIRouter()
@@ -23,27 +22,17 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 @router.api_route("/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
 def download(request: Request, target: Browsable, revision: Quoted, path: Quoted) -> Response:
     """A file at a revision."""
-    return _send(request, target.repository, revision, path, follow_pointers=True)
-
-
-@router.api_route("/raw/{revision}/{path:path}", methods=["GET", "HEAD"])
-def download_raw(request: Request, target: Browsable, revision: Quoted, path: Quoted) -> Response:
-    """A file as stored in git: for a large file, its git-lfs pointer."""
-    return _send(request, target.repository, revision, path, follow_pointers=False)
-
-
-def _send(request: Request, repository: Repository, revision: str, path: str, *, follow_pointers: bool) -> Response:
+    repository = target.repository
     sha = repository.resolve(revision)
     try:
         entry = repository.entry(sha, path)
     except HubError as error:
         error.headers["X-Repo-Commit"] = sha  # the client caches under it that the file does not exist
         raise
-    large = repository.large_files.path(entry.sha256) if entry.sha256 and follow_pointers else None
-    if entry.sha256 and large and repository.large_files.size(entry.sha256) != entry.size:
+    large = repository.large_files.path(entry.sha256) if entry.sha256 else None
+    if large and repository.large_files.size(str(entry.sha256)) != entry.size:
         raise HubError(404, f"{path} at {sha} points to a large file that is not stored", "EntryNotFound")
-    size = entry.pointer_size if entry.sha256 and not follow_pointers else entry.size
-    etag = entry.sha256 if large else entry.oid
+    size, etag = entry.size, entry.sha256 or entry.oid
     headers = file_headers(path, as_attachment=request.query_params.get("download") == "true")
     headers |= {"X-Repo-Commit": sha, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
     if large:

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from tasks.hub_server.card_metadata import read_card
@@ -33,7 +32,7 @@ from tasks.hub_server.requests import Browsable, Json, Quoted, Reader, SentForm,
 from tasks.hub_server.store import KINDS
 from tasks.hub_server.trials import MAX_CHARACTERS
 
-COMMITS_PAGE = 30
+_MAX_COMMITS = 1000
 _MAX_FILES = 1000
 _SHOWN_BYTES = 512 << 10
 CARD = "README.md"
@@ -56,7 +55,7 @@ def repositories(request: Request, user: Reader, q: str = "") -> Response:
                 continue
             with contextlib.suppress(HubError):  # the user cannot see it, or it was deleted in the meantime
                 target = open_target(hub, kind, namespace, name, user)
-                last = repository.history(repository.resolve(MAIN), skip=0, limit=1)[0]
+                last = repository.history(repository.resolve(MAIN), limit=1)[0]
                 rows.append((last, target, repository.private, len(repository.refs("tags"))))
     rows.sort(key=lambda row: -row[0].time)
     return render_page("repositories.html", user=user, context={"rows": rows, "query": q})
@@ -158,14 +157,13 @@ def files(target: Browsable, revision: Quoted, folder: Quoted = "") -> Response:
 
 
 @repository_router.get("/commits/{revision}")
-def revisions(target: Browsable, revision: Quoted, p: Annotated[int, Query(ge=0, le=1_000_000)] = 0) -> Response:
+def revisions(target: Browsable, revision: Quoted) -> Response:
     """The commits of a revision, newest first."""
     sha = target.repository.resolve(revision)
-    found = target.repository.history(sha, skip=p * COMMITS_PAGE, limit=COMMITS_PAGE + 1)
     names: dict[str, list[str]] = {}
     for tag, commit in target.repository.refs("tags").items():
         names.setdefault(commit, []).append(tag)
-    context = {"commits": found[:COMMITS_PAGE], "names": names, "p": p, "has_older": len(found) > COMMITS_PAGE}
+    context = {"commits": target.repository.history(sha, limit=_MAX_COMMITS), "names": names, "limit": _MAX_COMMITS}
     return repository_page(target, revision, sha, "revisions.html", context)
 
 

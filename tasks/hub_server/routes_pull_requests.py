@@ -1,8 +1,7 @@
 """Routes for pull requests: the API, then the pages. The Hub calls them discussions, too; plain discussions do not exist here.
 
-POST .../discussions                      make a draft without commits
 GET  .../discussions, .../<number>        list, describe
-POST .../discussions/<number>/<action>    comment, title, status, merge
+POST .../discussions/<number>/<action>    comment, status, merge
 
 A commit makes or extends a pull request in routes_uploads.py. The pages are at the same addresses, without /api: the list,
 one pull request (comments, commits, changed files), and its forms: comment, merge, close, open.
@@ -11,17 +10,14 @@ one pull request (comments, commits, changed files), and its forms: comment, mer
 from __future__ import annotations
 
 from typing import Annotated, Literal
-from urllib.parse import unquote
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from tasks.hub_server.cards import comment_renderer
-from tasks.hub_server.changes import git_diff
 from tasks.hub_server.discussions import Event, PullRequest
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.names import pull_ref
-from tasks.hub_server.pull_requests import Seen
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import (
     API,
@@ -39,8 +35,6 @@ from tasks.hub_server.requests import (
 )
 from tasks.hub_server.routes_pages import repository_page
 
-DISCUSSIONS_PAGE = 50
-PAGE = 30
 _MAX_FILES = 300
 _ONE = API + "/discussions/{number}"
 
@@ -56,22 +50,19 @@ def list_pull_requests(
     type_: Annotated[Literal["all", "discussion", "pull_request"], Query(alias="type")] = "all",
     status: Literal["all", "open", "closed"] = "all",
     author: str = "",
-    p: Annotated[int, Query(ge=0)] = 0,
 ) -> Json:
-    """One page of the pull requests, newest first. Drafts count as open, merged ones as closed."""
+    """The pull requests, newest first. Merged ones count as closed."""
     found = [
         each
         for each in (target.pull_requests.all() if type_ != "discussion" else [])
         if status in ("all", "open" if each.is_open else "closed") and author in ("", each.author)
     ]
-    start = p * DISCUSSIONS_PAGE
-    page = [_summary(target, each) for each in found[start : start + DISCUSSIONS_PAGE]]
-    return {"count": len(found), "start": start, "discussions": page}
+    return {"count": len(found), "start": 0, "discussions": [_summary(target, each) for each in found]}
 
 
 @router.get(_ONE)
-def describe_pull_request(target: Readable, number: int, diff: str = "") -> Json:
-    """A pull request with its events and, if asked for, its diff."""
+def describe_pull_request(target: Readable, number: int) -> Json:
+    """A pull request with its events."""
     found, changes = target.pull_requests.read(number)
     events = _events_json(target, number, found.history(changes.commits))
     merged = {"mergeCommitId": found.merge.commit} if found.merge and found.status == "merged" else {}
@@ -80,24 +71,8 @@ def describe_pull_request(target: Readable, number: int, diff: str = "") -> Json
         "events": events,
         "filesWithConflicts": changes.conflicts,
         "changes": {"base": f"refs/heads/{MAIN}", **merged},
-        "diff": "".join(map(git_diff, changes.files)) if diff else None,
+        "diff": None,
     }
-
-
-class NewDiscussion(Sent):
-    """The body of a request that makes a pull request."""
-
-    title: str
-    description: str = ""
-    pullRequest: bool = False  # noqa: N815 (as the client calls it)
-
-
-@router.post(API + "/discussions")
-def create_pull_request(target: Participant, new: Annotated[NewDiscussion, Depends(NewDiscussion.read)]) -> Json:
-    """Make a pull request without commits: a draft, to which the client commits."""
-    if not new.pullRequest:
-        raise HubError(501, "The local Hub has no discussions without a pull request: pass pull_request=True")
-    return _summary(target, target.pull_requests.create_draft(new.title, new.description))
 
 
 class NewComment(Sent):
@@ -106,31 +81,11 @@ class NewComment(Sent):
     comment: str = ""
 
 
-class NewMerge(NewComment):
-    """The body of merge."""
-
-    parentCommit: str | None = None  # noqa: N815 (as a commit's request calls it)
-    """The commit that the pull request must be at."""
-
-
 @router.post(_ONE + "/comment")
 def comment(target: Participant, number: int, new: Annotated[NewComment, Depends(NewComment.read)]) -> Json:
     """Add a comment."""
     event = target.pull_requests.comment(number, new.comment)
     return {"newMessage": _events_json(target, number, [event])[0]}
-
-
-class NewTitle(Sent):
-    """The body of title."""
-
-    title: str
-
-
-@router.post(_ONE + "/title")
-def rename(target: Participant, number: int, new: Annotated[NewTitle, Depends(NewTitle.read)]) -> Json:
-    """Change the title; for the author and those who can write."""
-    event = target.pull_requests.rename(number, new.title)
-    return {"newTitle": _events_json(target, number, [event])[0]}
 
 
 class NewStatus(NewComment):
@@ -141,7 +96,7 @@ class NewStatus(NewComment):
 
 @router.post(_ONE + "/status")
 def set_status(target: Participant, number: int, new: Annotated[NewStatus, Depends(NewStatus.read)]) -> Json:
-    """Open a draft, close, or reopen; for the author and those who can write."""
+    """Close or reopen; for the author and those who can write."""
     event = target.pull_requests.set_status(number, new.status, comment=new.comment)
     return {"newStatus": _events_json(target, number, [event])[0]}
 
@@ -149,10 +104,8 @@ def set_status(target: Participant, number: int, new: Annotated[NewStatus, Depen
 @router.post(_ONE + "/merge")
 def merge(target: Writable, number: int, body: Body) -> Json:
     """Put the changes on main as one commit; for those who can write. The body may be empty."""
-    new = NewMerge.read(body) if body.strip() else NewMerge()
-    seen = None if new.parentCommit is None else Seen(new.parentCommit)
-    sha = target.pull_requests.merge(number, comment=new.comment, seen=seen)
-    return {"mergeCommitId": sha}
+    new = NewComment.read(body) if body.strip() else NewComment()
+    return {"mergeCommitId": target.pull_requests.merge(number, comment=new.comment)}
 
 
 def _summary(target: Target, found: PullRequest) -> Json:
@@ -198,13 +151,10 @@ def _events_json(target: Target, number: int, events: list[Event]) -> list[Json]
 
 
 @page_router.get("/discussions")
-def pull_requests(
-    target: Browsable, status: Literal["open", "closed"] = "open", p: Annotated[int, Query(ge=0)] = 0
-) -> Response:
+def pull_requests(target: Browsable, status: Literal["open", "closed"] = "open") -> Response:
     """The pull requests, newest first."""
     found = [each for each in target.pull_requests.all() if each.is_open == (status == "open")]
-    start = p * PAGE
-    context = {"found": found[start : start + PAGE], "shown": status, "p": p, "has_older": len(found) > start + PAGE}
+    context = {"found": found, "shown": status}
     return repository_page(target, MAIN, target.repository.resolve(MAIN), "pull_requests.html", context)
 
 
@@ -216,10 +166,10 @@ def pull_request(request: Request, target: Browsable, number: int) -> Response:
     actions: list[tuple[str, str]] = []
     if user:
         can_write = target.can_write
-        if found.status == "open" and can_write and changes.commits and not changes.conflicts:
+        if found.is_open and can_write and not changes.conflicts:
             actions.append(("merge", "Merge into main"))
-        if found.status in ("draft", "closed") and found.may_set("open", user, can_write=can_write):
-            actions.append(("open", "Publish the draft" if found.status == "draft" else "Reopen"))
+        if found.status == "closed" and found.may_set("open", user, can_write=can_write):
+            actions.append(("open", "Reopen"))
         if found.is_open and found.may_set("closed", user, can_write=can_write):
             actions.append(("close", "Close"))
     context = {
@@ -239,7 +189,7 @@ def pull_request(request: Request, target: Browsable, number: int) -> Response:
 def change_pull_request(form: SentForm, number: int, action: str) -> Response:
     """Comment on, merge, close or open a pull request, and show it again. The form says what its page showed."""
     found, text = form.target.pull_requests, form.fields.get("comment", "").replace("\r\n", "\n")
-    seen = Seen(form.fields.get("head", ""), unquote(form.fields.get("title", "")))
+    seen = form.fields.get("head", "")
     match action:
         case "comment":
             found.comment(number, text)

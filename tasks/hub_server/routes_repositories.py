@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field
 
 from tasks.hub_server.card_metadata import read_card, split_card
-from tasks.hub_server.deletion import delete_large_files, list_large_files
-from tasks.hub_server.errors import HubError
-from tasks.hub_server.git_objects import Entry, last_changes
+from tasks.hub_server.errors import HubError, absent
+from tasks.hub_server.git_objects import Entry, large_file_places, last_changes
 from tasks.hub_server.requests import (
     API,
     Body,
@@ -30,14 +29,12 @@ from tasks.hub_server.requests import (
     get_endpoint,
     get_hub,
     iso_date,
-    link_next,
     open_target,
     readable_target,
     writable_target,
 )
-from tasks.hub_server.routes_absent import absent, kind_of
+from tasks.hub_server.store import KINDS
 
-TREE_PAGE = 1000
 _MAX_BATCH = 1000
 
 router = APIRouter()
@@ -50,6 +47,13 @@ def whoami(request: Request, user: RequiredUser) -> Json:
     auth = {"type": "access_token", "accessToken": token}
     teams = [{"type": "org", "name": team, "roleInOrg": "write"} for team in get_hub(request).access.teams(user)]
     return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": teams, "auth": auth}
+
+
+def _kind(repo_type: str) -> str:
+    """Return the kind of repository as paths have it: `models` for `model`."""
+    if f"{repo_type}s" not in KINDS:
+        raise absent(f"repositories of the type {repo_type!r}, only models and datasets")
+    return f"{repo_type}s"
 
 
 class RepositoryBody(Sent):
@@ -71,7 +75,7 @@ def create_repository(
     request: Request, user: RequiredUser, new: Annotated[CreateBody, Depends(CreateBody.read)]
 ) -> Json:
     """Create a repository in the user's own namespace or in `organization`."""
-    hub, namespace, kind = get_hub(request), new.organization or user, kind_of(new.type)
+    hub, namespace, kind = get_hub(request), new.organization or user, _kind(new.type)
     writer = hub.access.require_write(user, namespace)
     page = f"{namespace}/{new.name}" if kind == "models" else f"{kind}/{namespace}/{new.name}"
     url = f"{get_endpoint(request)}/{page}"
@@ -90,7 +94,7 @@ def delete_repository(
 ) -> Json:
     """Delete a repository."""
     hub = get_hub(request)
-    namespace, kind = old.organization or user, kind_of(old.type)
+    namespace, kind = old.organization or user, _kind(old.type)
     open_target(hub, kind, namespace, old.name, user)
     hub.access.require_write(user, namespace)
     hub.store.delete(kind, namespace, old.name)
@@ -127,7 +131,7 @@ class Move(Sent):
 @router.post("/api/repos/move")
 def move_repository(request: Request, user: RequiredUser, move: Annotated[Move, Depends(Move.read)]) -> Json:
     """Rename a repository. Nothing is at its old name afterwards, not even a redirect."""
-    hub, kind = get_hub(request), kind_of(move.type)
+    hub, kind = get_hub(request), _kind(move.type)
     (old_namespace, old), (namespace, name) = move.from_repo.split("/"), move.to_repo.split("/")
     open_target(hub, kind, old_namespace, old, user)
     for each in (old_namespace, namespace):
@@ -138,18 +142,17 @@ def move_repository(request: Request, user: RequiredUser, move: Annotated[Move, 
 
 @router.get(API + "/lfs-files")
 def list_files(target: Writable) -> list[Json]:
-    """The large files that are stored, whether or not a commit has them."""
-    return [
-        {
-            "oid": file.sha256,
-            "fileOid": file.sha256,
-            "filename": file.path,
-            "pushedAt": iso_date(int(file.time)),
-            "ref": file.ref,
-            "size": file.size,
-        }
-        for file in list_large_files(target.repository)
-    ]
+    """The large files that are stored, by path; whether or not a commit has them."""
+    with target.repository.open() as git:
+        places = large_file_places(git)
+    found: list[Json] = []
+    for file in target.repository.large_files.stored():
+        path, ref = places.get(file.name, ("", None))
+        with contextlib.suppress(FileNotFoundError):  # it was deleted in the meantime
+            pushed, size = iso_date(int(file.stat().st_mtime)), file.stat().st_size
+            ids = {"oid": file.name, "fileOid": file.name}
+            found.append({**ids, "filename": path, "pushedAt": pushed, "ref": ref, "size": size})
+    return sorted(found, key=lambda each: (each["filename"], each["pushedAt"]))
 
 
 class Deletions(Sent):
@@ -167,9 +170,12 @@ class Batch(Sent):
 
 @router.post(API + "/lfs-files/batch")
 def delete_files(target: Writable, batch: Annotated[Batch, Depends(Batch.read)]) -> Json:
-    """Delete large files for good."""
-    deletions = batch.deletions
-    delete_large_files(target.repository, set(deletions.sha), rewrite_history=deletions.rewrite_history)
+    """Delete the content of large files for good. Commits keep their ids, by which receipts and rollbacks name them."""
+    if batch.deletions.rewrite_history:
+        raise absent("rewriting of the history: pass rewrite_history=False, and commits keep their ids")
+    with target.repository.writing():
+        for sha256 in batch.deletions.sha:
+            target.repository.large_files.path(sha256).unlink(missing_ok=True)
     return {}
 
 
@@ -189,23 +195,18 @@ def check_write() -> Json:
 @router.get(API + "/tree/{revision}/{folder:path}")
 def list_tree(
     *,
-    request: Request,
     target: Readable,
     revision: Quoted,
     folder: Quoted = "",
     response: Response,
     recursive: bool = False,
     expand: bool = False,
-    cursor: Annotated[int, Query(ge=0)] = 0,
 ) -> list[Json]:
-    """One page of the files and folders of a commit; the `Link` header holds the next page."""
+    """The files and folders of a commit; with `expand`, the last commits that changed them."""
     sha = target.repository.resolve(revision)
     found = target.repository.entries(sha, folder, recursive=recursive)
     response.headers["X-Repo-Commit"] = sha
-    if len(found) > cursor + TREE_PAGE:
-        query = {"recursive": str(recursive), "expand": str(expand), "cursor": str(cursor + TREE_PAGE)}
-        link_next(request, response, query)
-    return _entries_json(target, sha, found[cursor : cursor + TREE_PAGE], expand=expand)
+    return _entries_json(target, sha, found, expand=expand)
 
 
 @router.post(API + "/paths-info/{revision}")

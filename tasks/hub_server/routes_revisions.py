@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Query
 from markupsafe import escape
 from pydantic import Field
 
 from tasks.hub_server.git_objects import CommitRecord
 from tasks.hub_server.names import RefKind
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import API, Json, Quoted, Readable, Sent, Writable, iso_date, link_next
-
-COMMITS_PAGE = 50
+from tasks.hub_server.requests import API, Json, Quoted, Readable, Sent, Writable, iso_date
 
 router = APIRouter()
 
@@ -33,20 +31,11 @@ def list_refs(target: Readable, *, include_prs: bool = False) -> Json:
 
 @router.get(API + "/commits/{revision}")
 def list_commits(
-    *,
-    request: Request,
     target: Readable,
     revision: Quoted,
-    response: Response,
-    p: Annotated[int, Query(ge=0)] = 0,
     expand: Annotated[list[str], Query(alias="expand[]")] = [],  # noqa: B006 (FastAPI copies it)
 ) -> list[Json]:
-    """One page of the history, newest first; the `Link` header holds the next page. `formatted` adds texts as HTML."""
-    is_formatted = "formatted" in expand
-    sha = target.repository.resolve(revision)
-    found = target.repository.history(sha, skip=p * COMMITS_PAGE, limit=COMMITS_PAGE + 1)
-    if len(found) > COMMITS_PAGE:
-        link_next(request, response, {"p": str(p + 1)} | ({"expand[]": "formatted"} if is_formatted else {}))
+    """The history, newest first. `formatted` adds texts as HTML."""
     return [
         {
             "id": commit.sha,
@@ -54,9 +43,9 @@ def list_commits(
             "message": commit.message,
             "date": iso_date(commit.time),
             "authors": [{"user": commit.author}],
-            **({"formatted": _formatted(commit)} if is_formatted else {}),
+            **({"formatted": _formatted(commit)} if "formatted" in expand else {}),
         }
-        for commit in found[:COMMITS_PAGE]
+        for commit in target.repository.history(target.repository.resolve(revision))
     ]
 
 

@@ -2,7 +2,7 @@
 
     POST .../preupload/<revision>       which files are part of the commit request, and which are large files
     POST .../info/lfs/objects/batch     upload URLs for the large files that are not stored yet
-    PUT  /uploads/...                   the content of a large file, whole or in parts (a signed URL, no token)
+    PUT  /uploads/...                   the content of a large file (a signed URL, no token)
     POST .../commit/<revision>          lines of JSON: a header, then one line for each change
 
 Nothing is visible before the commit. The commit goes to a branch, to a pull request (refs/pr/<number>) or, with
@@ -20,11 +20,11 @@ from urllib.parse import quote
 from dulwich.attrs import GitAttributes
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
-from starlette.responses import Response
+from starlette.responses import RedirectResponse
 
 from tasks.hub_server import limits
 from tasks.hub_server.card_metadata import read_card
-from tasks.hub_server.errors import HubError
+from tasks.hub_server.errors import HubError, absent
 from tasks.hub_server.git_objects import Change, DeleteFile, DeleteFolder, PutFile, PutLargeFile, commit_message
 from tasks.hub_server.git_rules import read_attributes, read_ignore
 from tasks.hub_server.large_files import LargeFiles
@@ -43,12 +43,10 @@ from tasks.hub_server.requests import (
     participating_target,
     writable_target,
 )
-from tasks.hub_server.routes_absent import absent
 
 REGULAR_BYTES = 10 << 20
 """Files larger than this are large files, whatever their suffix."""
 _MAX_LARGE_BYTES = 1 << 40
-"""The answer to a batch request lists a URL for each part of a large file."""
 _MAX_BATCH = 1000
 _RULES: Mapping[str, Callable[[bytes], object]] = {".gitignore": read_ignore, ".gitattributes": read_attributes}
 
@@ -79,6 +77,12 @@ Committable = Annotated[Target, Depends(committable_target)]
 async def get_commit_body(request: Request, _: Committable) -> bytes:
     """Return the body of a commit."""
     return await limits.read_body(request, limits.COMMIT_BYTES)
+
+
+@router.get(API + "/xet-write-token/{revision}")
+def explain_xet() -> RedirectResponse:
+    """Lead to a 501. hf-xet shows nothing of an answer but its status and this last address."""
+    return RedirectResponse("/-/this-hub-has-no-xet-storage:set-HF_HUB_DISABLE_XET=1")
 
 
 class AnnouncedFile(Sent):
@@ -155,60 +159,29 @@ def request_uploads(request: Request, target: Participant, batch: Annotated[Batc
     for item in batch.objects:
         answer: Json = {"oid": item.oid, "size": item.size}
         if not target.repository.large_files.renew(item.oid, item.size):
-            answer["actions"] = {"upload": _upload_action(request, target, item)}
+            parts = (target.kind, target.namespace, target.name, item.oid, str(item.size))
+            signature = get_hub(request).access.sign(*parts)
+            url = f"{get_endpoint(request)}/uploads/{'/'.join(map(quote, parts))}?signature={signature}"
+            answer["actions"] = {"upload": {"href": url, "header": {}}}
         objects.append(answer)
     return {"transfer": "basic", "objects": objects}
-
-
-def _upload_action(request: Request, target: Target, item: LargeObject) -> Json:
-    hub = get_hub(request)
-
-    def url(action: str) -> str:
-        parts = (target.kind, target.namespace, target.name, item.oid, str(item.size), action)
-        return f"{get_endpoint(request)}/uploads/{'/'.join(map(quote, parts))}?signature={hub.access.sign(*parts)}"
-
-    if item.size <= hub.part_bytes:
-        return {"href": url("whole"), "header": {}}
-    parts = range(1, -(-item.size // hub.part_bytes) + 1)
-    header = {"chunk_size": str(hub.part_bytes)} | {str(number): url(str(number)) for number in parts}
-    return {"href": url("complete"), "header": header}
 
 
 async def _signed_upload(request: Request, signature: Annotated[str, Query()] = "") -> LargeFiles:
     """Return the large files of the repository in a signed URL."""
     hub, parts = get_hub(request), request.path_params
-    names = ("kind", "namespace", "name", "sha256", "size")
-    action = request.url.path.rpartition("/")[2]
-    hub.access.check_signature(signature, *(parts[name] for name in names), action)
+    hub.access.check_signature(signature, *(parts[name] for name in ("kind", "namespace", "name", "sha256", "size")))
     return hub.store.open(parts["kind"], parts["namespace"], parts["name"]).large_files
 
 
-SignedUpload = Annotated[LargeFiles, Depends(_signed_upload)]
-_UPLOAD = "/uploads/{kind}/{namespace}/{name}/{sha256}/{size}"
-
-
-@router.put(_UPLOAD + "/whole")
-async def upload_whole(request: Request, files: SignedUpload, sha256: str, size: int) -> Json:
-    """Upload a large file in one piece."""
+@router.put("/uploads/{kind}/{namespace}/{name}/{sha256}/{size}")
+async def upload(
+    request: Request, files: Annotated[LargeFiles, Depends(_signed_upload)], sha256: str, size: int
+) -> Json:
+    """Upload a large file, in one piece: the limit for which huggingface.co asks for parts is that of its storage."""
     async with transfer_timeout(size):
         await files.receive(sha256, size, request.stream())
     return {}
-
-
-@router.post(_UPLOAD + "/complete")
-def complete_upload(request: Request, files: SignedUpload, sha256: str, size: int) -> Json:
-    """Join the parts of a large file."""
-    files.assemble(sha256, size, parts=-(-size // get_hub(request).part_bytes))
-    return {}
-
-
-@router.put(_UPLOAD + "/{part}")
-async def upload_part(request: Request, files: SignedUpload, sha256: str, size: int, part: int) -> Response:
-    """Upload one part of a large file; the client sends its ETag back with `complete`."""
-    part_bytes = get_hub(request).part_bytes
-    async with transfer_timeout(part_bytes):
-        etag = await files.receive_part(sha256, part, min(part_bytes, size - (part - 1) * part_bytes), request.stream())
-    return Response(headers={"ETag": f'"{etag}"'})
 
 
 @router.post(API + "/commit/{revision}")

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tasks.hub_server.access import Sessions
     from tasks.hub_server.trials import AnswerFunction
 
-PART_BYTES = 64 << 20
 _BACKLOG = 128
 _START_TIMEOUT_S = 30
 _STOP_TIMEOUT_S = 5
@@ -51,7 +50,6 @@ class LocalHub:
         host: Address to listen on; a loopback address unless `allow_remote`.
         port: Port to listen on; 0 picks a free one.
         allow_remote: Whether other machines may connect.
-        part_bytes: Files larger than this are uploaded in parts of this size.
         answer: Lets models answer texts on their pages; None: the pages have no box for texts.
 
     Raises:
@@ -68,7 +66,6 @@ class LocalHub:
         host: str = "127.0.0.1",
         port: int = 0,
         allow_remote: bool = False,
-        part_bytes: int = PART_BYTES,
         answer: AnswerFunction | None = None,
     ) -> None:
         from tasks.hub_server.access import Access
@@ -81,18 +78,11 @@ class LocalHub:
         self._access = Access(dict(tokens), dict(writers or {}), administrators)
         self._sessions: Sessions | None = None
         self._port = port
-        self._part_bytes = part_bytes
         self._answer = answer
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
-        self._endpoint = ""
-
-    @property
-    def endpoint(self) -> str:
+        self.endpoint = ""
         """URL for HF_ENDPOINT, while the Hub runs."""
-        if not self._endpoint:
-            raise RuntimeError("the local Hub is not running: start it by `with LocalHub(...) as hub:`")
-        return self._endpoint
 
     def sign_in_link(self, user: str) -> str:
         """Return a URL that signs a browser in as `user`. It works once, while this Hub runs."""
@@ -111,7 +101,7 @@ class LocalHub:
         store = Store(self._root)
         store.remove_leftovers()
         trials = Trials(self._answer) if self._answer else None
-        return build_application(Hub(store, self._access, self._sessions, self._part_bytes, self._is_local, trials))
+        return build_application(Hub(store, self._access, self._sessions, self._is_local, trials))
 
     def __enter__(self) -> Self:
         import uvicorn
@@ -121,7 +111,7 @@ class LocalHub:
         self._root.mkdir(parents=True, exist_ok=True)
         listener = _listen(self._host, self._port)
         shown_host = f"[{self._host}]" if ":" in self._host else self._host
-        self._endpoint = f"http://{shown_host}:{listener.getsockname()[1]}"
+        self.endpoint = f"http://{shown_host}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
             self.application(),
             http=Connection,
@@ -145,17 +135,12 @@ class LocalHub:
             time.sleep(0.005)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._server is not None
         assert self._thread is not None
         self._server.should_exit = True
         self._thread.join(_STOP_TIMEOUT_S)
-        self._endpoint = ""
+        self.endpoint = ""
 
     def serve_forever(self) -> None:
         """Wait inside the `with` block until SIGINT or SIGTERM. Call it from the main thread."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.hub_server.errors import HubError, repository_not_found
+from tasks.hub_server.errors import HubError, absent, repository_not_found
 from tasks.hub_server.names import is_valid_name, is_valid_namespace
 from tasks.hub_server.repositories import Repository
 
@@ -124,10 +124,10 @@ class Store:
         """Yield namespace, name and repository of all repositories of a kind, by name.
 
         Raises:
-            HubError: 404 for an unknown kind.
+            HubError: 501 for an unknown kind.
         """
         if kind not in KINDS:
-            raise HubError(404, f"The local Hub has no {kind}")
+            raise absent(kind)
         for path in sorted((self._root / kind).glob("[!.]*/[!.]*.git")):
             yield path.parent.name, path.name.removesuffix(".git"), Repository(path)
 

@@ -39,6 +39,17 @@ PICTURES = {
     "curves.png": "Loss and metrics over the steps of training",
 }
 """Alternative texts of a run's charts, by file name."""
+_KNOWN = """afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
+bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5 cc-by-3.0
+cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0
+cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0 cdla-permissive-2.0
+cdla-sharing-1.0 creativeml-openrail-m deepfloyd-if-license ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2
+fair-noncommercial-research-license gemma gfdl gpl gpl-2.0 gpl-3.0 grok2-community h-research intel-research isc lgpl
+lgpl-2.1 lgpl-3.0 lgpl-lr llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by
+ofl-1.1 openmdw-1.0 openrail openrail++ osl-3.0 other pddl postgresql unknown unlicense wtfpl zlib"""
+_LICENSES = frozenset(_KNOWN.split())
+"""The licenses that the Hub accepted in May 2026 (https://github.com/huggingface/huggingface_hub/issues/4218). The Hub refuses a
+card with another one, so that is named beside `other`."""
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 _MAX_SLICES = 12
 """Slices of one column or function that the card lists, the worst first."""
@@ -56,19 +67,7 @@ class _Run:
     candidate: Candidate
     recipe: Recipe
     ingested: IngestReport
-    trained: TrainingReport
     details: Details
-
-    @classmethod
-    def read(cls, candidate: Candidate) -> _Run:
-        artifacts = candidate.artifacts
-        return cls(
-            candidate,
-            load(artifacts.recipe_path),
-            read_report(artifacts, IngestReport),
-            read_report(artifacts, TrainingReport),
-            read_report(artifacts, Details),
-        )
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -100,7 +99,9 @@ def write_card(
     """
     import jinja2
 
-    run, artifacts, publish = _Run.read(candidate), candidate.artifacts, candidate.publish
+    artifacts, publish = candidate.artifacts, candidate.publish
+    ingested, trained = read_report(artifacts, IngestReport), read_report(artifacts, TrainingReport)
+    run = _Run(candidate, load(artifacts.recipe_path), ingested, read_report(artifacts, Details))
     objective, evaluated = objectives.build(candidate.objective), candidate.evaluated
     drift = read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None
     environment = jinja2.Environment(
@@ -123,9 +124,9 @@ def write_card(
         has_own_config=(artifacts.adapter / "config.json").exists(),
         base=run.recipe.model,
         base_repository=_base_repository(run),
-        ingest=run.ingested,
+        ingest=ingested,
         tokenize=read_report(artifacts, TokenizationReport),
-        train=run.trained,
+        train=trained,
         evaluate=evaluated,
         metrics={"model": run.metrics, "champion": evaluated.champion, "untrained": evaluated.untrained},
         details=run.details,
@@ -157,10 +158,8 @@ def _longest_marks(text: str) -> int:
 def _metadata(run: _Run, pipeline_tag: str) -> ModelCardData:
     from huggingface_hub import ModelCardData
 
-    from tasks.hub_server.card_metadata import LICENSES
-
     publish = run.candidate.publish
-    is_listed = publish.license in LICENSES
+    is_listed = publish.license in _LICENSES
     known = [_HUB_METRICS[name][0] for name in run.metrics if name in _HUB_METRICS]
     source = run.recipe.data.source
     lora = ["lora"] if run.recipe.model.lora else []

@@ -1,6 +1,6 @@
 """Search for secrets in what is about to be published: the tokens of this machine, and what looks like a key or a password.
 
-Every file is searched to its end, as bytes and as UTF-16. After the first block of a binary file, which holds numbers, the
+Every file is searched to its end, as bytes and as UTF-16. After the first 16 MiB of a binary file, which holds numbers, the
 search is for the tokens of this machine only. No message holds the secret that was found.
 
 detect-secrets 1.5.0 does not cover this: it has no rule for tokens of Hugging Face, Google or Anthropic, finds nothing in
@@ -9,10 +9,10 @@ UTF-16, and takes 190 s for 20 MB of text with two rules (0.4 s here, with all o
 
 from __future__ import annotations
 
-import io
+import mmap
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +21,7 @@ from huggingface_hub import constants
 from params.foundation.secrets import KINDS
 
 BLOCK_BYTES: Final = 16 << 20
-"""Size of the blocks that are searched. Only the first block of a binary file is searched for what looks like a secret."""
-_OVERLAP_BYTES = 2048
-"""Repeated from the block before, so that no secret is cut in two; twice the longest secret."""
+"""How much of a binary file is searched for what looks like a secret."""
 _SHORTEST_TOKEN = 10
 """Shorter ones are no secrets: the Hub's own tokens have 37 characters."""
 _LOOKS_LIKE = {
@@ -38,21 +36,24 @@ _IN_USE = "the token that this machine uses for the Hub"
 
 def find_secrets(name: str, content: Path | bytes) -> list[str]:
     """Return where a file holds secrets: one message per kind, `<name>:<line>: <what>`."""
-    tokens = [token.encode() for token in tokens_in_use()]
-    is_binary, lines, offset = False, 1, 0
-    found: dict[str, str] = {}
-    for tail, fresh in _blocks(content):
-        block = tail + fresh
-        is_binary = is_binary or b"\0" in fresh[:8192]
-        is_searched_fully = not is_binary or offset < BLOCK_BYTES
-        views = (block, block[0::2], block[1::2]) if is_searched_fully else (block,)
-        for step, view in zip((1, 2, 2), views, strict=False):
-            for what, start in _find(view, tokens, search_all=is_searched_fully):
-                line = lines + block.count(b"\n", 0, start * step) - tail.count(b"\n")
-                found.setdefault(what, f"{name}:{line}: {what}")
-        lines += fresh.count(b"\n")
-        offset += len(fresh)
-    return list(found.values())
+    if isinstance(content, bytes) or not content.stat().st_size:  # an empty file cannot be mapped
+        return _search(name, content if isinstance(content, bytes) else b"")
+    with content.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        return _search(name, mapped)
+
+
+def _search(name: str, data: bytes | mmap.mmap) -> list[str]:
+    found: dict[str, int] = {}
+    for token in tokens_in_use():
+        for shown in (token.encode(), b"\0".join(bytes([byte]) for byte in token.encode())):  # the second one in UTF-16
+            if (start := data.find(shown)) >= 0:
+                found.setdefault(f"holds {_IN_USE}", start)
+    searched = data[:BLOCK_BYTES] if b"\0" in data[:8192] else data[:]
+    for step, view in ((1, searched), (2, searched[0::2]), (2, searched[1::2])):
+        for what, start in _find(view):
+            found.setdefault(f"holds something like {what}", start * step)
+    lines = {what: 1 + data[:start].count(b"\n") for what, start in found.items()}
+    return [f"{name}:{line}: {what}" for what, line in lines.items()]
 
 
 def tokens_in_use() -> set[str]:
@@ -70,23 +71,11 @@ def tokens_in_use() -> set[str]:
     return {token.strip() for token in found if len(token.strip()) >= _SHORTEST_TOKEN}
 
 
-def _find(view: bytes, tokens: Iterable[bytes], *, search_all: bool) -> Iterator[tuple[str, int]]:
-    for token in tokens:
-        if (start := view.find(token)) >= 0:
-            yield f"holds {_IN_USE}", start
-    for what, patterns in _PATTERNS.items() if search_all else ():
+def _find(view: bytes) -> Iterator[tuple[str, int]]:
+    for what, patterns in _PATTERNS.items():
         for pattern in patterns:
             for match in pattern.finditer(view):
                 before = view[match.start() - 1 : match.start()]
                 if not (before.isalnum() or before == b"_") or not view[match.start() : match.start() + 1].isalnum():
-                    yield f"holds something like {what}", match.start()
+                    yield what, match.start()
                     break
-
-
-def _blocks(content: Path | bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the content in blocks, each with the end of the block before."""
-    tail = b""
-    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            yield tail, block
-            tail = (tail + block)[-_OVERLAP_BYTES:]

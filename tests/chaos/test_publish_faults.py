@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.publish_faults import PART_BYTES, PUBLISHES, SEED, TOKEN, Campaign, schedule
+from tests.chaos.publish_faults import PUBLISHES, SEED, TOKEN, Campaign, schedule
 from tests.support.faulty_hub import FaultyHub, quick_client
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
@@ -27,7 +27,7 @@ def campaign(tmp_path: Path) -> Iterator[Campaign]:
     server = multiprocessing.forkserver._forkserver
     server._stop()
     preloaded = server._preload_modules
-    with quick_client(), FaultyHub(tmp_path / "hub", tokens={TOKEN: "alice"}, part_bytes=PART_BYTES) as hub:
+    with quick_client(), FaultyHub(tmp_path / "hub", tokens={TOKEN: "alice"}) as hub:
         yield Campaign(hub, tmp_path)
     server._stop()
     server.set_forkserver_preload(preloaded)

@@ -14,7 +14,6 @@ from huggingface_hub.utils import disable_progress_bars
 from tasks.hub_server.server import LocalHub
 from tests.unit.tasks.hub_server.contract import CONTRACT, CONTRACT_HUB, IS_LOCAL, PREFIX, TOKEN, local_only
 
-PART_BYTES = 1 << 20
 TOKENS = {"token-of-alice": "alice", "token-of-bob": "bob"}
 
 
@@ -35,7 +34,7 @@ def client_without_xet(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def running_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalHub, Path]]:
     root = tmp_path_factory.mktemp("hub")
-    with LocalHub(root, tokens=TOKENS, writers={"team": ["alice"]}, part_bytes=PART_BYTES) as running:
+    with LocalHub(root, tokens=TOKENS, writers={"team": ["alice"]}) as running:
         yield running, root
 
 

@@ -23,7 +23,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from tasks.hub_server.deletion import delete_large_files
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.git_objects import DeleteFile, PutFile, PutLargeFile
 from tasks.hub_server.pull_requests import PullRequests
@@ -67,23 +66,6 @@ def commit(root: Path) -> None:
     put = [PutFile("a/b.txt", b"new"), PutLargeFile("m.safetensors", SHA256, len(WEIGHTS)), PutFile("d/e/f.txt", b"f")]
     changes = [*put, DeleteFile("old.txt")]
     repository.commit("main", changes, title="t", description="", parent=known, user="alice")
-
-
-def assemble(root: Path) -> None:
-    """Upload the same large file in parts, and commit it."""
-    files = opened(root).large_files
-
-    async def parts() -> None:
-        async def part(number: int) -> AsyncIterator[bytes]:
-            yield WEIGHTS[(number - 1) << 20 : number << 20]
-
-        for number in (1, 2, 3):
-            await files.receive_part(SHA256, number, 1 << 20, part(number))
-
-    if files.size(SHA256) is None:
-        asyncio.run(parts())
-        files.assemble(SHA256, len(WEIGHTS), 3)
-    commit(root)
 
 
 def tag(root: Path) -> None:
@@ -132,21 +114,15 @@ def rename(root: Path) -> None:
     Store(root).move("models", "alice", "model", "team", "other")
 
 
-def forget(root: Path) -> None:
-    delete_large_files(opened(root), {hashlib.sha256(ROWS).hexdigest()}, rewrite_history=True)
-
-
 OPERATIONS: dict[str, Callable[[Path], None]] = {
     found.__name__: found
     for found in (
-        *(create, commit, assemble, tag, untag, delete, propose, extend, merge, close),
-        *(hide, rename, forget),
+        *(create, commit, tag, untag, delete, propose, extend, merge, close),
+        *(hide, rename),
     )
 }
-IN_STEPS = {forget}
-"""What remains of these may be a state in between."""
-LANDED = {create: 409, commit: 412, assemble: 412, tag: 409, untag: 404, delete: 404}
-LANDED |= {propose: None, extend: 412, merge: 409, close: 409, hide: None, rename: 404, forget: None}
+LANDED = {create: 409, commit: 412, tag: 409, untag: 404, delete: 404}
+LANDED |= {propose: None, extend: 412, merge: 409, close: 409, hide: None, rename: 404}
 """The HTTP status of a repetition after the first attempt had landed."""
 
 
@@ -179,7 +155,7 @@ def state(root: Path) -> State:
                         files[entry.path] = hashlib.sha256(content.read_bytes()).digest()
                     elif not entry.is_folder:
                         files[entry.path] = repository.read(entry)
-                seen[ref] = ([record.title for record in repository.history(sha, skip=0, limit=99)], files)
+                seen[ref] = ([record.title for record in repository.history(sha, limit=99)], files)
         seen["pull requests"] = [
             (request.title, request.status, [(event.type, event.text) for event in request.history(changes.commits)])
             for listed in PullRequests(repository).all()
@@ -235,7 +211,7 @@ def main(name: str, root: Path, stride: int) -> None:
         if not run_until(operation, copy, fatal):
             break
         left = state(copy)
-        assert left in (before, after) or operation in IN_STEPS, f"killed before write {fatal}: {left}"
+        assert left in (before, after), f"killed before write {fatal}: {left}"
         landed += left == after
         assert repeat(operation, copy) == (LANDED[operation] if left == after else None), f"before write {fatal}"
         assert state(copy) == after, f"killed before write {fatal}: the repetition did not land"

@@ -128,16 +128,6 @@ def test_git_clones_what_the_client_committed(alice: HfApi, root: Path, tmp_path
     assert (clone / "a/b.txt").read_bytes() == b"text\n"
 
 
-def test_multipart_upload(alice: HfApi, tmp_path: Path, local_root: Path | None, repo: str) -> None:
-    alice.create_repo(repo)
-    content = random.Random(1).randbytes((3 << 20) + 12_345)  # four parts of 1 MiB
-    commit(alice, repo, {"model.safetensors": content})
-    found = alice.hf_hub_download(repo, "model.safetensors", cache_dir=tmp_path / "cache")
-    assert Path(found).read_bytes() == content
-    if local_root:
-        assert not list((local_root / "models/alice/model.git/lfs/incoming").iterdir()), "parts were left behind"
-
-
 @local_only
 def test_large_file_is_uploaded_once(alice: HfApi, repo: str, endpoint: str) -> None:
     alice.create_repo(repo)
@@ -205,7 +195,7 @@ def test_tags_and_branches(alice: HfApi, repo: str) -> None:
 
 
 @local_only
-def test_tree_and_history_are_paginated(alice: HfApi, repo: str, endpoint: str) -> None:
+def test_long_tree_and_history_are_whole(alice: HfApi, repo: str, endpoint: str) -> None:
     alice.create_repo(repo)
     many = [{"key": "file", "value": {"path": f"d/{number:04}", "content": "x"}} for number in range(1010)]
     assert post_lines(endpoint, repo, *many).status_code == 200
@@ -317,7 +307,7 @@ def test_upload_urls_are_signed(alice: HfApi, root: Path, repo: str, endpoint: s
     url = answer["actions"]["upload"]["href"]
     assert httpx2.put(url.partition("?")[0], content=b"some content").status_code == 403
     assert httpx2.put(url.replace("/alice/", "/bob/"), content=b"some content").status_code == 403
-    assert httpx2.put(url.replace("/whole", "/1"), content=b"some content").status_code == 403
+    assert httpx2.put(url.replace(f"/{info.size}?", "/1?"), content=b"some content").status_code == 403
     assert httpx2.put(url, content=b"some contenT").status_code == 422
     assert httpx2.put(url, content=b"some content and more").status_code == 422
     folder = root / "models/alice/model.git/lfs"
@@ -377,9 +367,8 @@ def test_downloads_stay_inside_the_repository(alice: HfApi, root: Path, repo: st
     alice.create_repo(repo)
     (root / "outside.txt").write_text("outside")
     for path in ("..%2f..%2f..%2foutside.txt", "%2e%2e/config", "%2Fetc%2Fpasswd", "config", "HEAD"):
-        for route in (f"alice/model/resolve/main/{path}", f"alice/model/raw/main/{path}"):
-            assert httpx2.get(f"{endpoint}/{route}").status_code == 404
-    assert httpx2.get(f"{endpoint}/api/%2e%2e").status_code == 404
+        assert httpx2.get(f"{endpoint}/alice/model/resolve/main/{path}").status_code == 404
+    assert httpx2.get(f"{endpoint}/api/%2e%2e").status_code == 501
     assert httpx2.get(f"{endpoint}/api/models/%2e%2e/alice").status_code == 404
     assert httpx2.get(f"{endpoint}/api/models/alice/model/revision/..%2F..%2FHEAD").status_code == 404
 
@@ -462,8 +451,6 @@ def test_range_requests(alice: HfApi, name: str, repo: str, endpoint: str) -> No
         assert (answer.status_code, answer.content, answer.headers.get("content-range")) == (status, body, shown), (
             header
         )
-    raw = httpx2.get(url.replace("/resolve/", "/raw/")).content
-    assert raw == content if info.lfs is None else raw.startswith(b"version https://git-lfs")
 
 
 def test_client_resumes_a_partial_download(alice: HfApi, tmp_path: Path, repo: str) -> None:

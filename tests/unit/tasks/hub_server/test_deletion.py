@@ -25,7 +25,7 @@ COMMIT = "\n".join(
 )
 REQUESTS = [
     *(("GET", path, "") for path in ("/", "/api/models", f"/{REPO}", f"/{REPO}/commits/main", f"/{REPO}/tree/main")),
-    *(("GET", f"/{REPO}/{path}", "") for path in ("blob/main/a.txt", "commit/main", "raw/main/a.txt")),
+    *(("GET", f"/{REPO}/{path}", "") for path in ("blob/main/a.txt", "commit/main")),
     *(("GET", f"/{REPO}/resolve/main/{path}", "") for path in ("a.txt", "m.safetensors", "none")),
     *(("GET", API + path, "") for path in ("", "?blobs=true", "/auth-check", "/tree/main", "/refs", "/commits/main")),
     ("POST", f"{API}/paths-info/main", "paths=a.txt"),
@@ -39,9 +39,7 @@ REQUESTS = [
     *(("GET", f"{page}/discussions{path}", "") for page in (API, f"/{REPO}") for path in ("", "/1")),
     ("POST", f"{API}/commit/main?create_pr=1", COMMIT),
     ("POST", f"{API}/commit/refs%2Fpr%2F1", COMMIT),
-    ("POST", f"{API}/discussions", '{"title": "t", "pullRequest": true}'),
     ("POST", f"{API}/discussions/1/comment", '{"comment": "c"}'),
-    ("POST", f"{API}/discussions/1/title", '{"title": "t"}'),
     ("POST", f"{API}/discussions/1/status", '{"status": "closed"}'),
     ("POST", f"{API}/discussions/1/merge", ""),
     ("DELETE", "/api/repos/delete", '{"name": "model"}'),

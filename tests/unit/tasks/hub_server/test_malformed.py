@@ -33,7 +33,7 @@ def filled(alice: HfApi) -> HfApi:
         Add("m.safetensors", b"weights"),
     ]
     alice.create_commit(REPO, operations, commit_message="files")
-    alice.create_pull_request(REPO, "draft")
+    alice.create_commit(REPO, [Add("p.txt", b"p")], commit_message="proposal", create_pr=True)
     return alice
 
 
@@ -62,10 +62,8 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/api/validate-yaml", {"content": "---\nlicense: mit\n---\n", "repoType": "model"}),
     ("POST", f"{API}/tag/main", {"tag": "t"}),
     ("POST", f"{API}/branch/new", {"startingPoint": "main"}),
-    ("POST", f"{API}/preupload/main", {"files": [{"path": "p", "size": 1, "sample": "aGk="}], "gitIgnore": "*.log"}),
-    ("POST", f"{API}/discussions", {"title": "t", "description": "d", "pullRequest": True}),
+    ("POST", f"{API}/preupload/main", {"files": [{"path": "p", "size": 1, "sample": "aGk="}]}),
     ("POST", f"{API}/discussions/1/comment", {"comment": "c"}),
-    ("POST", f"{API}/discussions/1/title", {"title": "t"}),
     ("POST", f"{API}/discussions/1/status", {"status": "closed", "comment": "c"}),
     ("PUT", f"{API}/settings", {"visibility": "private", "gated": False}),
     ("POST", "/api/repos/move", {"fromRepo": REPO, "toRepo": "alice/moved", "type": "dataset"}),
@@ -120,7 +118,7 @@ def test_control_characters_in_a_commit_message(filled: HfApi, hub: LocalHub) ->
     assert len(filled.list_repo_commits(REPO)) == 2
 
 
-@pytest.mark.parametrize("path", ["resolve/main/a/b.txt", "resolve/main/m.safetensors", "raw/main/m.safetensors"])
+@pytest.mark.parametrize("path", ["resolve/main/a/b.txt", "resolve/main/m.safetensors"])
 def test_ranges_with_long_numbers(filled: HfApi, hub: LocalHub, path: str) -> None:
     whole = httpx2.get(f"{hub.endpoint}/{REPO}/{path}").content
     long = "9" * 5000
@@ -148,7 +146,7 @@ def test_numbers_of_pull_requests(filled: HfApi, hub: LocalHub, number: str) -> 
     with httpx2.Client(headers=HEADERS, base_url=hub.endpoint) as client:
         for path in (f"{API}/discussions/{number}", f"/{REPO}/discussions/{number}"):
             assert client.get(path).status_code in (400, 404), path
-        for action, body in (("comment", '{"comment": "c"}'), ("title", '{"title": "t"}'), ("merge", "")):
+        for action, body in (("comment", '{"comment": "c"}'), ("merge", "")):
             answer = client.post(f"{API}/discussions/{number}/{action}", content=body)
             assert answer.status_code in (400, 404), action
         for body in ("[]", "{", '{"comment": 5}', "\0"):
@@ -181,7 +179,7 @@ def test_sizes_are_read_without_decompressing_the_files(
     assert 0 < max(decompressed) < 10_000
 
 
-def test_large_file_with_too_many_parts(filled: HfApi, hub: LocalHub) -> None:
+def test_too_many_or_too_large_files_are_refused(filled: HfApi, hub: LocalHub) -> None:
     for objects in ([{"oid": "0" * 64, "size": 10**15}], [{"oid": "0" * 64, "size": 1}] * 1001):
         answer = httpx2.post(
             f"{hub.endpoint}/{REPO}.git/info/lfs/objects/batch", json={"objects": objects}, headers=HEADERS
@@ -214,8 +212,7 @@ def test_pointer_to_a_large_file_that_does_not_exist(filled: HfApi, hub: LocalHu
     blobs = {name: run("hash-object", "-w", "--stdin", text=text) for name, text in pointers.items()}
     tree = run("mktree", text="".join(f"100644 blob {blob}\t{name}\n" for name, blob in blobs.items()))
     run("update-ref", "refs/heads/main", run("commit-tree", tree, "-m", "pointers"))
-    for name, text in pointers.items():
-        assert httpx2.get(f"{hub.endpoint}/{REPO}/raw/main/{name}").text == text
+    for name in pointers:
         for method in ("GET", "HEAD"):
             answer = httpx2.request(method, f"{hub.endpoint}/{REPO}/resolve/main/{name}")
             assert answer.status_code == (200 if name == "upper" else 404), name
@@ -269,5 +266,5 @@ def test_cards_that_no_answer_can_hold(
     assert httpx2.post(f"{hub.endpoint}{API}/commit/main", content=content, headers=HEADERS).status_code == 200
     assert [model.id for model in filled.list_models(full=True, cardData=True)] == [REPO]
     assert filled.model_info(REPO).card_data is None or not filled.model_info(REPO).card_data.to_dict()
-    for path in ("/", f"/{REPO}", f"/{REPO}/blob/main/README.md", API, "/api/models?expand=cardData"):
+    for path in ("/", f"/{REPO}", f"/{REPO}/blob/main/README.md", API, "/api/models?cardData=true"):
         assert httpx2.get(hub.endpoint + path).status_code == 200, path

@@ -140,7 +140,6 @@ def test_private_pages_need_permission(filled: HfApi, hub: LocalHub, browser: ht
     paths += [
         "/alice/secret/resolve/main/config.json",
         "/alice/secret/commits/main",
-        "/alice/secret/raw/main/config.json",
     ]
     assert "secret" not in browser.get("/").text
     assert sign_in(browser, "no-such-token").status_code == 403
@@ -208,6 +207,7 @@ def test_files_are_sent_with_safe_headers(filled: HfApi, browser: httpx2.Client)
     saved = browser.get(f"/{REPO}/resolve/main/notes/a%26b.txt?download=true")
     assert saved.headers["content-disposition"] == "attachment; filename*=UTF-8''a%26b.txt"
     policy = browser.get(f"/{REPO}").headers["content-security-policy"]
+    assert "; img-src 'self' data:; " in policy, "pictures of a card from other hosts are not loaded"
     assert "default-src 'none'" in policy
     assert "script-src" not in policy
     assert "unsafe" not in policy

