@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from params.foundation.artifacts import STAGES, Artifacts
-from params.loading import recipe_name, recipes_like
+from params.loading import recipe_name
 from tasks import commands
 
 app = typer.Typer(
@@ -23,15 +23,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-RecipeName = Annotated[
-    str,
-    typer.Argument(
-        parser=recipe_name,
-        metavar="RECIPE",
-        help="Name or path: default, or params/default.yaml.",
-        autocompletion=recipes_like,
-    ),
-]
+RecipeName = Annotated[str, commands.recipe_argument(recipe_name)]
+AnyRecipe = Annotated[str | None, commands.recipe_argument(recipe_name, "by default every recipe.")]
 
 
 @app.callback()
@@ -107,15 +100,7 @@ def _import_flow() -> None:
 
 @app.command()
 def releases(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            parser=recipe_name,
-            metavar="RECIPE",
-            help="Name or path; by default every recipe in params/.",
-            autocompletion=recipes_like,
-        ),
-    ] = None,
+    recipe: AnyRecipe = None,
 ) -> None:
     """List releases and rollbacks, and what is published now.
 
@@ -132,15 +117,7 @@ def releases(
 
 @app.command()
 def history(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            parser=recipe_name,
-            metavar="RECIPE",
-            help="Name or path; by default every recipe.",
-            autocompletion=recipes_like,
-        ),
-    ] = None,
+    recipe: AnyRecipe = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print the entries of the logs as JSON.")] = False,
     last: Annotated[int, typer.Option(min=1, help="How many runs.")] = 30,
