@@ -28,10 +28,8 @@ from typing import IO, TypeAlias
 
 import psutil
 
-from params import EvergreenError, KilledError
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
-from params.foundation.errors import error_class_of_exit_code
 from params.foundation.secrets import without_secrets
 from trainer.runtime.lifetime import die_with_parent, signal_group, stop_group
 
@@ -131,19 +129,8 @@ def run_reported(
         raise KeyboardInterrupt(f"{name}\n  {kept}") from None
     result = command_result.read(artifacts.command_result)
     if done.status:
-        raise error_of(name, done, result)
+        raise command_result.error_of(name, done.status, done.lines, result)
     return result
-
-
-def error_of(name: str, done: CompletedCommand, result: command_result.CommandResult | None) -> EvergreenError:
-    """The error that a command reported; if it reported none, what its exit status says."""
-    number = -done.status if done.status < 0 else done.status - 128
-    if 0 < number < signal.NSIG:
-        return KilledError(name, f"was ended by signal {number}", "start it again: training resumes where it was")
-    if result and result.error:
-        return result.error.replace(where=f"{name}: {result.error.where}")
-    last = next((line for line in reversed(done.lines) if line.strip()), "it wrote nothing")
-    return error_class_of_exit_code(done.status)(name, f"exited with {done.status}: {last}", "see its output above")
 
 
 def _lines(process: subprocess.Popen[bytes], limit_s: float = math.inf) -> Iterator[str]:

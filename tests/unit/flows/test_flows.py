@@ -30,6 +30,7 @@ from params import (
     StorageError,
     TransientError,
 )
+from params.foundation import command_result
 from params.foundation.artifacts import Artifacts, write_whole
 from params.foundation.command_result import CommandResult
 from tasks.evaluation.report import EvaluationReport
@@ -255,7 +256,7 @@ class TestUnwatchedSources:
 class TestErrors:
     def test_the_error_that_a_stage_reports_comes_back_with_the_stage_and_all_its_fields(self) -> None:
         reported = RecipeError.at("data.source.train", "3 are bad\n  fix: nothing", "fix them")
-        error = child_process.error_of("validate@x", CompletedCommand(78, ("other words",)), CommandResult(reported))
+        error = command_result.error_of("validate@x", 78, ("other words",), CommandResult(reported))
         assert type(error) is RecipeError
         assert error.where == "validate@x: data.source.train"
         assert (error.what, error.fix, error.key) == (reported.what, reported.fix, reported.key)
@@ -277,7 +278,7 @@ class TestErrors:
     )
     def test_an_exit_status_becomes_its_error(self, status, reported, expected) -> None:
         result = CommandResult(reported) if reported else None
-        error = child_process.error_of("train@x", CompletedCommand(status, ("first", "DataError: x: y", " ")), result)
+        error = command_result.error_of("train@x", status, ("first", "DataError: x: y", " "), result)
         assert type(error) is expected
         assert reported or status in {137, -9} or error.what == f"exited with {status}: DataError: x: y"
 
