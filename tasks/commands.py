@@ -243,9 +243,10 @@ def reproduce(
 
     Works in a temporary clone of this project. Succeeds if the weights have the same hash.
     """
-    from tasks.releases.commands import reproduce_release
+    from tasks.hub_client.connection import endpoint_of
+    from tasks.releases.reproduce import reproduce
 
-    reproduce_release(target, keep=keep)
+    reproduce(Path(), target, endpoint=endpoint_of(target.partition("@")[0]), keep=keep)
 
 
 @app.command("try")

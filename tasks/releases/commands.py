@@ -1,8 +1,7 @@
-"""The commands on releases: list them, roll back to an older one, make one again.
+"""The commands on releases: list them, roll back to an older one.
 
 evergreen releases                                     of every recipe in params/
 evergreen rollback release-0123456789ab --why "..."     of the recipe whose repository has the tag
-evergreen reproduce owner/name@release-0123456789ab
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 from params import HubRefusedError, RecipeError, load
 from params.foundation.artifacts import Artifacts
 from params.schema import Publish
-from tasks.hub_client.connection import chosen_endpoint, endpoint_of, open_repository
+from tasks.hub_client.connection import chosen_endpoint, open_repository
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository
@@ -82,18 +81,6 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
         append_entry(Artifacts(path.stem), entry)
     what = "is rolled back to" if result.changed else "holds already the files of"
     print(f"{publish.repo_id} {what} {tag}, at {result.commit}")
-
-
-def reproduce_release(target: str, *, keep: bool) -> None:
-    """Make a release again in a temporary clone, and compare its weights.
-
-    Raises:
-        ModelError: the weights differ.
-        EvergreenError: it cannot be made again.
-    """
-    from tasks.releases.reproduce import reproduce
-
-    reproduce(Path(), target, endpoint=endpoint_of(target.partition("@")[0]), keep=keep).require_equal()
 
 
 def recipes() -> Sequence[Path]:
