@@ -21,7 +21,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, TypeAlias
@@ -38,16 +37,6 @@ Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
 GRACE_S = 20.0
 """Seconds between SIGTERM and SIGKILL for most commands; a Prefect worker gives the flow itself 30 s."""
 _KEPT_LINES = 400
-
-
-@dataclass(frozen=True)
-class CompletedCommand:
-    """A command that has ended."""
-
-    status: int
-    """Exit status; negative when a signal ended it."""
-    lines: tuple[str, ...]
-    """The last lines that it wrote."""
 
 
 def start(
@@ -76,10 +65,13 @@ def run_child(
     grace_s: float = GRACE_S,
     limit_s: float = math.inf,
     environment: Mapping[str, str] | None = None,
-) -> CompletedCommand:
+) -> tuple[int, list[str]]:
     """Run `python -m module arguments` to its end, and log each of its lines at once, without secrets.
 
     Whatever ends the wait, a signal, a cancelled flow or the limit, also ends the command, within `grace_s`.
+
+    Returns:
+        Its exit status, negative when a signal ended it, and the last lines that it wrote.
 
     Raises:
         subprocess.TimeoutExpired: the command took longer than `limit_s`.
@@ -91,7 +83,7 @@ def run_child(
             lines.append(line)
             if line.strip():
                 log.info(line)
-        return CompletedCommand(process.wait(), tuple(lines))
+        return process.wait(), list(lines)
     except BaseException:  # cancelled, SIGTERM, Ctrl-C, too long
         stop_group(process, grace_s)
         for line in filter(str.strip, _lines(process)):  # what it wrote while it stopped
@@ -122,14 +114,14 @@ def run_reported(
     """
     result_file = command_result.reserve(artifacts.command_result)
     try:
-        done = run_child(module, arguments, log, grace_s=grace_s, limit_s=limit_s, environment=result_file)
+        status, lines = run_child(module, arguments, log, grace_s=grace_s, limit_s=limit_s, environment=result_file)
     except KeyboardInterrupt:
         ended = command_result.read(artifacts.command_result)
         kept = ended.error.fix if ended and ended.error else "start again: what has ended is kept"
         raise KeyboardInterrupt(f"{name}\n  {kept}") from None
     result = command_result.read(artifacts.command_result)
-    if done.status:
-        raise command_result.error_of(name, done.status, done.lines, result)
+    if status:
+        raise command_result.error_of(name, status, lines, result)
     return result
 
 

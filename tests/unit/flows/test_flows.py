@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from flows import child_process
-from flows.child_process import CompletedCommand
 from flows.dvc_project.locks import clear_stale_locks
 from flows.run import stages, unwatched_sources
 from flows.run.prefect_artifacts import table_rows
@@ -63,10 +62,10 @@ class TestChildProcess:
     def test_a_grandchild_that_holds_the_pipe_is_neither_waited_for_nor_left(self, tmp_path, monkeypatch) -> None:
         code = "import subprocess, sys\np = subprocess.Popen(['sleep', '60'])\nprint(p.pid)\nsys.exit(3)"
         start = time.monotonic()
-        outcome = child_process.run_child(module(tmp_path, monkeypatch, code), [], log)
-        assert outcome.status == 3
+        status, lines = child_process.run_child(module(tmp_path, monkeypatch, code), [], log)
+        assert status == 3
         assert time.monotonic() - start < 10
-        wait_for(lambda: not alive(int(outcome.lines[0])), "the end of the grandchild", 5)
+        wait_for(lambda: not alive(int(lines[0])), "the end of the grandchild", 5)
 
     def test_a_stop_lets_the_stage_end_in_order_and_then_kills(self, tmp_path, monkeypatch) -> None:
         child = "import signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(0)));"
@@ -112,7 +111,7 @@ class TestChildProcess:
 
     def test_a_command_in_time_is_left_alone(self, tmp_path, monkeypatch) -> None:
         name = module(tmp_path, monkeypatch, "print('done')")
-        assert child_process.run_child(name, [], log, limit_s=60.0) == CompletedCommand(0, ("done",))
+        assert child_process.run_child(name, [], log, limit_s=60.0) == (0, ["done"])
 
     def test_a_training_has_the_grace_of_its_recipe_and_time_to_end(self, tmp_path, monkeypatch) -> None:
         monkeypatch.chdir(tmp_path)
