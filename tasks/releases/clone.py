@@ -73,15 +73,11 @@ class ProvenanceRecord(pydantic.BaseModel):
 class ReproducibleRelease:
     """A release on a Hub with the record of how it was made."""
 
-    repo_id: str
-    commit: str
+    where: str
+    """Repository and commit."""
     record: ProvenanceRecord
     weights: Mapping[str, str]
     """SHA-256 of the files of weights that the Hub holds now, by path."""
-
-    @property
-    def where(self) -> str:
-        return f"{self.repo_id}@{self.commit}"
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def _read_release(root: Path, target: str, endpoint: str) -> ReproducibleRelease
         what = f"{FILE} cannot be read: {' '.join(str(error).split())[:300]}"
         raise ModelError(where, what, "use the version of Evergreen that published it, or a newer one") from None
     logger.info("reproduce: %s, run %s, code %s", where, record.run, record.git_commit)
-    return ReproducibleRelease(repo_id, commit, record, weights)
+    return ReproducibleRelease(where, record, weights)
 
 
 @contextlib.contextmanager
