@@ -37,20 +37,9 @@ def is_stale(*names: str) -> bool:
         RecipeError: dvc.yaml has no such stage, or a file of DVC's is damaged.
         EvergreenError: DVC fails for another reason.
     """
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-
     logging.getLogger("dvc").setLevel(logging.ERROR)
-    name = names[0]
-    try:
-        with Repo(_wait_for_lock=True) as repo, repo.lock:  # once for all: DVC reads dvc.yaml and dvc.lock each time
-            for name in names:
-                (stage,) = repo.stage.collect(name)
-                if restore.is_stale(repo, stage):
-                    return True
-            return False
-    except (DvcException, OSError) as error:
-        raise error_of(name, error) from None
+    with opened(names[0]) as repo, repo.lock:  # once for all: DVC reads dvc.yaml and dvc.lock each time
+        return any(restore.is_stale(repo, *repo.stage.collect(name)) for name in names)
 
 
 def restore_inputs(name: str, path: Path | None = None) -> None:
