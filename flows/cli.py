@@ -54,7 +54,7 @@ def run(
 
     from flows.run import logs, nothing_new, stages
     from flows.run.summary import summary
-    from flows.server.own import is_prepared, start_unless_configured
+    from flows.server.own import Server, is_needed
     from trainer.runtime.memory import collect_rarely
 
     collect_rarely()
@@ -63,10 +63,9 @@ def run(
         from flows.record.recording import Record, record_unchanged
 
         branch = Record.parse(record)
-    server = start_unless_configured(artifacts.server_log)
+    has_own_server, url = is_needed(), os.environ.get("PREFECT_API_URL")
     outcomes: Any = None
-    url = os.environ.get("PREFECT_API_URL")
-    if not force and (is_prepared() if server else url and not branch):
+    if not force and (has_own_server or (url and not branch)):
         outcomes = stages.unchanged(STAGES[:-1] if no_publish else STAGES, artifacts)
         parameters = {"recipe": recipe, "publish": not no_publish, "force": force, "record": None}
         if outcomes and url and not nothing_new.add_flow_run(url, artifacts, outcomes, parameters):
@@ -74,6 +73,7 @@ def run(
         if outcomes:
             artifacts.succeeded.touch()
     if not outcomes:
+        server = Server(artifacts.server_log) if has_own_server else None
         if server:
             _import_flow()
         else:
