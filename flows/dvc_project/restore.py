@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.dvc_project.remote import DvcRemote, OnlyCache
+from flows.dvc_project.remote import DvcRemote
 from params import DataError, RemoteRefusedError, TransientError
 
 
@@ -80,7 +80,7 @@ def restore_inputs(repo: Any, name: str, path: Path | None = None) -> None:
     else:
         for dep in deps:
             if not dep.exists:
-                _Recorded(repo, OnlyCache(repo)).restore([dep])
+                _Recorded(repo, DvcRemote(repo, "")).restore([dep])
 
 
 def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
