@@ -6,12 +6,14 @@ evergreen rollback release-0123456789ab --why "..."     of the recipe whose repo
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import logging
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,8 +100,9 @@ def _recipe_with(tag: str) -> Path:
     found: dict[tuple[str, str], Path] = {}
     for path in recipes():
         publish = load(path).publish
-        if _has_tag(path, publish, tag):
-            found.setdefault((publish.endpoint, publish.repo_id), path)
+        with _open(path, publish) as repository, contextlib.suppress(HubRefusedError):
+            if tag in repository.retry_until_clear(partial(_tags, repository)):
+                found.setdefault((publish.endpoint, publish.repo_id), path)
     if not found:
         fix = "choose a tag that `evergreen releases` lists"
         raise HubRefusedError("params/", f"no recipe publishes to a repository with the tag {tag}", fix)
@@ -109,20 +112,13 @@ def _recipe_with(tag: str) -> Path:
     return next(iter(found.values()))
 
 
-def _has_tag(recipe: Path, publish: Publish, tag: str) -> bool:
+def _tags(repository: Repository) -> Collection[str]:
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    def look() -> bool:
-        try:
-            return tag in repository.refs().tags
-        except RepositoryNotFoundError:
-            return False
-
-    with _open(recipe, publish) as repository:
-        try:
-            return repository.retry_until_clear(look)
-        except HubRefusedError:
-            return False
+    try:
+        return repository.refs().tags
+    except RepositoryNotFoundError:
+        return ()
 
 
 def _user() -> str:
