@@ -7,7 +7,6 @@ A cache that other projects may use is never emptied: nobody knows what they nee
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ def unused(needed: Collection[str], *, remove: bool = False) -> int:
     """
     from dvc_data.hashfile.gc import gc
 
-    logging.getLogger("dvc").setLevel(logging.ERROR)  # it warns of each output that no stage has made yet
     with opened("DVC's cache") as repo, repo.lock:  # without this lock, no stage can add an object
         cache = repo.cache.local
         used = {info for infos in repo.used_objs(force=True).values() for info in infos}
