@@ -129,9 +129,8 @@ def _files(folder: Path, wanted: Wanted, left_out: Container[str] = (".git",)) -
 def _named(common: Path) -> set[bytes]:
     """Return the commits that any file of git names: git may go back to them if a merge, a bisection or the like is given up."""
     names = {name for _, content in _files(common, lambda _: True, _NOT_NAMING) for name in _NAME.findall(content)}
-    return {
-        name for name, kind in _objects(names, b"^0") if kind == b"commit"
-    }  # ^0: of all with a short name, the commit
+    # ^0: of all objects with a short name, the commit
+    return {name for name, kind in _objects(names, b"^0") if kind == b"commit"}
 
 
 def _tips(repositories: Iterable[Path]) -> tuple[set[bytes], set[bytes]]:
