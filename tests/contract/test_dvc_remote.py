@@ -321,7 +321,7 @@ def test_all_that_a_stage_reads_is_brought(clone: Path) -> None:
 def test_without_a_default_remote_nothing_is_pushed(there: Path, capsys) -> None:
     from dvc.repo import Repo
 
-    Path(".dvc/config").write_text("")
+    Path(".dvc/config").write_text(NO_REMOTE)
     with Repo() as repo:
         dvc_push.push(repo, "tiny")
     assert "only git gets this run" in capsys.readouterr().out
