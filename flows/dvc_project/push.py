@@ -21,9 +21,6 @@ def push(repo: Any, recipe: str) -> None:
         RemoteRefusedError, TransientError: the remote refuses, or does not answer.
     """
     remote = DvcRemote.of(repo)
-    if not repo.config["core"].get("remote"):
-        print("record: no default DVC remote is configured: only git gets this run", flush=True)
-        return
     if not remote:
         what = "keeps versions of files, which cannot be sent without a change of dvc.lock"
         fix = "use a remote without version_aware and worktree"

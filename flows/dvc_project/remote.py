@@ -17,6 +17,23 @@ from params.foundation.artifacts import storage_error
 _LATER = "run it again when the remote answers: nothing is lost"
 
 
+def default_remote() -> str | None:
+    """Return the name of the default remote of the project in the working directory; None if none is configured.
+
+    Raises:
+        RemoteRefusedError: DVC's configuration is not valid.
+    """
+    from dvc.config import Config, ConfigError
+
+    try:
+        name: str | None = Config(".dvc")["core"].get("remote")
+    except ConfigError as error:
+        raise RemoteRefusedError(
+            "DVC's configuration", str(error), "correct .dvc/config or .dvc/config.local"
+        ) from None
+    return name
+
+
 class DvcRemote:
     """The default remote of a DVC repository; without a name, DVC's cache in place of a remote: it has what is in it."""
 

@@ -23,6 +23,7 @@ from flows import child_process
 from flows.child_process import Logger
 from flows.dvc_project import imports, lock_file
 from flows.dvc_project.locks import recipe_lock
+from flows.dvc_project.remote import default_remote
 from flows.record.git_branch import GitBranch, MovedError
 from flows.record.message import record_message
 from params import EvergreenError, RecipeError, TransientError
@@ -166,8 +167,7 @@ def _record(artifacts: Artifacts, to: Record, log: Logger, message: str) -> None
             _remember(artifacts, paths, branch, head)
             return
         if _LOCK in files and not is_sent:
-            # First: a commit names no object that the remote lacks. In a process of its own, to which DVC's locks belong.
-            child_process.run_reported("flows.dvc_project.push", [artifacts.recipe], artifacts, log, name="dvc push")
+            _send_objects(artifacts, log)  # first: a commit names no object that the remote lacks
             is_sent = True
         commit = branch.commit(head, files, message)
         try:
@@ -181,6 +181,14 @@ def _record(artifacts: Artifacts, to: Record, log: Logger, message: str) -> None
         return
     what = f"was somewhere else after each of {_PUSHES} attempts to add a commit"
     raise TransientError(str(branch), what, "run it again when fewer workers push to it: the work is kept")
+
+
+def _send_objects(artifacts: Artifacts, log: Logger) -> None:
+    """Send what dvc.lock records to the DVC remote, in a process of its own, as each of DVC's locks belongs to one."""
+    if not default_remote():
+        log.info("no default DVC remote is configured: only git gets this run")
+        return
+    child_process.run_reported("flows.dvc_project.push", [artifacts.recipe], artifacts, log, name="dvc push")
 
 
 def _keep_logs(artifacts: Artifacts) -> dict[str, bytes]:

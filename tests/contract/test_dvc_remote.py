@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from flows.dvc_project import push as dvc_push
+from flows.dvc_project import remote as dvc_remote
 from flows.dvc_project import stage as dvc_stage
 from flows.dvc_project.remote import DvcRemote
 from params import DataError, EvergreenError, RemoteRefusedError, TransientError
@@ -318,13 +319,13 @@ def test_all_that_a_stage_reads_is_brought(clone: Path) -> None:
     assert ran(clone) == []
 
 
-def test_without_a_default_remote_nothing_is_pushed(there: Path, capsys) -> None:
-    from dvc.repo import Repo
-
-    Path(".dvc/config").write_text(NO_REMOTE)
-    with Repo() as repo:
-        dvc_push.push(repo, "tiny")
-    assert "only git gets this run" in capsys.readouterr().out
+def test_the_default_remote_is_known_without_opening_the_project(there: Path) -> None:
+    assert dvc_remote.default_remote() == "storage"
+    Path(".dvc/config").write_text("")
+    assert dvc_remote.default_remote() is None
+    Path(".dvc/config").write_text("[core]\nremote = s\n['remote \"s\"']\nurl = nosuch://bucket\n")
+    with pytest.raises(RemoteRefusedError, match=r"Unsupported URL type nosuch"):
+        dvc_remote.default_remote()
 
 
 def test_a_remote_that_cannot_be_used_is_refused(clone: Path) -> None:
